@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     """Free what is left, or list it with `--dry-run`; returns 0, or 1 (`EXIT_INCOMPLETE`)."""
     parser = CommandParser(
         prog="grpo-run gc",
-        description="Free what no run needs any more: shared memory of dead runs (snapshots that a run could resume from"
+        description="Free what no run needs: shared memory of dead runs (snapshots that a run could resume from"
         " are written to disk first), links to checkpoints that a killed start has left, rejected, replaced and abandoned"
         " partial checkpoints in the output directories of runs, and directories of runs that ended long ago. Live runs are not touched.",
     )
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--disks-mounted",
         action="store_true",
-        help="also free memory of runs whose folder is missing with its parent: every disk is mounted, so it was deleted",
+        help="also free memory of runs whose directory and its parent are missing; only safe while every disk is mounted",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
@@ -178,7 +178,7 @@ def free(leftover: Leftover, *, disks_are_mounted: bool = False) -> str | None:
 def _delete(path: Path) -> str | None:
     if path.name.startswith("."):
         clean_partial_directories(path.parent)
-        return None if not path.exists() else "a process writes it"
+        return None if not path.exists() else "a process is writing it"
     return _remove_tree(path)
 
 

@@ -22,9 +22,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         prog="grpo-run ls",
         description="List all runs: those in runs/, and those that this user has launched elsewhere.",
-        epilog="`age` is the time since the last event. `size` is what the run directory takes without checkpoints,"
-        " with those of which only the links remain that a killed start left; `memory` what its snapshots take in shared"
-        " memory.",
+        epilog="`age` is the time since the last event. `size` is the size of the run directory; it includes only"
+        " checkpoints that a killed start has left without another copy. `memory` is the shared memory of its snapshots.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)

@@ -113,9 +113,10 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="leave running what the script has started under this name (default: all of it is ended before a restart"
-        " and after the run). NAME is a process's name as in `ps -o comm`, or a shell pattern for its whole command line"
-        " as in `ps -o args`, such as '*redis-server*'; what it has started is kept too. May be repeated",
+        help="do not terminate processes of this name that the script has started (default: terminate all that it has"
+        " started, before a restart and after the run). NAME is a process's name as in `ps -o comm`, or a shell pattern"
+        " for its whole command line as in `ps -o args`, such as '*redis-server*'; its child processes are kept too. May"
+        " be repeated",
     )
     group.add_argument(
         "--allow-untested", action="store_true", help="accept library versions outside the tested ranges"
@@ -145,7 +146,7 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar=GUARD_GRAMMAR,
-        help=f"what follows when learning fails: {', '.join(Response)}, for {', '.join(Guard)}; roll-back repeats from a"
+        help=f"response to an alarm of a guard: {', '.join(Response)}, for {', '.join(Guard)}; roll-back repeats from a"
         " checkpoint before the onset, once exactly and once with fresh samples, then stops; may be repeated (default:"
         " nonfinite=roll-back, the others warn)",
     )
@@ -157,8 +158,8 @@ def _add_memory(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=RunConfig.hygiene_every,
         metavar="STEPS",
-        help="steps after which it is considered whether collecting garbage or releasing cached GPU memory pays; done on the"
-        " same step on all ranks; 0 for never (default: %(default)s)",
+        help="steps after which to consider collecting garbage and releasing cached GPU memory, at the same step on all ranks;"
+        " 0 for never (default: %(default)s)",
     )
     group.add_argument(
         "--no-memory-forecast",
@@ -181,8 +182,8 @@ def _add_memory(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--memory-trace",
         action="store_true",
-        help="name what keeps memory that grows from step to step: the line that made it and the object that holds it; steps take"
-        " up to twice as long",
+        help="name what keeps memory that grows from step to step: the line that created it and the object that holds it; steps"
+        " take up to twice as long",
     )
 
 
@@ -202,7 +203,7 @@ def _add_rewards(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=RunConfig.reward_workers,
         metavar="N",
-        help="run the reward functions of each rank in N worker processes, where a call that hangs is ended, and only"
+        help="run the reward functions of each rank in N worker processes, where a hanging call is killed, and only"
         " the samples that it fails on are excluded (default: %(default)s; a function that has hung twice at one step"
         " is moved to a worker in any case)",
     )
@@ -283,8 +284,8 @@ def _add_display(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--on-end",
         metavar="COMMAND",
-        help="shell command to run after the run has finished, stopped or failed; how it ended is on its standard input as"
-        " JSON. Its failure is a warning, and it is killed after a minute (default: none)",
+        help="shell command to run after the run has finished, stopped or failed; its standard input is a JSON object"
+        " with the outcome. Its failure is a warning, and it is killed after a minute (default: none)",
     )
 
 

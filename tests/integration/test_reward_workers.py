@@ -185,7 +185,7 @@ def test_a_function_that_changes_what_it_holds_is_found_out(workers: Workers) ->
         return [0.0 for _ in prompts]
 
     reply = workers.call(remembers)
-    assert (reply.values, reply.stays) == (None, "changes what it holds")
+    assert (reply.values, reply.stays) == (None, "changes its own state")
 
 
 def test_processes_that_a_function_leaves_are_ended_with_its_worker(workers: Workers) -> None:

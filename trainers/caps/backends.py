@@ -39,12 +39,12 @@ def check(trainer: Any, settings: CapSettings) -> None:
     )
     if getattr(trainer, "rollout_func", None) is not None:
         raise ConfigError(
-            f"--generation {names}: this trainer generates with its `rollout_func`, which takes no criteria;"
+            f"--generation {names}: this trainer generates with its `rollout_func`, which accepts no stopping criteria;"
             " remove the cap, and use grpo_run.trainers.caps in the function"
         )
     if getattr(trainer, "use_transformers_continuous_batching", False):
         raise ConfigError(
-            f"--generation {names}: continuous batching takes no criteria; remove the cap,"
+            f"--generation {names}: continuous batching accepts no stopping criteria; remove the cap,"
             " or set use_transformers_continuous_batching=False"
         )
     if getattr(trainer, "use_vllm", False):

@@ -21,7 +21,7 @@ EMPTY_ROLLOUTS = 8
 SENTENCES = {
     Reason.nan: "returned NaN for it",
     Reason.infinite: "returned a reward that is not finite in 32 bits",
-    Reason.output: "returned something else than one number or None for each completion",
+    Reason.output: "returned something other than one number or None for each completion",
     Reason.failed: "failed on it",
 }
 """What a reward function did, after its name. Other failures are those of the reward service, which says more of them."""
@@ -112,8 +112,8 @@ class Reporter:
         self._empty_rollouts = self._empty_rollouts + 1 if is_empty else 0
         if self._empty_rollouts == EMPTY_ROLLOUTS:
             self._session.warn(
-                f"no sample is left of the last {EMPTY_ROLLOUTS} rollouts, up to step {step}: nothing is learned, and the"
-                " optimizer's momentum still moves the weights"
+                f"all samples of the last {EMPTY_ROLLOUTS} rollouts, up to step {step}, were excluded: nothing is learned, but the"
+                " optimizer's momentum still changes the weights"
             )
 
     def not_applicable(self, counts: Mapping[int, int], *, step: int) -> None:
@@ -131,8 +131,8 @@ class Reporter:
         if not self._said_not_applicable:
             self._said_not_applicable = True
             self._session.warn(
-                f"reward function {', '.join(by_function)} returned NaN for every completion of a prompt: read as not"
-                " applicable, as TRL does. None says the same; NaN for a single completion excludes it"
+                f"reward function {', '.join(by_function)} returned NaN for every completion of a prompt: treated as"
+                " not applicable, as in TRL. None has the same effect; NaN for a single completion excludes it"
             )
 
     def repeated(self, *, step: int, share: float, left: float) -> None:

@@ -225,7 +225,7 @@ class Forecasts:
             self._most_told = agreed.pieces
             steps = f"step {first}" if first == last else f"steps {first}-{last}"
             short = need.limit_bytes < need.split_bytes
-            left = f"; even so {size_text(need.split_bytes)} are predicted" if short else ""
+            left = f"; {size_text(need.split_bytes)} still predicted" if short else ""
             session.notify(
                 f"micro-batches are split by {agreed.pieces} for {steps}, with the same gradient: {_predicted(agreed)}{left}"
             )

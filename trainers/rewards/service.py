@@ -142,7 +142,7 @@ class RewardService:
         if moved.stays:
             return None
         if arguments.get("environments") is not None:
-            self._keep_in_rank(moved, "gets environments, which live in the rank")
+            self._keep_in_rank(moved, "takes environments, which exist only in the rank")
             return None
         batch = Batch(arguments)
         try:

@@ -120,7 +120,7 @@ def _reason_to_keep(
     if owner is None:
         # killed between the creation of the area and its record: no rank can have written into it
         is_new = AREA_NAME.fullmatch(path.name) is not None and set(os.listdir(path)) <= {"lock"}
-        return None if is_new else "it does not tell which run it belongs to (an earlier release wrote it)"
+        return None if is_new else "it does not record which run it belongs to (an earlier release wrote it)"
     if not made_here:
         return "it was made in another container, whose files cannot be seen from here"
     directory = owner.directory

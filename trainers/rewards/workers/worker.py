@@ -136,7 +136,7 @@ class _Worker:
         if asked_for_group():
             return self._reply(began, records=[], stays=USES_GROUP)
         if packing.dump(function).content != before:
-            return self._reply(began, records=[], stays="changes what it holds")
+            return self._reply(began, records=[], stays="changes its own state")
         if packing.dump(columns).content != given:
             return self._reply(began, records=[], stays="changes the columns that it is given")
         return self._reply(began, values=values, records=records, generators=read_generators())

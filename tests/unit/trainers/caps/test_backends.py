@@ -26,9 +26,13 @@ BOTH = CapSettings(repetition=64, max_time=5.0)
         (
             {"rollout_func": print},
             BOTH,
-            "repetition and max_time: .* `rollout_func`, which takes no criteria",
+            "repetition and max_time: .* `rollout_func`, which accepts no stopping criteria",
         ),
-        ({"use_transformers_continuous_batching": True}, BOTH, "continuous batching takes no criteria"),
+        (
+            {"use_transformers_continuous_batching": True},
+            BOTH,
+            "continuous batching accepts no stopping criteria",
+        ),
         ({"use_vllm": True}, BOTH, "max_time: not supported by vLLM"),
         ({"generation_config": SimpleNamespace(num_beams=2)}, BOTH, "beam search"),
     ],

@@ -116,7 +116,7 @@ def test_the_line_says_if_single_rows_may_not_fit_either(session: Any) -> None:
     train(made, rollout(0, 50))
     assert train(made, rollout(1, 90)) == ROWS
     (line,) = session.notified
-    assert line.endswith(" predicted on rank 0, 2.0 KiB available; even so 2.1 KiB are predicted")
+    assert line.endswith(" predicted on rank 0, 2.0 KiB available; 2.1 KiB still predicted")
 
 
 def test_what_does_not_belong_to_a_pass_is_not_measured(session: Any) -> None:

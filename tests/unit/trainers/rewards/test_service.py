@@ -152,7 +152,7 @@ def test_a_function_that_gets_environments_stays_in_the_rank(serving: Serving) -
     assert serving.score(moved, environments=[object()] * 5) is None
     assert serving.score(moved) is None
     assert serving.said == [
-        "reward function plays stays in the rank: it gets environments, which live in the rank"
+        "reward function plays stays in the rank: it takes environments, which exist only in the rank"
     ]
 
 
