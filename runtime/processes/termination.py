@@ -109,6 +109,7 @@ def terminate(
     """
     began = clock()
     seen: dict[tuple[int, int], TerminatedProcess] = {}
+    command_lines: dict[tuple[int, int], str] = {}  # of one that is exiting, it cannot be read any more
     refused: set[tuple[int, int]] = set()
     while True:
         left = {pid: one for pid, one in find().items() if one.key not in refused}
@@ -117,7 +118,8 @@ def terminate(
             break
         for process in left.values():
             sent = seen.get(process.key)
-            arguments = sent.arguments if sent is not None else read_arguments(process.pid)
+            arguments = command_lines.get(process.key) or read_arguments(process.pid)
+            command_lines[process.key] = arguments
             is_fork = process.session in sessions and is_fork_of_rank(arguments)
             cleans = any(mark in arguments for mark in CLEANERS)
             grace = min(term_seconds, FORK_TERM_SECONDS) if is_fork else term_seconds

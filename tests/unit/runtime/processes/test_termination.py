@@ -134,6 +134,17 @@ def test_the_resource_tracker_outlives_what_needs_sigkill(
     assert tracker.wait() == 0
 
 
+def test_a_service_that_is_just_exiting_is_not_killed(
+    start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has released its command line already, by which it is recognized."""
+    tracker = start(READY + "import time; time.sleep(0.5)", "python -c multiprocessing.resource_tracker main")
+    reads = iter([termination.read_arguments(tracker.pid)])
+    monkeypatch.setattr(termination, "read_arguments", lambda pid: next(reads, ""))
+    assert terminate(alive(tracker), sessions=(), term_seconds=0.1) == []
+    assert tracker.wait() == 0
+
+
 def test_another_process_with_the_same_pid_is_not_signaled(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
