@@ -15,6 +15,7 @@ from grpo_run.runtime.processes.helpers import Helpers
 from grpo_run.runtime.processes.termination import TerminatedProcess
 from grpo_run.watchdog.processes import ProcessStat
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
+from grpo_run.watchdog.run_processes.process_tree import read_environment
 from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
@@ -41,6 +42,8 @@ class Killer:
 def helper() -> Iterator[int]:
     """A helper of a rank that has exited, known by the run's token."""
     process = subprocess.Popen(["sleep", "600"], env={TOKEN_VARIABLE: "t0ken"}, start_new_session=True)
+    while not read_environment(process.pid):
+        time.sleep(0.001)  # Popen returns before the kernel has finished exec
     yield process.pid
     process.kill()
     process.wait()

@@ -40,14 +40,15 @@ def orphan(environment, then):
         os.setsid()
         if os.fork() == 0:
             os.write(w, str(os.getpid()).encode())
-            os.close(r), os.close(w)
             if then:
-                os.execve("/bin/sleep", ["sleep", "600"], environment)
+                os.execve("/bin/sleep", ["sleep", "600"], environment)  # closes the pipe
+            os.close(w)
             time.sleep(600)
             os._exit(0)
         os._exit(0)
     os.wait()
-    print(os.read(r, 20).decode(), flush=True)
+    os.close(w)
+    print(open(r).read(), flush=True)
 orphan(dict(os.environ), True)   # has the token
 orphan({}, True)                 # a program without it
 orphan({}, False)                # a fork of the rank, which shows the rank's environment
