@@ -21,8 +21,6 @@ from grpo_run.runtime.processes import adoption, forkserver, termination
 from grpo_run.watchdog.processes import read_stat
 
 POLL_SECONDS = 0.05
-END_SECONDS = 10.0
-"""How long a killed server may take to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +31,8 @@ class Limits:
     """An import that uses no CPU time for so long hangs: reading a file from a slow network takes less."""
     total_seconds: float = 300.0
     """Imports from a slow network take minutes; a fresh interpreter then finds the files in memory."""
+    end_seconds: float = 10.0
+    """How long a server may take to end after SIGKILL."""
 
 
 LIMITS = Limits()
@@ -66,12 +66,12 @@ def await_server(warn: Callable[[str], None], limits: Limits = LIMITS) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(server, signal.SIGKILL)
         # not reaped: multiprocessing does that, and then starts another server
-        termination.wait_for_exits([server], END_SECONDS)
+        termination.wait_for_exits([server], limits.end_seconds)
         stat = read_stat(server)
         if stat is not None and stat.is_alive:
             adoption.abandon_server()  # it sleeps in the kernel; the thread, a daemon, goes on waiting for its answer
         else:
-            thread.join(END_SECONDS)
+            thread.join(limits.end_seconds)
         forkserver.replace_server()
     if reason is not None:
         warn(f"{reason}: ranks start as fresh interpreters")

@@ -11,7 +11,7 @@ import pytest
 
 from support import freezer
 
-TESTS = Path(__file__).resolve().parents[3]
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def run(program: str, folder: Path, library: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -81,7 +81,7 @@ with freezer() as cgroup:
     forkserver.start_server(["slow_lib"], {})
     first = upstream.forkserver_pid()
     cgroup.freeze(first)
-    server_start.await_server(said.append, server_start.Limits(idle_seconds=0.5))
+    server_start.await_server(said.append, server_start.Limits(idle_seconds=0.5, end_seconds=1.0))
     process = forkserver.start_child("posix:getpid", dict(os.environ), "/")
     process.join(30)
     print(said, process.exitcode, upstream.forkserver_pid() == first, first in adoption.own_children())
