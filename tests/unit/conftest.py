@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,13 @@ import pytest
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    """Let torch compute in one thread: those of several workers would wait for each other on the same cores."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture

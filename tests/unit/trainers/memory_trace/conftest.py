@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def _own_files(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, 
 
 
 @pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch, no_history: Any) -> Iterator[Callable[..., list[Finding]]]:
+def traced(monkeypatch: pytest.MonkeyPatch, no_history: Any) -> Callable[..., list[Finding]]:
     """Runs steps and returns what is found. Each step is looked at."""
     monkeypatch.setattr(tracer, "SHARE", 1e9)
 
@@ -73,6 +73,5 @@ def traced(monkeypatch: pytest.MonkeyPatch, no_history: Any) -> Iterator[Callabl
         return found
 
     gc.collect()
-    gc.freeze()
-    yield run
-    gc.unfreeze()
+    gc.freeze()  # not undone: later collections would visit all objects of the libraries
+    return run
