@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from support import freezer
 
 TESTS = Path(__file__).resolve().parents[1]
