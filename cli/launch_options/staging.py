@@ -17,8 +17,8 @@ from grpo_run.cli.launch_options.parse import LaunchCommand
 from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.ownership.acquisition import LockedArea, find_area, take_area
 from grpo_run.runtime.staging.ownership.owner import EARLIER, describe_owner, recorded_areas
-from grpo_run.runtime.staging.ownership.taking import LockedArea, find_area, take_area
 from grpo_run.runtime.staging.slot import STAGED
 
 

@@ -36,8 +36,8 @@ from grpo_run.runtime.launch.sources.trainer_use import may_use_trainer
 from grpo_run.runtime.processes.helpers import Helpers
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.runtime.supervision.ending.earlier import end_earlier, own_identity
 from grpo_run.runtime.supervision.ending.guardian import Guardian
+from grpo_run.runtime.supervision.ending.previous_supervisor import end_previous, own_identity
 from grpo_run.runtime.supervision.supervisor import Supervisor
 from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 
@@ -171,7 +171,7 @@ def _run_agent(
             accept_change=launch.accept_change,
         )
         supervisor.report_terminated(
-            end_earlier(directory.processes, own_identity(token), launch.config.keep)
+            end_previous(directory.processes, own_identity(token), launch.config.keep)
         )
         agent.run()
     except StoppedWithoutRanks as stopped:

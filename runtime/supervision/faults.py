@@ -33,7 +33,7 @@ from grpo_run.runtime.supervision.memory.tracing import JobTracer
 from grpo_run.runtime.supervision.policy import decide
 from grpo_run.runtime.supervision.quarantine.run_quarantine import RunQuarantine
 from grpo_run.runtime.supervision.rollback.setting_aside import can_go_back
-from grpo_run.runtime.supervision.unguarded.means import stop_code
+from grpo_run.runtime.supervision.unguarded.stop_means import stop_code
 from grpo_run.watchdog.observation import RankError, Slot, all_done
 from grpo_run.watchdog.verdict import Verdict
 

@@ -26,7 +26,7 @@ from grpo_run.runtime.staging.draining.drain_scheduler import DrainScheduler
 from grpo_run.runtime.supervision.attempts.attempt import Attempt
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.supervision.stop import StopRequest
-from grpo_run.runtime.supervision.unguarded.means import StopMeans
+from grpo_run.runtime.supervision.unguarded.stop_means import StopMeans
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.evidence import incident_files
 from grpo_run.watchdog.verdict import Location, Verdict

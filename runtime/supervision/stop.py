@@ -1,7 +1,7 @@
 """The stop of a run: who requested it and when, how the ranks are stopped, and their deadline.
 
 A signal handler may only note a request; the supervisor handles it at its next poll. How ranks are stopped is chosen in
-`unguarded/means.py`. Terminates nothing itself, apart from SIGTERM to the ranks of a script that trains by itself.
+`unguarded/stop_means.py`. Terminates nothing itself, apart from SIGTERM to the ranks of a script that trains by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from grpo_run.runtime.launch.config import Timeouts
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.supervision.attempts.attempt import Attempt
-from grpo_run.runtime.supervision.unguarded.means import (
+from grpo_run.runtime.supervision.unguarded.signalled_stop import SignalledStop
+from grpo_run.runtime.supervision.unguarded.stop_means import (
     StopMeans,
     choose,
     describe,
@@ -21,7 +22,6 @@ from grpo_run.runtime.supervision.unguarded.means import (
     stop_code,
     uses_no_trainer,
 )
-from grpo_run.runtime.supervision.unguarded.signalled_stop import SignalledStop
 from grpo_run.watchdog.observation import Exit, Slot
 
 

@@ -45,7 +45,7 @@ from grpo_run.runtime.supervision.incident import IncidentContext
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.supervision.quarantine.run_quarantine import RunQuarantine
 from grpo_run.runtime.supervision.stop import StopRequest
-from grpo_run.runtime.supervision.unguarded.means import StopMeans, stop_code
+from grpo_run.runtime.supervision.unguarded.stop_means import StopMeans, stop_code
 from grpo_run.runtime.supervision.unguarded.watch import UnguardedWatch
 from grpo_run.watchdog.observation import Exit, Slot
 

@@ -14,9 +14,9 @@ from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.area import StagingArea
+from grpo_run.runtime.staging.ownership.acquisition import take_area
 from grpo_run.runtime.staging.ownership.folder import private_folder
 from grpo_run.runtime.staging.ownership.owner import describe_owner
-from grpo_run.runtime.staging.ownership.taking import take_area
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.calls.guard import Guard, guard_of
 from grpo_run.trainers.caps import configuration as caps
 from grpo_run.trainers.caps.settings import own_caps
-from grpo_run.trainers.memory_plan import configuration, deepspeed, later
+from grpo_run.trainers.memory_plan import configuration, deepspeed, later_assignments
 from grpo_run.trainers.memory_plan.record import Record
 from grpo_run.trainers.rank.session import Session, current
 from grpo_run.trainers.unguarded.optimizer_steps import watch_optimizer_steps
@@ -43,7 +43,7 @@ def install_guard(session: Session) -> None:
         )
     wrapt.register_post_import_hook(functools.partial(wrap_train, guard=guard), "transformers.trainer")
     wrapt.register_post_import_hook(
-        lambda module: later.install(module.TrainingArguments), "transformers.training_args"
+        lambda module: later_assignments.install(module.TrainingArguments), "transformers.training_args"
     )
     if session.settings.memory_plan.changed:
         wrapt.register_post_import_hook(

@@ -13,7 +13,7 @@ from grpo_run.runtime.continuity.memory.facts_file import write_facts
 from grpo_run.runtime.continuity.memory.split_exactness import split_refusals
 from grpo_run.runtime.continuity.memory_facts import MemoryFacts, ModelFacts
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
-from grpo_run.trainers.memory_plan import later
+from grpo_run.trainers.memory_plan import later_assignments
 from grpo_run.trainers.memory_plan.computation import computation_of
 from grpo_run.trainers.memory_plan.overrides import passes_on
 from grpo_run.trainers.memory_plan.record import record_of
@@ -109,7 +109,7 @@ def collect_facts(
         vllm_gpu_memory_utilization=getattr(args, "vllm_gpu_memory_utilization", None),
         vllm_sleep=bool(getattr(args, "vllm_enable_sleep_mode", False)),
         gradient_checkpointing=record.gradient_checkpointing,
-        checkpointing_set_later=later.checkpointing_is_set_later(args),
+        checkpointing_set_later=later_assignments.checkpointing_is_set_later(args),
         supports_gradient_checkpointing=bool(getattr(model, "supports_gradient_checkpointing", False)),
         optimizer_offload=_offloads_optimizer(plugin),
         deepspeed=plugin is not None,
@@ -125,7 +125,7 @@ def _is_set_later(args: Any) -> bool:
 
     A plan is applied when the configuration is built, and would not take effect.
     """
-    if later.size_is_set_later(args):
+    if later_assignments.size_is_set_later(args):
         return True
     rollout, steps = getattr(args, "generation_batch_size", None), getattr(args, "steps_per_generation", None)
     if not isinstance(rollout, int) or not isinstance(steps, int):

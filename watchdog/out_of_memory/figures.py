@@ -1,6 +1,6 @@
 """The figures in a message about exhausted memory: requested, free and used bytes. Pure.
 
-Called by `shortage.py`. Sources of the texts: see `spellings.py`. A figure that a message does not have is None.
+Called by `shortage.py`. Sources of the texts: see `error_patterns.py`. A figure that a message does not have is None.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import signal
 from dataclasses import replace
 
 from grpo_run.watchdog.observation import Exit, RaisedError, RankError
-from grpo_run.watchdog.out_of_memory.spellings import recognize
+from grpo_run.watchdog.out_of_memory.error_patterns import recognize
 
 OUTPUT_BYTES = 256 * 1024
 """How much of the end of the output is needed: an engine's traceback is repeated by each process that it has."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase, RaisedError, RankError
+from grpo_run.watchdog.out_of_memory.error_patterns import Source, recognize
 from grpo_run.watchdog.out_of_memory.figures import Figures, read_figures
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase, memory_phase
-from grpo_run.watchdog.out_of_memory.spellings import Source, recognize
 from grpo_run.watchdog.size_text import size_text
 
 MEMORIES = {

@@ -1,6 +1,6 @@
 """The owner of a staging area: its record, `OWNER.json`, and its lock, which the run's supervisor holds.
 
-The kernel releases the lock when the supervisor dies. Called by `taking.py` and `leftovers.py`.
+The kernel releases the lock when the supervisor dies. Called by `acquisition.py` and `leftovers.py`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from grpo_run.runtime.supervision.attempts.attempt import Attempt
 from grpo_run.runtime.supervision.host_memory.last_end import suspected
 from grpo_run.runtime.supervision.host_memory.relief import MemoryRelief
 from grpo_run.runtime.supervision.stop import StopRequest
-from grpo_run.runtime.supervision.unguarded.means import StopMeans
+from grpo_run.runtime.supervision.unguarded.stop_means import StopMeans
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.host_memory.kills import KernelKills
 from grpo_run.watchdog.host_memory.pressure import LEAST_FREE_BYTES

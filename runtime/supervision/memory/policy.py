@@ -17,9 +17,9 @@ from grpo_run.runtime.supervision.memory.prediction import GPU_BYTES, Device
 from grpo_run.runtime.supervision.memory.rungs import Rung, Surroundings
 from grpo_run.runtime.supervision.memory.sentences import plan_in_settings
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.out_of_memory.error_patterns import Source
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 from grpo_run.watchdog.out_of_memory.shortage import Shortage
-from grpo_run.watchdog.out_of_memory.spellings import Source
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.staging.ownership import folder as folder_module
+from grpo_run.runtime.staging.ownership.acquisition import LockedArea, find_area, take_area
 from grpo_run.runtime.staging.ownership.folder import private_folder, private_folders
 from grpo_run.runtime.staging.ownership.leftovers import list_areas, remove_area
 from grpo_run.runtime.staging.ownership.mount_namespace import mount_namespace
@@ -26,7 +27,6 @@ from grpo_run.runtime.staging.ownership.owner import (
     recorded_areas,
     write_owner,
 )
-from grpo_run.runtime.staging.ownership.taking import LockedArea, find_area, take_area
 
 # ---- the folder of a user ----
 

@@ -18,7 +18,7 @@ from grpo_run.runtime.continuity.memory.facts_file import read_facts
 from grpo_run.runtime.continuity.memory.split_exactness import split_refusals
 from grpo_run.runtime.continuity.memory_facts import MemoryFacts
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
-from grpo_run.trainers.memory_plan import later
+from grpo_run.trainers.memory_plan import later_assignments
 from grpo_run.trainers.memory_plan.facts import collect_facts, publish_facts
 from grpo_run.trainers.memory_plan.record import Record
 
@@ -90,7 +90,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
         transformers.TrainingArguments.__setattr__,
         raising=False,
     )
-    later.install(transformers.TrainingArguments)
+    later_assignments.install(transformers.TrainingArguments)
 
 
 @pytest.mark.usefixtures("watched")
@@ -127,9 +127,9 @@ def test_a_configuration_that_is_built_with_a_plan_or_from_another_was_not_set_l
     built = trl.SFTTrainer(
         model=tiny.model(43, 11), args=plain, processing_class=tiny.tokenizer(), train_dataset=tiny.texts(20)
     )
-    assert not later.size_is_set_later(built.args)
-    assert not later.size_is_set_later(dataclasses.replace(plain, per_device_train_batch_size=2))
-    assert not later.size_is_set_later(copy.deepcopy(plain))
+    assert not later_assignments.size_is_set_later(built.args)
+    assert not later_assignments.size_is_set_later(dataclasses.replace(plain, per_device_train_batch_size=2))
+    assert not later_assignments.size_is_set_later(copy.deepcopy(plain))
 
 
 def test_rloo_and_sft_trainers_are_known_and_may_be_split(tiny: Any, tmp_path: Path) -> None:

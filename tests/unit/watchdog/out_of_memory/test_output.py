@@ -9,9 +9,9 @@ import pytest
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Exit, RankError
+from grpo_run.watchdog.out_of_memory.error_patterns import Source
 from grpo_run.watchdog.out_of_memory.output import needs_output, reported_in
 from grpo_run.watchdog.out_of_memory.shortage import shortage_of
-from grpo_run.watchdog.out_of_memory.spellings import Source
 
 MakeExit = Callable[..., Exit]
 MakeError = Callable[..., RankError]

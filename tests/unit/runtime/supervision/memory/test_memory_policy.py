@@ -13,10 +13,10 @@ from grpo_run.runtime.record.history import History
 from grpo_run.runtime.supervision.memory.policy import MemoryDecision, Situation, decide_out_of_memory
 from grpo_run.runtime.supervision.memory.rungs import Rung, Surroundings
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.out_of_memory.error_patterns import Source
 from grpo_run.watchdog.out_of_memory.figures import Figures
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 from grpo_run.watchdog.out_of_memory.shortage import Shortage
-from grpo_run.watchdog.out_of_memory.spellings import Source
 
 GIB = 1 << 30
 FRAGMENTED = Figures(tried_bytes=GIB, unallocated_bytes=10 * GIB)

@@ -19,10 +19,10 @@ from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.supervision.memory.run_memory import RunMemory, config_for_ranks, signature_with_plan
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.out_of_memory.error_patterns import Source
 from grpo_run.watchdog.out_of_memory.figures import Figures
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 from grpo_run.watchdog.out_of_memory.shortage import Shortage
-from grpo_run.watchdog.out_of_memory.spellings import Source
 from grpo_run.watchdog.verdict import Verdict
 
 

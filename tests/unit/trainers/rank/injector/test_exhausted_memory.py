@@ -12,8 +12,8 @@ from support.builders.trainers.injections import Log, alone
 from grpo_run.runtime.launch.injections.parsing import parse_all
 from grpo_run.trainers.rank.injected.injector import Injector
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.out_of_memory.error_patterns import recognize
 from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
-from grpo_run.watchdog.out_of_memory.spellings import recognize
 
 
 class Board:

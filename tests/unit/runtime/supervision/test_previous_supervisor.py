@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.runtime.supervision.ending.earlier import SupervisorIdentity, end_earlier, own_identity
+from grpo_run.runtime.supervision.ending.previous_supervisor import (
+    SupervisorIdentity,
+    end_previous,
+    own_identity,
+)
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE
 
 
@@ -32,12 +36,12 @@ def dead() -> SupervisorIdentity:
 def test_what_a_dead_supervisor_left_is_ended_once(tmp_path: Path, helper: subprocess.Popen[bytes]) -> None:
     """The file then names the new supervisor."""
     file = tmp_path / "processes.json"
-    assert end_earlier(file, dead(), ()) == []
+    assert end_previous(file, dead(), ()) == []
     assert helper.poll() is None
-    (ended,) = end_earlier(file, own_identity("now"), ())
+    (ended,) = end_previous(file, own_identity("now"), ())
     assert ended.pid == helper.pid
     assert helper.wait(20) != 0
-    assert end_earlier(file, own_identity("now"), ()) == []
+    assert end_previous(file, own_identity("now"), ()) == []
     assert file.stat().st_mode & 0o077 == 0
 
 
@@ -47,16 +51,16 @@ def test_a_copy_of_a_live_runs_directory_touches_nothing(
 ) -> None:
     """Its lock is free, but the file names the supervisor of the original."""
     file = tmp_path / "processes.json"
-    end_earlier(file, own_identity("earlier") if alive else replace(dead(), namespace="elsewhere"), ())
-    assert end_earlier(file, own_identity("now"), ()) == []
+    end_previous(file, own_identity("earlier") if alive else replace(dead(), namespace="elsewhere"), ())
+    assert end_previous(file, own_identity("now"), ()) == []
     assert helper.poll() is None
 
 
 def test_what_is_kept_is_left(tmp_path: Path, helper: subprocess.Popen[bytes]) -> None:
     """As at the end of a run."""
     file = tmp_path / "processes.json"
-    end_earlier(file, dead(), ())
-    assert end_earlier(file, own_identity("now"), ("sleep",)) == []
+    end_previous(file, dead(), ())
+    assert end_previous(file, own_identity("now"), ("sleep",)) == []
     assert helper.poll() is None
 
 
@@ -64,5 +68,5 @@ def test_a_damaged_file_is_replaced(tmp_path: Path) -> None:
     """It proves nothing."""
     file = tmp_path / "processes.json"
     file.write_text('{"pid": "x"')
-    assert end_earlier(file, own_identity("now"), ()) == []
+    assert end_previous(file, own_identity("now"), ()) == []
     assert str(os.getpid()) in file.read_text()

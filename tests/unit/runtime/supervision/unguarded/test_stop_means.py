@@ -9,7 +9,7 @@ import pytest
 
 from grpo_run.runtime.launch.config import Timeouts
 from grpo_run.runtime.record.history import History
-from grpo_run.runtime.supervision.unguarded.means import (
+from grpo_run.runtime.supervision.unguarded.stop_means import (
     StopMeans,
     choose,
     describe,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.out_of_memory.spellings import Source, recognize
+from grpo_run.watchdog.out_of_memory.error_patterns import Source, recognize
 
 RUNTIME = ("builtins.RuntimeError", "builtins.Exception")
 TORCH = ("torch.OutOfMemoryError", *RUNTIME)

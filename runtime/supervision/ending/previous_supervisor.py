@@ -42,7 +42,7 @@ def own_identity(token: str) -> SupervisorIdentity:
     return SupervisorIdentity(**vars(process_identity.own_identity()), token=token)
 
 
-def end_earlier(file: Path, own: SupervisorIdentity, keep: Sequence[str]) -> list[TerminatedProcess]:
+def end_previous(file: Path, own: SupervisorIdentity, keep: Sequence[str]) -> list[TerminatedProcess]:
     """End what the supervisor named in the file has left behind, and name this one instead.
 
     Args:
