@@ -53,6 +53,24 @@ def close_with(owner: object, descriptor: int) -> weakref.finalize[[int], Any]:
     return closing
 
 
+def is_open_at(descriptor: int, path: Path) -> bool:
+    """Whether a path still names the file of a descriptor: not if it was removed, moved, or replaced by a copy."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
+
+
+def move_directory_away(path: Path) -> None:
+    """Rename a directory that stands where a file belongs; nothing can be renamed onto it.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    if path.is_dir():
+        path.rename(path.with_name(f".{path.name}.{time.time_ns()}"))
+
+
 def write_json(path: Path, value: Any, *, indent: int | None = 2, durable: bool = True) -> None:
     """Replace a file by JSON text, atomically and with mode 0600.
 

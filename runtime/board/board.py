@@ -8,6 +8,7 @@ interpret slots and does not notify: readers poll.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from pathlib import Path
@@ -28,6 +29,7 @@ from grpo_run.runtime.board.storage.board_bytes import BoardBytes
 from grpo_run.runtime.board.storage.board_file import BoardFile
 from grpo_run.runtime.board.storage.mapped_board import MappedBoard
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.files import move_directory_away
 from grpo_run.watchdog.accounting.phase_memory import RankMemory
 from grpo_run.watchdog.deadlocks.collectives import Collective
 from grpo_run.watchdog.observation import PhaseKey, Slot
@@ -70,7 +72,12 @@ class Board(BoardHeader):
             reason = error.strerror if isinstance(error, OSError) else error
             raise RunDirectoryError(f"no space for the board at {path}: {reason}") from error
         write_header(contents, slots)
-        os.replace(temporary, path)
+        try:
+            move_directory_away(path)
+            os.replace(temporary, path)
+        except OSError as error:
+            contents.close()
+            raise RunDirectoryError(f"the board cannot be made at {path}: {error.strerror}") from error
         return cls(contents, slots)
 
     @classmethod
@@ -112,6 +119,10 @@ class Board(BoardHeader):
             raise RunDirectoryError(f"{path} is truncated or of another version")
         return cls(contents, slots)
 
+    def is_at(self, path: Path) -> bool:
+        """Whether a rank that maps `path` maps this board."""
+        return self._contents.is_at(path)
+
     def begin_attempt(self, attempt: int) -> None:
         """Clear all slots and requests. Call it while no rank is running."""
         self._start_attempt(attempt)
@@ -123,7 +134,8 @@ class Board(BoardHeader):
     def write_awaited(self, awaited: AwaitedRank | None) -> None:
         """Publish which rank the others wait for, for `grpo-run status`; None while nobody waits."""
         if awaited != self._awaited and self.has_full_size:
-            write_awaited(self._contents, awaited)
+            with contextlib.suppress(OSError):  # it is only shown
+                write_awaited(self._contents, awaited)
             self._awaited = awaited
 
     def read_awaited(self) -> AwaitedRank | None:

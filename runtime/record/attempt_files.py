@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.files import NO_SPACE_ERRNOS, SHARED_MEMORY_ROOT
+from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.watchdog.learning.alarm import Trip
 from grpo_run.watchdog.observation import Phase, RaisedError, RankError
@@ -36,11 +36,11 @@ class AttemptFiles:
         self._folder = run.attempt(number)
         self._socket_directory: tempfile.TemporaryDirectory[str] | None = None
 
-    def make(self) -> Path | None:
-        """Create the directory; on a full disk, create a temporary directory instead, which is never removed.
+    def make(self) -> OSError | None:
+        """Create the directory; if the disk refuses it, create a temporary directory instead, which is never removed.
 
         Returns:
-            the temporary directory, if one was created.
+            why there is a temporary directory; None if there is none.
 
         Raises:
             OSError: neither can be created.
@@ -54,11 +54,15 @@ class AttemptFiles:
             probe.touch(0o600)
             probe.unlink()
         except OSError as error:
-            if error.errno not in NO_SPACE_ERRNOS:
-                raise
+            # full, read-only after errors, or not a directory any more: a recovery needs no more than some directory
             self._folder = _temporary_directory(self._folder.name)
-            return self._folder
+            return error
         return None
+
+    @property
+    def folder(self) -> Path:
+        """The directory of the attempt."""
+        return self._folder
 
     def log(self, rank: int) -> Path:
         """Return the path of the rank's stdout and stderr."""

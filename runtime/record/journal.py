@@ -2,12 +2,13 @@
 
 Every line contains `time` (seconds since the epoch), `monotonic` (seconds of this machine's clock), `run`,
 `attempt`, `rank`, `step`, `event` and the fields of the event. Each line is written by one `write` call to a
-descriptor opened with O_APPEND, so lines of several processes do not mix. Readers skip lines that a crash
-truncated. Does not rotate the file and does not interpret events; `history.py` replays them.
+descriptor opened with O_APPEND, so lines of several processes do not mix. A script may close that descriptor and get
+its number for a file of its own, so each write checks whose file it is. Readers skip lines that a crash truncated. Does not rotate the file and does not interpret events; `history.py` replays them.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -18,10 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.files import is_open_at, move_directory_away, replace_file
+
 MAX_LINE_BYTES = 64 * 1024
 MAX_TEXT_CHARACTERS = 16 * 1024
 READ_BYTES = 4 * 1024 * 1024
 """How much of a journal is in memory at a time; one of a million steps has hundreds of megabytes."""
+
+_NOT_OPEN = -1
 
 EVENTS = frozenset(
     [
@@ -106,7 +111,11 @@ class Journal:
     Args:
         path: the file; created with mode 0600.
         run_id: written into every line.
+        required: whether a file that cannot be opened is an error, and not only a loss of events.
         wall, monotonic: clocks in seconds; tests replace them.
+
+    Raises:
+        OSError: a file that is required cannot be opened.
     """
 
     def __init__(
@@ -114,11 +123,18 @@ class Journal:
         path: Path,
         run_id: str,
         *,
+        required: bool = True,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pid = os.getpid()
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._path = path
+        self._descriptor, self._identity = _NOT_OPEN, (0, 0)
+        try:
+            self._open()
+        except OSError:
+            if required:
+                raise
         self.lost = 0
         """Number of writes and fsyncs that failed."""
         self._run_id = run_id
@@ -168,7 +184,7 @@ class Journal:
             return True
         data = entry.line + b"\n"
         try:
-            if self._last_line_is_open():
+            if self._last_line_is_open(self._size_bytes()):
                 data = b"\n" + data
             written = os.write(self._descriptor, data)
         except OSError:
@@ -194,9 +210,57 @@ class Journal:
         """Close the file. The journal must not be written to afterwards."""
         os.close(self._descriptor)
 
-    def _last_line_is_open(self) -> bool:
+    def read(self, position: int, size_bytes: int) -> tuple[bytes, int]:
+        """Return bytes of the file that is written to, whatever its path names by now, and the size of the file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        total = os.fstat(self._descriptor).st_size
+        return os.pread(self._descriptor, size_bytes, position) if total > position else b"", total
+
+    def restore(self) -> None:
+        """Give the file its path again if that was removed, moved or replaced: the next ranks open it by its path.
+
+        No rank may be running. What cannot be restored is lost, as on a full disk.
+        """
+        if self._descriptor == _NOT_OPEN or is_open_at(self._descriptor, self._path):
+            return
+        try:
+            content = b"".join(self._blocks())
+            move_directory_away(self._path)
+            replace_file(self._path, content)
+            old = self._descriptor
+            self._open()
+            os.close(old)
+        except OSError:
+            self.lost += 1
+
+    def _blocks(self) -> Iterator[bytes]:
+        position = 0
+        while block := os.pread(self._descriptor, READ_BYTES, position):
+            position += len(block)
+            yield block
+
+    def _open(self) -> None:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        status = os.fstat(descriptor)
+        self._descriptor, self._identity = descriptor, (status.st_dev, status.st_ino)
+
+    def _size_bytes(self) -> int:
+        """Return the size of the file; open it again if the descriptor is not its own any more."""
+        try:
+            status = os.fstat(self._descriptor)
+            if (status.st_dev, status.st_ino) == self._identity:
+                return status.st_size
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+        self._open()  # the script has closed it; the number may belong to a file of the script, and is left alone
+        return os.fstat(self._descriptor).st_size
+
+    def _last_line_is_open(self, size: int) -> bool:
         """Whether the file ends without a newline, because a crash or a full disk truncated the last line."""
-        size = os.fstat(self._descriptor).st_size
         return size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
 
@@ -221,11 +285,16 @@ def _json_value(value: Any) -> Any:
 class JournalReader:
     """Reads a journal from its beginning and continues as the file grows.
 
-    Skips lines that are not valid events.
+    Skips lines that are not valid events. If the file is truncated, what was appended before that is noticed is not read.
+
+    Args:
+        path: of the journal.
+        writer: read the file that this one writes to, also if the path names another one later.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, writer: Journal | None = None) -> None:
         self._path = path
+        self._writer = writer
         self._position = 0
         self._partial_line = b""
         self._skipped: Counter[bytes] = Counter()
@@ -255,13 +324,23 @@ class JournalReader:
     def _read(self) -> bytes:
         """Return the next part of the file; nothing if it has not grown."""
         try:
-            if os.stat(self._path).st_size == self._position:
-                return b""
-            with open(self._path, "rb") as file:
-                file.seek(self._position)
-                return file.read(READ_BYTES)
+            if self._writer is not None:
+                data, size = self._writer.read(self._position, READ_BYTES)
+            else:
+                data, size = self._read_path()
         except OSError:  # not created yet, or temporarily unreadable: the next call reads these events
             return b""
+        if size < self._position:  # part of what is there now may have been read before
+            self._position, self._partial_line = size, b""
+        return data
+
+    def _read_path(self) -> tuple[bytes, int]:
+        size = os.stat(self._path).st_size
+        if size <= self._position:
+            return b"", size  # called often: do not open a file that has not grown
+        with open(self._path, "rb") as file:
+            file.seek(self._position)
+            return file.read(READ_BYTES), size
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:

@@ -31,10 +31,10 @@ class LiveHistory:
     def __init__(
         self, path: Path, run_id: str, *, on_rank_event: Callable[[dict[str, Any]], None] = _ignore
     ) -> None:
-        self._reader = JournalReader(path)
+        self.journal = Journal(path, run_id)
+        self._reader = JournalReader(path, self.journal)
         self._on_rank_event = on_rank_event
         self.history = History.of(self._reader.new())
-        self.journal = Journal(path, run_id)
 
     def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> bool:
         """Append an event and apply it to the history.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,3 +61,24 @@ def test_unlinked_board_stays_usable(runs: Callable[..., Run]) -> None:
     run.kill(1)
     assert run.wait() == 0, run.tail()
     assert [recovery["cause"] for recovery in run.status()["recoveries"]] == ["signal"]
+
+
+def test_a_run_directory_that_is_put_back_from_a_copy_costs_nothing(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Board and journal are other files of the same names: the next attempt gets new ones, with all events."""
+    run = runs(
+        "--nproc-per-node", "2", GRPO, "--output-dir", "ours", "--max-steps", "16", "--save-steps", "4",
+        "--step-seconds", "0.05",
+    )  # fmt: skip
+    with run.held(after=8):
+        run.start().until_step(6)
+        run.directory.rename(tmp_path / "moved")
+        shutil.copytree(tmp_path / "moved", run.directory, ignore=shutil.ignore_patterns("*.sock"))
+        (run.directory / "lock").unlink()
+        run.kill(1)
+        run.until(lambda events: any(e["event"] == "attempt_started" and e["attempt"] == 1 for e in events))
+    assert run.wait() == 0, run.tail()
+    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 16)
+    assert [recovery["cause"] for recovery in run.status()["recoveries"]] == ["signal"]
+    assert "was interrupted" not in run.printed()

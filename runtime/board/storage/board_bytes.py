@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from pathlib import Path
 from typing import Protocol
 
 
@@ -16,6 +17,9 @@ class BoardBytes(Protocol):
     def has_full_size(self) -> bool:
         """Whether the file has that size."""
 
+    def is_at(self, path: Path) -> bool:
+        """Whether the path names this file, and not another one of the same name."""
+
     @property
     def mapping(self) -> mmap.mmap:
         """The mapped file, for the writers of slots and for the addresses that ranks wait at.
@@ -25,7 +29,7 @@ class BoardBytes(Protocol):
         """
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return a copy of some bytes; zeros where the file was truncated. Not atomic beyond eight aligned bytes."""
+        """Return a copy of some bytes; zeros where the file was truncated or cannot be read. Not atomic beyond eight aligned bytes."""
 
     def write(self, offset: int, content: bytes) -> None:
         """Replace some bytes. Does nothing if the file was truncated."""

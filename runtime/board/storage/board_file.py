@@ -1,8 +1,8 @@
 """A board as the supervisor and the commands see it: an open file, read and written with system calls.
 
 The file may be truncated at any time, also between a look at its size and an access to a mapping, and that access would
-kill the process with SIGBUS. A read call returns less instead, and what is missing reads as zeros: as if no rank had
-written it. It costs less than asking for the size before every access (0.8 and 1.2 µs).
+kill the process with SIGBUS. A read call returns less instead, or fails on a disk with errors, and what is missing reads as
+zeros: as if no rank had written it. It costs less than asking for the size before every access (0.8 and 1.2 µs).
 
 On some network and user-space file systems, read calls do not see what others write through mappings. The creator of a
 board tries that and notes it in the file; then reads use a mapping too, after a look at the size. Used by `board.py`.
@@ -13,8 +13,9 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+from pathlib import Path
 
-from grpo_run.runtime.files import close_with
+from grpo_run.runtime.files import close_with, is_open_at
 
 READS_MAPPING_AT = 56
 """Where the header notes that read calls do not see what is written to mappings: one byte."""
@@ -58,7 +59,14 @@ class BoardFile:
     @property
     def has_full_size(self) -> bool:
         """Whether the file has its size."""
-        return os.fstat(self._descriptor).st_size >= self.size_bytes
+        try:
+            return os.fstat(self._descriptor).st_size >= self.size_bytes
+        except OSError:  # removed on a network file system
+            return False
+
+    def is_at(self, path: Path) -> bool:
+        """Whether the path names this file, and not another one of the same name."""
+        return is_open_at(self._descriptor, path)
 
     @property
     def mapping(self) -> mmap.mmap:
@@ -73,10 +81,13 @@ class BoardFile:
         return self._mapped
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return a copy of some bytes; zeros where the file was truncated."""
+        """Return a copy of some bytes; zeros where the file was truncated or cannot be read."""
         if self._reads_mapping:
             return self.mapping[offset : offset + size_bytes] if self.has_full_size else bytes(size_bytes)
-        content = os.pread(self._descriptor, size_bytes, offset)
+        try:
+            content = os.pread(self._descriptor, size_bytes, offset)
+        except OSError:
+            return bytes(size_bytes)
         return content if len(content) == size_bytes else content.ljust(size_bytes, b"\0")
 
     def write(self, offset: int, content: bytes) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.files import NO_SPACE_ERRNOS
 from grpo_run.runtime.record.attempt_files import AttemptFiles
 from grpo_run.runtime.record.commits import Commit, newest_commit
 from grpo_run.runtime.record.run_directory import RunDirectory
@@ -77,16 +78,20 @@ class Attempt:
         return {self.rank_of_place[place]: pid for place, pid in pids.items()}
 
     def make_files(self, notify: Callable[[str], None]) -> None:
-        """Create the directory of the attempt, elsewhere if the disk of the run is full.
+        """Create the directory of the attempt, elsewhere if the disk of the run does not take it.
 
         Raises:
             OSError: it cannot be created anywhere.
         """
-        fallback = self.files.make()
-        if fallback is not None:
-            notify(
-                f"the disk of the run directory is full: the ranks' output of attempt {self.number} is in {fallback}"
+        error = self.files.make()
+        if error is not None:
+            full = error.errno in NO_SPACE_ERRNOS
+            reason = (
+                "the disk of the run directory is full"
+                if full
+                else f"the run directory cannot be used: {error}"
             )
+            notify(f"{reason}; the ranks' output of attempt {self.number} is in {self.files.folder}")
 
     def read_slots(self, board: Board) -> dict[int, Slot | None]:
         """Read the slot of every local rank; None for one that cannot be read."""

@@ -99,8 +99,8 @@ class AttemptPreparation:
         return attempt
 
     def clear_board(self, board: Board, attempt: Attempt) -> Board:
-        """Return an empty board for the attempt: a new one if the file was removed or truncated."""
-        if not board.has_full_size or not self._run.board.exists():
+        """Return an empty board for the attempt: a new one if the file was removed, replaced or truncated."""
+        if not board.has_full_size or not board.is_at(self._run.board):
             board = Board.create(self._run.board, board.slots)
         board.begin_attempt(attempt.number)
         return board

@@ -22,6 +22,7 @@ from grpo_run.runtime.board.exchange import EXCHANGE_BYTES
 from grpo_run.runtime.board.header.header import HEADER_BYTES
 from grpo_run.runtime.board.slot_layout import SLOT_BYTES
 from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.board.storage.board_file import BoardFile
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.observation import Phase, RankState, Slot
@@ -391,3 +392,40 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(board: Board, w
     assert not child.is_alive()
     resume.set()
     parent.join(10)
+
+
+def test_a_board_knows_whether_ranks_would_map_it(tmp_path: Path) -> None:
+    """Not if its file was removed, or replaced by a copy, as when a run directory is moved and put back."""
+    path = tmp_path / "board.mmap"
+    board = Board.create(path, 1)
+    assert board.is_at(path)
+    copy = tmp_path / "copy"
+    copy.write_bytes(path.read_bytes())
+    copy.replace(path)
+    assert not board.is_at(path)
+    path.unlink()
+    assert not board.is_at(path)
+
+
+def test_a_directory_in_place_of_the_board_is_moved_away(tmp_path: Path) -> None:
+    """Nothing of it is deleted."""
+    path = tmp_path / "board.mmap"
+    path.mkdir()
+    (path / "file").write_text("kept")
+    assert Board.create(path, 1).is_at(path)
+    assert [file.read_text() for file in tmp_path.glob(".board.mmap.*/file")] == ["kept"]
+
+
+def test_a_board_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    """As on a disk with errors; nothing is raised in the supervisor."""
+    path = tmp_path / "board.mmap"
+    Board.create(path, 1).writer(0, rank=0, pid=1, attempt=0).publish()
+    contents = BoardFile(os.open(path, os.O_RDWR), path.stat().st_size, writable=True)
+    board = Board(contents, 1)
+    assert board.read(0) is not None
+    contents.close()  # each access to the file fails from now on
+    assert board.read_all() == [None]
+    assert contents.read(0, 8) == bytes(8)
+    assert not board.has_full_size
+    assert not board.is_at(path)
+    board.write_awaited(None)

@@ -30,10 +30,10 @@ def make(tmp_path: Path) -> Callable[..., AttemptFiles]:
     return files
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
 @pytest.mark.parametrize("refused", ["mkdir", "touch"])
 @pytest.mark.parametrize("temporary", [True, False])
-def test_on_a_full_disk_the_files_are_in_a_temporary_directory(
+def test_if_the_disk_refuses_the_files_are_in_a_temporary_directory(
     make: Callable[..., AttemptFiles],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -41,7 +41,10 @@ def test_on_a_full_disk_the_files_are_in_a_temporary_directory(
     refused: str,
     temporary: bool,
 ) -> None:
-    """A recovery needs files. If there is no space for temporary files either, they are in shared memory."""
+    """A recovery needs files: a disk that is full, or read-only after errors, does not end the run.
+
+    If there is no space for temporary files either, they are in shared memory.
+    """
     wanted = tmp_path / ("temporary" if temporary else "memory")
     wanted.mkdir()
     monkeypatch.setattr(attempt_files, "SHARED_MEMORY_ROOT", tmp_path / "memory")
@@ -53,8 +56,10 @@ def test_on_a_full_disk_the_files_are_in_a_temporary_directory(
 
     with monkeypatch.context() as disk:
         disk.setattr(Path, refused, full)
-        folder = files.make()
-    assert folder is not None
+        error = files.make()
+    assert error is not None
+    assert error.errno == number
+    folder = files.folder
     assert folder.parent == wanted
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {files.log(0).parent, files.stacks(0).parent, files.error(1).parent} == {folder}
@@ -75,17 +80,18 @@ def test_errors_of_an_unrecorded_attempt_are_removed(make: Callable[..., Attempt
     assert files.log(0).read_text() == "kept"
 
 
-def test_an_error_other_than_a_full_disk_is_raised(
-    make: Callable[..., AttemptFiles], monkeypatch: pytest.MonkeyPatch
+def test_a_file_in_place_of_the_directories_does_not_end_the_run(
+    make: Callable[..., AttemptFiles], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no fallback for it."""
-
-    def refuse(self: Path, **options: Any) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(PermissionError):
-        make().make()
+    """Whatever became of the run directory, the ranks get another one."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    files = make()
+    attempts = files.folder.parent
+    attempts.parent.mkdir(parents=True, exist_ok=True)
+    attempts.write_text("")
+    assert isinstance(files.make(), NotADirectoryError)
+    assert files.folder.parent == tmp_path / "temporary"
 
 
 def test_ranks_and_attempts_do_not_share_files(make: Callable[..., AttemptFiles]) -> None:

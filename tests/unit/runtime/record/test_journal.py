@@ -332,3 +332,40 @@ def test_a_forked_process_writes_nothing(tmp_path: Path) -> None:
         os._exit(0 if writer.write("warning", text="from the child") else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert list(read_journal(path)) == []
+
+
+@pytest.mark.parametrize("used_again", [False, True])
+def test_a_descriptor_that_the_script_has_closed_is_not_written_to(
+    tmp_path: Path, events: Events, used_again: bool
+) -> None:
+    """Its number may belong to a file of the script, which must not get our lines; the journal gets them."""
+    journal = Journal(tmp_path / "journal.jsonl", "run-1")
+    (number,) = (
+        int(one.name) for one in Path("/proc/self/fd").iterdir() if one.resolve().is_relative_to(tmp_path)
+    )
+    os.close(number)
+    own = tmp_path / "own"
+    if used_again:
+        descriptor = os.open(own, os.O_RDWR | os.O_CREAT)
+        assert descriptor == number
+    assert journal.write("warning", text="x")
+    assert journal.write("warning", text="y")
+    assert [event["text"] for event in events()] == ["x", "y"]
+    if used_again:
+        assert own.read_bytes() == b""
+        os.close(descriptor)
+    journal.close()
+
+
+def test_a_journal_that_is_not_required_only_loses_events(tmp_path: Path, events: Events) -> None:
+    """A rank trains on a disk that refuses the file, and writes to it as soon as it can."""
+    path = tmp_path / "journal.jsonl"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        Journal(path, "run-1")
+    journal = Journal(path, "run-1", required=False)
+    assert not journal.write("warning", text="x")
+    assert journal.lost == 1
+    path.rmdir()
+    assert journal.write("warning", text="y")
+    assert [event["text"] for event in events()] == ["y"]

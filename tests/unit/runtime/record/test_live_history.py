@@ -144,3 +144,59 @@ def test_an_event_too_long_for_a_line_is_applied_with_its_fields(path: Path) -> 
     live.read_ranks()
     assert [recovery.cause for recovery in live.history.recoveries] == ["signal"]
     assert next(read_journal(path))["truncated_bytes"] > 0
+
+
+def test_events_of_ranks_count_although_the_file_was_removed_or_replaced(path: Path) -> None:
+    """They are in the file that both have open, whatever the path names."""
+    live, rank = LiveHistory(path, "night"), open_rank(path)
+    path.unlink()
+    rank.write("warning", text="x")
+    live.read_ranks()
+    path.write_bytes(b"")
+    rank.write("warning", text="y")
+    live.read_ranks()
+    assert live.history.warnings == 2
+
+
+@pytest.mark.parametrize("in_its_place", ["nothing", "copy", "directory"])
+def test_a_file_that_was_moved_away_is_there_again_for_the_next_ranks(path: Path, in_its_place: str) -> None:
+    """With all that was written, and events of the next ranks count."""
+    live = LiveHistory(path, "night")
+    live.write("warning", text="x")
+    moved = path.with_name("moved")
+    path.rename(moved)
+    if in_its_place == "copy":
+        path.write_bytes(moved.read_bytes())
+    if in_its_place == "directory":
+        path.mkdir()
+    live.write("warning", text="y")
+    live.journal.restore()
+    open_rank(path).write("warning", text="z")
+    live.write("warning", text="last")
+    live.read_ranks()
+    assert live.history.warnings == 4
+    assert [event["text"] for event in read_journal(path)] == ["x", "y", "z", "last"]
+
+
+def test_a_file_that_cannot_be_restored_loses_events_only(path: Path) -> None:
+    """The run goes on, as on a full disk."""
+    live = LiveHistory(path, "night")
+    path.unlink()
+    path.parent.rename(path.parent.with_name("elsewhere"))
+    live.journal.restore()
+    assert live.journal.lost == 1
+    live.write("warning", text="x")
+    assert live.history.warnings == 1
+
+
+def test_events_after_a_truncation_count(path: Path) -> None:
+    """Not only once the file has grown beyond its former size; none counts twice."""
+    live, rank = LiveHistory(path, "night"), open_rank(path)
+    for _ in range(5):
+        rank.write("warning", text="x")
+    live.read_ranks()
+    os.truncate(path, 0)
+    live.read_ranks()
+    rank.write("warning", text="y")
+    live.read_ranks()
+    assert live.history.warnings == 6
