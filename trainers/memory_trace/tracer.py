@@ -25,13 +25,14 @@ from grpo_run.trainers.memory_trace.garbage import collections_postponed
 from grpo_run.trainers.memory_trace.growing import growth
 from grpo_run.trainers.memory_trace.growing.containers import Containers
 from grpo_run.trainers.memory_trace.growing.longer_tensors import GrowingTensors, Grown
+from grpo_run.trainers.memory_trace.holding.bounds.tensor_bounds import is_length_bounded
 from grpo_run.trainers.memory_trace.holding.cycles import Cycle, find_cycle
-from grpo_run.trainers.memory_trace.holding.holders import find_holder
+from grpo_run.trainers.memory_trace.holding.holders import Holder, find_holder
 from grpo_run.trainers.memory_trace.holding.names import name_of
 from grpo_run.trainers.memory_trace.holding.referrers import running_locals
 from grpo_run.trainers.memory_trace.holding.script_files import user_files
-from grpo_run.trainers.memory_trace.holding.tensor_bounds import is_length_bounded
-from grpo_run.trainers.memory_trace.holding.tracebacks import Kept, exception_of, kept_frames
+from grpo_run.trainers.memory_trace.holding.sources import Variable
+from grpo_run.trainers.memory_trace.kept_exceptions import KeptExceptions
 from grpo_run.trainers.memory_trace.ledger import Entry, Ledger
 from grpo_run.trainers.memory_trace.padding import PaddingWatch
 from grpo_run.trainers.memory_trace.sites import Site, SiteRecorder
@@ -91,7 +92,8 @@ class MemoryTrace:
         self._wanted: set[Group] = set()
         self._traced: dict[Group, int] = defaultdict(int)
         self._needed: dict[Group, int] = {}
-        self._kept_in: dict[tuple[str, int], set[int]] = defaultdict(set)
+        self._exceptions = KeptExceptions()
+        self._epochs: dict[Variable | None, tuple[int, list[Entry]]] = {}
         self._reported: set[Any] = set()
         self._emitted: set[str] = set()
         self._ended_at: float | None = None
@@ -237,7 +239,14 @@ class MemoryTrace:
             self._judge_cycle_of(one, entries, census) for one in tried
         )
 
-    def _judge_holder_of(self, newest: Entry, step: int, census: Census) -> bool:
+    def _judge_holder_of(
+        self, newest: Entry, step: int, census: Census, below: frozenset[int] = frozenset()
+    ) -> bool:
+        """Find who holds a storage and tensors of enough other steps, and report it if it grows. Returns whether it was found.
+
+        Args:
+            below: storages in a holder that ends with its epoch; one above it is looked for, which may keep those of all epochs.
+        """
         first = self._ledger.first
         assert first is not None
         graphs = {id(root): kept for root, kept in census.graphs}
@@ -252,7 +261,9 @@ class MemoryTrace:
             return self._ledger.of(keys)
 
         def holds_enough(tensors: list[Any]) -> bool:
-            births = {one.born for one in entries_of(tensors) if one.group == newest.group}
+            births = {
+                one.born for one in entries_of(tensors) if one.group == newest.group and one.key not in below
+            }
             return len(growth.steady_births(births, first=first, now=step)) >= growth.ENOUGH
 
         start = self._tensors_of(newest, census)
@@ -268,7 +279,7 @@ class MemoryTrace:
         direct = {storage._cdata for tensor in holder.tensors if (storage := storage_of(tensor)) is not None}
         kept = making.kept_by(held, direct)
         kind = self._containers.judge(
-            holder, held, kept, entries_of, sys.modules["torch"], first=first, now=step
+            holder, held, kept, entries_of, sys.modules["torch"], first=first, now=step, above=bool(below)
         )
         if kind == "filling":
             self._emit_once(
@@ -282,7 +293,21 @@ class MemoryTrace:
             one.settled = True
             one.reported = one.reported or told
         newest.settled = True
+        if kind is None and holder.made_anew and not below:
+            self._note_epoch(holder, held)
+            inside = frozenset(one.key for one in held)
+            del holder, start  # which would be found among the referrers
+            self._judge_holder_of(newest, step, census, inside)
         return True
+
+    def _note_epoch(self, holder: Holder, held: list[Entry]) -> None:
+        """Remember what the container of an epoch holds. What is alive in a later one has outlived it, and is looked at again."""
+        same = holder.name.variable if holder.name is not None else None
+        identity, earlier = self._epochs.get(same, (holder.identity, []))
+        if identity != holder.identity:
+            for one in earlier:
+                one.settled = False
+        self._epochs[same] = holder.identity, held
 
     def _tensors_of(self, entry: Entry, census: Census) -> list[Any]:
         """Return the tensors through which a storage is held: its own, and that whose graph has saved it."""
@@ -345,37 +370,11 @@ class MemoryTrace:
             self._cycle_sites[group] = site
 
     def _look_at_tracebacks(self, step: int, census: Census) -> None:
-        kept = kept_frames(census.tracebacks, tensor_types(sys.modules["torch"]))
-        by_place: dict[tuple[str, int], list[Kept]] = defaultdict(list)
-        for one in kept:
-            by_place[one.file, one.line].append(one)
-        for place, frames in by_place.items():
-            entries = self._ledger.of(
-                {
-                    storage._cdata
-                    for frame in frames
-                    for tensor in frame.tensors
-                    if not tensor.requires_grad or tensor.grad_fn is not None
-                    if (storage := storage_of(tensor)) is not None
-                }
-            )
-            if not entries:
-                continue
-            self._kept_in[place].add(step)
-            if len(self._kept_in[place]) < growth.SUSPICIOUS:
-                continue
-            for group in {one.group for one in entries}:
+        for kept in self._exceptions.step_ended(step, census, self._ledger):
+            for group in kept.groups:
                 self._want_sites(group)
-            if len(self._kept_in[place]) >= growth.ENOUGH and ("traceback", place) not in self._reported:
-                error, name = exception_of(
-                    frames[0].traceback, {*census.identities(), *map(id, (frames, kept))}
-                )
-                steps = len(self._kept_in[place])
-                self._emit_once(
-                    ("traceback", place), making.of_traceback(frames[0], error, name, entries, steps)
-                )
-            for entry in entries:
-                entry.settled = True
+            if kept.finding is not None:
+                self._emit_once(("traceback", kept.place), kept.finding)
 
     def _look_at_padding(self) -> None:
         found = self.padding.found(self._rollouts)

@@ -141,6 +141,11 @@ def saved_by(node: Any) -> Iterator[Any]:
             data = getattr(one, "data", None)
             if isinstance(data, tensor_class):
                 yield data
+    # attributes that a custom function has set on its context
+    for value in list(getattr(node, "__dict__", {}).values()):
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(one, tensor_class):
+                yield one
 
 
 def current_dispatch_mode() -> Any:

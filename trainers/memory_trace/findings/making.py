@@ -52,7 +52,8 @@ def of_holder(holder: Holder, held: Collection[Entry], direct: Collection[int], 
             "all_tensors": len(held),
             "all_bytes": sum(one.bytes for one in held),
             "ends_graph": holder.ends_graph,
-            "bounded_by_code": holder.bounded,
+            "bounded_by_code": holder.bounded or holder.is_set_by_place,
+            "made_anew": holder.made_anew,
         },
     )
 

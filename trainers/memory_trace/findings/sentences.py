@@ -40,8 +40,10 @@ def sentence(finding: Finding, working_directory: str) -> str:
     parts = [alive, _made(finding, working_directory), _held(finding, working_directory)]
     advice = ADVICE["graph_end" if finding.details.get("ends_graph") else finding.kind]
     until = (
-        "stops where code removes or looks up what it holds"
+        "stops where code removes, replaces or looks up what it holds"
         if finding.details.get("bounded_by_code")
+        else "ends with its function or object, which a loop makes anew"
+        if finding.details.get("made_anew")
         else "stops once it has all keys, as one for each prompt of a dataset does"
     )
     still = "may still be filling: " if finding.kind == "filling" else ""

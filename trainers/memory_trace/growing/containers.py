@@ -62,6 +62,7 @@ class Containers:
         *,
         first: int,
         now: int,
+        above: bool = False,
     ) -> str | None:
         """Return the kind of a finding: what it is if the holder leaks, `filling` if it may stop growing; None if it is none.
 
@@ -72,13 +73,18 @@ class Containers:
             torch: the module.
             first: the first step that was looked at.
             now: the step that has ended.
+            above: it holds a container that ends with its epoch, and leaks only if it has more of these from epoch to epoch.
         """
         births = {one.born for one in held}
         earlier = self._earlier(holder, len(held), births, now)
-        if holder.limited or not growth.grows(births, first=first, now=now, bounded=holder.bounded):
+        if above and (earlier is None or _length(holder.container) <= (earlier.length or 0)):
+            return None
+        # graphs of a whole epoch are a mistake, though their list is of the epoch; tensors may be meant
+        bounded = holder.bounded or holder.is_set_by_place or (holder.made_anew and kind != "graph")
+        if holder.limited or not growth.grows(births, first=first, now=now, bounded=bounded):
             return None
         items = _items(holder.container)
-        if kind == "graph" or not (items or holder.bounded or holder.is_set_by_place):
+        if kind == "graph" or not (items or bounded):
             return kind
         if earlier is None or not _has_more(earlier, held):
             return None
@@ -95,7 +101,7 @@ class Containers:
             leaks = True
             if holder.container is not None and _length(holder.container) == earlier.length:
                 return None
-        if leaks and not holder.bounded:
+        if leaks and not bounded:
             return kind
         return "filling" if sum(one.bytes for one in held) >= LEAST_BYTES else None
 
@@ -130,13 +136,21 @@ def _is_leak_by_key(
     """
     keys = [key for key, _ in items]
     parameter = torch.nn.Parameter
-    if all(isinstance(key, torch.Tensor) and not isinstance(key, parameter) for key in keys):
+    if all(
+        any(isinstance(one, torch.Tensor) and not isinstance(one, parameter) for one in _parts(key))
+        for key in keys
+    ):
         return True
     if of_model and not any(isinstance(key, tuple) for key in keys):
         return False
     kinds = tensor_types(torch)
     born = [(key, entries_of(reached([value], kinds, MOST_BELOW_KEY))) for key, value in items]
     return follow_steps([(key, max(one.born for one in entries)) for key, entries in born if entries])
+
+
+def _parts(key: Any) -> Collection[Any]:
+    """Return the parts of a key: the arguments of a cached call are one."""
+    return key if isinstance(key, (tuple, list, frozenset)) else (key,)
 
 
 def _items(container: Any) -> list[tuple[Any, Any]]:

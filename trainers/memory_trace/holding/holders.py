@@ -7,6 +7,7 @@ referrers, and the tensors of the other steps are reached from it.
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter, UserDict, UserList, deque
 from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
@@ -14,13 +15,15 @@ from dataclasses import dataclass
 from types import CellType
 from typing import Any
 
-from grpo_run.trainers.memory_trace.holding.container_bounds import (
-    is_bounded,
+from grpo_run.trainers.memory_trace.holding.bounds.container_bounds import is_bounded, is_set_by_place
+from grpo_run.trainers.memory_trace.holding.bounds.other_code import (
+    bounds_itself,
     is_chain_cut,
+    is_reset,
     is_set_anew,
-    is_set_by_place,
 )
-from grpo_run.trainers.memory_trace.holding.names import Name, name_of
+from grpo_run.trainers.memory_trace.holding.bounds.tensor_bounds import is_graph_cut
+from grpo_run.trainers.memory_trace.holding.names import Name, file_of, name_of
 from grpo_run.trainers.memory_trace.holding.numbered_attributes import name_of_numbered, numbered_attributes
 from grpo_run.trainers.memory_trace.holding.referrers import (
     Local,
@@ -29,15 +32,18 @@ from grpo_run.trainers.memory_trace.holding.referrers import (
     levels,
     reached,
     referrers,
+    running_lines,
     running_locals,
 )
-from grpo_run.trainers.memory_trace.holding.script_files import user_files
-from grpo_run.trainers.memory_trace.holding.tensor_bounds import is_graph_cut
+from grpo_run.trainers.memory_trace.holding.script_files import is_made_anew, user_files
+from grpo_run.trainers.memory_trace.holding.sources import Variable
 from grpo_run.watchdog.evidence.source import is_outside_frameworks, is_user_file
 
 MOST_HELD = 50_000
 """Objects that are looked at below a possible holder."""
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, UserDict, UserList)
+HOOKS = "_hooks"
+"""End of the names of the dictionaries in which a module has its hooks: code of torch removes them, for a script that asks it to."""
 MOST_ENDS = 3
 """Ends of a chain whose name is looked for."""
 MOST_LINKED = 20_000
@@ -54,6 +60,7 @@ class Holder:
         kind: its class.
         tensors: what it holds.
         bounded: whether its code removes, replaces or looks up what it holds.
+        made_anew: whether its function or class is called in a loop, so that it may be one of an epoch.
         limited: whether it cannot hold more than a number that it was made with.
         ends_graph: whether it is a tensor, whose own autograd graph has saved the others.
         container: the object itself if it is a container; None otherwise. Drop it before the next step.
@@ -71,6 +78,7 @@ class Holder:
     container: Any = None
     is_set_by_place: bool = False
     is_attributes: bool = False
+    made_anew: bool = False
 
 
 def find_holder(
@@ -116,12 +124,13 @@ def find_holder(
                     tensors=held,
                     bounded=is_chain_cut(_links(candidate), user_files())
                     if linked
-                    else is_bounded_by_code(name),
+                    else _is_bounded(candidate, name),
                     limited=isinstance(candidate, deque) and candidate.maxlen is not None,
                     container=None if linked else candidate,
                     is_set_by_place=isinstance(candidate, (list, UserList))
                     and name is not None
-                    and is_set_by_place(name.variable, user_files()),
+                    and is_set_by_place(name.variable, user_files(), inside=name.inside),
+                    made_anew=not linked and _is_made_anew(candidate, name, ours),
                 )
             del held  # which would be among the referrers of the next level
     return None
@@ -195,12 +204,38 @@ def _links(candidate: Any) -> frozenset[str]:
     return frozenset(name for name, value in attributes(candidate).items() if type(value) is type(candidate))
 
 
-def is_bounded_by_code(name: Name | None) -> bool:
-    """Whether the code of a holder removes, replaces or looks up what it holds."""
+def _is_made_anew(container: Any, name: Name | None, ours: Iterable[int]) -> bool:
+    """Whether a container may be of one epoch: a loop that runs has made it, or nothing refers to it, as to one that is being made."""
+    if name is None:
+        return not referrers([container], {*ours})
+    return is_made_anew(name.variable, user_files(), running_lines())
+
+
+def _is_bounded(container: Any, name: Name | None) -> bool:
+    """Whether the code of a container removes, replaces or looks up what it holds: that of its own class, or of what has it."""
+    classes = [kind for kind in type(container).__mro__ if is_outside_frameworks(file_of(kind))]
+    return any(bounds_itself(file_of(kind), kind.__name__) for kind in classes) or _is_bounded_by_name(name)
+
+
+def _is_bounded_by_name(name: Name | None) -> bool:
     if name is None:
         return False
     if name.kind == ContextVar.__name__:
         return is_set_anew(name.variable)  # `get` removes nothing
+    if name.variable.name.endswith(HOOKS):
+        return False
     if not is_user_file(name.variable.file) and not is_outside_frameworks(name.variable.file):
         return True  # of torch: state of an optimizer that sees a parameter for the first time
-    return is_bounded(name.variable, user_files())
+    variable = name.variable
+    return is_bounded(variable, user_files(), inside=name.inside) or any(
+        is_reset(file_of(kind), kind.__name__, variable.name) for kind in _classes_of(variable)
+    )
+
+
+def _classes_of(variable: Variable) -> list[type]:
+    """Return the class that has an attribute, and what that inherits from, without the frameworks."""
+    for module in list(sys.modules.values()):
+        found = getattr(module, "__dict__", {}).get(variable.owner or "")
+        if isinstance(found, type) and file_of(found) == variable.file:
+            return [kind for kind in found.__mro__ if is_outside_frameworks(file_of(kind))]
+    return []

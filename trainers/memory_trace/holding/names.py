@@ -17,6 +17,7 @@ from grpo_run.trainers.memory_trace.holding.referrers import (
     is_namespace,
     levels,
     referrers,
+    suspended_locals,
 )
 from grpo_run.trainers.memory_trace.holding.script_files import where_set
 from grpo_run.trainers.memory_trace.holding.sources import Variable, assigned_at, is_assigned
@@ -87,6 +88,8 @@ def _variables(named: Any, local_variables: dict[int, Local], ignored: set[int])
     local = local_variables.get(id(named))
     parents = referrers([named], {*ignored})
     for parent in parents:
+        for name, code in suspended_locals(parent, named):
+            yield Variable(code.co_filename, name, function=code.co_name)
         if type(parent) is dict and not is_namespace(parent):
             yield from _attribute_through(parent, named, {*ignored, id(parents)})
         elif not isinstance(parent, (dict, list, tuple, set, frozenset, CellType, FunctionType)):
@@ -126,6 +129,8 @@ def _attribute_through(dictionary: dict[Any, Any], named: Any, ignored: set[int]
             if owner.__dict__.get(names[0]) is named:
                 yield _attribute_of(owner, names[0])
         elif isinstance(owner, FunctionType):
+            if owner.__kwdefaults__ is dictionary:
+                continue  # the function itself has a name
             yield where_set(Variable(owner.__code__.co_filename, names[0], owner=f"{owner.__qualname__}()"))
         elif isinstance(owner, ModuleType):  # made by the script
             yield where_set(Variable("", names[0], owner=owner.__name__))

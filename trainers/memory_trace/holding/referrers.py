@@ -11,7 +11,15 @@ import gc
 import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
+from types import (
+    AsyncGeneratorType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    ModuleType,
+)
 from typing import Any, NamedTuple
 
 from grpo_run.watchdog.evidence.source import OUR_FOLDERS
@@ -50,6 +58,16 @@ def running_frames() -> set[int]:
     return found
 
 
+def running_lines() -> set[tuple[str, int]]:
+    """Return file and line of each function that runs."""
+    found: set[tuple[str, int]] = set()
+    for frame in _stacks():
+        while frame is not None:
+            found.add((frame.f_code.co_filename, frame.f_lineno))
+            frame = frame.f_back
+    return found
+
+
 OWN_REFERENCES = 3
 """References to the copy of a frame's variables before Python 3.13: the frame's, ours, and the argument of `getrefcount`.
 With more of them the script has called `locals()` and keeps the copy."""
@@ -62,12 +80,33 @@ def running_locals() -> dict[int, Local]:
         while frame is not None:
             code = frame.f_code
             if code.co_flags & OPTIMIZED and not code.co_filename.startswith(OUR_FOLDERS):
-                values = frame.f_locals
-                for name, value in list(values.items()):
-                    found.setdefault(id(value), Local(name, code))
-                if sys.version_info < (3, 13) and sys.getrefcount(values) <= OWN_REFERENCES:
-                    values.clear()  # a copy, which would keep them alive until the function returns
+                for name, identity in _identities_of_locals(frame):
+                    found.setdefault(identity, Local(name, code))
             frame = frame.f_back
+    return found
+
+
+def suspended_locals(holder: Any, named: Any) -> list[Local]:
+    """Return the local variables that have a value in a generator or coroutine which waits to go on."""
+    frame = next(
+        (getattr(holder, f"{one}_frame") for kind, one in _SUSPENDED if isinstance(holder, kind)), None
+    )
+    if frame is None:
+        return []
+    return [
+        Local(name, frame.f_code) for name, identity in _identities_of_locals(frame) if identity == id(named)
+    ]
+
+
+_SUSPENDED = ((GeneratorType, "gi"), (CoroutineType, "cr"), (AsyncGeneratorType, "ag"))
+
+
+def _identities_of_locals(frame: FrameType) -> list[tuple[str, int]]:
+    """Return the names of a function's local variables with the ids of their values. Keeps none of them alive."""
+    values = frame.f_locals
+    found = [(name, id(value)) for name, value in list(values.items())]
+    if sys.version_info < (3, 13) and sys.getrefcount(values) <= OWN_REFERENCES:
+        values.clear()  # a copy, which would keep them alive until the function returns
     return found
 
 

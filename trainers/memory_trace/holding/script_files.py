@@ -13,11 +13,21 @@ import re
 import sys
 from collections.abc import Collection, Iterable
 
-from grpo_run.trainers.memory_trace.holding.sources import MOST_BYTES, Variable, parsed
+from grpo_run.trainers.memory_trace.holding.sources import (
+    MOST_BYTES,
+    NAMED_FUNCTIONS,
+    Variable,
+    last_name,
+    parsed,
+)
 from grpo_run.watchdog.evidence.source import is_user_file
 
 MOST_PARSED = 192
 """Files that are parsed for one name, 3 to 10 ms each. All of them fit in the cache of `parsed`, which is used several times."""
+
+MOST_CALLERS = 16
+"""Functions whose callers are looked for."""
+LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 _is_of_script = functools.lru_cache(maxsize=16384)(is_user_file)
 
@@ -44,6 +54,61 @@ def sources_with(
 def other_sources_with(variable: Variable, files: Iterable[str]) -> list[ast.Module] | None:
     """Return the syntax of files that may use an attribute, without that of its class; None if there are too many."""
     return sources_with((file for file in files if file != variable.file), attributes=[variable.name])
+
+
+def is_made_anew(variable: Variable, files: Iterable[str], running: Collection[tuple[str, int]]) -> bool:
+    """Whether a loop that runs calls the function or class that has a variable: each round has one of its own, as each epoch.
+
+    Args:
+        variable: a local variable, or an attribute.
+        files: of the script.
+        running: file and line of each function that runs.
+    """
+    waiting = [name for name in (variable.function, variable.owner) if name is not None][:1]
+    sources = tuple(dict.fromkeys((variable.file, *files)))
+    lines = {file: {line for of, line in running if of == file} for file in sources}
+    seen: set[str] = set()
+    while waiting and len(seen) < MOST_CALLERS:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        matching = [file for file in sources if _calls(file, name)]
+        if len(matching) > MOST_PARSED:
+            return True
+        for file in matching:
+            for loop, function in _calls_in(parsed(file), name):
+                if any(line in lines[file] for line in loop):
+                    return True
+                if function is not None:
+                    waiting.append(function)
+    return False
+
+
+def _calls_in(tree: ast.Module | None, name: str) -> list[tuple[range, str | None]]:
+    """Return the lines of the outermost loop around each call, and the function that has it; the class for its `__init__`."""
+    found: list[tuple[range, str | None]] = []
+
+    def visit(node: ast.AST, function: str | None, owner: str | None, loop: range) -> None:
+        if isinstance(node, ast.Call) and last_name(node.func) == name:
+            found.append((loop, owner if function == "__init__" else function))
+        if isinstance(node, ast.ClassDef):
+            function, owner, loop = None, node.name, range(0)
+        elif isinstance(node, NAMED_FUNCTIONS):
+            function, loop = node.name, range(0)
+        elif isinstance(node, LOOPS) and not loop:
+            loop = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        for child in ast.iter_child_nodes(node):
+            visit(child, function, owner, loop)
+
+    if tree is not None:
+        visit(tree, None, None, range(0))
+    return found
+
+
+@functools.lru_cache(maxsize=16384)
+def _calls(file: str, name: str) -> bool:
+    return re.search(rf"\b{re.escape(name)}[ \t]*\(", text_of(file)) is not None
 
 
 def where_set(variable: Variable, *own: str) -> Variable:

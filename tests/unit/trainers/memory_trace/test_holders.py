@@ -18,7 +18,7 @@ import torch
 
 from grpo_run.trainers.memory_trace.garbage import collections_postponed
 from grpo_run.trainers.memory_trace.holding import sources
-from grpo_run.trainers.memory_trace.holding.container_bounds import is_bounded
+from grpo_run.trainers.memory_trace.holding.bounds.container_bounds import is_bounded
 from grpo_run.trainers.memory_trace.holding.cycles import find_cycle
 from grpo_run.trainers.memory_trace.holding.holders import Holder, find_holder
 from grpo_run.trainers.memory_trace.holding.names import name_of

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from grpo_run.trainers.memory_trace.holding import script_files
-from grpo_run.trainers.memory_trace.holding.container_bounds import is_bounded, is_chain_cut
+from grpo_run.trainers.memory_trace.holding.bounds.container_bounds import is_bounded
+from grpo_run.trainers.memory_trace.holding.bounds.other_code import is_chain_cut
+from grpo_run.trainers.memory_trace.holding.bounds.tensor_bounds import is_graph_cut, is_length_bounded
 from grpo_run.trainers.memory_trace.holding.script_files import (
     MOST_PARSED,
     sources_with,
@@ -18,7 +20,6 @@ from grpo_run.trainers.memory_trace.holding.script_files import (
     where_set,
 )
 from grpo_run.trainers.memory_trace.holding.sources import Variable
-from grpo_run.trainers.memory_trace.holding.tensor_bounds import is_graph_cut, is_length_bounded
 
 MANY = 3 * MOST_PARSED
 OWN = "class Buffer:\n    def __init__(self):\n        self.items_of_test = []\n"

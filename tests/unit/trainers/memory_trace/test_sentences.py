@@ -43,7 +43,7 @@ def finding(**fields: Any) -> Finding:
         ),
         (
             {"kind": "filling", "details": {"bounded_by_code": True}},
-            "no leak if it stops where code removes or looks up what it holds",
+            "no leak if it stops where code removes, replaces or looks up what it holds",
         ),
         ({"tensors": 1, "made_at": None}, "1 tensor [8, 174, 50257] float32 (16.7 GiB) alive since step 3, held by"),
         ({"holder": None, "held_at": None}, "held by something that has no name in the script: "),

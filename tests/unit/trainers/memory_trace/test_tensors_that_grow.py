@@ -14,9 +14,9 @@ import torch
 from grpo_run.trainers.memory_trace.findings.finding import Finding
 from grpo_run.trainers.memory_trace.findings.sentences import sentence
 from grpo_run.trainers.memory_trace.growing.longer_tensors import longest_runs
-from grpo_run.trainers.memory_trace.holding.container_bounds import is_chain_cut
+from grpo_run.trainers.memory_trace.holding.bounds.other_code import is_chain_cut
+from grpo_run.trainers.memory_trace.holding.bounds.tensor_bounds import is_graph_cut, is_length_bounded
 from grpo_run.trainers.memory_trace.holding.sources import Variable
-from grpo_run.trainers.memory_trace.holding.tensor_bounds import is_graph_cut, is_length_bounded
 
 PREDICTED = torch.nn.Linear(20, 20)
 

@@ -1,4 +1,4 @@
-"""Whether a script's code bounds a tensor that it extends, or cuts off the autograd graph that ends in one. Pure, except for sources.
+"""Whether a script's code bounds a tensor that it extends, or cuts off the autograd graph that ends in one. Reads sources, and where the script is.
 
 Used by `tracer.py` and `holders.py` for tensors that a variable or attribute holds, itself or in a container. `container_bounds.py` does the same
 for containers.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 
-from grpo_run.trainers.memory_trace.holding.script_files import other_sources_with
+from grpo_run.trainers.memory_trace.holding.referrers import running_lines
+from grpo_run.trainers.memory_trace.holding.script_files import is_made_anew, other_sources_with
 from grpo_run.trainers.memory_trace.holding.sources import (
     Variable,
     assignments_of,
@@ -51,6 +52,7 @@ def is_length_bounded(variable: Variable, also: Iterable[str] = ()) -> bool:
         not _is_extended_in_sight(variable, files)
         or _any(variable, files, _shortens)
         or _is_begun_anew(variable)
+        or is_made_anew(variable, files, running_lines())
     )
 
 
