@@ -40,7 +40,7 @@ def hints_of_all_ranks(count: int) -> int:
 def generate_before(model: torch.nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
     """Generate as such loops are often written."""
     hints, done = 0, torch.zeros(len(tokens), dtype=torch.bool)
-    while not done.all():  # defect 1: greedy decoding may repeat itself for ever, and then this never ends
+    while not done.all():  # defect 1: greedy decoding may repeat itself forever, and then this never ends
         following = greedy(model, tokens)
         tokens = torch.cat([tokens, following[:, None]], dim=1)
         done |= following == END
