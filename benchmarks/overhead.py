@@ -15,7 +15,6 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -30,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from parts import machine
 from parts.interval import Interval, median_interval
 from parts.launchers import OURS, RANKS, TORCHRUN, LauncherError, Training
+from parts.padding import NO_PADDING, Padding, padding_for, unit_seconds
 from parts.step_log import StepLog
-from scripts.work import compute
 
 SKIPPED_STEPS = 5
 """Steps at the start that do not count, because of first allocations and first collectives."""
@@ -39,14 +38,6 @@ RUN_SECONDS = 120.0
 STEPS_BY_DURATION = {0.2: 30, 0.05: 110}
 """Number of steps per run by intended step duration in seconds; each run trains for about six seconds."""
 CALIBRATION_STEPS = 30
-
-
-@dataclass(frozen=True, kw_only=True)
-class Padding:
-    """Additional work of each step: seconds of sleep, and units of computing (`scripts/work.py`)."""
-
-    sleep_seconds: float
-    compute_units: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +70,7 @@ def measure_run(launcher: str, folder: Path, steps: int, padding: Padding) -> Ru
     Raises:
         LauncherError: the run did not complete its steps without interruption.
     """
-    arguments = [
-        "--max-steps", str(steps), "--no-save",
-        "--step-seconds", f"{padding.sleep_seconds:.6f}", "--compute-units", str(padding.compute_units),
-    ]  # fmt: skip
+    arguments = ["--max-steps", str(steps), "--no-save", *padding.arguments]
     with closing(Training(launcher, folder, arguments)) as training:
         code = training.wait(RUN_SECONDS)
     means = []
@@ -96,22 +84,6 @@ def measure_run(launcher: str, folder: Path, steps: int, padding: Padding) -> Ru
             )
         means.append(log.mean_seconds(SKIPPED_STEPS))
     return RunResult(step_seconds=statistics.mean(means), exit_code=code)
-
-
-def unit_seconds() -> float:
-    """Return the seconds that one unit of computing takes on this machine: the median of twenty batches."""
-    batch, taken = 200, []
-    for _ in range(20):
-        began = time.perf_counter()
-        compute(batch)
-        taken.append((time.perf_counter() - began) / batch)
-    return statistics.median(taken)
-
-
-def padding_for(step_seconds: float, bare_seconds: float, one_unit_seconds: float) -> Padding:
-    """Return the padding that extends a step of `bare_seconds` to about `step_seconds`."""
-    half = max(0.0, step_seconds - bare_seconds) / 2
-    return Padding(sleep_seconds=half, compute_units=round(half / one_unit_seconds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +152,7 @@ def main() -> int:
     pairs: list[Pair] = []
     with tempfile.TemporaryDirectory(prefix="grpo-run-overhead-") as name:
         folder = Path(name)
-        nothing = Padding(sleep_seconds=0.0, compute_units=0)
-        bare = measure_run(TORCHRUN, folder / "calibration", CALIBRATION_STEPS, nothing).step_seconds
+        bare = measure_run(TORCHRUN, folder / "calibration", CALIBRATION_STEPS, NO_PADDING).step_seconds
         one_unit = unit_seconds()
         paddings = {length: padding_for(length, bare, one_unit) for length in STEPS_BY_DURATION}
         for number in range(options.pairs):

@@ -148,6 +148,12 @@ class Training:
             )  # fmt: skip
         self._seen: set[psutil.Process] = set()
 
+    @property
+    def pid(self) -> int:
+        """Process ID of the launcher."""
+        pid: int = self._process.pid
+        return pid
+
     def ended(self) -> int | None:
         """Return the launcher's exit code, or None while it runs."""
         code: int | None = self._process.poll()
