@@ -93,7 +93,7 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
     ),
     Metric(
         name="grpo_eta_seconds", kind="gauge", unit="seconds", read=run_value(lambda run: run.status.remaining_seconds),
-        help="Time until the current train() call ends at the present pace; absent while no steps are committed.",
+        help="Time until the current train() call ends at the current pace; absent while no steps are committed.",
     ),
     Metric(
         name="grpo_run_awaited_rank_seconds", kind="gauge", unit="seconds", read=awaited_rank_seconds,
@@ -130,7 +130,7 @@ RUN_METRICS: tuple[Metric[Observation], ...] = (
     Metric(
         name="grpo_own_training", kind="gauge", unit="boolean",
         read=run_value(lambda run: float(run.status.history.own.current)),
-        help="1 while the script trains with no Trainer and no loop: its steps are not counted, and nothing is saved.",
+        help="1 while the script trains without a Trainer or a loop: its steps are not counted, and nothing is saved.",
     ),
     Metric(
         name="grpo_own_checkpoint_age_seconds", kind="gauge", unit="seconds", read=run_value(own_checkpoint_age),

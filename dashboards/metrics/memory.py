@@ -107,7 +107,7 @@ MEMORY_METRICS: tuple[Metric[Observation], ...] = (
     Metric(
         name="grpo_rank_gpu_ooms_total", kind="counter", unit="count", labels=(RANK,),
         read=_device(lambda memory: memory.ooms),
-        help="Allocations of the rank in this attempt that failed for want of GPU memory, also if the script went on.",
+        help="Allocations of the rank in this attempt that failed for lack of GPU memory, even if the script continued.",
     ),
     Metric(
         name="grpo_rank_resident_peak_bytes", kind="gauge", unit="bytes", labels=(RANK, MEMORY_PHASE),
@@ -117,22 +117,22 @@ MEMORY_METRICS: tuple[Metric[Observation], ...] = (
     Metric(
         name="grpo_rank_memory_predicted_bytes", kind="gauge", unit="bytes", labels=(RANK,),
         read=_forecast(lambda forecast: forecast.predicted_bytes),
-        help="Peak predicted for the steps of the present rollout, with micro-batches as they are split; 0 if not known.",
+        help="Peak predicted for the steps of the current rollout, with micro-batches as they are split; 0 if not known.",
     ),
     Metric(
         name="grpo_rank_memory_observed_bytes", kind="gauge", unit="bytes", labels=(RANK,),
         read=_forecast(lambda forecast: forecast.observed_bytes),
-        help="Highest peak measured in the steps of the present rollout so far.",
+        help="Highest peak measured in the steps of the current rollout so far.",
     ),
     Metric(
         name="grpo_rank_memory_limit_bytes", kind="gauge", unit="bytes", labels=(RANK,),
         read=_forecast(lambda forecast: forecast.limit_bytes),
-        help="GPU memory that the rank may use, as known when the present rollout was generated; 0 if not known.",
+        help="GPU memory that the rank may use, as known when the current rollout was generated; 0 if not known.",
     ),
     Metric(
         name="grpo_micro_batch_pieces", kind="gauge", unit="count", labels=(),
         read=_agreed(lambda forecast: forecast.pieces),
-        help="Pieces into which micro-batches of the present rollout are split, so that they fit; 1 for none.",
+        help="Pieces into which micro-batches of the current rollout are split, so that they fit; 1 for none.",
     ),
     Metric(
         name="grpo_split_rollouts_total", kind="counter", unit="count", labels=(),
