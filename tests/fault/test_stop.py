@@ -195,7 +195,7 @@ def test_a_stop_before_the_first_step_does_not_wait(
     assert alive([pid]) == []
     assert run.events("incident") == []
     assert end in run.printed()
-    assert "SIGTERM: stopping at once, because no step has been finished" in run.printed()
+    assert "SIGTERM: stopping at once, because no step has finished" in run.printed()
 
 
 @pytest.mark.full
