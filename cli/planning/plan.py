@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from grpo_run.cli.planning.as_json import as_json
 from grpo_run.cli.planning.options import build_parser, parse_size
@@ -48,9 +49,23 @@ def main(arguments: Sequence[str]) -> int:
         check_path(options.plot)
         if observed is not None:
             raise UsageError("--plot draws a prediction; leave out --explain")
+    if options.attention is None and "attention" not in source.settings:
+        job = _with_default_attention(job, model, source)
     if observed is None:
         return _plan(options, model, job, gpu_bytes, source.notes)
     return _explain(options, model, job, observed, source.notes)
+
+
+def _with_default_attention(job: Job, model: str, source: Source) -> Job:
+    """Return the job with the attention that transformers chooses for its model, and note it where it stores matrices."""
+    from grpo_run.trainers.planning.model_config import default_attention, load_model_config
+
+    attention = default_attention(load_model_config(model))
+    if attention == "eager":
+        source.notes.append(
+            "transformers has no fused attention for this model: attention matrices are stored (eager)."
+        )
+    return replace(job, attention=attention)
 
 
 def _check_preset(options: argparse.Namespace, job: Job, observed: int | None) -> None:

@@ -36,8 +36,25 @@ MAX_PARAMETERS = 10**13
 
 
 @dataclass(frozen=True, kw_only=True)
+class CachedLayer:
+    """What a layer keeps of each token while completions are generated.
+
+    Attributes:
+        values: numbers of a token: keys and values of all heads.
+        longest: how many tokens it keeps at most; None if it keeps all.
+    """
+
+    values: int
+    longest: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of a model that closed forms use."""
+    """Sizes of a model that closed forms use.
+
+    Attributes:
+        cache: of each layer; empty if it is not known.
+    """
 
     layers: int
     hidden: int
@@ -48,6 +65,7 @@ class Shape:
     vocabulary: int
     positions: int | None
     parameters: int
+    cache: tuple[CachedLayer, ...] = ()
 
 
 def load_model_config(name: str) -> Any:
@@ -124,10 +142,24 @@ def count_parameters(config: Any) -> int:
     except Exception as error:  # noqa: BLE001  whatever the model's own code raises for impossible sizes
         text = " ".join(str(error).split())[:200]
         raise ConfigError(f"no causal language model can be built from this configuration: {text}") from None
+    if getattr(model, "_is_stateful", False):
+        raise ConfigError(
+            f"models with recurrent layers, such as {config.model_type}, are not covered by plan: what they keep depends on kernels that"
+            " cannot be traced"
+        )
     count = int(sum(parameter.numel() for parameter in model.parameters()))
     if count > MAX_PARAMETERS:
         raise ConfigError(f"the model has {count:.1e} parameters, expected at most {MAX_PARAMETERS:.0e}")
     return count
+
+
+def default_attention(config: Any) -> str:
+    """Return the implementation of attention that transformers chooses for a model: stored matrices where it has no other."""
+    from transformers import AutoModelForCausalLM
+
+    found = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    kinds = found if isinstance(found, (list, tuple)) else (found,)
+    return "sdpa" if all(getattr(kind, "_supports_sdpa", True) for kind in kinds) else "eager"
 
 
 def with_layers(config: Any, layers: int) -> Any:
@@ -171,8 +203,12 @@ def _from_file(path: Path) -> Any:
 
 def _from_words(text: str) -> Any:
     values: dict[str, Any] = {"model_type": DEFAULT_TYPE}
+    given: set[str] = set()
     for word in text.split(","):
         key, _, value = word.strip().partition("=")
+        if key in given:
+            raise ConfigError(f"shape {text!r}: {key} is given twice")
+        given.add(key)
         if key == "type":
             values["model_type"] = value
         elif key == "tied":

@@ -6,7 +6,7 @@ Called by `cli.planning`, `changes.py` and `explain.py`. Prints nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_run.runtime.continuity.memory.closed_form import peaks as closed_form_peaks
@@ -23,6 +23,7 @@ from grpo_run.trainers.planning.model_config import (
 from grpo_run.trainers.planning.sizes import sizes_of
 from grpo_run.trainers.planning.terms import Term, share_of_rank, terms
 from grpo_run.trainers.planning.timeline import Peak, extrapolate, highest, peaks
+from grpo_run.trainers.planning.traces.cached_layers import cached_layers
 from grpo_run.trainers.planning.traces.trace import Trace, open_trace
 
 FEW_LAYERS, MORE_LAYERS = 2, 4
@@ -124,6 +125,7 @@ class Predictor:
             if all_layers or self.shape.layers <= ALL_LAYERS_UP_TO or not self._grows_linearly()
             else (FEW_LAYERS, MORE_LAYERS)
         )
+        self.shape = replace(self.shape, cache=cached_layers(config, self.depths[-1]))
 
     def predict(self, job: Job, *, fitted: bool = False) -> Prediction:
         """Predict one job.

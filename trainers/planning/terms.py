@@ -85,6 +85,11 @@ def terms(job: Job, shape: Shape, gpu_bytes: int | None, trained: int) -> list[T
 def _cache(job: Job, shape: Shape, trained: int) -> Term:
     sizes = sizes_of(job, shape, trained)
     needed = cache_bytes(sizes)
+    if shape.cache:
+        layers = [one.values * min(job.length, one.longest or job.length) for one in shape.cache]
+        # the cache of one layer is copied when a token is appended
+        values = (sum(layers) + max(layers)) * sizes.compute_bytes
+        needed = sizes.generated_rows * (values + LOGIT_COPIES * 4 * sizes.vocabulary)
     return Term(
         name="KV cache and next logits",
         low_bytes=needed,

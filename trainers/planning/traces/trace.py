@@ -170,7 +170,7 @@ def open_trace(job: Job, config: Any, layers: int) -> Iterator[Trace]:
 
     tracker = AllocationTracker()
     with contextlib.ExitStack() as opened:
-        opened.enter_context(_silence())
+        opened.enter_context(silence())
         folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="grpo-run-plan-"))
         memory_names.forget_accelerator()
         opened.callback(memory_names.forget_accelerator)
@@ -189,7 +189,7 @@ def open_trace(job: Job, config: Any, layers: int) -> Iterator[Trace]:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Keep warnings of the libraries about a run that never happens from the terminal."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
