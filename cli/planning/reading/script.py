@@ -14,6 +14,12 @@ from typing import Any
 
 from grpo_run.cli.planning.reading.expressions import UNKNOWN, UNKNOWN_KEYS, Expressions
 from grpo_run.cli.planning.reading.names import Names
+from grpo_run.cli.planning.reading.set_elsewhere import (
+    decided_elsewhere,
+    defaults_of,
+    set_by_other_names,
+    sets_computed_names,
+)
 from grpo_run.cli.planning.reading.source import QUANTIZED, Source, refuse_quantized
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.upstream.memory_names import LORA_FOLLOWED
@@ -25,6 +31,8 @@ ALGORITHMS = {**TRAINERS, **CONFIGURATIONS}
 MODEL_LOADER = "AutoModelForCausalLM"
 IMAGE_MODELS = re.compile(r"AutoModelForImageTextToText|AutoModelForVision2Seq|\w+ForConditionalGeneration")
 OTHER_TRAINER = re.compile(r"\w*Trainer")
+OWN_OPTIMIZERS = ("optimizers", "optimizer_cls_and_kwargs")
+"""Arguments of a trainer that give it an optimizer."""
 TRLS_QUANTIZATION = "get_quantization_config"
 """Function of TRL that makes a configuration of the arguments of its scripts."""
 LORA_DEFAULT_RANK = 8
@@ -62,6 +70,7 @@ class _Script:
         self.path, self.tree, self.wanted = path, tree, wanted
         self.names = dict(_names_of_imports(tree))
         self.expressions = Expressions(Names(tree))
+        self.names.update(_names_of_assignments(tree))
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 for base in node.bases:
@@ -84,6 +93,10 @@ class _Script:
             self._read(configurations[-1])
         for call in self._calls_of(*(name for name, of in TRAINERS.items() if of == algorithm))[-1:]:
             self._read_trainer(call)
+        own = {
+            name: known for name, known in self.names.items() if known in TRAINERS and name not in TRAINERS
+        }
+        self.found.notes += decided_elsewhere(self.tree, own)
         return self.found
 
     def _calls_of(self, *names: str) -> list[ast.Call]:
@@ -128,6 +141,8 @@ class _Script:
         return self._name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
     def _read(self, call: ast.Call) -> None:
+        own = defaults_of(self.tree, getattr(call.func, "id", ""))
+        self._take({name: self._value(value) for name, value in own.items()})
         for keyword in call.keywords:
             value = self._value(keyword.value)
             given = {keyword.arg: value} if keyword.arg is not None else value
@@ -157,6 +172,11 @@ class _Script:
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                     if isinstance(target, ast.Attribute) and getattr(target.value, "id", "") in names:
                         again.setdefault(target.attr, []).append(node)
+        self.found.set_again += set_by_other_names(self.tree, names)
+        if sets_computed_names(self.tree, names):
+            self.found.notes.append(
+                "Attributes of the configuration are set by computed names, which are not read."
+            )
         for name, statements in again.items():
             (first, *others) = statements
             value = self._value(first.value)
@@ -184,6 +204,11 @@ class _Script:
             raise ConfigError(
                 f"{self.path}: compute_loss_func: a loss of the script's own is not covered by plan"
             )
+        for name in OWN_OPTIMIZERS:
+            if name in given and self._value(given[name]) not in (None, (None, None)):
+                self.found.notes.append(
+                    f"{name} is not followed: the optimizer of the configuration is traced."
+                )
         adapters = given.get("peft_config")
         if (adapters is not None and self._value(adapters) is not None) or self._calls_of("get_peft_model"):
             self._read_adapters()
@@ -243,6 +268,20 @@ def _blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
 def _says(name: str | None, value: Any) -> bool:
     """Whether a setting of `LoraConfig` is another one than its default."""
     return value != "none" if name in ("bias", "lora_bias") and isinstance(value, str) else bool(value)
+
+
+def _names_of_assignments(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the names that assignments give to trainers and configurations, as in `Config = trl.GRPOConfig`."""
+    for node in ast.walk(tree):
+        for target in node.targets if isinstance(node, ast.Assign) else []:
+            assert isinstance(node, ast.Assign)
+            pairs: list[tuple[ast.expr, ast.expr]] = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            for name, value in pairs:
+                known = value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "")
+                if isinstance(name, ast.Name) and known in ALGORITHMS:
+                    yield name.id, known
 
 
 def _names_of_imports(tree: ast.Module) -> Iterator[tuple[str, str]]:

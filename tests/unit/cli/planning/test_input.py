@@ -27,6 +27,7 @@ SHAPE = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
         (["--model", SHAPE, "--batch", "4", "--gpu", "80"], "give a unit"),
         (["--model", SHAPE, "--batch", "4", "--gpu", "0GiB"], "expected a size"),
         (["--model", "layers=2,hidden=65,heads=4,vocabulary=100"], "not a multiple"),
+        (["--model", SHAPE + ",layers=3"], "layers is given twice"),
         (["--model", "type=nothing,layers=2,hidden=64,heads=4,vocabulary=100"], "nothing"),
         (["--model", SHAPE, "--beta", "nan"], "beta is nan"),
         (["--model", SHAPE, "--preset", "balanced"], "needs --gpu"),
@@ -223,6 +224,24 @@ def test_what_is_not_covered_is_refused(text: str, expected: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "class Mine(GRPOConfig):\n    per_device_train_batch_size: int = 3\nGRPOTrainer('m', args=Mine())",
+        "class Mine(GRPOConfig):\n    per_device_train_batch_size: int = field(default=3)\nGRPOTrainer('m', args=Mine('o'))",
+        "class A(GRPOConfig):\n    per_device_train_batch_size: int = 3\nclass B(A): pass\nGRPOTrainer('m', args=B())",
+        "class A(GRPOConfig):\n    per_device_train_batch_size: int = 9\nGRPOTrainer('m', args=A(per_device_train_batch_size=3))",
+        "Config = GRPOConfig\nGRPOTrainer('m', args=Config(per_device_train_batch_size=3))",
+        "Config, Trainer = trl.GRPOConfig, trl.GRPOTrainer\nTrainer('m', args=Config(per_device_train_batch_size=3))",
+    ],
+)
+def test_defaults_of_subclasses_and_other_names_of_classes_are_read(text: str, tmp_path: Path) -> None:
+    """A class of the script has the defaults that it writes out, unless its call says otherwise."""
+    job = _job(tmp_path, text)
+    assert job.batch == 3
+    assert job.algorithm == "grpo"
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("GRPOTrainer(model='m', args=GRPOConfig(use_liger_kernel=True))", "upper bound"),
@@ -237,6 +256,25 @@ def test_what_is_not_covered_is_refused(text: str, expected: str, tmp_path: Path
             "q = get_quantization_config(model_args)\nGRPOTrainer(model='m', quantization_config=q)",
             "is taken to return None",
         ),
+        (
+            "c = GRPOConfig()\ndef tune(a): a.bf16 = False\ntune(c)\nGRPOTrainer(model='m', args=c)",
+            "Set again",
+        ),
+        ("c = GRPOConfig()\nsetattr(c, 'bf16', False)\nGRPOTrainer(model='m', args=c)", "Set again"),
+        ("c = GRPOConfig()\nfor k in ks: setattr(c, k, 1)\nGRPOTrainer(model='m', args=c)", "computed names"),
+        ("c = replace(GRPOConfig(), bf16=False)\nGRPOTrainer(model='m', args=c)", "Set again"),
+        ("c = GRPOConfig()\nd = replace(c, bf16=False)\nGRPOTrainer(model='m', args=d)", "Set again"),
+        ("t = GRPOTrainer(model='m', args=GRPOConfig())\nt.args.bf16 = False", "Set again"),
+        (
+            "class T(GRPOTrainer):\n    def compute_loss(self): pass\nT(model='m')",
+            "T has its own compute_loss",
+        ),
+        ("GRPOTrainer(model='m', optimizers=(mine, None))", "optimizers is not followed"),
+        (
+            "class A(B): pass\nclass B(A): pass\nA()\nGRPOTrainer(model='m', args=args)",
+            "writes out no configuration",
+        ),
+        ("for p in m.parameters(): p.requires_grad = False\nGRPOTrainer(model='m')", "requires_grad"),
     ],
 )
 def test_what_is_not_followed_is_said(text: str, expected: str, tmp_path: Path) -> None:

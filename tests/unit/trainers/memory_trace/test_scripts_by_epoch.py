@@ -232,6 +232,18 @@ LEAKS = {
         def cached(one): return 1
         for _ in range(20): cached(made())
     """),
+    "made_at_its_first_use_in_a_step": (
+        "growth",
+        "list `kept` of Callback",
+        """
+        class Callback:
+            def on_step(self, one):
+                if not hasattr(self, "kept"): self.kept = []
+                self.kept.append(one)
+        callback = Callback()
+        for _ in range(20): callback.on_step(made())
+    """,
+    ),
     "hooks_of_a_layer": ("growth", "OrderedDict `_forward_hooks` of Linear", """
         model = torch.nn.Sequential(torch.nn.Linear(4, 4))
         for _ in range(20): model[0].register_forward_hook(lambda m, i, o, one=made(): None)

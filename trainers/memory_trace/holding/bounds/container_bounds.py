@@ -174,10 +174,12 @@ def _extends(statement: ast.stmt, variable: Variable) -> bool:
 
 def _is_begun_anew(scope: ast.AST, variable: Variable) -> bool:
     """Whether a method that something calls again and again, to judge by its name, puts an empty container in place of an attribute."""
+    first = first_assignments(scope, variable)
     return variable.owner is not None and any(
         isinstance(function, NAMED_FUNCTIONS)
         and REPEATED.search(function.name) is not None
         and isinstance(node, ast.Assign)
+        and id(node) not in first
         and _is_empty(node.value)
         and any(is_variable(target, variable) for target in node.targets)
         for function in ast.walk(scope)
