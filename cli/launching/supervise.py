@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -54,7 +55,7 @@ SERVER_STOP_SECONDS = 2.0
 def supervise(
     launch: LaunchCommand, directory: RunDirectory, listener: Listener | None, changed_files: ChangedFiles
 ) -> int:
-    """Supervise one run until it ends.
+    """Supervise one run until it ends. Nothing that is printed meanwhile waits for its reader.
 
     Args:
         launch: the command, with its staging area.
@@ -65,6 +66,23 @@ def supervise(
     Returns:
         the exit code of the run.
     """
+    from grpo_run.dashboards.terminal.background_output import BackgroundOutput
+
+    printed = BackgroundOutput()
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = printed.stream(sys.stdout), printed.stream(sys.stderr)
+    try:
+        return _supervise(launch, directory, listener, changed_files)
+    finally:
+        sys.stdout, sys.stderr = before
+        signals = note_signals()
+        printed.finish(lambda: bool(signals))
+        ignore_signals()
+
+
+def _supervise(
+    launch: LaunchCommand, directory: RunDirectory, listener: Listener | None, changed_files: ChangedFiles
+) -> int:
     config = launch.config
     os.environ.update(config.environment)
     processes = own_processes(config)
@@ -126,7 +144,6 @@ def supervise(
     exit_code = _end(supervisor, terminal, directory)
     _after_end(launch, directory, supervisor, terminal, server, stop_signals)
     stops.end()
-    ignore_signals()
     return exit_code
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from faults import fault
-from support.runs import BIN, SCRIPTS, Run
+from support.references import undisturbed
+from support.runs import BIN, SCRIPTS, Run, digest
 
 GRPO = (str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "24", "--save-steps", "8")
 
@@ -54,3 +58,28 @@ def test_the_culprits_traceback_is_shown_first_and_once(runs: Callable[..., Run]
     assert shown.index("Traceback") < shown.index("FAULT Rank 1 raised InjectedFault in step 6 ")
     logs = [(run.directory / f"attempts/000/rank{rank}.log").read_text() for rank in range(3)]
     assert all(log.count("Traceback (most recent call last):") == 1 for log in logs)
+
+
+def test_a_terminal_that_takes_no_output_does_not_hold_up_a_recovery(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Stopped by Ctrl-S, or in copy mode: the run recovers and finishes. What was printed is there when it goes on."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    run = runs(
+        "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", "--max-steps", "16", "--save-steps", "4",
+        "--step-seconds", "0.05", "--settings", '{"logging_steps": 1}',
+    )  # fmt: skip
+    with run.held(after=12):
+        run.start(output=writer)
+        os.close(writer)
+        run.until_step(12)
+        run.kill(1)
+        run.until(lambda events: any(e["event"] == "attempt_started" and e["attempt"] == 1 for e in events))
+    run.until(lambda events: any(e["event"] == "run_ended" for e in events))
+    with os.fdopen(reader, "rb") as shown:
+        printed = shown.read().decode()
+    assert run.wait() == 0
+    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 16)
+    assert "FAULT Rank 1 was killed by SIGKILL" in printed
+    assert "Finished at step 16 of 16, 1 fault recovered." in printed
