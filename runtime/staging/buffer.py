@@ -21,7 +21,7 @@ from types import TracebackType
 from typing_extensions import Self
 
 from grpo_run.runtime.errors import CheckpointError, NoHeadroomError
-from grpo_run.runtime.files import NO_SPACE_ERRNOS
+from grpo_run.runtime.files import NO_SPACE_ERRNOS, is_open_at
 from grpo_run.runtime.staging.buffer_file import open_own
 from grpo_run.runtime.staging.headroom import Headroom, least_headroom, measure_headroom
 
@@ -92,6 +92,11 @@ class SnapshotBuffer:
     def held_bytes(self) -> int:
         """Memory that the file holds, used or not."""
         return self._held
+
+    @property
+    def is_at_path(self) -> bool:
+        """Whether the path still names this file, so that others can read what is written to it."""
+        return is_open_at(self._descriptor, self.path)
 
     def begin(self) -> None:
         """Start a new snapshot at offset 0. Earlier records may be overwritten; memory that was not freed is kept."""

@@ -204,6 +204,11 @@ class Snapshots:
             raise NoHeadroomError(str(error)) from error
 
     def _open_buffer(self, slot: StagingSlot) -> SnapshotBuffer:
+        known = self._buffers.get(slot.index)
+        if known is not None and not known.is_at_path:
+            # deleted by somebody who cleaned up: nobody could read what is written to it
+            del self._buffers[slot.index]
+            known.close()
         if slot.index not in self._buffers:
             self._buffers[slot.index] = SnapshotBuffer(slot.buffer_path(self._session.rank))
         return self._buffers[slot.index]

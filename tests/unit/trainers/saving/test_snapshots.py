@@ -72,6 +72,22 @@ def test_memory_is_reused(snapshots: Snapshots, trainer: SnapshotTrainer) -> Non
     assert steps(snapshots) == [7, 6]
 
 
+def test_a_buffer_that_somebody_has_deleted_costs_one_snapshot(
+    snapshots: Snapshots, trainer: SnapshotTrainer
+) -> None:
+    """The next ones are in a file that the drain worker can read, and not in the deleted one."""
+    assert take(snapshots, trainer, 1, scheduled=False) == TAKEN
+    assert take(snapshots, trainer, 2, scheduled=False) == TAKEN
+    for slot in snapshots.staging.slots:
+        slot.buffer_path(0).unlink(missing_ok=True)
+    for step in (3, 4):
+        assert take(snapshots, trainer, step, scheduled=False) == TAKEN
+        slot, staged = snapshots.last or (None, None)
+        assert slot is not None
+        assert staged is not None
+        slot.check_complete(staged)
+
+
 def test_the_slot_is_locked_while_it_is_written(snapshots: Snapshots, trainer: SnapshotTrainer) -> None:
     """Until the copy is complete, the slot contains no snapshot; afterwards it is unlocked."""
     slot = snapshots.staging.slots[0]
