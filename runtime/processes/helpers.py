@@ -29,6 +29,8 @@ OBSERVE_SECONDS = 1.0
 """Time between two observations of helpers that are waited for."""
 CONNECTIONS_SECONDS = 10.0
 """Time between two looks at what they are connected to."""
+UNSEEN_SECONDS = 15.0
+"""After a longer gap between two observations this process was stopped itself, and the wait begins again."""
 UNNOTICED_SECONDS = 2.0
 """A longer wait is announced."""
 COST_FRACTION = 0.005
@@ -93,7 +95,7 @@ class Helpers:
 
     def wait(self) -> None:
         """Wait for helpers of a finished run: until they have exited or are idle beyond their deadline."""
-        began = now = time.monotonic()
+        began = now = seen_at = time.monotonic()
         clock: ExitClock | None = None
         announced = False
         connections_at = began + CONNECTIONS_SECONDS
@@ -110,7 +112,8 @@ class Helpers:
             if facts is None or not facts.own:
                 return
             now = time.monotonic()
-            if clock is None:
+            seen_at, unseen_seconds = now, now - seen_at
+            if clock is None or unseen_seconds > UNSEEN_SECONDS:
                 clock = ExitClock(self._settings, facts, now)
             else:
                 clock.record(facts, now)

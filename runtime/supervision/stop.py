@@ -122,6 +122,11 @@ class StopRequest:
         code = returned_code(exits) if alone and not ranks.alive else None
         return stop_code(self._history) if code is None else code
 
+    def postpone(self, seconds: float) -> None:
+        """Move the deadlines: for so long the supervisor did not run, and the ranks may not have run either."""
+        self._deadline += seconds
+        self.signalled.postpone(seconds)
+
     def expired(self, now: float) -> bool:
         """Return whether the deadline of the stop has passed."""
         return self._requested_at is not None and now >= self._deadline

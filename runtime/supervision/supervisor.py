@@ -48,6 +48,7 @@ from grpo_run.runtime.supervision.stop import StopRequest
 from grpo_run.runtime.supervision.unguarded.stop_means import StopMeans, stop_code
 from grpo_run.runtime.supervision.unguarded.watch import UnguardedWatch
 from grpo_run.watchdog.observation import Exit, Slot
+from grpo_run.watchdog.progress.step_clock import UNSEEN_SECONDS
 
 LEAST_POLL_SECONDS = 0.01
 """Least time between two polls that are asked for."""
@@ -207,6 +208,9 @@ class Supervisor:
 
     def _poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
         self._previous_poll_at, self._polled_at = self._polled_at, time.monotonic()
+        unseen_seconds = self._polled_at - self._previous_poll_at
+        if unseen_seconds > UNSEEN_SECONDS:
+            self.stop.postpone(unseen_seconds)
         for reason in self.stop.take_noted():
             self.request_stop(reason)
         slots = self.attempt.read_slots(self.board)

@@ -25,6 +25,8 @@ RETRY_SECONDS = 30.0
 STALL_SECONDS = 60.0
 """Time without progress that counts as a stall. A slow device makes some progress; NFS first retries after 60
 s (nfs(5), timeo=600)."""
+UNSEEN_SECONDS = 5.0
+"""A longer gap between two looks was not observed, as when the whole job was suspended, and does not count."""
 STOP_SECONDS = 5.0
 """How long the drain worker may take to exit before it is killed."""
 
@@ -58,7 +60,7 @@ class DrainRequests:
         self._clock = clock
         self._request: DrainRequest | None = None
         self._requested: StagedSnapshot | None = None
-        self._last_reply_at = 0.0
+        self._silent_seconds = self._looked_at = 0.0
 
     @property
     def busy(self) -> bool:
@@ -69,7 +71,7 @@ class DrainRequests:
         """Send a request, by default to write the snapshot to disk. No other one may be in progress."""
         self._request = request or DrainRequest(slot=slot.index)
         self._requested = staged
-        self._last_reply_at = self._clock()
+        self._silent_seconds, self._looked_at = 0.0, self._clock()
         try:
             self.worker.send(self._request)
         except (OSError, EOFError) as error:
@@ -78,14 +80,14 @@ class DrainRequests:
     def wait(self) -> DrainFailed | None:
         """Wait for the current request while it makes progress. Return its reply if it failed."""
         while self.busy:
-            if self._is_stalled():
+            failed = self.receive(0.1)
+            if failed is not None:
+                return failed
+            if self.busy and self._is_stalled():
                 return self._abandon(
                     f"writing {self._name()} has made no progress for {STALL_SECONDS:.0f} s",
                     Cause.checkpoint_stall,
                 )
-            failed = self.receive(0.1)
-            if failed is not None:
-                return failed
         return None
 
     def receive(self, wait_seconds: float = 0.0) -> DrainFailed | None:
@@ -97,7 +99,7 @@ class DrainRequests:
                 return self._abandon(f"{self._name()} could not be written: the drain worker died")
             if reply is None:
                 return None
-            self._last_reply_at = self._clock()
+            self._silent_seconds, self._looked_at = 0.0, self._clock()
             if isinstance(reply, DrainProgress):
                 continue
             self._request = None
@@ -122,7 +124,11 @@ class DrainRequests:
         self.worker.stop(0.0 if self._reports.stalled else STOP_SECONDS)
 
     def _is_stalled(self) -> bool:
-        return self._clock() - self._last_reply_at > STALL_SECONDS
+        """Look again at how long nothing has been received. Call it after receiving."""
+        now = self._clock()
+        self._silent_seconds += now - self._looked_at if now - self._looked_at <= UNSEEN_SECONDS else 0.0
+        self._looked_at = now
+        return self._silent_seconds > STALL_SECONDS
 
     def _handle_failure(self, reply: DrainFailed) -> None:
         if reply.broken:

@@ -67,6 +67,11 @@ class SignalledStop:
         if self._deadline is not None:
             self._deadline = 0.0
 
+    def postpone(self, seconds: float) -> None:
+        """Move the deadline by so many seconds, in which nothing was observed."""
+        if self._deadline is not None:
+            self._deadline += seconds
+
     def is_over(self, ranks: RankGroup, now: float) -> bool:
         """Return whether all ranks have exited, or their time is over."""
         assert self._deadline is not None

@@ -72,7 +72,14 @@ class World:
         return self.drain(request) if request.restore is not None else []
 
     def poll(self, seconds: float = POLL_SECONDS) -> None:
-        """Advance the clock and poll the scheduler."""
+        """Advance the clock and poll the scheduler, at least once a second as the supervisor does."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 1.0)
+            self.scheduler.poll()
+
+    def suspend(self, seconds: float) -> None:
+        """Advance the clock without a poll, as if all processes were stopped, and poll the scheduler."""
         self.now += seconds
         self.scheduler.poll()
 

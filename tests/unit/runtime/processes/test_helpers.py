@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,3 +94,20 @@ def test_a_helper_that_could_not_be_killed_is_tried_again(
     began = time.monotonic()
     made.wait()
     assert time.monotonic() - began >= 1.0
+
+
+@pytest.mark.usefixtures("helper")
+def test_a_job_that_is_suspended_does_not_end_its_helpers(
+    made: Helpers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload was stopped as well, and has its time afterwards."""
+    now, jumps = [1000.0], [0.5, 300.0, 0.5, 300.0]
+    monkeypatch.setattr(helpers, "time", SimpleNamespace(**{**vars(time), "monotonic": lambda: now[0]}))
+
+    def pass_time(left: object, seconds: float) -> None:
+        now[0] += jumps.pop(0) if jumps else 0.25
+
+    monkeypatch.setattr(helpers, "wait_for_exits", pass_time)
+    made.wait()
+    assert not jumps
+    assert 602.0 <= now[0] - 1000.0 < 604.0

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
 from grpo_run.runtime.launch.config import Timeouts
+from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.supervision.stop import StopRequest
 
@@ -30,6 +36,24 @@ def test_a_second_request_expires_at_once() -> None:
     assert not stop.request(102.5)
     assert stop.expired(102.5)
     assert stop.waited_seconds(102.5) == 2.5
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_time_in_which_nothing_ran_does_not_count(signalled: bool) -> None:
+    """A job that is suspended after the request still saves when it goes on."""
+    stop = StopRequest(Timeouts(stop_seconds=30.0, handler_seconds=30.0), History())
+    ranks = cast(RankGroup, SimpleNamespace(request_exit=lambda: None, alive={0: 1}))
+    stop.request(100.0)
+    if signalled:
+        stop.signalled.send(ranks, 100.0)
+    stop.postpone(60.0)
+
+    def is_over(now: float) -> bool:
+        return stop.signalled.is_over(ranks, now) if signalled else stop.expired(now)
+
+    assert (is_over(189.9), is_over(190.0)) == (False, True)
+    stop.request(191.0)
+    assert is_over(191.0)
 
 
 def test_noted_requests_are_taken_once_in_order() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -172,3 +173,18 @@ def test_a_stop_later_waits_for_the_ranks(start: Callable[..., SupervisedRun], w
     run.poll()
     run.supervisor.stop.note("SIGTERM")
     assert run.poll() is Directive.monitor
+
+
+def test_a_job_that_was_suspended_after_the_request_may_still_save(
+    start: Callable[..., SupervisedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time in which the supervisor did not run does not count towards the deadline."""
+    run = start()
+    run.vote(3)
+    run.poll()
+    run.supervisor.request_stop("SIGTERM")
+    assert run.poll() is Directive.monitor
+    suspended_until = time.monotonic() + run.supervisor.config.timeouts.stop_seconds + 60.0
+    monkeypatch.setattr(time, "monotonic", lambda: suspended_until)
+    assert run.poll() is Directive.monitor
+    assert run.supervisor.exit_code is None

@@ -88,6 +88,19 @@ def test_a_stall_raises_one_alert_and_the_request_continues(world: World) -> Non
     assert world.durable == ["checkpoint-5"]
 
 
+def test_a_job_that_was_suspended_has_not_stalled(world: World) -> None:
+    """Neither the worker nor the disk could make progress. A stall after it is seen as late as ever."""
+    world.replies = lambda request: []
+    world.take(0, 5)
+    world.poll()
+    for _ in range(3):
+        world.suspend(10 * STALL_SECONDS)
+        world.poll(STALL_SECONDS / 4)
+    assert world.warnings == []
+    world.poll(STALL_SECONDS)
+    assert len(world.warnings) == 1
+
+
 def test_a_slow_disk_is_not_a_stall(world: World) -> None:
     """The disk writes bytes all the time."""
     world.replies = lambda request: []

@@ -163,6 +163,26 @@ def test_flushing_waits_while_the_disk_makes_progress(world: World) -> None:
     assert world.warnings == []
 
 
+def test_a_reply_that_came_while_the_supervisor_was_suspended_counts(world: World) -> None:
+    """The request was carried out long ago; it must not be given up."""
+    world.replies = lambda request: []
+    world.take(0, 9)
+    poll, polls = world._poll, [0]
+
+    def suspended(seconds: float) -> bool:
+        polls[0] += 1
+        if polls[0] == 2:
+            world.send_reply(world.drain(world.requests[0])[0])
+            world.now += 10 * STALL_SECONDS
+            return False  # it has looked a moment before
+        return poll(seconds)
+
+    world._poll = suspended  # type: ignore[method-assign]
+    world.scheduler.flush(restore=False)
+    assert world.durable == ["checkpoint-9"]
+    assert world.warnings == []
+
+
 def test_a_stall_alert_states_the_time_without_progress(world: World) -> None:
     """The time is in seconds."""
     world.replies = world.hangs
