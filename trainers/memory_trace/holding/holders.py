@@ -24,7 +24,11 @@ from grpo_run.trainers.memory_trace.holding.bounds.other_code import (
 )
 from grpo_run.trainers.memory_trace.holding.bounds.tensor_bounds import is_graph_cut
 from grpo_run.trainers.memory_trace.holding.names import Name, file_of, name_of
-from grpo_run.trainers.memory_trace.holding.numbered_attributes import name_of_numbered, numbered_attributes
+from grpo_run.trainers.memory_trace.holding.numbered_attributes import (
+    FEWEST,
+    name_of_numbered,
+    numbered_attributes,
+)
 from grpo_run.trainers.memory_trace.holding.referrers import (
     Local,
     attributes,
@@ -41,6 +45,8 @@ from grpo_run.watchdog.evidence.source import is_outside_frameworks, is_user_fil
 
 MOST_HELD = 50_000
 """Objects that are looked at below a possible holder."""
+MOST_ITEMS, MOST_OF_ITEM = 64, 1000
+"""Items of a possible holder, the last ones, and objects of each of them that are looked at."""
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, UserDict, UserList)
 HOOKS = "_hooks"
 """End of the names of the dictionaries in which a module has its hooks: code of torch removes them, for a script that asks it to."""
@@ -108,7 +114,7 @@ def find_holder(
             if not _can_hold(candidate, {*left_out, id(level)}):
                 continue
             held = reached(candidate, kinds, MOST_HELD)
-            if holds_enough(held):
+            if holds_enough(held) and _is_in_many_items(candidate, kinds):
                 variables = running_locals()
                 ours = (*left_out, id(level), id(held))
                 linked = not isinstance(candidate, CONTAINERS)
@@ -134,6 +140,20 @@ def find_holder(
                 )
             del held  # which would be among the referrers of the next level
     return None
+
+
+def _is_in_many_items(candidate: Any, kinds: Collection[type]) -> bool:
+    """Whether as many items of a container have tensors as it must have got in as many steps.
+
+    A list of two callbacks reaches what both of them keep, and has got none of it. Containers within one of the same class may be a chain.
+    """
+    if isinstance(candidate, tuple) or not isinstance(candidate, CONTAINERS):
+        return True
+    data = candidate.data if isinstance(candidate, (UserDict, UserList)) else candidate
+    items = list(dict.items(data)) if isinstance(data, dict) else [(one,) for one in data]
+    if any(type(part) is type(candidate) for one in items for part in one):
+        return True
+    return sum(1 for one in items[-MOST_ITEMS:] if reached(one, kinds, MOST_OF_ITEM)) >= FEWEST
 
 
 def _attributes_that_hold(

@@ -145,6 +145,19 @@ CLEAN = {
         kept = Recent()
         for step in range(60): kept[step] = made()
     """,
+    "bounded_objects_in_a_list": """
+        from collections import deque
+        class Recent:
+            def __init__(self): self.kept = deque(maxlen=40)
+        class Last:
+            def __init__(self): self.kept = []
+            def add(self, one): self.kept = [*self.kept, one][-3:]
+        callbacks = [Recent(), Last()]
+        for _ in range(60):
+            one = made()
+            callbacks[0].kept.append(one)
+            callbacks[1].add(one + 1)
+    """,
     "ring_that_is_being_filled": """
         class Ring:
             def __init__(self): self.kept, self.place = [], 0
