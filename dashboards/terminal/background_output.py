@@ -28,7 +28,7 @@ POLL_SECONDS = 0.1
 
 
 class BackgroundOutput:
-    """Writes to descriptors, in the order of the calls, in a thread of its own.
+    """Writes to descriptors, in the order of the calls, in a thread of its own, which starts with the first text.
 
     Args:
         max_bytes: how much may wait.
@@ -42,8 +42,7 @@ class BackgroundOutput:
         self._failures: dict[int, OSError] = {}
         self._wrote_at = time.monotonic()
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._loop, daemon=True, name="grpo-run-write")
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def stream(self, stream: TextIO) -> TextIO:
         """Return a stream that stands in for another one; the same one if that has no descriptor."""
@@ -94,6 +93,9 @@ class BackgroundOutput:
     def _append(self, descriptor: int, data: bytes) -> None:
         self._waiting.append((descriptor, data))
         self._size += len(data)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, daemon=True, name="grpo-run-write")
+            self._thread.start()
         self._changed.notify_all()
 
     def _loop(self) -> None:

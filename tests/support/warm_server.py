@@ -74,6 +74,7 @@ class Launcher:
         for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep):
             if entry in self.path:
                 self.path.remove(entry)
+        self.has_forked_server = False
         self.running: dict[int, tuple[int, socket.socket]] = {}
         self.selector = selectors.DefaultSelector()
 
@@ -162,9 +163,13 @@ class Launcher:
         if (
             not command.startswith("from multiprocessing.forkserver import main")
             or self.import_time(dict(os.environ)) != self.environment
-            or threading.active_count() > 1
         ):
             return fresh(path, arguments, descriptors)
+        if threading.active_count() > 1:
+            # a fork would not copy them; the first forkserver of a run starts before any, or every launch would be cold
+            assert self.has_forked_server or PRELOAD not in command, threading.enumerate()
+            return fresh(path, arguments, descriptors)
+        self.has_forked_server = True
         pid = os.fork()
         if pid == 0:
             # the frames below close the originals as they unwind
