@@ -65,9 +65,11 @@ def test_both_streams_are_written_in_the_order_of_the_calls(pipe: tuple[int, int
 def test_what_does_not_fit_is_counted(pipe: tuple[int, int]) -> None:
     """The memory of the supervisor is bounded, and the reader learns what is missing."""
     reader, writer = pipe
+    os.write(writer, bytes(PIPE_BYTES))  # the pipe is full before
     output = BackgroundOutput(max_bytes=4 * PIPE_BYTES)
     for _ in range(40):
         output.write(writer, b"y" * (PIPE_BYTES // 2 - 1) + b"\n")
+    assert set(read_all(reader, PIPE_BYTES)) == {0}
     kept = 8 * (PIPE_BYTES // 2)
     assert set(read_all(reader, kept)) == {ord("y"), ord("\n")}
     assert output.finish(lambda: False)
