@@ -3,7 +3,8 @@
 Every line contains `time` (seconds since the epoch), `monotonic` (seconds of this machine's clock), `run`,
 `attempt`, `rank`, `step`, `event` and the fields of the event. Each line is written by one `write` call to a
 descriptor opened with O_APPEND, so lines of several processes do not mix. A script may close that descriptor and get
-its number for a file of its own, so each write checks whose file it is. Readers skip lines that a crash truncated. Does not rotate the file and does not interpret events; `history.py` replays them.
+its number for a file of its own, so each write checks whose file it is. Readers skip lines that a crash truncated. Does
+not rotate the file and does not interpret events; `history.py` replays them.
 """
 
 from __future__ import annotations
