@@ -6,7 +6,7 @@ Used by `holders.py`, beside `container_bounds.py`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from grpo_run.trainers.memory_trace.holding.bounds.container_bounds import bounds
 from grpo_run.trainers.memory_trace.holding.script_files import sources_with
@@ -22,25 +22,20 @@ from grpo_run.trainers.memory_trace.holding.sources import (
 
 def bounds_itself(file: str, kind: str) -> bool:
     """Whether the code of a container's own class removes or replaces what it holds: `self.popitem()`."""
-    tree = parsed(file)
     itself = Variable(file, "self")
-    return tree is not None and any(
-        bounds(node, itself)
-        for owner in ast.walk(tree)
-        if isinstance(owner, ast.ClassDef) and owner.name == kind
-        for node in ast.walk(owner)
-    )
+    return any(bounds(node, itself) for node in _nodes_of_class(file, kind))
 
 
 def is_reset(file: str, kind: str, attribute: str) -> bool:
     """Whether a method of a class sets attributes whose names it computes, such as all states of a metric, or runs `__init__` again."""
+    return any(_resets(node, attribute) for node in _nodes_of_class(file, kind))
+
+
+def _nodes_of_class(file: str, kind: str) -> Iterator[ast.AST]:
     tree = parsed(file)
-    return tree is not None and any(
-        _resets(node, attribute)
-        for owner in ast.walk(tree)
-        if isinstance(owner, ast.ClassDef) and owner.name == kind
-        for node in ast.walk(owner)
-    )
+    for owner in ast.walk(tree) if tree is not None else ():
+        if isinstance(owner, ast.ClassDef) and owner.name == kind:
+            yield from ast.walk(owner)
 
 
 def _resets(node: ast.AST, attribute: str) -> bool:
