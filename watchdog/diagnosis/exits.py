@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.diagnosis.lost_peers import is_victim
 from grpo_run.watchdog.diagnosis.out_of_memory import memory_advice, memory_sentence, memory_signature
-from grpo_run.watchdog.diagnosis.place import phases_of, position_of
-from grpo_run.watchdog.observation import Exit, Phase, Slot
+from grpo_run.watchdog.diagnosis.place import last_step, phases_of, position_of
+from grpo_run.watchdog.observation import Exit, Phase, ProcessEnd, Slot
 from grpo_run.watchdog.origins import origin_of
 from grpo_run.watchdog.out_of_memory.shortage import Shortage, shortage_of, shortage_of_bus_error
 from grpo_run.watchdog.rank_names import rank_names
@@ -59,7 +59,7 @@ def diagnose_exits(
     else:
         culprit = own[0] if own else ordered[0]
     slot = slots.get(culprit.rank)
-    step = max((reading.step for reading in slots.values() if reading is not None), default=0)
+    step = last_step(slots)
     phase = next(reversed(phases_of(culprit, slot)), None)
     waiters = tuple(sorted(rank for rank in slots if rank != culprit.rank))
     all_victims = culprit.signal is None and is_victim(culprit)
@@ -105,7 +105,7 @@ def diagnose_early_exit(
     """
     ranks = tuple(sorted(exit.rank for exit in completed))
     waiters = tuple(sorted(exit.rank for exit in failed))
-    step = max((slot.step for slot in slots.values() if slot is not None), default=0)
+    step = last_step(slots)
     first = min(completed, key=lambda exit: exit.order)
     place = _location(first)
     where = f", at {place.short}," if place is not None else ""
@@ -135,13 +135,8 @@ def _diagnose_forkserver(lost: Sequence[Exit], slots: Mapping[int, Slot | None])
     end = first.forkserver
     assert end is not None
     slot = slots.get(first.rank)
-    step = max((reading.step for reading in slots.values() if reading is not None), default=0)
+    step = last_step(slots)
     phase = next(reversed(phases_of(first, slot)), None)
-    how = (
-        f"was killed by {signal_name(end.signal)}"
-        if end.signal is not None
-        else f"exited with code {end.exit_code}"
-    )
     ranks = [exit.rank for exit in lost]
     return Verdict(
         cause=Cause.signal,
@@ -149,7 +144,7 @@ def _diagnose_forkserver(lost: Sequence[Exit], slots: Mapping[int, Slot | None])
         step=step,
         phase=phase.name if phase is not None else None,
         confidence="proved",
-        sentence=f"The forkserver, which starts the ranks, {how}{position_of(first, slot, step)}; {rank_names(ranks)} died with it.",
+        sentence=f"The forkserver, which starts the ranks, {end_text(end)}{position_of(first, slot, step)}; {rank_names(ranks)} died with it.",
         signature=f"forkserver:{end.signal or end.exit_code}:step{step}",
         deterministic=False,
         waiters=tuple(sorted(slots)),
@@ -235,6 +230,13 @@ def _kill_advice(number: int | None) -> tuple[str, ...]:
     if number != signal.SIGKILL:
         return ()
     return ("If no user sent it, check for the kernel's out-of-memory killer (dmesg, memory.events).",)
+
+
+def end_text(end: Exit | ProcessEnd) -> str:
+    """Return how a process ended, such as `was killed by SIGKILL` or `exited with code 1`."""
+    if end.signal is not None:
+        return f"was killed by {signal_name(end.signal)}"
+    return f"exited with code {end.exit_code}"
 
 
 def signal_name(number: int) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.diagnosis.lost_peers import is_victim
+from grpo_run.watchdog.diagnosis.place import last_step
 from grpo_run.watchdog.diagnosis.rewards import hung_reward
 from grpo_run.watchdog.evidence.source import is_user_file
 from grpo_run.watchdog.evidence.stacks import Stack, main_stack, user_location
@@ -157,12 +158,6 @@ def stack_locations(stacks: Mapping[int, Sequence[Stack]]) -> dict[int, Location
         if place is not None:
             found[rank] = place
     return found
-
-
-def last_step(slots: Mapping[int, Slot | None]) -> int:
-    """Return the last optimizer step that any rank has completed."""
-    readings = [slot for slot in slots.values() if slot is not None]
-    return max((slot.step for slot in readings), default=0)
 
 
 def _trains_alone(slots: Mapping[int, Slot | None]) -> bool:

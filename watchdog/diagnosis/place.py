@@ -1,9 +1,11 @@
 """Where training was when a rank ended, as users and `--inject` count steps.
 
-Used by `exits.py` for its sentences. Pure.
+Used by `exits.py` for its sentences, and by `hangs.py`. Pure.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from grpo_run.watchdog.callback_names import place_name
 from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Exit, Phase, Slot
@@ -14,6 +16,11 @@ _STEP_ITSELF = frozenset({Phase.forward_backward, Phase.optimizer})
 """Phases that only the computation of a step has. A callback at the end of the step runs inside them."""
 _ROLLOUT = frozenset({Phase.score, Phase.generate})
 """Phases in which tools run, for the next step or for an evaluation."""
+
+
+def last_step(slots: Mapping[int, Slot | None]) -> int:
+    """Return the last optimizer step that any rank has completed."""
+    return max((slot.step for slot in slots.values() if slot is not None), default=0)
 
 
 def phases_of(exit: Exit, slot: Slot | None) -> tuple[Phase, ...]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_STOPPED
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.attempt_files import AttemptFiles
-from grpo_run.watchdog.diagnosis.exits import signal_name
+from grpo_run.watchdog.diagnosis.exits import end_text
 from grpo_run.watchdog.observation import Exit, RankState, Slot
 from grpo_run.watchdog.out_of_memory.output import OUTPUT_BYTES, needs_output, reported_in
 
@@ -70,13 +70,9 @@ class Exits:
             slot = slots.get(exit.rank)
             done = slot is not None and slot.state is RankState.done
             if done and exit.exit_code not in (EXIT_FINISHED, EXIT_STOPPED):
-                how = (
-                    f"was killed by {signal_name(exit.signal)}"
-                    if exit.signal
-                    else f"exited with code {exit.exit_code}"
-                )
                 self._warn(
-                    exit.rank, f"rank {exit.rank} {how} after its script had completed; its work is not lost"
+                    exit.rank,
+                    f"rank {exit.rank} {end_text(exit)} after its script had completed; its work is not lost",
                 )
             # a script may end with os._exit(0) after its last train() call, but not inside one
             training = slot is not None and slot.state is RankState.training
