@@ -22,6 +22,7 @@ from grpo_run.cli.planning.reading.set_elsewhere import (
 )
 from grpo_run.cli.planning.reading.source import QUANTIZED, Source, refuse_quantized
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.launch.sources.syntax import last_name
 from grpo_run.trainers.upstream.memory_names import LORA_FOLLOWED
 
 MAX_SCRIPT_BYTES = 1 << 20
@@ -103,7 +104,7 @@ class _Script:
         return [call for name, call in self.calls if name in names]
 
     def _name(self, node: ast.expr) -> str:
-        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+        name = last_name(node)
         return self.names.get(name, name)
 
     def _algorithm(self) -> str:
@@ -279,7 +280,7 @@ def _names_of_assignments(tree: ast.Module) -> Iterator[tuple[str, str]]:
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = list(zip(target.elts, node.value.elts, strict=False))
             for name, value in pairs:
-                known = value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "")
+                known = last_name(value)
                 if isinstance(name, ast.Name) and known in ALGORITHMS:
                     yield name.id, known
 

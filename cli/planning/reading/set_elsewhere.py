@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Mapping
 
+from grpo_run.runtime.launch.sources.syntax import last_name
+
 NAMES_OF_ARGUMENTS = frozenset({"args", "training_args"})
 """Attributes by which trainers and scripts have a configuration: `trainer.args`."""
 LOSSES = ("compute_loss", "_compute_loss", "training_step", "create_optimizer")
@@ -28,7 +30,7 @@ def set_by_other_names(tree: ast.Module, names: Collection[str]) -> Iterator[str
                 if isinstance(target, ast.Attribute) and _is_configuration(target.value, others):
                     yield target.attr
         elif isinstance(node, ast.Call):
-            called = _last_name(node.func)
+            called = last_name(node.func)
             first = node.args[0] if node.args else None
             if first is None or not _is_configuration(first, {*names, *others}):
                 continue
@@ -42,7 +44,7 @@ def sets_computed_names(tree: ast.Module, names: Collection[str]) -> bool:
     """Whether `setattr` sets attributes of a configuration whose names are computed."""
     return any(
         isinstance(node, ast.Call)
-        and _last_name(node.func) == "setattr"
+        and last_name(node.func) == "setattr"
         and len(node.args) > 1
         and _is_configuration(node.args[0], {*names, *_other_names(tree, names)})
         and not isinstance(node.args[1], ast.Constant)
@@ -60,13 +62,13 @@ def defaults_of(tree: ast.Module, kind: str, below: Collection[str] = ()) -> dic
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name == kind:
             for base in reversed(node.bases):
-                if _last_name(base) not in (kind, *below):
-                    found.update(defaults_of(tree, _last_name(base), (kind, *below)))
+                if last_name(base) not in (kind, *below):
+                    found.update(defaults_of(tree, last_name(base), (kind, *below)))
             for statement in node.body:
                 if isinstance(statement, ast.AnnAssign) and statement.value is not None:
-                    found[_last_name(statement.target)] = _default(statement.value)
+                    found[last_name(statement.target)] = _default(statement.value)
                 elif isinstance(statement, ast.Assign):
-                    found.update({_last_name(target): statement.value for target in statement.targets})
+                    found.update({last_name(target): statement.value for target in statement.targets})
     return found
 
 
@@ -88,7 +90,7 @@ def decided_elsewhere(tree: ast.Module, trainers: Mapping[str, str]) -> Iterator
 def _freezes(node: ast.AST) -> bool:
     if isinstance(node, ast.Assign):
         return any(isinstance(one, ast.Attribute) and one.attr == "requires_grad" for one in node.targets)
-    return isinstance(node, ast.Call) and _last_name(node.func) == "requires_grad_"
+    return isinstance(node, ast.Call) and last_name(node.func) == "requires_grad_"
 
 
 def _other_names(tree: ast.Module, names: Collection[str]) -> Iterator[str]:
@@ -97,7 +99,7 @@ def _other_names(tree: ast.Module, names: Collection[str]) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and getattr(node.value, "id", "") in names:
             yield from (one.id for one in node.targets if isinstance(one, ast.Name) and one.id not in names)
-        elif isinstance(node, ast.Call) and (function := functions.get(_last_name(node.func))) is not None:
+        elif isinstance(node, ast.Call) and (function := functions.get(last_name(node.func))) is not None:
             given = [*function.args.posonlyargs, *function.args.args]
             yield from (
                 one.arg
@@ -113,7 +115,7 @@ def _other_names(tree: ast.Module, names: Collection[str]) -> Iterator[str]:
 
 def _is_configuration(node: ast.expr, names: Collection[str]) -> bool:
     if isinstance(node, ast.Call):
-        return _last_name(node.func).endswith("Config")
+        return last_name(node.func).endswith("Config")
     return getattr(node, "id", "") in names or (
         isinstance(node, ast.Attribute) and node.attr in NAMES_OF_ARGUMENTS
     )
@@ -121,10 +123,6 @@ def _is_configuration(node: ast.expr, names: Collection[str]) -> bool:
 
 def _default(value: ast.expr) -> ast.expr:
     """Return the default of `field(default=...)`; the call itself if it makes its value by a function."""
-    if isinstance(value, ast.Call) and _last_name(value.func) == NEW_FIELD:
+    if isinstance(value, ast.Call) and last_name(value.func) == NEW_FIELD:
         return next((one.value for one in value.keywords if one.arg == "default"), value)
     return value
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

@@ -11,7 +11,7 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 
-from grpo_run.runtime.launch.sources.syntax import is_environ, keys, literal_text
+from grpo_run.runtime.launch.sources.syntax import is_environ, keys, last_name, literal_text
 
 READ_AT_IMPORT = re.compile(
     r"(HF|HUGGINGFACE|TRANSFORMERS|DATASETS|TRL|PYTORCH|TORCH|TORCHINDUCTOR|OMP|KMP|MKL|OPENBLAS|GOMP)_\w+"
@@ -72,7 +72,7 @@ def variables_read(nodes: Sequence[ast.AST]) -> set[str]:
             found |= literal_text(node.slice)
         elif isinstance(node, ast.Call) and node.args:
             function = node.func
-            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            name = last_name(function)
             on_environ = isinstance(function, ast.Attribute) and is_environ(function.value)
             if name == "getenv" or (name == "get" and on_environ):
                 found |= literal_text(node.args[0])

@@ -12,6 +12,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from grpo_run.runtime.launch.sources.syntax import last_name
+
 PATH_FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "abspath": os.path.abspath,
     "dirname": os.path.dirname,
@@ -130,7 +132,7 @@ def _value(node: ast.expr, names: Mapping[str, ast.expr], depth: int) -> object:
 def _called(node: ast.Call, names: Mapping[str, ast.expr], depth: int) -> object:
     function = node.func
     arguments = [_value(argument, names, depth + 1) for argument in node.args]
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    name = last_name(function)
     if isinstance(function, ast.Attribute) and name in PATH_METHODS:
         try:
             return PATH_METHODS[name](_path(function.value, names, depth), *arguments)

@@ -1,4 +1,4 @@
-"""Parse a source, and read names and texts from its nodes. Called by the other files of this folder."""
+"""Parse a source, and read names and texts from its nodes. Called by the other files of this folder and by `cli.planning.reading`."""
 
 from __future__ import annotations
 
@@ -32,3 +32,8 @@ def keys(node: ast.expr) -> set[str]:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
         return {keyword.arg for keyword in node.keywords if keyword.arg}
     return set()
+
+
+def last_name(node: ast.expr) -> str:
+    """Return `b` for the expressions `b` and `a.b`; "" for any other one."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
