@@ -7,7 +7,7 @@
     │   └── UntestedVersionError      a library is outside the version range tested with this release
     ├── ConsensusError                ranks disagree where they must agree (names the ranks and the values)
     ├── CheckpointError               a checkpoint is incomplete or damaged (names the file and the reason)
-    ├── RewardError                   no reward has been valid since training began
+    ├── RewardError                   no reward of many rollouts in a row was valid
     ├── ResumeMismatchError           a restarted script does not continue its train() calls (--require-resume)
     ├── NoHeadroomError               not enough memory for a snapshot (names the limit); the caller writes to disk
     ├── IllegalTransition             a lifecycle event is illegal in the present state; a bug in grpo-run
@@ -65,7 +65,7 @@ class CheckpointError(GrpoRunError):
 
 
 class RewardError(GrpoRunError):
-    """No reward has been valid since training began. A restart would not help, so the run ends."""
+    """No reward of many rollouts in a row was valid. A restart would not help, so the run ends."""
 
 
 class ResumeMismatchError(GrpoRunError):

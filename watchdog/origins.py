@@ -42,7 +42,7 @@ TORCH_NETWORK_ERRORS = frozenset({"DistNetworkError", "DistStoreError"})
 FILE_ERROR = "builtins.OSError"
 FINAL_ERRORS = {
     "builtins.SyntaxError": "the code cannot be compiled",
-    "grpo_run.runtime.errors.RewardError": "no reward has been valid since training began",
+    "grpo_run.runtime.errors.RewardError": "the reward functions return no valid reward",
     "grpo_run.runtime.errors.ResumeMismatchError": "--require-resume is set",
 }
 USAGE_EXIT_CODE = 2

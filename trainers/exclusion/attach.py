@@ -19,7 +19,7 @@ from grpo_run.runtime.errors import RewardError
 from grpo_run.runtime.rollouts.exclusions import Reason
 from grpo_run.trainers.exclusion import masking
 from grpo_run.trainers.exclusion.logged import PendingTables, correct_zero_std
-from grpo_run.trainers.exclusion.outputs import RETURNED_NAN
+from grpo_run.trainers.exclusion.outputs import RETURNED_NAN, describe
 from grpo_run.trainers.exclusion.repeated_steps import EarlierExclusions
 from grpo_run.trainers.exclusion.reporting import OwnSample, Reporter
 from grpo_run.trainers.exclusion.reward_functions import RowFaults, checked, is_model
@@ -30,9 +30,9 @@ from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.upstream import trainer_names
 from grpo_run.trainers.upstream.rollout_names import leaves_out_nan
 
-ROLLOUTS_WITHOUT_REWARD = 8
-"""So many rollouts may have no valid reward at all from the first step on; then the reward functions are taken to be
-broken. Eight cost minutes; fewer could all be bad luck where a rollout is small."""
+ROLLOUTS_WITHOUT_REWARD = 10
+"""So many rollouts in a row without one valid reward end the run: it learns nothing. Ten cost minutes; fewer could all be
+bad luck where a rollout is small, or a judge that is away for a moment."""
 
 EndReasons = Callable[[], Sequence[str] | None]
 """Why each completion of this rank's last rollout ended, a row each; None while no cap is set on any rank."""
@@ -76,8 +76,10 @@ class SampleExclusion:
         self._reporter = Reporter(session, self._functions, train_call)
         self._earlier = earlier or EarlierExclusions({})
         self._read_generators, self._set_generators = generators
-        self._rollouts_without_reward: int | None = 0
-        """Since the first step; None once there was a valid reward, or if training is resumed."""
+        self._rollouts_without_reward = 0
+        """In a row, up to the last one."""
+        self._first_without_reward = ""
+        """What the functions returned in the first of them, and in which step."""
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
@@ -138,12 +140,12 @@ class SampleExclusion:
         self._selection = scored.selection
         if self._is_training:
             self._reporter.rollout(is_empty=scored.selection.is_empty, step=self._step)
-        if not scored.selection.samples and not scored.selection.not_applicable:
-            self._rollouts_without_reward = None
-            return scored.table
-        self._report(scored)
-        self._raise_if_broken(scored)
-        return _without(scored.table, scored.selection)
+        leaves = bool(scored.selection.samples or scored.selection.not_applicable)
+        if leaves:
+            self._report(scored)
+        if self._is_training:
+            self._count_rollouts_without_reward(scored)
+        return _without(scored.table, scored.selection) if leaves else scored.table
 
     def _compute(
         self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -222,22 +224,36 @@ class SampleExclusion:
             return OwnSample(failed.reason, failed.digest)
         return OwnSample(Reason.nan if excluded.kind is Kind.nan else Reason.infinite)
 
-    def _raise_if_broken(self, scored: _Scored) -> None:
-        """Raise on every rank if no reward has been valid since the first step."""
-        resumed = self._rollouts_without_reward == 0 and self._step > 1
-        if resumed or not scored.selection.all_failed:
-            self._rollouts_without_reward = None
-        if self._rollouts_without_reward is None:
+    def _count_rollouts_without_reward(self, scored: _Scored) -> None:
+        """Warn at the first training rollout without one valid reward, and end the run after too many in a row.
+
+        The table is the same on every rank, so all of them raise.
+
+        Raises:
+            RewardError: this was one too many.
+        """
+        if not scored.selection.none_valid:
+            self._rollouts_without_reward = 0
             return
         self._rollouts_without_reward += 1
+        if self._rollouts_without_reward == 1:
+            self._first_without_reward = f"in step {self._step} {self._what_was_returned(scored)}"
+            self._reporter.no_reward(self._first_without_reward, most=ROLLOUTS_WITHOUT_REWARD)
         if self._rollouts_without_reward >= ROLLOUTS_WITHOUT_REWARD:
-            excluded = scored.selection.samples.values()
-            columns = {sample.column for sample in excluded if sample.column is not None}
-            names = ", ".join(self._functions[column] for column in sorted(columns))
             raise RewardError(
-                f"reward function {names}: no sample of the first {ROLLOUTS_WITHOUT_REWARD} rollouts has a valid reward;"
-                " `sample_excluded` in the journal names the reasons"
+                f"no valid reward in {ROLLOUTS_WITHOUT_REWARD} rollouts in a row; {self._first_without_reward}"
             )
+
+    def _what_was_returned(self, scored: _Scored) -> str:
+        """What this rank's reward functions have returned that have given no reward at all; or of all, if each has given some."""
+        columns = range(scored.table.shape[1])
+        broken = [column for column in columns if not bool(scored.table[:, column].isfinite().any())]
+        said = []
+        for column in broken or columns:
+            found = scored.faults.returned.get(column)  # None for a reward model
+            text = describe(*found) if found is not None else "no finite number"
+            said.append(f"reward function {self._functions[column]} returned {text}")
+        return ", and ".join(said)
 
     @property
     def _is_training(self) -> bool:

@@ -16,6 +16,8 @@ from grpo_run.runtime.rollouts.exclusions import Reason
 
 RETURNED_NAN = math.inf
 """Stands for NaN in a function's column; TRL uses NaN itself for `None`."""
+SHOWN_CHARACTERS = 40
+"""Of a value in a sentence."""
 LARGEST = 3.4028234663852886e38
 """The largest number of torch.float32, the type of TRL's table of rewards."""
 
@@ -60,6 +62,34 @@ def check(returned: Any, expected: int) -> tuple[Any, dict[int, Reason]]:
         for position, value in enumerate(values)
     ]
     return replaced, reasons
+
+
+def describe(returned: Any, expected: int) -> str:
+    """Return what a reward function returned, for a sentence about rewards of which none is valid.
+
+    Args:
+        expected: the number of completions that it was given.
+    """
+    if isinstance(returned, (str, bytes, dict)) or not hasattr(returned, "__len__"):
+        return f"{_shown(returned)} for {expected} completions"
+    if len(returned) != expected:
+        plural = "" if len(returned) == 1 else "s"
+        return f"{len(returned)} value{plural} for {expected} completions"
+    first = next(iter(returned))
+    if isinstance(first, Failed):
+        return f"no reward ({first.reason.value}) for {expected} completions"
+    if all(value is None for value in returned):
+        return f"None for all {expected} completions"
+    return f"{_shown(first)} for the first of {expected} completions"
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - whatever a foreign type raises
+        text = "an object"
+    short = text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
+    return f"{short} ({type(value).__name__})"
 
 
 def fault_of(value: Any) -> Reason | None:

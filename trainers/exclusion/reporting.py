@@ -116,6 +116,17 @@ class Reporter:
                 " optimizer's momentum still changes the weights"
             )
 
+    def no_reward(self, returned: str, *, most: int) -> None:
+        """Warn that no sample of a training rollout has a valid reward.
+
+        Args:
+            returned: by the reward functions, and in which step, as a clause.
+            most: so many rollouts in a row end the run.
+        """
+        self._session.warn(
+            f"no sample of a rollout has a valid reward: {returned}; {most} such rollouts in a row end the run"
+        )
+
     def not_applicable(self, counts: Mapping[int, int], *, step: int) -> None:
         """Journal that NaN was read as None, and say so once.
 

@@ -28,6 +28,8 @@ class RowFaults:
 
     def __init__(self) -> None:
         self._failed: dict[tuple[int, int], FailedReward] = {}
+        self.returned: dict[int, tuple[Any, int]] = {}
+        """What each function returned, and for how many completions, by column."""
 
     def note(
         self, column: int, reasons: Mapping[int, Reason], completion_ids: Sequence[Sequence[int]]
@@ -65,6 +67,7 @@ def checked(
     def examine(returned: Any, arguments: Mapping[str, Any]) -> Any:
         completion_ids = arguments[COMPLETION_IDS]
         values, reasons = check(returned, len(completion_ids))
+        faults.returned[column] = returned, len(completion_ids)
         for row, reason in failed_before(completion_ids).items():
             if row not in reasons:
                 values = list(values)

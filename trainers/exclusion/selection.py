@@ -51,7 +51,7 @@ class Selection:
         group_count: groups of the rollout.
         not_applicable: by column, for how many samples NaN of a whole group is read as None.
         failed_share: samples without a valid reward, of those that no cap has cut; 0 to 1.
-        all_failed: no sample has a valid reward, and NaN is not the reason.
+        none_valid: no sample has a valid reward, whatever the reason; one that a cap has cut may have.
     """
 
     samples: Mapping[int, Excluded]
@@ -59,7 +59,7 @@ class Selection:
     group_count: int = 0
     not_applicable: Mapping[int, int] = field(default_factory=dict)
     failed_share: float = 0.0
-    all_failed: bool = False
+    none_valid: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -83,12 +83,15 @@ def select(
     empty: list[int] = []
     not_applicable: Counter[int] = Counter()
     group_count = len(rewards) // generations
+    none_valid = True
     for group in range(group_count):
         rows = range(group * generations, (group + 1) * generations)
         read_as_none = _columns_without_values(rewards, rows) - set(models)
         leaving = {}
         for row in rows:
-            why = Excluded(kind=Kind.cut) if row in cut else _fault(rewards[row], models, read_as_none)
+            fault = _fault(rewards[row], models, read_as_none)
+            none_valid &= fault is not None or not any(map(math.isfinite, rewards[row]))
+            why = Excluded(kind=Kind.cut) if row in cut else fault
             if why is not None:
                 leaving[row] = why
             else:
@@ -108,7 +111,7 @@ def select(
         group_count=group_count,
         not_applicable=not_applicable,
         failed_share=len(failed) / scored if scored else 0.0,
-        all_failed=0 < scored == len(failed) and Kind.nan not in failed,
+        none_valid=none_valid,
     )
 
 

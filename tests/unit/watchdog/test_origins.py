@@ -59,4 +59,4 @@ def test_functions_that_never_gave_a_reward_are_not_tried_again() -> None:
     """Each attempt would take some steps first, and so count as progress. The name is that of the class."""
     name = f"{RewardError.__module__}.{RewardError.__qualname__}"
     origin, final = origin_of(failed("RewardError", name), starting=False)
-    assert (origin, final) == (Origin.usage, "no reward has been valid since training began")
+    assert (origin, final) == (Origin.usage, "the reward functions return no valid reward")

@@ -138,23 +138,61 @@ def attached(trainer: Any, session: Any, function: Any) -> SampleExclusion:
     return SampleExclusion(trainer, session)
 
 
-def test_functions_that_never_give_a_reward_end_the_run(either: Any, session: Any) -> None:
-    """A script whose reward function is broken must not train on nothing all night."""
-    exclusion = attached(either, session, lambda **_: [])
+@pytest.mark.parametrize(
+    ("broken", "returned"),
+    [
+        ([None] * 8, "None for all 8 completions"),
+        ([1.0], "1 value for 8 completions"),
+        (["good"] * 8, "'good' (str) for the first of 8 completions"),
+        ([NAN] * 8, "nan (float) for the first of 8 completions"),
+        (0.5, "0.5 (float) for 8 completions"),
+        ("fine", "'fine' (str) for 8 completions"),
+        ([failed(Reason.timeout)] * 8, "no reward (timeout) for 8 completions"),
+    ],
+)
+@pytest.mark.parametrize("valid_before", [0, 3])
+def test_ten_rollouts_in_a_row_without_one_valid_reward_end_the_run(
+    either: Any, session: Any, broken: Any, returned: str, valid_before: int
+) -> None:
+    """Wherever in the run; the function and what it returned are named at the first, and in the error."""
+    session.config = replace(session.config, exclusion=Exclusion(repeat_rewards_above=1))
+    answers = [REWARDS] * valid_before + [broken] * ROLLOUTS_WITHOUT_REWARD
+    exclusion = attached(either, session, lambda **_: answers.pop(0))
+    said = f"in step 1 reward function broken returned {returned}"
     with exclusion.scoring(), exclusion.rewarding():
+        for _ in range(valid_before):
+            either._generate_and_score_completions(INPUTS)
+        assert not any("valid reward" in text for text in session.notified)
         for _ in range(ROLLOUTS_WITHOUT_REWARD - 1):
             either._generate_and_score_completions(INPUTS)
-        with pytest.raises(RewardError, match="broken"):
+            assert [said in text for text in session.notified].count(True) == 1
+        with pytest.raises(RewardError) as error:
             either._generate_and_score_completions(INPUTS)
+    assert said in str(error.value)
+    assert len(str(error.value)) <= 200  # what a sentence shows of an exception
 
 
-def test_one_valid_rollout_shows_that_functions_work(either: Any, session: Any) -> None:
-    """From then on failures are counted, and end nothing."""
-    answers = [REWARDS] + [[]] * (4 * ROLLOUTS_WITHOUT_REWARD)
+def test_a_valid_reward_begins_the_count_anew(either: Any, session: Any) -> None:
+    """Nine and nine end nothing, and neither do rewards that are all 0."""
+    session.config = replace(session.config, exclusion=Exclusion(repeat_rewards_above=1))
+    almost = [[None] * 8] * (ROLLOUTS_WITHOUT_REWARD - 1)
+    answers = [*almost, [None] * 7 + [0.0], *almost, *[[0.0] * 8] * (2 * ROLLOUTS_WITHOUT_REWARD)]
     exclusion = attached(either, session, lambda **_: answers.pop(0))
     with exclusion.scoring(), exclusion.rewarding():
-        for _ in range(ROLLOUTS_WITHOUT_REWARD + 2):
+        while answers:
             either._generate_and_score_completions(INPUTS)
+
+
+def test_evaluations_without_rewards_end_nothing(either: Any, session: Any) -> None:
+    """They are counted neither themselves nor as a break in the count."""
+    either.model.eval()
+    exclusion = attached(either, session, lambda **_: [None] * 8)
+    try:
+        with exclusion.scoring(), exclusion.rewarding():
+            for _ in range(ROLLOUTS_WITHOUT_REWARD + 1):
+                either._generate_and_score_completions(INPUTS)
+    finally:
+        either.model.train()
 
 
 def test_the_trainer_is_as_before_afterwards(either: Any, session: Any) -> None:
@@ -187,24 +225,12 @@ def test_many_rollouts_without_samples_are_a_warning(either: Any, session: Any) 
     """One for each series of them."""
     session.config = replace(session.config, exclusion=Exclusion(repeat_rewards_above=1))
     empty: list[Any] = [[NAN] * 8]
-    answers = [*empty * (EMPTY_ROLLOUTS + 2), REWARDS, *empty * (EMPTY_ROLLOUTS - 1)]
+    answers = [*empty * (EMPTY_ROLLOUTS + 1), REWARDS, *empty * (EMPTY_ROLLOUTS - 1)]
     exclusion = attached(either, session, lambda **_: answers.pop(0))
     with exclusion.scoring(), exclusion.rewarding():
         while answers:
             either._generate_and_score_completions(INPUTS)
     assert ["nothing is learned" in text for text in session.notified].count(True) == 1
-
-
-def test_a_resumed_call_is_not_ended_for_an_outage(either: Any, session: Any) -> None:
-    """Its functions have worked before; a judge may come back."""
-    either.state.global_step = 5
-    exclusion = attached(either, session, lambda **_: [])
-    try:
-        with exclusion.scoring(), exclusion.rewarding():
-            for _ in range(ROLLOUTS_WITHOUT_REWARD + 1):
-                either._generate_and_score_completions(INPUTS)
-    finally:
-        either.state.global_step = 0
 
 
 def test_a_subclass_that_combines_the_rewards_gets_failures_as_none(either: Any, session: Any) -> None:

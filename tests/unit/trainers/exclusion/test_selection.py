@@ -71,7 +71,6 @@ def test_nan_without_any_other_reward_is_a_failure() -> None:
     assert kinds(found) == {0: "nan", 1: "nan"}
     assert found.groups == (0,)
     assert not found.not_applicable
-    assert not found.all_failed
 
 
 def test_a_model_cannot_say_that_it_does_not_apply() -> None:
@@ -89,12 +88,15 @@ def test_cut_completions_do_not_count_as_failures() -> None:
     assert found.failed_share == pytest.approx(1 / 3)
 
 
-def test_all_failed_says_that_the_functions_may_be_broken() -> None:
-    """Not if NaN is the reason: TRL would run such a script."""
-    assert of([FAIL], [FAIL]).all_failed
-    assert not of([FAIL], [1]).all_failed
-    assert not of([FAIL], [NAN]).all_failed
-    assert not of([1], [2], cut=[0, 1]).all_failed
+def test_no_reward_is_valid_whatever_each_sample_got_instead() -> None:
+    """Zeros and equal rewards are valid; a completion that was cut has its reward."""
+    for nothing in ([FAIL], [NAN], [NONE]):
+        assert of([FAIL], nothing).none_valid
+        assert of(nothing, nothing).none_valid
+        assert not of(nothing, [0]).none_valid
+        assert not of(nothing, [2], cut=[0, 1]).none_valid
+    assert of([FAIL, 1], [1, FAIL]).none_valid
+    assert not of([1], [1]).none_valid
 
 
 rewards = st.sampled_from([0.0, 1.0, NONE, NAN, FAIL])
