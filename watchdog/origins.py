@@ -1,11 +1,12 @@
-"""Where an exception of a script comes from: its own code, files, the network, or wrong usage.
+"""Where an exception of a script comes from: its own code, files, the network, a device, or wrong usage.
 
-Decides how patiently a failed start is tried again: a hub that does not answer comes back, an error in the code
+Decides how patiently a failure is tried again: a hub that does not answer comes back, an error in the code
 does not. Called by `watchdog.diagnosis.exits`. Pure.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import Enum
 
@@ -18,6 +19,8 @@ class Origin(str, Enum):
     code = "code"
     files = "files"
     network = "network"
+    device = "device"
+    """A device, or the library that connects devices or ranks."""
     usage = "usage"
     """No restart can help: the script cannot be compiled, refuses its arguments, or the user wants no restart."""
 
@@ -40,6 +43,12 @@ NETWORK_ERRORS = frozenset(
 )  # fmt: skip
 TORCH_NETWORK_ERRORS = frozenset({"DistNetworkError", "DistStoreError"})
 FILE_ERROR = "builtins.OSError"
+DEVICE_ERRORS = frozenset({"torch.AcceleratorError", "torch.distributed.DistError"})
+DEVICE_MESSAGE = re.compile(
+    r"(?:CUDA|HIP|XPU|NPU|MUSA|cu[A-Z]\w+|hip[A-Z]\w+|MIOpen|NCCL|RCCL)(?: driver| runtime)? [Ee]rror\b"
+    r"|\[[^\n]*(?:\bgloo/|Watchdog caught collective operation timeout)"
+)
+"""Beginnings of the messages of torch's `RuntimeError` for devices and for communication between ranks."""
 FINAL_ERRORS = {
     "builtins.SyntaxError": "the code cannot be compiled",
     "grpo_run.runtime.errors.RewardError": "the reward functions return no valid reward",
@@ -66,7 +75,20 @@ def origin_of(exit: Exit, *, starting: bool) -> tuple[Origin, str]:
             return Origin.usage, FINAL_ERRORS[name]
     if any(_is_of_network(name) for name in error.bases):
         return Origin.network, ""
+    if _is_of_device(exit):
+        return Origin.device, ""
     return (Origin.files if FILE_ERROR in error.bases else Origin.code), ""
+
+
+def _is_of_device(exit: Exit) -> bool:
+    error = exit.error
+    assert error is not None
+    raised = [(error.bases, error.message), *((one.types, one.message) for one in error.chain)]
+    return any(
+        not DEVICE_ERRORS.isdisjoint(types)
+        or ("builtins.RuntimeError" in types and DEVICE_MESSAGE.match(message) is not None)
+        for types, message in raised
+    )
 
 
 def _is_of_network(name: str) -> bool:

@@ -16,6 +16,8 @@ from grpo_run.watchdog.origins import Origin
 from grpo_run.watchdog.out_of_memory.shortage import Shortage
 
 SCHEMA = 2
+KEY_SEPARATOR = ": "
+"""In `Verdict.repeat_key`: what follows is for sentences."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +66,7 @@ class Verdict:
     exception comes from, and `final` why no restart can help. `counted` says whether the steps of the script are counted: it has
     used a Trainer or the loop. `trip` is set if a learning guard ended the attempt, and
     `failed_reward` to the reward function that has raised or has not returned in time, and `shortage` to the memory that was
-    exhausted, with the phase that died.
+    exhausted, with the phase that died. `exception` is the class of the script's own exception; empty if none has ended it.
     """
 
     cause: Cause
@@ -90,6 +92,22 @@ class Verdict:
     trip: Trip | None = None
     failed_reward: RewardFunction | None = None
     shortage: Shortage | None = None
+    exception: str = ""
+
+    @property
+    def repeat_key(self) -> str:
+        """What an exception of the script is recognized by at any step: cause, class, innermost line, phase.
+
+        Empty for everything else: signals, networks, files, devices, memory, collectives, hangs. Unlike `signature` it has no
+        step, so it says that a bug is the same, not that a restart certainly repeats it.
+        """
+        of_script = self.origin is Origin.code and self.cause in (Cause.exception, Cause.startup_failure)
+        if not self.exception or not of_script:
+            return ""
+        where = f" at {self.location.short}" if self.location is not None else ""
+        return f"{self.cause}{KEY_SEPARATOR}{self.exception}{where}" + (
+            f" (phase {self.phase})" if self.phase else ""
+        )
 
     @property
     def culprit(self) -> int | None:

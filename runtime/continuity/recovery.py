@@ -60,6 +60,8 @@ class Recovery:
     """The checkpoints from `before_step` on have been set aside."""
     memory_plan: str = ""
     """The memory plan in which it happened, as text."""
+    repeat_key: str = ""
+    """What an exception of the script is recognized by at any step, see `Verdict`; empty for other faults."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any], time: float, train_call: int) -> Recovery:
@@ -85,6 +87,7 @@ class Recovery:
             also_failed=tuple(int(rank) for rank in record.get("also_failed") or ()),
             guard=str(record["guard"]["guard"]) if record.get("guard") else None,
             memory_plan=record.get("memory_plan") or "",
+            repeat_key=record.get("repeat_key") or "",
         )
 
     def as_json(self) -> dict[str, Any]:

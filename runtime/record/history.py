@@ -72,6 +72,8 @@ class History:
     failures_without_progress: int = 0
     recoveries_at_progress: int = 0
     """How many of `recoveries` came before the last progress."""
+    recoveries_at_start: int = 0
+    """How many of `recoveries` an earlier supervisor has handled."""
     committed_in_attempt: int = 0
     """How many commits the present attempt has had; steps that follow each other fast share one."""
     supervisors: int = 0
@@ -136,6 +138,7 @@ class History:
     def _on_run_started(self, record: dict[str, Any], time: float) -> None:
         self.run_id = record.get("run") or self.run_id
         self.supervisors += 1
+        self.recoveries_at_start = len(self.recoveries)
         self.own.without_trainer = record.get("may_use_trainer") is False
         if record.get("accept_change"):
             self.calls.forget_left()  # the script may decide otherwise now

@@ -10,6 +10,7 @@ import time
 from grpo_run.runtime.continuity import own_training
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.history_parts.repeats import most_repeated
 
 
 def summarize(state: str, history: History, exit_code: int | None = None) -> str:
@@ -37,6 +38,8 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
     faults = {0: "no faults", 1: "1 fault recovered"}.get(recovered, f"{recovered} faults recovered")
     if history.recoveries and not recovered:
         faults = "no fault recovered"
+    if repeated := most_repeated(history.recoveries):
+        faults = f"{faults}, {repeated}"
     trained = history.train_call > 0 or history.step > 0
     if history.own.seen and not trained and (exit_code is None or state in ("finished", "stopped")):
         restarts = sum(recovery.action.startswith("restart") for recovery in history.recoveries)

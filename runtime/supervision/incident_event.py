@@ -48,6 +48,7 @@ def incident_fields(
         **other_failures(context.attempt, verdict),
         "sentence": verdict.sentence,
         "signature": signature_with_plan(verdict, plan),
+        "repeat_key": verdict.repeat_key,
         "starting": verdict.starting,
         "memory_plan": plan.text,
         "origin": str(verdict.origin),

@@ -4,12 +4,14 @@ The budget counts failures since the highest checkpoint of the run last rose. A 
 therefore never given up for the number of its faults, and a run without progress ends. A failure that is
 certain to repeat (the same error at the same line and step) causes only one restart, unless the next attempt differs: a
 reward function that has failed twice at one step runs in a worker then, and prompts on which generation or rewards have
-failed twice are replaced.
+failed twice are replaced. The same exception at the same line of other steps ends a run that does little else
+(`history_parts/repeats.py`).
 
 A failed start is judged by what the run has to lose. Before any step of the run it is tried once more. After
-progress, errors of files, the network or a hub are tried for at least `PATIENCE_SECONDS`, with growing delays and
-without counting against the budget; other errors twice. An error that no restart can help ends the run at
-once. What follows a learning guard is decided in `rollback/policy.py`. Called by `faults.py`. Does not act.
+progress, errors of files, the network or a hub are tried for at least
+`PATIENCE_SECONDS`, with growing delays and without counting against the budget; other errors twice. An error that no
+restart can help ends the run at once. What follows a learning guard is decided in `rollback/policy.py`. Called by
+`faults.py`. Does not act.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from grpo_run.runtime.continuity.expected import expected_start
 from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.history_parts.repeats import repeats
 from grpo_run.runtime.supervision.rollback.policy import decide_trip
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.duration_text import duration_text
@@ -94,6 +97,9 @@ def decide(
         if history.own.current:
             where = "at the same place"
         return _stop(f"the same failure occurred again {where}")
+    same_bug = repeats(history.recoveries[history.recoveries_at_start :], history.steps)
+    if same_bug is not None and same_bug.ends_run and history.counts_steps and verdict.counted:
+        return _stop(same_bug.reason)
     failures = history.failures_without_progress
     if failures > budget.failures_without_progress:
         plural = "" if failures == 1 else "s"

@@ -108,6 +108,7 @@ PURE = (
     "runtime.record.history_parts.failure_rate",
     "runtime.record.history_parts.phase_records",
     "runtime.record.history_parts.recoveries",
+    "runtime.record.history_parts.repeats",
     "runtime.record.history_parts.wall_time",
     "runtime.record.history_parts.step_times",
     "runtime.record.waiting",

@@ -22,6 +22,9 @@ from grpo_run.watchdog.out_of_memory.shortage import Shortage, shortage_of, shor
 from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.verdict import Location, Verdict
 
+NOT_OF_SCRIPT = frozenset({"KeyboardInterrupt", "InjectedFault"})
+"""Exceptions that the script raises for somebody else: a SIGINT, and a fault of `--inject`."""
+
 
 def diagnose_exits(
     exits: Sequence[Exit],
@@ -91,6 +94,7 @@ def diagnose_exits(
         final=final,
         counted=not alone,
         shortage=shortage,
+        exception=_exception(culprit),
     )
 
 
@@ -175,6 +179,13 @@ def _cause(culprit: Exit, slots: Mapping[int, Slot | None], all_victims: bool) -
     ):
         return Cause.startup_failure
     return Cause.exception
+
+
+def _exception(culprit: Exit) -> str:
+    """The class of the script's own exception; empty if it has raised none, or for an interrupt or a drill."""
+    if culprit.signal is not None or culprit.error is None:
+        return ""
+    return "" if culprit.error.type in NOT_OF_SCRIPT else culprit.error.type
 
 
 def _is_starting(culprit: Exit, slot: Slot | None) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from grpo_run.runtime.errors import RewardError
@@ -35,6 +37,11 @@ def failed(error_type: str, *bases: str, code: int = 1) -> Exit:
         (failed("SystemExit", "builtins.SystemExit", code=2), Origin.usage),
         (failed("SystemExit", "builtins.SystemExit", code=1), Origin.code),
         (failed("Wandbug", "wandbug.Error"), Origin.code),
+        (
+            failed("DistBackendError", "torch.distributed.DistBackendError", "torch.distributed.DistError"),
+            Origin.device,
+        ),
+        (failed("AcceleratorError", "torch.AcceleratorError", "builtins.RuntimeError"), Origin.device),
     ],
 )
 def test_origins(exit: Exit, origin: Origin) -> None:
@@ -42,6 +49,26 @@ def test_origins(exit: Exit, origin: Origin) -> None:
     found, final = origin_of(exit, starting=True)
     assert found is origin
     assert bool(final) is (origin is Origin.usage)
+
+
+@pytest.mark.parametrize(
+    ("message", "origin"),
+    [
+        ("CUDA error: an illegal memory access was encountered", Origin.device),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", Origin.device),
+        ("NCCL error in: ProcessGroupNCCL.cpp:1", Origin.device),
+        ("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:1] Timed out", Origin.device),
+        ("custom error: no reward", Origin.code),
+        ("the judge reports a CUDA error", Origin.code),
+        ("mat1 and mat2 shapes cannot be multiplied", Origin.code),
+    ],
+)
+def test_torch_reports_devices_by_the_beginning_of_the_message(message: str, origin: Origin) -> None:
+    """Its class says nothing then. A text that quotes such an error is the script's."""
+    exit = failed("RuntimeError", "builtins.RuntimeError")
+    assert exit.error is not None
+    exit = replace(exit, error=replace(exit.error, message=message))
+    assert origin_of(exit, starting=False) == (origin, "")
 
 
 def test_exit_code_2_inside_training_is_no_usage_error() -> None:

@@ -65,3 +65,22 @@ def test_a_stopped_run_without_a_checkpoint_is_shown_as_such() -> None:
     assert summarize("stopped", History(exit_code=75)) == (
         "Stopped before the first step of a Trainer. Run the same command to start again."
     )
+
+
+@pytest.mark.parametrize(("keys", "said"), [
+    (["exception: KeyError at train.py:33 in judge (phase reward)"] * 19,
+     "19 faults recovered, 19 of them KeyError at train.py:33 in judge (phase reward)."),
+    (["exception: A at a.py:1", "", "exception: A at a.py:1", "exception: B at b.py:2"],
+     "4 faults recovered, 2 of them A at a.py:1."),
+    (["exception: A at a.py:1", "exception: B at b.py:2", ""], "3 faults recovered."),
+])  # fmt: skip
+def test_a_bug_that_a_run_has_recovered_from_again_and_again_is_in_its_last_line(
+    keys: list[str], said: str
+) -> None:
+    """With its count and its line; a user who sees only how the run has ended learns of it."""
+    recoveries = [
+        Recovery(cause="exception", rank=0, step=1, action="restart", recovery_seconds=1.0, repeat_key=key)
+        for key in keys
+    ]
+    history = History(step=40, target_steps=40, train_call=1, recoveries=recoveries)
+    assert summarize("finished", history, 0) == f"Finished at step 40 of 40, {said}"

@@ -61,3 +61,15 @@ def test_steps_that_are_repeated_count_once() -> None:
     times.begin(1, 8, 1000.0)
     times.commit(1, 9, 1003.0)
     assert times.productive_seconds() == pytest.approx(19.0)
+
+
+def test_what_was_gained_since_a_position_is_its_steps_at_their_median_duration() -> None:
+    """A first step with compilation does not count for more; steps that were lost do not count."""
+    times = times_of(2.0, 2.0, 40.0, 2.0, 2.0)
+    assert times.gained_seconds(1, 2) == pytest.approx(6.0)
+    assert times.gained_seconds(1, 5) == 0.0
+    times.begin(1, 3, 200.0)
+    assert times.gained_seconds(1, 1) == pytest.approx(2 * 21.0)
+    times.begin(2, 0, 300.0)
+    times.commit(2, 4, 304.0)
+    assert times.gained_seconds(1, 3) == pytest.approx(4.0)

@@ -15,12 +15,13 @@ from grpo_run.watchdog.observation import Exit, OpenPhase, Phase, RankState, Slo
 def test_failing_before_the_first_step_is_a_startup_failure(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
 ) -> None:
-    """The advice says that a restart would not help."""
+    """It is the script's own, by class and line, and the advice says that a restart would not help."""
     slot = make_slot(0, train_call=0, step=0, phases=(), state=RankState.starting)
     verdict = diagnose_exits([make_exit(0, error=make_error())], {0: slot}, best_position=(0, 0))
     assert verdict.cause is Cause.startup_failure
     assert verdict.sentence == "Rank 0 raised ZeroDivisionError before the first step: division by zero"
     assert any("before its first step" in line for line in verdict.advice)
+    assert verdict.repeat_key == "startup_failure: ZeroDivisionError at train.py:12 in reward"
 
 
 def test_an_unwritten_slot_is_a_startup_failure(make_exit: MakeExit, make_error: MakeError) -> None:

@@ -1,0 +1,54 @@
+"""Faults that only come again: the run ends soon, and its last line says what came again and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from support.runs import SCRIPTS, Run
+
+SCRIPT = str(SCRIPTS / "repeated_faults.py")
+
+
+def launched(runs: Callable[..., Run], fault: str, *options: str, steps: int = 40, ranks: int = 1) -> Run:
+    return runs(
+        *options, "--nproc-per-node", str(ranks), SCRIPT, "--output-dir", "out", "--fault", fault,
+        "--max-steps", str(steps), "--save-steps", "4", "--cpu",
+    ).start()  # fmt: skip
+
+
+def sentence(run: Run) -> str:
+    """How the run ended."""
+    return str(run.events("run_ended")[-1]["sentence"])
+
+
+def test_a_bug_on_the_third_call_of_every_process_ends_the_run_by_its_fifth_time(
+    runs: Callable[..., Run],
+) -> None:
+    """Each attempt takes two steps more, so the restart budget never runs out."""
+    run = launched(runs, "third-call", "--snapshot-every", "1")
+    assert run.wait() == 93, run.tail()
+    assert [recovery["action"] for recovery in run.status()["recoveries"]] == ["restart"] * 4 + ["stop"]
+    assert "KeyError at repeated_faults.py:" in sentence(run)
+    assert "in judge (phase reward) was raised 5 times within" in sentence(run)
+
+
+@pytest.mark.parametrize(
+    ("fault", "returned", "ranks"),
+    [
+        ("none", "None for all 4 completions", 2),
+        pytest.param("words", "'good' (str) for the first of 4 completions", 1, marks=pytest.mark.full),
+        pytest.param("few", "1 value for 4 completions", 1, marks=pytest.mark.full),
+    ],
+)
+def test_ten_rollouts_without_one_valid_reward_end_the_run(
+    runs: Callable[..., Run], fault: str, returned: str, ranks: int
+) -> None:
+    """On all ranks together; the function and what it returned are named at the first."""
+    run = launched(runs, fault, ranks=ranks)
+    assert run.wait() == 93, run.tail()
+    assert run.status()["attempts"] == 1
+    said = f"in step 1 reward function judge returned {returned}"
+    assert said in sentence(run)
+    assert any(said in event["text"] for event in run.events("warning"))
+    assert max(event["step"] for event in run.events("step_committed")) < 10

@@ -1,0 +1,69 @@
+"""A GRPO script with a bug that comes again: in a reward function, in the first step, or whenever it resumes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import tiny
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+WORTHLESS = {"none": None, "words": "good", "few": 1.0}
+"""What a reward function returns for every completion."""
+
+
+class Dies(TrainerCallback):
+    """Kills the process once in the run, as the system would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        marker = Path("died")
+        if state.global_step == self.step and not marker.exists():
+            marker.touch()
+            tiny.os.kill(tiny.os.getpid(), tiny.signal.SIGKILL)
+
+
+class AddsAdapter(GRPOTrainer):
+    """Cannot resume: what it loads already exists."""
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("Adapter teacher already exists")
+
+
+def main() -> None:
+    parser = tiny.argument_parser(__doc__)
+    tiny.rollout_arguments(parser)
+    parser.add_argument(
+        "--fault", required=True, choices=["third-call", "first-step", "resume", "none", "words", "few"]
+    )
+    arguments = parser.parse_args()
+    calls = itertools.count(1)
+    overlap = tiny.rewards(arguments.step_seconds)
+
+    def judge(prompts: list[str], completions: list[str], **fields: Any) -> Any:
+        call = next(calls)
+        if arguments.fault == "first-step" or (arguments.fault == "third-call" and call == 3):
+            raise KeyError("answer")
+        if arguments.fault in WORTHLESS:
+            return [WORTHLESS[arguments.fault]] * (1 if arguments.fault == "few" else len(completions))
+        return overlap(prompts, completions)
+
+    resumes = arguments.fault == "resume"
+    trainer = (AddsAdapter if resumes else GRPOTrainer)(
+        model=tiny.policy(len(tiny.tokenizer()), arguments),
+        reward_funcs=judge,
+        args=GRPOConfig(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)}),
+        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
+        processing_class=tiny.tokenizer(),
+        callbacks=[Dies(step=5)] if resumes else [],
+    )
+    trainer.train()
+    trainer.save_model(trainer.args.output_dir)
+
+
+if __name__ == "__main__":
+    main()
