@@ -7,8 +7,9 @@ reward function that has failed twice at one step runs in a worker then, and pro
 failed twice are replaced. The same exception at the same line of other steps ends a run that does little else
 (`history_parts/repeats.py`).
 
-A failed start is judged by what the run has to lose. Before any step of the run it is tried once more. After
-progress, errors of files, the network or a hub are tried for at least
+An exception of the script before the run's first step ends it at once: there is nothing to lose. Another failed
+start is judged by what the run has to lose. Before any
+step of the run it is tried once more. After progress, errors of files, the network or a hub are tried for at least
 `PATIENCE_SECONDS`, with growing delays and without counting against the budget; other errors twice. An error that no
 restart can help ends the run at once. What follows a learning guard is decided in `rollback/policy.py`. Called by
 `faults.py`. Does not act.
@@ -24,7 +25,7 @@ from grpo_run.runtime.continuity.expected import expected_start
 from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.history_parts.repeats import repeats
+from grpo_run.runtime.record.history_parts.repeats import repeats, what_of
 from grpo_run.runtime.supervision.rollback.policy import decide_trip
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.duration_text import duration_text
@@ -67,6 +68,10 @@ def decide(
         return decide_trip(history, verdict.trip, budget, can_go_back=can_go_back)
     if verdict.final:
         return _stop(f"{verdict.final}; a restart would repeat it")
+    if _is_before_first_step(history, verdict):
+        return _stop(
+            f"{what_of(verdict.repeat_key)} was raised before the run's first step, so a restart would repeat it"
+        )
     trained = history.best_position > (0, 0)
     if (
         history.rewards.due is not None
@@ -121,6 +126,18 @@ def decide(
 
 def _stop(reason: str) -> Decision:
     return Decision(action=Action.stop, reason=reason)
+
+
+def _is_before_first_step(history: History, verdict: Verdict) -> bool:
+    """Whether the script, which uses a Trainer or a loop, has raised before the first step that the run ever took."""
+    own, call = history.own, history.calls.interrupted
+    began_after = call.reached if call is not None else 0  # another run's checkpoint
+    return (
+        bool(verdict.repeat_key)
+        and not (own.seen or own.without_trainer)
+        and max(history.best_position, history.highest_checkpoint) == (0, 0)
+        and verdict.step <= began_after
+    )
 
 
 def _deserves_patience(history: History, verdict: Verdict) -> bool:

@@ -33,6 +33,15 @@ def test_a_bug_on_the_third_call_of_every_process_ends_the_run_by_its_fifth_time
     assert "in judge (phase reward) was raised 5 times within" in sentence(run)
 
 
+def test_an_exception_in_the_first_step_ends_the_run_at_once(runs: Callable[..., Run]) -> None:
+    """There is no second attempt, on two ranks either."""
+    run = launched(runs, "first-step", ranks=2)
+    assert run.wait() == 93, run.tail()
+    assert run.status()["attempts"] == 1
+    assert "before the run's first step" in sentence(run)
+    assert "in judge" in run.printed()
+
+
 @pytest.mark.parametrize(
     ("fault", "returned", "ranks"),
     [

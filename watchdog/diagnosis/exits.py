@@ -17,7 +17,7 @@ from grpo_run.watchdog.diagnosis.lost_peers import is_victim
 from grpo_run.watchdog.diagnosis.out_of_memory import memory_advice, memory_sentence, memory_signature
 from grpo_run.watchdog.diagnosis.place import last_step, phases_of, position_of
 from grpo_run.watchdog.observation import Exit, Phase, ProcessEnd, Slot
-from grpo_run.watchdog.origins import origin_of
+from grpo_run.watchdog.origins import Origin, origin_of
 from grpo_run.watchdog.out_of_memory.shortage import Shortage, shortage_of, shortage_of_bus_error
 from grpo_run.watchdog.rank_names import rank_names
 from grpo_run.watchdog.verdict import Location, Verdict
@@ -88,7 +88,9 @@ def diagnose_exits(
         location=_location(culprit),
         traceback=culprit.error.traceback if culprit.error else None,
         waiters=waiters,
-        advice=_advice(culprit, best_position, alone) if shortage is None else memory_advice(shortage),
+        advice=_advice(culprit, best_position, alone, origin)
+        if shortage is None
+        else memory_advice(shortage),
         starting=starting,
         origin=origin,
         final=final,
@@ -223,7 +225,7 @@ def _signature(culprit: Exit, step: int, alone: bool, shortage: Shortage | None)
     return f"exit:{culprit.exit_code}:step{step}"
 
 
-def _advice(culprit: Exit, best_position: tuple[int, int], alone: bool) -> tuple[str, ...]:
+def _advice(culprit: Exit, best_position: tuple[int, int], alone: bool, origin: Origin) -> tuple[str, ...]:
     if culprit.signal == signal.SIGKILL:
         return _kill_advice(culprit.signal)
     if culprit.signal == signal.SIGBUS:
@@ -232,7 +234,7 @@ def _advice(culprit: Exit, best_position: tuple[int, int], alone: bool) -> tuple
         return ()
     if culprit.exit_code == 0:
         return ("To end training early, set control.should_training_stop in a callback.",)
-    if culprit.error is not None and best_position == (0, 0):
+    if origin in (Origin.files, Origin.network, Origin.device) and best_position == (0, 0):
         return ("The script failed before its first step: if it fails in the same way again, the run ends.",)
     return ()
 

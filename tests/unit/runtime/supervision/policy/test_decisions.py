@@ -10,7 +10,10 @@ from support.builders.runtime.failure_stories import BUG, BUG_TWICE, KILLED, NO_
 from grpo_run.runtime.continuity.decision import RESTARTS, Action, Decision
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.config import Budget
+from grpo_run.runtime.record.history import History
 from grpo_run.runtime.supervision.policy import decide
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.origins import Origin
 from grpo_run.watchdog.verdict import Verdict
 
 
@@ -177,3 +180,65 @@ def test_decisions_and_budgets_are_immutable() -> None:
         Budget().failures_without_progress = 9  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
         decide(history(["!killed"]), KILLED, Budget(), stopping=False).reason = ""  # type: ignore[misc]
+
+
+FIRST = replace(NO_START, exception="ImportError")
+"""An exception of the script, by its class."""
+
+
+def before_first_step(what: Verdict, *earlier: dict[str, object]) -> Decision:
+    """Decide on the first fault of a run."""
+    records: list[dict[str, object]] = [
+        {"event": "run_started", "time": 0.0, "may_use_trainer": True},
+        *earlier,
+        {"event": "incident", "cause": "x", "step": what.step, "signature": what.signature, "repeat_key": what.repeat_key},
+    ]  # fmt: skip
+    return decide(History.of(records), what, Budget(), stopping=False)
+
+
+def test_an_exception_before_the_runs_first_step_ends_it_at_once() -> None:
+    """As under torchrun: nothing is lost, and the user reads it sooner. The reason has the exception."""
+    what = replace(FIRST, step=0)
+    decision = before_first_step(what)
+    assert decision.action is Action.stop
+    assert "ImportError was raised before the run's first step" in decision.reason
+
+
+@pytest.mark.parametrize("origin", [Origin.files, Origin.network, Origin.device])
+def test_what_may_pass_is_tried_again_before_the_first_step(origin: Origin) -> None:
+    """A file that is being written, a hub that is away, a device that another process still holds."""
+    assert before_first_step(replace(FIRST, step=0, origin=origin)).action is Action.restart
+
+
+@pytest.mark.parametrize("cause", [Cause.gpu_oom, Cause.host_oom, Cause.shm_full, Cause.collective_mismatch])
+def test_memory_and_collectives_are_not_the_scripts_exceptions(cause: Cause) -> None:
+    assert replace(FIRST, cause=cause).repeat_key == ""
+    assert before_first_step(replace(FIRST, step=0, cause=cause)).action is Action.restart
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "step_committed", "step": 1, "train_call": 1, "time": 1.0},
+        {"event": "checkpoint_published", "step": 1, "train_call": 1, "path": "p", "time": 1.0},
+        {"event": "own_training", "time": 1.0},
+        {"event": "run_started", "may_use_trainer": False, "time": 1.0},
+    ],
+)
+def test_a_run_with_a_step_or_without_a_trainer_is_started_again(event: dict[str, object]) -> None:
+    """It has something to lose, or its steps are not known."""
+    assert before_first_step(replace(FIRST, step=0), event).action is Action.restart
+
+
+def test_the_first_step_of_a_run_that_began_with_another_runs_checkpoint() -> None:
+    """It is counted from there: `--resume-from` a checkpoint of step 7."""
+    begun = {
+        "event": "train_started",
+        "rank": 0,
+        "train_call": 1,
+        "step": 7,
+        "trainer_class": "T",
+        "output_dir": "o",
+    }
+    assert before_first_step(FIRST, begun).action is Action.stop
+    assert before_first_step(replace(FIRST, step=8), begun).action is Action.restart

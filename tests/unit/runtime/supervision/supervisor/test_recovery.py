@@ -79,12 +79,9 @@ def test_the_same_exception_at_the_same_step_is_restarted_once(start: Callable[.
     assert run.events("run_ended")[0]["exit_code"] == 93
 
 
-def test_a_failure_before_the_first_step_is_tried_once_more(start: Callable[..., SupervisedRun]) -> None:
-    """The same failure again ends the run."""
+def test_an_exception_before_the_first_step_ends_the_run(start: Callable[..., SupervisedRun]) -> None:
+    """At once, as under torchrun."""
     run = start()
-    run.attempt()
-    run.raised(1)
-    assert run.poll(run.ranks.exit(1, code=1)) is Directive.restart
     run.attempt()
     run.raised(1)
     assert run.poll(run.ranks.exit(1, code=1)) is Directive.terminate
