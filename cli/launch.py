@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from grpo_run.cli.launch_options import staging
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
 from grpo_run.cli.launch_options.resume_from import check_against_run
 from grpo_run.cli.launch_options.run_inputs import ChangedFiles, check_inputs, inputs_of
+from grpo_run.cli.launching.stop_signals import STOP_SIGNALS, after_end
 from grpo_run.cli.launching.supervise import supervise
 from grpo_run.cli.run_end.end_record import end_record, status_or_none
 from grpo_run.cli.run_end.on_end import run_on_end
 from grpo_run.runtime.catalog.registry import register, registry_folder
-from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, UsageError
+from grpo_run.runtime.continuity.recovery import fails_to_resume
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, UsageError
 from grpo_run.runtime.launch.git_commit import commit_of
+from grpo_run.runtime.processes import fresh_interpreter
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
@@ -37,7 +41,49 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(launch: LaunchCommand) -> int:
-    """Supervise one run until it ends."""
+    """Supervise one run until it ends; if it cannot be resumed and the user wants it, another one from the beginning."""
+    ignored = {number for number in STOP_SIGNALS if signal.getsignal(number) is signal.SIG_IGN}
+    environment = dict(os.environ)
+    code = _run(launch)
+    config = launch.config
+    if code == EXIT_GAVE_UP and config.may_start_over and not after_end:
+        history = History.of(read_journal(RunDirectory(path=config.run_directory).journal))
+        of_this_launch = len(history.recoveries) > history.recoveries_at_start
+        if of_this_launch and fails_to_resume(history.recoveries):
+            for number in set(STOP_SIGNALS) - ignored:
+                signal.signal(number, signal.SIG_DFL)  # the new program would ignore what is ignored here
+            _start_over(launch, environment)
+    return code
+
+
+def _start_over(launch: LaunchCommand, environment: dict[str, str]) -> NoReturn:
+    """Replace this process by a launch of a new run: nothing that the old one has set up is left in it.
+
+    Args:
+        environment: with which the command was started.
+    """
+    config = launch.config
+    print(
+        f"grpo-run: starting over, because run {config.run_id} cannot be resumed; its files stay as they are",
+        file=sys.stderr,
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = fresh_interpreter.command(f"{__name__}:main_of_new_run")
+    words = [*command, str(config.starts_over + 1), *launch.typed]
+    os.execve(command[0], words, environment)
+
+
+def main_of_new_run() -> NoReturn:
+    """Entry point of `_start_over`."""
+    try:
+        sys.exit(run(parse(sys.argv[2:], starts_over=int(sys.argv[1]))))
+    except UsageError as error:
+        print(f"grpo-run: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+
+
+def _run(launch: LaunchCommand) -> int:
     with contextlib.ExitStack() as stack:
         # before anything is created: an address that cannot be used leaves nothing behind
         listener = open_listener(launch)

@@ -100,6 +100,14 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         " a checkpoint of (default: warn, and count it in grpo_resume_mismatches_total)",
     )
     group.add_argument(
+        "--on-resume-failure",
+        choices=("stop", "fresh"),
+        default=RunConfig.on_resume_failure,
+        help="what follows if the script raises the same exception twice while it resumes: stop ends the run with exit code"
+        " 93; fresh starts a new run, in a new run directory and with new output directories; what the old one has written"
+        " stays (default: %(default)s)",
+    )
+    group.add_argument(
         "--accelerate-config", metavar="FILE", help="apply a configuration file of `accelerate launch`"
     )
     group.add_argument(

@@ -19,6 +19,10 @@ MAX_SHOWN_CHARACTERS = 200
 """Of the recorded command in a message."""
 
 
+STARTS_OVER = "starts_over"
+"""Field of `run.json`: how many runs of the command before this one could not be resumed."""
+
+
 class Location(NamedTuple):
     """A run's id and directory. `series` is the id without the number that `--fresh` appends."""
 
@@ -26,8 +30,16 @@ class Location(NamedTuple):
     run_id: str
     directory: Path
 
+    @property
+    def starts_over(self) -> int:
+        """How many runs before the one in this directory could not be resumed."""
+        run = RunDirectory(path=self.directory)
+        return int(run.read_run().get(STARTS_OVER) or 0) if run.run_json.is_file() else 0
 
-def locate(options: argparse.Namespace, command: Sequence[str], nodes: int, token: str) -> Location:
+
+def locate(
+    options: argparse.Namespace, command: Sequence[str], nodes: int, token: str, *, starts_over: bool = False
+) -> Location:
     """Return where the run of a command is.
 
     The newest run of the same command is continued. With `--fresh`, the next number of its series is a new run. In a
@@ -38,6 +50,8 @@ def locate(options: argparse.Namespace, command: Sequence[str], nodes: int, toke
         command: the words that identify the run.
         nodes: the largest number of nodes; with several, the node's name is part of the directory's name.
         token: random; part of the id of a new run in a directory of the user's choice.
+        starts_over: a new run follows one that could not be resumed; in a directory of the user's choice it is in the next
+            one of this name.
 
     Raises:
         UsageError: the id is not a plain name, the directory belongs to another command, or `--fresh` cannot be
@@ -48,7 +62,9 @@ def locate(options: argparse.Namespace, command: Sequence[str], nodes: int, toke
     if "/" in base or base in ("", ".", ".."):
         raise UsageError(f"--run-id {base!r}: give a name without slashes")
     if options.run_dir:
-        path = Path(options.run_dir)
+        path, after = _newest(Path(options.run_dir), command)
+        if starts_over:
+            return Location(base, f"{base}-{token}", after)
         recorded = _recorded(RunDirectory(path=path), command, "--run-dir")
         if recorded is not None and options.fresh:
             raise UsageError(f"--fresh: there is a run in --run-dir {path}; give another directory")
@@ -59,7 +75,8 @@ def locate(options: argparse.Namespace, command: Sequence[str], nodes: int, toke
                     " is new with --run-id, the same on every node"
                 )
             return Location(base, f"{base}-{token}", path)
-        return Location(base, options.run_id or recorded or base, path)
+        started_over = recorded if path != Path(options.run_dir) else None
+        return Location(base, started_over or options.run_id or recorded or base, path)
     suffix = "" if nodes == 1 else f"-{os.uname().nodename}"
     run_id, number = base, 1
     while (other := RunDirectory(path=DEFAULT_ROOT / f"{base}-{number + 1}{suffix}")).run_json.is_file():
@@ -69,13 +86,25 @@ def locate(options: argparse.Namespace, command: Sequence[str], nodes: int, toke
         if run.get("command") == list(command) and run.get("series", base) == base:
             run_id = f"{base}-{number}"
     directory = RunDirectory(path=DEFAULT_ROOT / f"{run_id}{suffix}")
-    if _recorded(directory, command, "--run-id") is not None and options.fresh:
+    if _recorded(directory, command, "--run-id") is not None and (options.fresh or starts_over):
         owner = directory.owner()
         if owner is not None:
             raise UsageError(f"--fresh: run {run_id} of this command is running (pid {owner}); stop it first")
         run_id = f"{base}-{number + 1}"
         directory = RunDirectory(path=DEFAULT_ROOT / f"{run_id}{suffix}")
     return Location(base, run_id, directory.path)
+
+
+def _newest(path: Path, command: Sequence[str]) -> tuple[Path, Path]:
+    """Return the directory of the newest run that has started over after the one in `path`, and of the next such run."""
+    newest, number = path, 2
+    while True:
+        after = path.with_name(f"{path.name}-{number}")
+        run = RunDirectory(path=after)
+        fields = run.read_run() if run.run_json.is_file() else {}
+        if fields.get("command") != list(command) or not fields.get(STARTS_OVER):
+            return newest, after
+        newest, number = after, number + 1
 
 
 def _recorded(directory: RunDirectory, command: Sequence[str], option: str) -> str | None:

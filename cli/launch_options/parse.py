@@ -56,8 +56,11 @@ class LaunchCommand:
     snapshot_folder: Path | None
 
 
-def parse(arguments: Sequence[str]) -> LaunchCommand:
+def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     """Check everything that can be checked before a process is started.
+
+    Args:
+        starts_over: above 0 for a new run that follows so many which could not be resumed.
 
     Raises:
         UsageError: something is wrong; the message is the one line the user sees.
@@ -78,6 +81,10 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
     guards = parse_guards(options.guard)
     injections = parse_all(options.inject)
     nodes = node_range(options)
+    if options.on_resume_failure == "fresh" and nodes[1] > 1:
+        raise UsageError(
+            "--on-resume-failure fresh: one node only, because several cannot agree on the new run"
+        )
     ranks = parallelism(options, nodes[0])
     options.nproc_per_node = str(ranks.per_node)
     check_injections(injections, ranks.per_node * nodes[1])
@@ -87,7 +94,9 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
     if reason is not None:
         _warn(f"{reason}: ranks start as fresh interpreters")
     command = words.identity(arguments)
-    series, run_id, directory = locate(options, command, nodes[1], secrets.token_hex(TOKEN_BYTES))
+    token = secrets.token_hex(TOKEN_BYTES)
+    location = locate(options, command, nodes[1], token, starts_over=starts_over > 0)
+    series, run_id, directory = location
     check_resume_from(options.resume_from, directory, options.training_script_args)
     config = RunConfig(
         run_id=run_id,
@@ -117,7 +126,9 @@ def parse(arguments: Sequence[str]) -> LaunchCommand:
         exclusion=values.exclusion(options),
         guards=guards,
         resume_from=options.resume_from,
-        fresh=options.fresh,
+        fresh=options.fresh or starts_over > 0,
+        on_resume_failure=options.on_resume_failure,
+        starts_over=starts_over or location.starts_over,
         require_resume=options.require_resume,
         allow_degrade=options.allow_degrade,
         allow_untested=options.allow_untested,

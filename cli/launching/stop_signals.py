@@ -12,6 +12,8 @@ import time
 from grpo_run.runtime.supervision.supervisor import Supervisor
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+after_end: list[int] = []
+"""Signals that have arrived after the end of the run: nothing is to be started then."""
 
 
 class StoppedWithoutRanks(BaseException):
@@ -48,9 +50,14 @@ def stop_by_signal() -> None:
 def note_signals() -> list[int]:
     """Return a list to which the signals that arrive from now on are added: they end what is left to wait for."""
     signals: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        signals.append(number)
+        after_end.append(number)
+
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda received, frame: signals.append(received))
+            signal.signal(number, note)
     return signals
 
 

@@ -62,14 +62,19 @@ class Recovery:
     """The memory plan in which it happened, as text."""
     repeat_key: str = ""
     """What an exception of the script is recognized by at any step, see `Verdict`; empty for other faults."""
+    resuming: bool = False
+    """It happened while the attempt loaded what it resumed from."""
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], time: float, train_call: int) -> Recovery:
+    def of(
+        cls, record: Mapping[str, Any], time: float, train_call: int, *, resuming: bool = False
+    ) -> Recovery:
         """Return the fault of one `incident` event.
 
         Args:
             time: of the event, for one that does not say when it failed.
             train_call: the present call, for an event that names none.
+            resuming: the attempt had not loaded yet what it resumed from.
         """
         return cls(
             cause=record["cause"],
@@ -88,6 +93,7 @@ class Recovery:
             guard=str(record["guard"]["guard"]) if record.get("guard") else None,
             memory_plan=record.get("memory_plan") or "",
             repeat_key=record.get("repeat_key") or "",
+            resuming=resuming,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -103,6 +109,19 @@ class Recovery:
             "incident",
         ]
         return {key: getattr(self, key) for key in keys}
+
+
+def fails_to_resume(recoveries: Sequence[Recovery]) -> bool:
+    """Whether the last two faults are the same exception of the script while it resumed.
+
+    The first attempt loads from memory if it can, and the second from disk; what is damaged is skipped by either.
+    """
+    last = recoveries[-2:]
+    return (
+        len(last) == 2
+        and all(one.resuming for one in last)
+        and last[0].repeat_key == last[1].repeat_key != ""
+    )
 
 
 def pending_rollback(recoveries: Sequence[Recovery]) -> Recovery | None:

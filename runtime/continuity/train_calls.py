@@ -89,6 +89,8 @@ class TrainCalls:
     _running: int | None = None
     _chosen: str | None = None
     """The checkpoint that the call about to begin resumes from."""
+    resuming: bool = False
+    """A call is about to resume, and is not loaded yet."""
     _attempt: int = 0
     _attempt_at: float = 0.0
     _pid: int = 0
@@ -129,6 +131,7 @@ class TrainCalls:
     def apply_attempt_started(self, record: Mapping[str, Any], time: float) -> None:
         """A new attempt begins."""
         self._attempt, self._attempt_at, self._pid = int(record["attempt"]), time, 0
+        self.resuming = False
 
     def apply_rank_started(self, record: Mapping[str, Any]) -> None:
         """Rank 0 of the attempt is running."""
@@ -138,9 +141,11 @@ class TrainCalls:
     def apply_resume_chosen(self, record: Mapping[str, Any]) -> None:
         """Rank 0 has chosen what the call about to begin resumes from."""
         self._chosen = record.get("path")
+        self.resuming = bool(self._chosen)
 
     def apply_train_started(self, record: Mapping[str, Any], time: float) -> None:
         """Rank 0 has begun a call, at a step above 0 if it was resumed."""
+        self.resuming = False
         if "trainer_class" not in record:
             return  # written by an older release
         ordinal, step = int(record["train_call"]), int(record.get("step") or 0)
@@ -166,7 +171,8 @@ class TrainCalls:
         self._running = ordinal
 
     def apply_train_restored(self, record: Mapping[str, Any]) -> None:
-        """A finished call was restored without training."""
+        """A finished call is restored without training."""
+        self.resuming = False
         ordinal = int(record["train_call"])
         self._change(ordinal, finished=True, attempt=self._attempt)
         if self._running == ordinal:

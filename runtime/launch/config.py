@@ -170,6 +170,10 @@ class RunConfig:
     """Run id, run directory or checkpoint directory to start from."""
     fresh: bool = False
     """Whether training may start over in an output directory with unfinished checkpoints of another run."""
+    on_resume_failure: str = "stop"
+    """What follows if the script fails when it resumes: `stop`, or `fresh` for a new run."""
+    starts_over: int = 0
+    """How many runs of this command before this one could not be resumed."""
     require_resume: bool = False
     """Whether the run ends rather than repeat or leave out work that it has a checkpoint of."""
     allow_untested: bool = False
@@ -198,6 +202,11 @@ class RunConfig:
                 f"--deadline-ceiling {self.deadlines.ceiling_seconds:g}: must be above --vote-timeout"
                 f" ({self.timeouts.vote_seconds:g} s), because the hang detector watches votes too"
             )
+
+    @property
+    def may_start_over(self) -> bool:
+        """Whether a new run follows if this one cannot be resumed; the restart budget bounds how often in a row."""
+        return self.on_resume_failure == "fresh" and self.starts_over < self.budget.failures_without_progress
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON values, without the environment."""

@@ -247,7 +247,7 @@ class History:
         self.recoveries_at_progress = len(self.recoveries)
 
     def _on_incident(self, record: dict[str, Any], time: float) -> None:
-        self.recoveries.append(Recovery.of(record, time, self.train_call))
+        self.recoveries.append(Recovery.of(record, time, self.train_call, resuming=self.calls.resuming))
         self.rewards.apply_incident(record)
         self.failures_without_progress += 1
 

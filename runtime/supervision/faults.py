@@ -164,6 +164,7 @@ class FaultHandler:
             stopping=stopping,
             can_go_back=self._can_go_back(verdict),
             prompts=prompts,
+            starts_over=self._config.may_start_over,
         )
 
     def _resolve(

@@ -7,8 +7,8 @@ reward function that has failed twice at one step runs in a worker then, and pro
 failed twice are replaced. The same exception at the same line of other steps ends a run that does little else
 (`history_parts/repeats.py`).
 
-An exception of the script before the run's first step ends it at once: there is nothing to lose. Another failed
-start is judged by what the run has to lose. Before any
+An exception of the script before the run's first step ends it at once: there is nothing to lose. The same exception
+twice while the script resumes ends it too. Another failed start is judged by what the run has to lose. Before any
 step of the run it is tried once more. After progress, errors of files, the network or a hub are tried for at least
 `PATIENCE_SECONDS`, with growing delays and without counting against the budget; other errors twice. An error that no
 restart can help ends the run at once. What follows a learning guard is decided in `rollback/policy.py`. Called by
@@ -22,7 +22,7 @@ from itertools import takewhile
 
 from grpo_run.runtime.continuity.decision import Action, Decision
 from grpo_run.runtime.continuity.expected import expected_start
-from grpo_run.runtime.continuity.recovery import Recovery
+from grpo_run.runtime.continuity.recovery import Recovery, fails_to_resume
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.history_parts.repeats import repeats, what_of
@@ -51,6 +51,7 @@ def decide(
     stopping: bool,
     can_go_back: bool = True,
     prompts: int = 0,
+    starts_over: bool = False,
 ) -> Decision:
     """Return what follows the latest incident.
 
@@ -61,6 +62,7 @@ def decide(
         stopping: a stop was requested, so nothing is restarted.
         can_go_back: for a learning guard, see `decide_trip`.
         prompts: how many prompts could be put into quarantine.
+        starts_over: a new run follows if this one cannot be resumed.
     """
     if stopping:
         return _stop("a stop was requested")
@@ -68,6 +70,14 @@ def decide(
         return decide_trip(history, verdict.trip, budget, can_go_back=can_go_back)
     if verdict.final:
         return _stop(f"{verdict.final}; a restart would repeat it")
+    if fails_to_resume(history.recoveries):
+        place = f", at {verdict.location.short}" if verdict.location is not None else ""
+        then = (
+            "a new run starts over"
+            if starts_over
+            else "--on-resume-failure fresh starts over into a new directory"
+        )
+        return _stop(f"this script fails when it resumes{place}; {then}")
     if _is_before_first_step(history, verdict):
         return _stop(
             f"{what_of(verdict.repeat_key)} was raised before the run's first step, so a restart would repeat it"
@@ -135,6 +145,7 @@ def _is_before_first_step(history: History, verdict: Verdict) -> bool:
     return (
         bool(verdict.repeat_key)
         and not (own.seen or own.without_trainer)
+        and not history.recoveries[-1].resuming
         and max(history.best_position, history.highest_checkpoint) == (0, 0)
         and verdict.step <= began_after
     )
@@ -166,7 +177,9 @@ def _try_patiently(history: History) -> Decision:
 def start_of(history: History) -> str:
     """Return from where the next attempt of a run continues, as a clause."""
     trained = history.best_position > (0, 0)
-    return expected_start(history.calls, history.own, trained=trained, now=history.time.last or 0.0)
+    resuming = bool(history.recoveries) and history.recoveries[-1].resuming
+    now = history.time.last or 0.0
+    return expected_start(history.calls, history.own, trained=trained, now=now, in_memory=not resuming)
 
 
 def _after(start: str, delay_seconds: float) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from support.runs import SCRIPTS, Run
@@ -40,6 +42,47 @@ def test_an_exception_in_the_first_step_ends_the_run_at_once(runs: Callable[...,
     assert run.status()["attempts"] == 1
     assert "before the run's first step" in sentence(run)
     assert "in judge" in run.printed()
+
+
+def test_a_script_that_fails_when_it_resumes_is_told_apart(runs: Callable[..., Run]) -> None:
+    """From memory and then from disk; its checkpoints are left as they are."""
+    run = launched(runs, "resume", "--snapshot-every", "1", steps=8)
+    assert run.wait() == 93, run.tail()
+    chosen = [event["in_memory"] for event in run.events("resume_chosen")]
+    assert chosen == [False, True, False]
+    assert "this script fails when it resumes, at repeated_faults.py:" in sentence(run)
+    assert "--on-resume-failure fresh starts over" in sentence(run)
+    assert run.events("checkpoint_rejected") == []
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file below a folder, with its size and its time."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_run_that_cannot_be_resumed_starts_over_beside_itself(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Exit code 0, and nothing that the first run has written has changed; the same command then finds the new run."""
+    run = launched(runs, "resume", "--on-resume-failure", "fresh", "--snapshot-every", "1", steps=8)
+    run.until(lambda events: any(event["event"] == "run_ended" for event in events))
+    before = contents(tmp_path / "out")
+    assert any(name.startswith("checkpoint-4") for name in before)
+    assert run.wait(200) == 0, run.tail()
+    assert contents(tmp_path / "out") == before
+    assert "fails when it resumes" in run.printed()
+    new = json.loads((tmp_path / "run-2" / "run.json").read_text())
+    assert new["starts_over"] == 1
+    beside = tmp_path / f"out.{new['run_id']}"
+    assert (beside / "model.safetensors").is_file()
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    run.start()
+    assert run.wait() == 0
+    assert f"run {new['run_id']} has finished" in run.printed()
 
 
 @pytest.mark.parametrize(

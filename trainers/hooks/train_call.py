@@ -30,6 +30,7 @@ from grpo_run.trainers.learning.guards import LearningGuards
 from grpo_run.trainers.learning.step_values import StepReader, read_steps
 from grpo_run.trainers.loading.renamed_weights import restore_renamed_weights
 from grpo_run.trainers.memory_plan.facts import publish_facts
+from grpo_run.trainers.resuming import started_over
 from grpo_run.trainers.saving import description
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.trainers.saving.trainer_contents import TrainerContents, save_through
@@ -54,7 +55,10 @@ def run_train_call(
         GuardTripped: all ranks agreed that a learning guard ends the attempt.
     """
     session = guard.session
-    call = guard.begin_call(type(trainer).__qualname__, str(trainer.args.output_dir))
+    chosen = str(trainer.args.output_dir)
+    script_argument = started_over.script_argument(session.config, chosen, script_argument)
+    trainer.args.output_dir = started_over.output_directory(session.config, chosen)
+    call = guard.begin_call(type(trainer).__qualname__, trainer.args.output_dir)
     publish_facts(trainer, session, call.ordinal, layout=description.layout(trainer))
     facts = facts_of(trainer, session)
     agreed = agree_on_resume(session, call, script_argument or None, facts, claimed=guard.claimed)

@@ -35,6 +35,7 @@ from grpo_run.trainers.memory_plan.no_effect import warn_of_no_effect
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.rank.unwinding import LeftPlace
 from grpo_run.trainers.resuming.request import ResumeChoice
+from grpo_run.trainers.resuming.started_over import output_directory
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.watchdog.observation import Phase, RankState
 
@@ -95,7 +96,7 @@ class SupervisedLoop:
 
     def _begin(self, output_dir: str | os.PathLike[str], save_total_limit: int | None) -> None:
         session, guard = self._session, self._guard
-        call = guard.begin_call(LOOP, output_dir)
+        call = guard.begin_call(LOOP, output_directory(session.config, os.fspath(output_dir)))
         facts = CallFacts(
             parameters=self._state.named_shapes() if session.is_main else (), settings=self._digest()
         )

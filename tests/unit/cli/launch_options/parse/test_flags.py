@@ -11,7 +11,7 @@ OUR_FLAGS = {
     "--deadline-first", "--deadline-floor", "--fresh", "--generation", "--guard", "--hygiene-every", "--inject",
     "--keep", "--mask-capped", "--memory-plan", "--memory-trace", "--metrics-addr", "--no-memory-forecast", "--no-preload", "--on-end",
     "--repeat-rewards-above",
-    "--require-resume", "--resume-from", "--reward-timeout", "--reward-workers", "--run-dir", "--run-id",
+    "--on-resume-failure", "--require-resume", "--resume-from", "--reward-timeout", "--reward-workers", "--run-dir", "--run-id",
     "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout", "--strict-drills", "--tool-timeout",
     "--vote-timeout",
 }  # fmt: skip

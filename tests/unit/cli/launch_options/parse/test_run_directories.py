@@ -106,3 +106,38 @@ def test_fresh_nodes_in_directories_of_their_own_need_an_id_that_all_of_them_hav
         for name in ("a", "b")
     }
     assert ids == {"again"}
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--run-dir", "mine"], ["--run-dir", "mine", "--run-id", "exp"], ["--run-id", "exp"]]
+)
+def test_a_run_that_starts_over_has_a_directory_and_an_id_of_its_own(at_home: Path, words: list[str]) -> None:
+    """Each time anew. The plain command then finds the newest, and knows how often."""
+    ids, directories = set(), set()
+    for number in range(3):
+        config = parse([*words, "train.py"], starts_over=number).config
+        assert config.starts_over == number
+        run = RunDirectory(path=config.run_directory)
+        assert not run.run_json.is_file()
+        run.create()
+        run.write_run(config.as_json())
+        ids.add(config.run_id)
+        directories.add(config.run_directory)
+        found = parse([*words, "train.py"]).config
+        assert (found.run_id, found.run_directory, found.starts_over) == (
+            config.run_id, config.run_directory, number,
+        )  # fmt: skip
+    assert len(ids) == len(directories) == 3
+
+
+@pytest.mark.usefixtures("at_home")
+def test_how_often_a_run_starts_over_is_bounded() -> None:
+    """By the restart budget, and only if the user wants it."""
+    fresh = ["--on-resume-failure", "fresh"]
+    assert not parse(["train.py"]).config.may_start_over
+    assert parse([*fresh, "train.py"]).config.may_start_over
+    assert parse([*fresh, "--max-restarts", "2", "train.py"], starts_over=1).config.may_start_over
+    assert not parse([*fresh, "--max-restarts", "2", "train.py"], starts_over=2).config.may_start_over
+    assert "one node only" in error(
+        *fresh, "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400", "train.py"
+    )

@@ -24,7 +24,7 @@ def identity(words: list[str]) -> list[str]:
         ["--strict-drills"], ["--on-end", "true"],
         ["--no-preload"], ["--accept-change"], ["--vote-timeout", "60"], ["--snapshot-every", "5"], ["--hygiene-every", "7"],
         ["--generation", "max_time=3"], ["--generation", "max_time=3", "max_completion_length=5"],
-        ["--accelerate-config", "zero2.yaml"], ["--resume-from", "x"], ["--require-resume"], ["--allow-untested"],
+        ["--accelerate-config", "zero2.yaml"], ["--resume-from", "x"], ["--require-resume"], ["--on-resume-failure", "fresh"], ["--allow-untested"],
     ],
 )  # fmt: skip
 def test_no_option_of_ours_or_torchruns_makes_another_run(extra: list[str]) -> None:

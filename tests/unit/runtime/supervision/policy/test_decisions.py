@@ -14,7 +14,7 @@ from grpo_run.runtime.record.history import History
 from grpo_run.runtime.supervision.policy import decide
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.origins import Origin
-from grpo_run.watchdog.verdict import Verdict
+from grpo_run.watchdog.verdict import Location, Verdict
 
 
 @pytest.mark.parametrize(
@@ -242,3 +242,53 @@ def test_the_first_step_of_a_run_that_began_with_another_runs_checkpoint() -> No
     }
     assert before_first_step(FIRST, begun).action is Action.stop
     assert before_first_step(replace(FIRST, step=8), begun).action is Action.restart
+
+
+def resumed_twice(
+    first: Verdict, second: Verdict, *between: dict[str, object], starts_over: bool = False
+) -> Decision:
+    """Decide on the second of two exceptions while a run resumes from step 5."""
+
+    def attempt(number: int, what: Verdict) -> list[dict[str, object]]:
+        return [
+            {"event": "attempt_started", "attempt": number},
+            {"event": "resume_chosen", "path": "out/checkpoint-5", "step": 5},
+            {"event": "incident", "cause": "x", "signature": what.signature, "repeat_key": what.repeat_key},
+        ]
+
+    made = history(["5"])
+    for record in (*attempt(1, first), *between, *attempt(2, second)):
+        made.apply(record)
+    return decide(made, second, Budget(), stopping=False, starts_over=starts_over)
+
+
+LOADS = replace(FIRST, location=Location(file="/w/train.py", line=40, function="main"))
+
+
+def test_the_same_exception_twice_while_resuming_ends_the_run() -> None:
+    """Once from memory and once from disk, with the line; then it is said what would help, or what follows."""
+    stop = resumed_twice(LOADS, LOADS)
+    assert stop.action is Action.stop
+    assert stop.reason.startswith(
+        "this script fails when it resumes, at train.py:40 in main; --on-resume-failure"
+    )
+    assert resumed_twice(LOADS, LOADS, starts_over=True).reason.endswith("; a new run starts over")
+
+
+def test_other_failures_of_two_resumed_attempts_are_not_told_so() -> None:
+    """Another line, another kind of fault, or one after the call had been loaded."""
+    other = replace(LOADS, exception="ValueError")
+    files = replace(LOADS, origin=Origin.files)
+    begun = {"event": "train_started", "rank": 0, "train_call": 1, "step": 5}
+    assert "fails when it resumes" not in resumed_twice(other, LOADS).reason
+    assert resumed_twice(files, files).action is Action.restart
+    made = history(["5"])
+    for number in (1, 2):
+        for record in (
+            {"event": "attempt_started", "attempt": number},
+            {"event": "resume_chosen", "path": "out/checkpoint-5", "step": 5},
+            begun,
+            {"event": "incident", "cause": "x", "signature": "s", "repeat_key": LOADS.repeat_key},
+        ):
+            made.apply(record)
+    assert "fails when it resumes" not in decide(made, LOADS, Budget(), stopping=False).reason
