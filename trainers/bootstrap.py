@@ -1,8 +1,8 @@
 """Entry point of a rank: prepare the process, run the user's script, report the result, and exit.
 
 Called in each rank by the forkserver or by a fresh interpreter. The script sees the process that torchrun
-would give it. When the script has returned, the rank reports completion on the board and in the journal, runs
-exit handlers, releases process groups within a time limit, and exits; a failure of a library's teardown
+would give it. When the script has returned, the rank says so on the board, waits for the script's threads,
+reports completion on the board and in the journal, runs exit handlers, releases process groups within a time limit, and exits; a failure of a library's teardown
 cannot fail the run. A process that the script forks may return here too, by the end of the script or by an
 exception; it exits as a Python program does and reports nothing. Does not train: the guard acts inside
 `Trainer.train`.
@@ -219,6 +219,10 @@ def _fail(session: Session, error: BaseException) -> None:
 
 def _exit(session: Session, code: int, completed: bool) -> NoReturn:
     """Report completion, run exit handlers, release process groups, and exit."""
+    # a thread may be in a `train()` call, which publishes its own states
+    if completed and code == 0 and session.is_rank and session.slot.state is not RankState.training:
+        session.slot.state = RankState.returned
+        session.slot.publish()
     # the script's non-daemon threads are part of it
     with_deadline(upstream.wait_for_threads, TEARDOWN_SECONDS if code and session.is_rank else None)
     if not session.is_rank:

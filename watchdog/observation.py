@@ -51,8 +51,11 @@ class RankState(IntEnum):
     starting = 1  # before the first `train()` call
     training = 2  # inside a `train()` call
     between = 3  # after a `train()` call, before the end of the script
-    done = 4  # the script has run its last line; a signal from here on is a warning
+    done = (
+        4  # the script has run its last line and its threads have ended; a signal from here on is a warning
+    )
     failed = 5  # the script raised an exception
+    returned = 6  # the script has run its last line; threads that it has started may still run
 
 
 class EndReason(str, Enum):
@@ -178,14 +181,24 @@ class Slot:
         return self.save_state_calls % 2 == 1
 
     @property
+    def has_returned(self) -> bool:
+        """Whether the script has run its last line."""
+        return self.state in (RankState.returned, RankState.done)
+
+    @property
     def callback(self) -> str:
         """The user's callback that is running (`MyCallback.on_step_end`), or "" outside callbacks."""
         return next((one.callback for one in reversed(self.phases) if one.phase is Phase.callback), "")
 
 
 def all_done(slots: Sequence[Slot | None]) -> bool:
-    """Whether every rank's script has run its last line."""
+    """Whether every rank's script has run its last line, and its threads have ended."""
     return bool(slots) and all(slot is not None and slot.state is RankState.done for slot in slots)
+
+
+def all_returned(slots: Sequence[Slot | None]) -> bool:
+    """Whether every rank's script has run its last line."""
+    return bool(slots) and all(slot is not None and slot.has_returned for slot in slots)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from enum import Enum
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.status import RunStatus
 from grpo_run.watchdog.duration_text import duration_text, step_time_text
-from grpo_run.watchdog.observation import RankState
+from grpo_run.watchdog.observation import RankState, all_returned
 
 SEPARATOR = " · "
 STATE_NOTES = {
@@ -108,6 +108,8 @@ def _starting(status: RunStatus) -> str | None:
         return f"{verb} {ranks}" + (
             f" after step {history.step}" if history.restarting and history.step else ""
         )
+    if all_returned(slots):
+        return f"{verb}: the script has run its last line on {ranks}"
     if any(slot.state is RankState.starting for slot in slots):
         return f"{verb}: the script runs on {ranks}"
     newest = max(slots, key=lambda slot: (slot.train_call, slot.step))

@@ -31,7 +31,6 @@ from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.observation import Slot, all_done
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-from grpo_run.watchdog.stalls.stall import Stall
 
 SUPERVISOR_PAUSE_SECONDS = 2.0
 """After a longer gap between two scans the supervisor itself was stopped, and all clocks start again."""
@@ -59,7 +58,6 @@ class HangDetector:
         self._observe_exit = observe_exit
         self._clock = clock
         self.phase_durations = PhaseDurations()
-        self._proved_waits: set[tuple[object, ...]] = set()
         self.begin_attempt(board, {}, {}, {}, 0)
 
     def begin_attempt(
@@ -130,26 +128,11 @@ class HangDetector:
         stuck = self._waits.scan(slots, now)
         if stuck is not None:
             assert stuck.stall is not None
-            if self._is_repeated(stuck.stall, slots):
-                return self._stalls.scan(slots, now, self._deadlocks.last_poll)
             # the deadline is certain to pass; the next attempt waits for the end, unless there is none in sight
             if stuck.stall.lasts_seconds <= self.settings.ceiling_seconds:
                 self.phase_durations.record_end(stuck.stall.key, stuck.stall.lasts_seconds)
             return stuck
         return self._stalls.scan(slots, now, self._deadlocks.last_poll)
-
-    def _is_repeated(self, stall: Stall, slots: Mapping[int, Slot | None]) -> bool:
-        """Whether the same wait at the same step has been proved in an earlier attempt.
-
-        If that proof was wrong, the wait would have ended: the second time the deadline decides, and it grows.
-        """
-        slot = slots[stall.culprits[0]]
-        assert slot is not None
-        wait = (stall.culprits, stall.key, slot.train_call, slot.step)
-        if math.isinf(stall.lasts_seconds) and wait in self._proved_waits:
-            return True
-        self._proved_waits.add(wait)
-        return False
 
     @property
     def due_at(self) -> float:

@@ -34,7 +34,7 @@ from grpo_run.runtime.supervision.policy import decide
 from grpo_run.runtime.supervision.quarantine.run_quarantine import RunQuarantine
 from grpo_run.runtime.supervision.rollback.setting_aside import can_go_back
 from grpo_run.runtime.supervision.unguarded.stop_means import stop_code
-from grpo_run.watchdog.observation import RankError, Slot, all_done
+from grpo_run.watchdog.observation import RankError, Slot, all_done, all_returned
 from grpo_run.watchdog.verdict import Verdict
 
 _USAGE: list[type[UsageError]] = [UsageError, *UsageError.__subclasses__()]
@@ -114,9 +114,12 @@ class FaultHandler:
         outcome = None
         if context.finding is not None:
             left = context.attempt.exits.past_training(slots)
-            if left or all_done(list(slots.values())):
+            returned = all_returned(list(slots.values()))
+            if left or returned:
                 outcome = self._investigate(context, slots, exits_unseen_since)
-                if in_destructor(outcome.folder, left):
+                done = all_done(list(slots.values()))
+                repeated = returned and self._has_happened_before(outcome.verdict)
+                if done or repeated or (left and in_destructor(outcome.folder, left)):
                     return self._end_exit_hang(context, outcome.verdict)
         self._lifecycle.fire(RunEvent.fault)
         outcome = outcome or self._investigate(context, slots, exits_unseen_since)
@@ -247,15 +250,19 @@ class FaultHandler:
             self._reporter.notify(verdict.traceback.rstrip())
 
     def _end_exit_hang(self, context: IncidentContext, verdict: Verdict) -> Resolution:
-        """A rank does not exit although every script has completed, or only torch's destructors are left.
+        """A rank does not exit although every script has run its last line, or only torch's destructors are left.
 
-        The work is done: warn, and end the run.
+        The work is done: warn, and end the run. A thread that the script has left behind had a second attempt.
         """
-        self._reporter.write("action", action=str(Action.stop), reason="every script had completed")
+        self._reporter.write("action", action=str(Action.stop), reason="every script has run its last line")
         self._reporter.write("warning", text=verdict.sentence)
         if self._history.ranks_stopped or context.attempt.exits.stopped:
             return Resolution(event=RunEvent.stopped, exit_code=EXIT_STOPPED)
         return Resolution(event=RunEvent.completed, exit_code=EXIT_FINISHED)
+
+    def _has_happened_before(self, verdict: Verdict) -> bool:
+        """Whether this incident, which the history has as its last one, is the same as an earlier one."""
+        return any(one.signature == verdict.signature for one in self._history.recoveries[:-1])
 
     def _investigate(
         self, context: IncidentContext, slots: Mapping[int, Slot | None], exits_unseen_since: float

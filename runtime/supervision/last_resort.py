@@ -184,7 +184,8 @@ def stop_jointly(
     Returns:
         whether every rank has stopped or completed. If one has failed, the others would wait for it.
     """
-    if attempt.exits.failed or stop.means(attempt, attempt.read_slots(board)) is not StopMeans.vote:
+    agreed = (StopMeans.vote, StopMeans.exit)
+    if attempt.exits.failed or stop.means(attempt, attempt.read_slots(board)) not in agreed:
         return False
     if not stop.requested:
         request("failure of the supervisor")

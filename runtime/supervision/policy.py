@@ -2,7 +2,7 @@
 
 The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is
 therefore never given up for the number of its faults, and a run without progress ends. A failure that is
-certain to repeat (the same error at the same line and step) causes only one restart, unless the next attempt differs: a
+certain to repeat (the same error, or the same proved wait, at the same line and step) causes only one restart, unless the next attempt differs: a
 reward function that has failed twice at one step runs in a worker then, and prompts on which generation or rewards have
 failed twice are replaced. The same exception at the same line of other steps ends a run that does little else
 (`history_parts/repeats.py`).
@@ -39,6 +39,8 @@ MAX_DELAY_SECONDS = 30.0
 """Between two failed starts. The delay begins with 1 s and doubles."""
 FAILED_PHASES = {Phase.generate.name: "generation has", Phase.reward.name: "rewards have"}
 """Phases that depend on the prompts, as subjects of a sentence."""
+OUTSIDE_STEPS = (Phase.startup.name, Phase.idle.name)
+"""Phases that belong to no step."""
 MIN_PATIENT_TRIES = 4
 """Tries of a start that itself takes minutes to fail."""
 
@@ -109,7 +111,7 @@ def decide(
         )
     if verdict.deterministic and repeated:
         where = "when the script started" if verdict.starting else "at the same step"
-        if history.own.current:
+        if history.own.current or verdict.phase in OUTSIDE_STEPS:
             where = "at the same place"
         return _stop(f"the same failure occurred again {where}")
     same_bug = repeats(history.recoveries[history.recoveries_at_start :], history.steps)

@@ -6,6 +6,7 @@ incident investigation once evidence is on disk. Exits are diagnosed by `exits.p
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -66,24 +67,22 @@ def diagnose_stall(
 ) -> Verdict:
     """Return the verdict on a missed deadline, or on a rank that nothing can wake.
 
-    Neither is certain to repeat: the next attempt waits longer, and what a rank waits for depends on timing. The
-    restart budget ends a run that hangs again and again.
+    A missed deadline is not certain to repeat, because the next attempt waits longer; the restart budget ends a run that
+    hangs again and again. A wait that nothing can end may depend on timing, but not twice at the same line and step.
     """
     at_work = [rank for rank in stall.culprits if not _waits_for_ranks(stacks.get(rank, ()))]
     if len(at_work) == 1:
         stall = stall.alone.get(at_work[0], stall)
     locations = stack_locations(stacks)
-    culprit = stall.culprits[0] if len(stall.culprits) == 1 else None
-    place = locations.get(culprit) if culprit is not None else None
+    place, beside = _common_places(stall.culprits, locations, stacks)
     step = last_step(slots)
     sentence = stall.sentence
     names = {_name_lock(stacks.get(rank, ())) for rank in stall.culprits}
     if len(names) == 1:
         sentence = sentence.replace(ANOTHER_THREAD, names.pop())
-    beside = _other_thread(stacks.get(culprit, ()), place) if culprit is not None else None
-    if culprit is not None and place is None and beside is not None:  # the main thread has left the script
-        locations[culprit] = place = beside
-        beside = None
+    if place is None and beside is not None:  # the main threads have left the script
+        locations.update(dict.fromkeys(stall.culprits, beside))
+        place, beside = beside, None
     if place is not None:
         sentence = f"{sentence.rstrip('.')}, at {place.short}."
     # another thread may hold what the main thread waits for, or the interpreter
@@ -97,7 +96,7 @@ def diagnose_stall(
         confidence=stall.confidence,
         sentence=sentence,
         signature=_signature(str(stall.cause), place, step),
-        deterministic=False,
+        deterministic=math.isinf(stall.lasts_seconds) and not _trains_alone(slots),
         location=place,
         locations=_only(locations, {*stall.culprits, *stall.waiters}),
         waiters=stall.waiters,
@@ -180,6 +179,16 @@ def _name_lock(threads: Sequence[Stack]) -> str:
     if main is None or not main.frames:
         return ANOTHER_THREAD
     return name_lock((frame.file, frame.function) for frame in main.frames)
+
+
+def _common_places(
+    culprits: Sequence[int], locations: Mapping[int, Location], stacks: Mapping[int, Sequence[Stack]]
+) -> tuple[Location | None, Location | None]:
+    """The line of user code that all culprits' main threads are in, and that of another of their threads; None if they differ."""
+    mains = {locations.get(rank) for rank in culprits}
+    place = mains.pop() if len(mains) == 1 else None
+    others = {_other_thread(stacks.get(rank, ()), place) for rank in culprits}
+    return place, others.pop() if len(others) == 1 and not mains else None
 
 
 def _other_thread(threads: Sequence[Stack], place: Location | None) -> Location | None:

@@ -15,7 +15,7 @@ from grpo_run.watchdog.stalls.overdue import PhaseClock
 SHORTEST_WAIT_SECONDS = 2.0
 """Ranks always wait for one another briefly; nothing is reported before a wait has lasted this long."""
 
-_WATCHED_STATES = (RankState.starting, RankState.training, RankState.between)
+_WATCHED_STATES = (RankState.starting, RankState.training, RankState.between, RankState.returned)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,4 +92,5 @@ def find_awaited_rank(
         deadline_at_seconds=awaited.deadline_at_seconds,
         busy=busy.get(awaited.rank),
         waiters=waiters,
+        exiting=watched[awaited.rank].has_returned,
     )

@@ -22,7 +22,7 @@ from grpo_run.watchdog.stalls.overdue import PhaseClock, Rule, phase_clocks
 from grpo_run.watchdog.stalls.sentences import describe_culprits, describe_waiting_ranks
 from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
 
-_WATCHED_STATES = (RankState.starting, RankState.training, RankState.between)
+_WATCHED_STATES = (RankState.starting, RankState.training, RankState.between, RankState.returned)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

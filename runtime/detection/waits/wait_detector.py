@@ -114,7 +114,7 @@ class WaitDetector:
         self._next_look_at = now + self._next_interval(suspected, now)
         seen = {rank: found.stuck for rank, found in self._suspects.items() if found.stuck is not None}
         stuck = {rank: found for rank, found in seen.items() if self._is_certain(suspected[rank], found, now)}
-        exiting = all(suspected[rank].state is RankState.done for rank in stuck)
+        exiting = all(suspected[rank].has_returned for rank in stuck)
         self.suspicion = describe_stuck(stuck, now=now, exiting=exiting) if stuck else None
         if not any(self._is_confirmed(self._suspects[rank], now) for rank in stuck):
             return None
@@ -217,15 +217,17 @@ class WaitDetector:
                 deadline_seconds=missed.deadline_seconds if missed is not None else 0.0,
                 waited_seconds=now - began[first],
                 lasts_seconds=stuck[first].until_seconds - (missed.since_seconds if missed else began[first]),
-                sentence=describe_stuck(stuck, now=now, exiting=all(_is_done(slots[rank]) for rank in stuck)),
+                sentence=describe_stuck(
+                    stuck, now=now, exiting=all(_has_returned(slots[rank]) for rank in stuck)
+                ),
                 confidence="proved",
             ),
             began_at_seconds=began[first],
         )
 
 
-def _is_done(slot: Slot | None) -> bool:
-    return slot is not None and slot.state is RankState.done
+def _has_returned(slot: Slot | None) -> bool:
+    return slot is not None and slot.has_returned
 
 
 def _callback(slot: Slot) -> str:

@@ -55,7 +55,9 @@ class Exits:
             for rank, state in states.items()
             if rank not in exited and state is not RankState.done
         }
-        if len(left) == len(states) or any(state is not RankState.between for state in left.values()):
+        if len(left) == len(states) or any(
+            state not in (RankState.between, RankState.returned) for state in left.values()
+        ):
             return frozenset()
         return frozenset(left)
 
@@ -77,7 +79,12 @@ class Exits:
             # a script may end with os._exit(0) after its last train() call, but not inside one
             training = slot is not None and slot.state is RankState.training
             left = exit.exit_code == EXIT_FINISHED and not done and not training
-            if left:
+            if left and slot is not None and slot.has_returned:
+                self._warn(
+                    exit.rank,
+                    f"rank {exit.rank} exited with code 0 while threads of its script ran (os._exit?); it counts as finished",
+                )
+            elif left:
                 when = "after its last train() call" if slot is not None and slot.train_call else "by itself"
                 self._warn(
                     exit.rank,

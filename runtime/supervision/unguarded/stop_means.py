@@ -12,7 +12,7 @@ from grpo_run.runtime.errors import EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.launch.config import Timeouts
 from grpo_run.runtime.record.history import History
 from grpo_run.watchdog.duration_text import duration_text
-from grpo_run.watchdog.observation import Exit, RankState, Slot
+from grpo_run.watchdog.observation import Exit, RankState, Slot, all_returned
 
 
 class StopMeans(Enum):
@@ -24,8 +24,10 @@ class StopMeans(Enum):
     """They are ended: no rank has finished a step or a `train()` call, and nothing can be saved."""
     term = "term"
     """SIGTERM, as under torchrun: the script has no `train()` call, and its own handlers may save."""
+    exit = "exit"
+    """They are left to exit: every script has run its last line, and its threads may still work."""
     save = "save"
-    """The same, once the script has saved its state with `Accelerator.save_state` again."""
+    """SIGTERM, once the script has saved its state with `Accelerator.save_state` again."""
 
 
 def choose(committed: tuple[int, int], slots: Mapping[int, Slot | None], history: History) -> StopMeans:
@@ -36,6 +38,8 @@ def choose(committed: tuple[int, int], slots: Mapping[int, Slot | None], history
         slots: of the attempt's ranks; None for one that has not written its slot yet.
         history: of the run.
     """
+    if all_returned(list(slots.values())):
+        return StopMeans.exit
     readings = [slot for slot in slots.values() if slot is not None]
     if not any(slot.state is RankState.training for slot in readings):
         if any(slot.trains_alone for slot in readings):
@@ -60,6 +64,11 @@ def describe(means: StopMeans, history: History, timeouts: Timeouts) -> str:
     """Return what happens now, for the user."""
     if means is StopMeans.vote:
         return "stopping at the next step that all ranks agree on, with a checkpoint (repeat to stop at once)"
+    if means is StopMeans.exit:
+        return (
+            "every script has run its last line; its processes are left to exit, for"
+            f" {duration_text(timeouts.stop_seconds)} at most (repeat to end them now)"
+        )
     if means is StopMeans.save:
         return (
             "stopping when the script has saved its state again, or after"

@@ -74,6 +74,29 @@ def test_a_completed_script_is_reported_as_done(
     assert [(record["event"], record["exit_code"]) for record in events()] == [("rank_completed", code)]
 
 
+def test_the_board_says_that_a_script_has_returned_while_its_threads_run(
+    run_main: Run, reading: Callable[[], Slot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that never ends keeps the process; the supervisor then knows that the last line was run."""
+    seen: list[RankState] = []
+    monkeypatch.setattr(threading, "_shutdown", lambda: seen.append(reading().state))
+    assert run_main("x = 1") == 0
+    assert run_main("raise ValueError") == 1
+    assert seen == [RankState.returned, RankState.failed]
+
+
+def test_a_thread_that_trains_after_the_last_line_keeps_its_state(
+    run_main: Run, session: Any, reading: Callable[[], Slot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks vote, and a stop or a hang concerns its `train()` call."""
+    seen: list[RankState] = []
+    monkeypatch.setattr(threading, "_shutdown", lambda: seen.append(reading().state))
+    session.slot.state = RankState.training
+    session.slot.publish()
+    run_main("x = 1")
+    assert seen == [RankState.training]
+
+
 @pytest.mark.parametrize(
     "source", ["raise ValueError", "import sys\nsys.exit(3)", "import sys\nsys.exit(75)"]
 )

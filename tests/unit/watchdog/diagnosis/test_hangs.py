@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sysconfig
 from collections.abc import Callable
@@ -271,14 +272,27 @@ def test_steps_of_a_loop_of_the_script_s_own_are_not_taken_for_counted_ones(
 ) -> None:
     """They are not counted, so a deadlock at the same line may be another one, and no step is named."""
     slots: dict[int, Slot | None] = {0: make_slot(0), 1: make_slot(1, alone_after=2 if alone else 0), 2: None}
+    proved = stall(confidence="proved", lasts_seconds=math.inf)
     verdicts = (
         hangs.diagnose_deadlock(deadlock(), slots, {}),
-        hangs.diagnose_stall(stall(), slots, {}),
+        hangs.diagnose_stall(proved, slots, {}),
         hangs.diagnose_slow_stop(30.0, slots, {}),
     )
     assert [verdict.counted for verdict in verdicts] == [not alone] * 3
-    assert verdicts[0].deterministic is not alone
+    assert [verdict.deterministic for verdict in verdicts] == [not alone, not alone, False]
     assert ("step" in verdicts[2].sentence) is not alone
+
+
+def test_ranks_that_wait_at_one_line_are_placed_there(slots: dict[int, Slot | None]) -> None:
+    """Two incidents of several ranks are the same one only if their lines are the same."""
+    both = stall(culprits=(0, 1), waiters=(), sentence="They wait.", confidence="proved")
+    verdict = hangs.diagnose_stall(both, slots, {0: (stack(12),), 1: (stack(12),)})
+    assert (verdict.location, verdict.sentence) == (THERE, "They wait, at train.py:12 in reward.")
+    assert ":12:" in verdict.signature
+    assert hangs.diagnose_stall(both, slots, {0: (stack(12),), 1: (stack(88),)}).location is None
+    left = Stack("0x1", (), True)  # the main threads have run their last line
+    both_left = {rank: (left, stack(12, main=False)) for rank in (0, 1)}
+    assert hangs.diagnose_stall(both, slots, both_left).locations == {0: THERE, 1: THERE}
 
 
 def test_ranks_in_different_waits_have_no_common_name_for_them(slots: dict[int, Slot | None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -9,12 +10,16 @@ import pytest
 from support.builders.runtime.supervised_run import SupervisedRun
 
 from grpo_run.runtime.detection import exit_hangs
+from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.processes.agent import Directive
 from grpo_run.runtime.record.status import read_status
 from grpo_run.runtime.supervision.lifecycle import RunState
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts
+from grpo_run.watchdog.stalls.stall import Stall
 
 
 def test_a_usage_error_found_in_a_rank_ends_with_code_2(start: Callable[..., SupervisedRun]) -> None:
@@ -65,6 +70,34 @@ def test_a_rank_that_does_not_exit_is_terminated_with_a_warning(
     assert directive is Directive.finished
     assert run.supervisor.exit_code == 0
     assert "did not exit" in run.events("warning")[0]["text"]
+
+
+@pytest.mark.parametrize(("returned", "code"), [((0, 1), 0), ((0,), 93), ((), 93)])
+def test_the_second_proof_of_a_hang_ends_the_run(
+    start: Callable[..., SupervisedRun],
+    monkeypatch: pytest.MonkeyPatch,
+    returned: tuple[int, ...],
+    code: int,
+) -> None:
+    """With 0 if every script has run its last line, else with 93. The first proof costs an attempt."""
+    run = start()
+    stuck = Stall(
+        cause=Cause.no_progress, culprits=(0, 1), waiters=(), phase=Phase.idle, deadline_seconds=0.0, waited_seconds=6.0,
+        lasts_seconds=math.inf, sentence="Ranks 0 and 1 wait for a thread that cannot end.", confidence="proved",
+    )  # fmt: skip
+    found = Finding(stall=stuck, began_at_seconds=time.monotonic())
+    monkeypatch.setattr(run.supervisor.detector, "scan", lambda slots: found)
+    for attempt in (1, 2):
+        for rank, slot in run.slots.items():
+            slot.state = RankState.returned if rank in returned else RankState.between
+            slot.publish()
+        directive = run.poll()
+        if attempt == 1:
+            assert directive is Directive.restart
+            run.attempt()
+    assert directive is (Directive.finished if code == 0 else Directive.terminate)
+    assert run.supervisor.exit_code == code
+    assert [event["action"] for event in run.events("action")] == ["restart", "stop"]
 
 
 def test_a_run_over_its_budget_is_given_up(start: Callable[..., SupervisedRun]) -> None:

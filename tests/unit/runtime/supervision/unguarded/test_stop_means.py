@@ -30,6 +30,7 @@ CALL = {
 }  # fmt: skip
 STARTING: dict[str, Any] = {"state": RankState.starting, "train_call": 0, "step": 0, "phases": ()}
 ALONE = STARTING | {"alone_after": 1}
+RETURNED: dict[str, Any] = {"state": RankState.returned}
 BETWEEN: dict[str, Any] = {"state": RankState.between, "train_call": 1}
 
 
@@ -47,6 +48,9 @@ BETWEEN: dict[str, Any] = {"state": RankState.between, "train_call": 1}
         (BETWEEN, BETWEEN, [CALL], (1, 7), StopMeans.vote),
         (BETWEEN | {"alone_after": 1}, BETWEEN, [OWN, CALL], (1, 7), StopMeans.vote),
         (BETWEEN | {"alone_after": 2}, BETWEEN, [CALL, OWN], (1, 7), StopMeans.term),
+        (RETURNED, RETURNED, [CALL], (1, 7), StopMeans.exit),
+        (RETURNED, {"state": RankState.done}, [], (0, 0), StopMeans.exit),
+        (RETURNED, BETWEEN, [CALL], (1, 7), StopMeans.vote),
     ],
 )
 def test_the_means_follow_from_what_the_ranks_do(
