@@ -53,6 +53,11 @@ class Timeouts:
     term_seconds: float = 1.0
     """Delay between SIGTERM and SIGKILL when ranks are terminated after a fault. No flag sets it."""
 
+    @property
+    def stop_is_given(self) -> bool:
+        """Whether `--stop-timeout` was given, which sets both limits of a stop."""
+        return self.stop_seconds == self.handler_seconds
+
     def __post_init__(self) -> None:
         names = {
             "vote_seconds": "--vote-timeout",

@@ -57,6 +57,8 @@ class History:
     """The furthest checkpoint that was published since the present attempt began, or before if it resumed there."""
     snapshot_step: int | None = None
     """Step of the newest snapshot in memory; None once the memory is freed."""
+    save_seconds: float | None = None
+    """How long the last save took: to memory, or of its file to disk; None before the first."""
     checkpoint_trouble: str | None = None
     """Why checkpoints cannot be written to disk; None while they can."""
     recoveries: list[Recovery] = field(default_factory=list)
@@ -217,6 +219,7 @@ class History:
             self.checkpoint = Checkpoint(
                 step=step, path=record["path"], verified=bool(record.get("verified")), train_call=call
             )
+        self._record_save(record)
         if record.get("durable", True):
             self.checkpoint_trouble = None
             if self.exit_code is not None:
@@ -227,8 +230,13 @@ class History:
     def _on_checkpoint_staged(self, record: dict[str, Any], time: float) -> None:
         # it survives the ranks, and is made loadable before the next attempt
         self.snapshot_step = int(record["step"])
+        self._record_save(record)
         self.calls.apply_saved(int(record.get("train_call") or 0), self.snapshot_step, None)
         self._progressed(int(record.get("train_call") or 0), int(record["step"]))
+
+    def _record_save(self, record: dict[str, Any]) -> None:
+        seconds = record.get("seconds")
+        self.save_seconds = float(seconds) if seconds is not None else None
 
     def _on_snapshot_interval(self, record: dict[str, Any], time: float) -> None:
         self.snapshot_interval = int(record["steps"])

@@ -22,6 +22,7 @@ from grpo_run.runtime.supervision.unguarded.stop_means import (
     stop_code,
     uses_no_trainer,
 )
+from grpo_run.watchdog.duration_text import duration_text
 from grpo_run.watchdog.observation import Exit, Slot
 
 
@@ -39,6 +40,7 @@ class StopRequest:
         self._noted: list[str] = []
         self._requested_at: float | None = None
         self._deadline = 0.0
+        self._said_short = False
         self.signalled = SignalledStop(timeouts.handler_seconds)
 
     @property
@@ -88,6 +90,17 @@ class StopRequest:
     def means(self, attempt: Attempt, slots: Mapping[int, Slot | None]) -> StopMeans:
         """Return how the ranks are to be stopped now."""
         return choose(attempt.committed, slots, self._history)
+
+    def short_sentence(self) -> str | None:
+        """Return that a save has not fitted into `--stop-timeout`, once; None if it has, or the option was not given."""
+        seconds, limit = self._history.save_seconds, self._timeouts.stop_seconds
+        if self._said_short or not self._timeouts.stop_is_given or seconds is None or seconds <= limit:
+            return None
+        self._said_short = True
+        return (
+            f"a save took {duration_text(seconds)}, and --stop-timeout is {duration_text(limit)}: when that is over, the"
+            " checkpoint of a stop may not be complete"
+        )
 
     def poll(
         self,

@@ -224,6 +224,8 @@ class Supervisor:
             except (OSError, MemoryError) as error:
                 text = f"snapshots cannot be written to disk at present: {error}"
                 self._reporter.warn_once(0, "drains", text)
+        if (short := self.stop.short_sentence()) is not None:
+            self._reporter.warn(None, short)
         saved = self._unguarded.poll(slots, self._polled_at, ended=bool(exits))
         for exit in exits:
             self.detector.rank_exited(exit.rank)

@@ -302,6 +302,41 @@ def test_signal_to_the_whole_group_still_saves(script: str, runs: Callable[..., 
     assert run.status()["checkpoint"]["step"] >= 3
 
 
+@pytest.mark.parametrize(
+    ("snapshots", "during_save", "stops_at"),
+    [
+        pytest.param("1", False, 4, id="before-a-snapshot"),
+        pytest.param("4", True, 4, id="during-a-snapshot"),
+        pytest.param("100", False, 5, marks=pytest.mark.full, id="without-a-snapshot"),
+    ],
+)
+def test_a_stop_makes_one_checkpoint_within_two_steps(
+    snapshots: str, during_save: bool, stops_at: int, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """What is saved while the stop is pending is its checkpoint, on disk when the run ends; no further step is taken."""
+    run = runs(
+        "--snapshot-every", snapshots, "--nproc-per-node", "2", str(SCRIPTS / "slow_saves.py"), "--output-dir", "ours",
+        "--max-steps", "12", "--save-steps", "12",
+    )  # fmt: skip
+    held, stopping = tmp_path / "hold-save", "stop_requested"
+    held.touch() if during_save else None
+    with run.held(after=12 if during_save else 3):
+        run.start().until_step(3, timeout_seconds=150)
+        if during_save:
+            run.until(lambda events: (tmp_path / "saving").exists())
+        assert run.process is not None
+        run.process.send_signal(signal.SIGTERM)
+        run.until(lambda events: any(event["event"] == stopping for event in events))
+    held.unlink(missing_ok=True)
+    assert run.wait() == 75, run.tail()
+    names = [event["event"] for event in run.events()]
+    after = run.events()[names.index(stopping) :]
+    assert [event["step"] for event in after if event["event"] == "checkpoint_staged"] == [stops_at]
+    assert run.status()["step"] == run.status()["checkpoint"]["step"] == stops_at
+    path = Path(run.status()["checkpoint"]["path"])
+    verify_digests(path, read_manifest(path).files)
+
+
 @loop_in_full
 def test_a_closed_terminal_does_not_end_the_run(
     script: str, runs: Callable[..., Run], tmp_path: Path

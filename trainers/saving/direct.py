@@ -20,6 +20,7 @@ from grpo_run.runtime.checkpoints.rotation import rotate
 from grpo_run.runtime.checkpoints.search import directories_of_run, directory_of, find_checkpoints, name_of
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.contents import CheckpointContents
+from grpo_run.trainers.saving.flags import Written
 
 WRITING = "writing"
 """The folder in which ranks write a snapshot before it is published."""
@@ -35,6 +36,7 @@ class DirectSaves:
         self._last_bytes: int | None = None
         """Size of the run's newest checkpoint on disk; None before the first. Known on rank 0 only."""
         self._warned_of_space = False
+        self.written = Written(session)
         if session.is_main:
             self._warn_if_disk_will_be_full(contents.size_bytes)
             self._last_bytes = self._newest_bytes()
@@ -111,7 +113,7 @@ class DirectSaves:
         if self._session.is_main:
             remove_manifest(path)
         result = write(path)
-        self._session.votes.maximum(0)
+        self.written.agree()
         if self._session.is_main:
             self._publish(identity, path, best(), began)
         return result
@@ -125,7 +127,7 @@ class DirectSaves:
             shutil.rmtree(writing, ignore_errors=True)
         self._session.votes.maximum(0)  # no rank writes before it is empty
         write(writing / identity.folder)
-        self._session.votes.maximum(0)
+        self.written.agree()
         if self._session.is_main:
             write_manifest(writing / identity.folder, identity)
             path = directory / name_of(directory, identity.step)

@@ -1,8 +1,7 @@
-"""What all ranks agree on before a save: the first of the at most two all-reduces of a snapshot.
+"""What all ranks agree on before and after a save: the at most two all-reduces of a snapshot.
 
 Each rank fills in what it knows; the maximum over all ranks is the same on every rank, so all ranks take the
-same branch. Used by `saver.py` and `snapshots.py`. The second all-reduce, after the copy, is in
-`snapshots.py`.
+same branch. Used by `saver.py`, `snapshots.py` and `direct.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.save_mode import SaveMode
 
 
@@ -44,3 +44,30 @@ class SaveFlags:
         return SaveFlags(
             non_finite=bool(non_finite), mode=SaveMode(mode), disk_short=bool(disk_short), slot=slot
         )
+
+
+class Written:
+    """The agreement of all ranks that each has written its part.
+
+    Args:
+        session: of the rank.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.stop_requested = False
+        """Whether a stop was requested on any rank before the last agreement; equal on every rank."""
+
+    def agree(self, *, lacks_memory: bool = False) -> bool:
+        """Wait for all ranks. Collective: one all-reduce.
+
+        Args:
+            lacks_memory: this rank's memory did not hold its part.
+
+        Returns:
+            whether any rank lacks memory.
+        """
+        stop, _ = self._session.board.requests
+        lacks, stops = self._session.votes.maxima([int(lacks_memory), int(stop)])
+        self.stop_requested = bool(stops)
+        return bool(lacks)

@@ -28,7 +28,7 @@ from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.cadence import Cadence
 from grpo_run.trainers.saving.contents import CheckpointContents
 from grpo_run.trainers.saving.direct import DirectSaves
-from grpo_run.trainers.saving.flags import SaveFlags
+from grpo_run.trainers.saving.flags import SaveFlags, Written
 from grpo_run.trainers.saving.save_mode import SaveMode
 from grpo_run.trainers.saving.snapshots import Snapshots
 from grpo_run.trainers.saving.weights import has_non_finite_weights
@@ -74,6 +74,7 @@ class Saver:
         self._no_snapshots_before = -1
         self.saved_step = -1
         """The step of the last checkpoint, in memory or on disk."""
+        self._stop_pending_at = -1
         self.stopping = False
         """All ranks have agreed to stop after the present step's snapshot."""
 
@@ -110,7 +111,8 @@ class Saver:
             with self._in_phase():
                 self._take_snapshot(required=required, kept=cadence.kept)
         cadence.done()
-        if self.stopping:
+        # what this step has saved is the checkpoint of a stop that was requested meanwhile
+        if self.stopping or self._stop_pending_at == self._step:
             self._collect_vote()
             if not self._session.votes.maximum(int(call_ends)):
                 raise Stopped(self._step)
@@ -167,6 +169,7 @@ class Saver:
                 best=self._contents.best,
                 began=began,
             )
+            self._note_stop(self._direct.written)
         self._record_saved(began)
         return returned
 
@@ -189,6 +192,7 @@ class Saver:
                     self._contents.write,
                     began=began,
                 )
+                self._note_stop(self._direct.written)
                 taken = True
         if flags.non_finite:
             self._refuse_non_finite()
@@ -208,6 +212,7 @@ class Saver:
             if reservation.slot is not None:
                 taken = snapshots.copy(reservation, staged, write)
         if taken:
+            self._note_stop(snapshots.written)
             self.cadence.taken(staged.step, snapshots.cost_seconds)
             if self._session.is_main and snapshots.last is not None:
                 self._session.journal.write(
@@ -222,6 +227,10 @@ class Saver:
             self._no_snapshots_before = staged.step + RETRY_STEPS
             snapshots.warn_no_memory(staged.step)
         return reservation.flags, taken
+
+    def _note_stop(self, written: Written) -> None:
+        if written.stop_requested:
+            self._stop_pending_at = self._step
 
     @property
     def _step(self) -> int:

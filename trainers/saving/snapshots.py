@@ -29,7 +29,7 @@ from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
 from grpo_run.trainers.capture.copying import copy_threads
 from grpo_run.trainers.capture.interception import capture_saves
 from grpo_run.trainers.rank.session import Session
-from grpo_run.trainers.saving.flags import SaveFlags
+from grpo_run.trainers.saving.flags import SaveFlags, Written
 from grpo_run.trainers.saving.reservation import (
     POLL_SECONDS,
     SLICE_SECONDS,
@@ -66,6 +66,7 @@ class Snapshots:
         self._preparation: threading.Thread | None = None
         self._threads = copy_threads(session.local_world_size)
         self._warned_of_memory = False
+        self.written = Written(session)
         self.cost_seconds = 0.0
         """How long the last snapshot blocked this rank, without waiting for a slot."""
         self.last: tuple[StagingSlot, StagedSnapshot] | None = None
@@ -127,7 +128,7 @@ class Snapshots:
             if not _is_lack_of_memory(error, slot.path):
                 raise
             session.warn_in_journal(str(error))
-        taken = not session.votes.maximum(int(lacks_memory))
+        taken = not self.written.agree(lacks_memory=lacks_memory)
         if session.is_main:
             self._declare(slot, staged, taken=taken)
         self.cost_seconds = time.perf_counter() - reservation.began

@@ -56,6 +56,27 @@ def test_time_in_which_nothing_ran_does_not_count(signalled: bool) -> None:
     assert is_over(191.0)
 
 
+@pytest.mark.parametrize("event", ["checkpoint_staged", "checkpoint_published"])
+@pytest.mark.parametrize(
+    ("timeouts", "seconds", "said"),
+    [
+        (Timeouts(stop_seconds=30.0, handler_seconds=30.0), 30.1, True),
+        (Timeouts(stop_seconds=30.0, handler_seconds=30.0), 30.0, False),
+        (Timeouts(), 301.0, False),
+    ],
+)
+def test_a_save_that_does_not_fit_into_the_timeout_is_said_once(
+    event: str, timeouts: Timeouts, seconds: float, said: bool
+) -> None:
+    """Only if the user gave one: it is what the scheduler grants."""
+    history = History()
+    stop = StopRequest(timeouts, history)
+    assert stop.short_sentence() is None
+    history.apply({"event": event, "time": 1.0, "step": 4, "path": "/o/checkpoint-4", "seconds": seconds})
+    assert ("--stop-timeout" in (stop.short_sentence() or "")) is said
+    assert stop.short_sentence() is None
+
+
 def test_noted_requests_are_taken_once_in_order() -> None:
     """A signal handler notes them; a poll takes them."""
     stop = StopRequest(Timeouts(stop_seconds=30.0), History())

@@ -39,7 +39,7 @@ class Rank(Guarded):
         session = SimpleNamespace(
             rank=rank, world_size=RANKS, local_world_size=RANKS, is_main=rank == 0, votes=votes, slot=slot,
             settings=settings, config=settings.config, notify=notified.append, warn=notified.append,
-            warn_in_journal=notified.append, notified=notified,
+            warn_in_journal=notified.append, notified=notified, board=SimpleNamespace(requests=(False, 0)),
             journal=SimpleNamespace(
                 write=lambda event, **fields: journal.append({"event": event, **fields}), sync=lambda: None
             ),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.saving import Guarded
 
+from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.checkpoints.rotation import rotate
@@ -82,6 +83,30 @@ def test_a_stop_at_a_step_that_the_script_has_saved_saves_it_once(either: Guarde
     with pytest.raises(Stopped):
         end_step(either, 5)
     assert len(either.trainer.seen) == 1
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("asked", ["before", "during"])
+def test_what_is_saved_while_a_stop_is_pending_is_the_checkpoint_of_the_stop(
+    staged: Guarded, board: Board, asked: str, scheduled: bool
+) -> None:
+    """The vote of the step knew nothing of the request; a further step would be saved again."""
+    staged.step(4, due=True)
+    if asked == "before":
+        board.request_stop()
+    staged.trainer.during = lambda path: board.request_stop()
+    with pytest.raises(Stopped):
+        staged.step(5, scheduled=scheduled)
+    assert staged.staged[0] == (5, scheduled)
+
+
+def test_a_step_without_a_checkpoint_does_not_stop_before_all_ranks_know(
+    staged: Guarded, board: Board
+) -> None:
+    """Its vote carries the request; the others may have begun the next step."""
+    board.request_stop()
+    staged.step(5, due=False)
+    assert staged.staged == []
 
 
 @pytest.mark.parametrize("end", ["epoch", "script", "last step"])

@@ -126,11 +126,11 @@ def test_only_rank_0_chooses_empties_and_declares(
     session.is_main = False
     slot = snapshots.staging.slots[2]
     (slot.files / "checkpoint-5").mkdir(parents=True)
-    session.votes = ScriptedVotes(lambda values: [0, 0, 0, FIRST_SLOT + 2] if len(values) > 1 else values)
+    session.votes = ScriptedVotes(lambda values: [0, 0, 0, FIRST_SLOT + 2] if len(values) > 2 else values)
     locked: list[bool] = []
     trainer.during = lambda: locked.append(busy(slot))
     assert take(snapshots, trainer) == TAKEN
-    assert session.votes.sent == [[0, 0, 0, 0], [0]]
+    assert session.votes.sent == [[0, 0, 0, 0], [0, 0]]
     assert slot.index_path(0).exists()
     assert slot.read_snapshot() is None
     assert locked == [False]
@@ -195,9 +195,9 @@ def test_if_another_rank_lacks_memory_there_is_no_snapshot(
     snapshots: Snapshots, trainer: SnapshotTrainer, session: Any
 ) -> None:
     """A snapshot contains the parts of all ranks."""
-    session.votes = ScriptedVotes(lambda values: values if len(values) > 1 else [1])
+    session.votes = ScriptedVotes(lambda values: values if len(values) > 2 else [1, 0])
     assert take(snapshots, trainer) == NO_MEMORY
-    assert session.votes.sent[1] == [0]
+    assert session.votes.sent[1] == [0, 0]
     assert steps(snapshots) == []
     assert snapshots.last is None
 
@@ -218,7 +218,7 @@ def test_a_snapshot_that_cannot_be_declared_is_reported_as_lost(
     slot = snapshots.staging.slots[1]
 
     def answer(values: list[int]) -> list[int]:
-        if len(values) == 1:
+        if len(values) == 2:
             (slot.path / PREPARED).unlink(missing_ok=True)
         return values
 
