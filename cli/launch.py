@@ -17,7 +17,7 @@ from grpo_run.cli.launch_options import staging
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
 from grpo_run.cli.launch_options.resume_from import check_against_run
 from grpo_run.cli.launch_options.run_inputs import ChangedFiles, check_inputs, inputs_of
-from grpo_run.cli.launching.stop_signals import STOP_SIGNALS, after_end
+from grpo_run.cli.launching.stop_signals import after_end, stop_signals
 from grpo_run.cli.launching.supervise import supervise
 from grpo_run.cli.run_end.end_record import end_record, status_or_none
 from grpo_run.cli.run_end.on_end import run_on_end
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(launch: LaunchCommand) -> int:
     """Supervise one run until it ends; if it cannot be resumed and the user wants it, another one from the beginning."""
-    ignored = {number for number in STOP_SIGNALS if signal.getsignal(number) is signal.SIG_IGN}
+    ignored = {number for number in stop_signals() if signal.getsignal(number) is signal.SIG_IGN}
     environment = dict(os.environ)
     code = _run(launch)
     config = launch.config
@@ -50,7 +50,7 @@ def run(launch: LaunchCommand) -> int:
         history = History.of(read_journal(RunDirectory(path=config.run_directory).journal))
         of_this_launch = len(history.recoveries) > history.recoveries_at_start
         if of_this_launch and fails_to_resume(history.recoveries):
-            for number in set(STOP_SIGNALS) - ignored:
+            for number in stop_signals() - ignored:
                 signal.signal(number, signal.SIG_DFL)  # the new program would ignore what is ignored here
             _start_over(launch, environment)
     return code

@@ -27,6 +27,7 @@ from grpo_run.runtime.launch.injections.parsing import parse_all
 from grpo_run.runtime.launch.injections.selection import check as check_injections
 from grpo_run.runtime.launch.script import source_of
 from grpo_run.runtime.launch.sources.local_modules import Source, local_modules
+from grpo_run.runtime.named_signals import parse_signals
 from grpo_run.trainers.caps import settings as caps
 from grpo_run.trainers.learning.options import parse_guards
 from grpo_run.trainers.upstream.versions import check_versions
@@ -80,6 +81,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     memory_plan = parse_memory_plan(options.memory_plan)
     guards = parse_guards(options.guard)
     injections = parse_all(options.inject)
+    parse_signals(options.signals_to_handle)
     nodes = node_range(options)
     if options.on_resume_failure == "fresh" and nodes[1] > 1:
         raise UsageError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from grpo_run.cli.launch_options.parse import LaunchCommand
 from grpo_run.cli.launch_options.processes import node_range
 from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.named_signals import VARIABLE
 from grpo_run.runtime.supervision.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers)
         entry=ENTRY,
         environment={
             **config.environment,
-            "TORCHELASTIC_SIGNALS_TO_HANDLE": options.signals_to_handle,
+            VARIABLE: options.signals_to_handle,
         },
         preloaded=config.preload,
         elastic=elastic.max_nodes > 1,

@@ -1,19 +1,26 @@
-"""The signals that stop a run: what SIGTERM, SIGINT and SIGHUP do while it runs, after its end, and while Python exits.
+"""The signals that stop a run: what they do while it runs, after its end, and while Python exits.
 
-Called by `supervise.py`. A handler notes what has arrived; the supervisor decides what follows from it.
+They are SIGTERM, SIGINT, SIGHUP and those that `--signals-to-handle` names. Called by `supervise.py`. A handler notes what has arrived; the supervisor decides what follows from it.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 
+from grpo_run.runtime.named_signals import VARIABLE, parse_signals
 from grpo_run.runtime.supervision.supervisor import Supervisor
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ALWAYS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 after_end: list[int] = []
 """Signals that have arrived after the end of the run: nothing is to be started then."""
+
+
+def stop_signals() -> frozenset[signal.Signals]:
+    """Return the signals that stop the run."""
+    return frozenset({*ALWAYS, *parse_signals(os.environ.get(VARIABLE, ""))})
 
 
 class StoppedWithoutRanks(BaseException):
@@ -21,7 +28,7 @@ class StoppedWithoutRanks(BaseException):
 
 
 def handle_signals(supervisor: Supervisor) -> list[float]:
-    """Turn SIGTERM, SIGINT and SIGHUP into a stop request; SIGHUP stays ignored under nohup.
+    """Turn each of them into a stop request; SIGHUP stays ignored under nohup.
 
     Returns:
         a list to which the time of each signal is added, in monotonic seconds.
@@ -34,7 +41,7 @@ def handle_signals(supervisor: Supervisor) -> list[float]:
             raise StoppedWithoutRanks(signal.Signals(number).name)
         supervisor.stop.note(signal.Signals(number).name)
 
-    for number in STOP_SIGNALS:
+    for number in stop_signals():
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, on_signal)
     return received
@@ -55,7 +62,7 @@ def note_signals() -> list[int]:
         signals.append(number)
         after_end.append(number)
 
-    for number in STOP_SIGNALS:
+    for number in stop_signals():
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, note)
     return signals
@@ -63,5 +70,5 @@ def note_signals() -> list[int]:
 
 def ignore_signals() -> None:
     """Keep the exit code that was decided: Python restores the default handlers while it exits."""
-    for number in STOP_SIGNALS:
+    for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)

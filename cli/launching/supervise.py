@@ -34,6 +34,7 @@ from grpo_run.cli.run_end.on_end import run_on_end
 from grpo_run.runtime.board.stop_requests import StopRequests
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_USAGE, ProcessError, UsageError
 from grpo_run.runtime.launch.sources.trainer_use import may_use_trainer
+from grpo_run.runtime.named_signals import VARIABLE
 from grpo_run.runtime.processes.helpers import Helpers
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.area import StagingArea
@@ -84,7 +85,7 @@ def _supervise(
     launch: LaunchCommand, directory: RunDirectory, listener: Listener | None, changed_files: ChangedFiles
 ) -> int:
     config = launch.config
-    os.environ.update(config.environment)
+    os.environ.update({**config.environment, VARIABLE: launch.elastic.signals_to_handle})
     processes = own_processes(config)
 
     from grpo_run.dashboards.terminal.terminal import Terminal

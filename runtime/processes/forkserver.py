@@ -18,6 +18,7 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from grpo_run.runtime import upstream
+from grpo_run.runtime.named_signals import inherited_as_ignored
 from grpo_run.runtime.processes import termination
 from grpo_run.runtime.processes.parent_death import die_with_parent
 from grpo_run.watchdog.observation import ProcessEnd
@@ -52,16 +53,13 @@ def start_server(preload: Sequence[str], environment: Mapping[str, str]) -> int:
     os.environ[SUPERVISOR_PID] = str(os.getpid())
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
-    # Ctrl-C signals the server too, and would end it with a traceback while it imports; children restore the
-    # handler
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
-        with upstream.hidden_main():
+        # children restore the handler of Ctrl-C
+        with upstream.hidden_main(), inherited_as_ignored():
             forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, interrupt)
         for name, value in before.items():
             if value is None:
                 del os.environ[name]

@@ -337,6 +337,47 @@ def test_a_stop_makes_one_checkpoint_within_two_steps(
     verify_digests(path, read_manifest(path).files)
 
 
+HANDLES = f"""
+import os, runpy, signal, sys
+from pathlib import Path
+assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+if os.environ["RANK"] == "1":
+    signal.signal(signal.SIGUSR1, lambda number, frame: Path("handled").touch())
+sys.path.insert(0, {str(SCRIPTS)!r})
+runpy.run_path({str(SCRIPTS / TRAINER)!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(("--reward-workers", "1"), id="forked"),
+        pytest.param(("--no-preload",), marks=pytest.mark.full, id="fresh"),
+    ],
+)
+def test_a_named_signal_to_every_process_saves_and_stops(
+    start: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """As Slurm sends it: the supervisor stops the run, helpers and ranks ignore it, and the script's own handler runs."""
+    (tmp_path / "train.py").write_text(HANDLES)
+    run = runs(
+        "--signals-to-handle", "SIGTERM,SIGUSR1", *start, "--nproc-per-node", "2", "train.py", "--output-dir", "ours",
+        *STEPS, cold=True if "--no-preload" in start else None,
+    )  # fmt: skip
+    with run.held(after=3):
+        run.start().until_step(3, timeout_seconds=150)
+        assert run.process is not None
+        for pid in (*descendants(run.process.pid), run.process.pid):
+            os.kill(pid, signal.SIGUSR1)
+        (stop,) = run.until(lambda events: [e for e in events if e["event"] == "stop_requested"])
+    assert run.wait() == 75, run.tail()
+    assert stop["why"] == "SIGUSR1"
+    assert (tmp_path / "handled").exists()
+    status = run.status()
+    assert (status["state"], status["recoveries"]) == ("stopped", [])
+    assert status["checkpoint"]["step"] == status["step"] >= 3
+
+
 @loop_in_full
 def test_a_closed_terminal_does_not_end_the_run(
     script: str, runs: Callable[..., Run], tmp_path: Path

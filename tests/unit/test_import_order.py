@@ -25,7 +25,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime": (
         ("supervision", "catalog"), ("launch",), ("staging",), ("detection",), ("record",), ("continuity", "rollouts"), ("checkpoints",),
-        ("processes",), ("board", "host_memory"), ("process_identity",), ("call_names", "errors", "files", "upstream"),
+        ("processes",), ("board", "host_memory"), ("named_signals", "process_identity"), ("call_names", "errors", "files", "upstream"),
     ),
     "trainers": (
         ("preload", "bootstrap", "recipes", "consensus", "loop"),

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.host_memory.own_cgroup import remove_cgroup
+from grpo_run.runtime.named_signals import inherited_as_ignored
 from grpo_run.runtime.processes import fresh_interpreter
 from grpo_run.runtime.processes.termination import TerminatedProcess, describe, terminate
 from grpo_run.runtime.record.journal import Journal
@@ -69,16 +70,12 @@ class Guardian:
             "keep": list(keep),
             "cgroup": str(cgroup) if cgroup is not None else None,
         }
-        # inherited, so that Ctrl-C does not end it while it starts; it leaves the process group afterwards
-        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
+        with inherited_as_ignored():  # it leaves the process group afterwards
             self._process = subprocess.Popen(
                 fresh_interpreter.command(f"{__name__}:main"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
             )
-        finally:
-            signal.signal(signal.SIGINT, interrupt)
         self._tell(settings)
 
     def begin_attempt(self, ranks: Collection[int]) -> None:
