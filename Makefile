@@ -62,6 +62,7 @@ bench: $(STAMP)
 	$(BIN)/python -P benchmarks/overhead.py
 	$(BIN)/python -P benchmarks/overhead_in_turns.py
 	$(BIN)/python -P benchmarks/recovery.py
+	$(BIN)/python -P benchmarks/stopping.py
 	$(BIN)/python -P benchmarks/watching.py
 	$(BIN)/python -P benchmarks/consensus.py
 	$(BIN)/python -P benchmarks/loops.py
