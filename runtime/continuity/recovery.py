@@ -6,7 +6,7 @@ Replayed as part of `runtime.record.history`; read by the recovery policy, statu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -64,6 +64,8 @@ class Recovery:
     """What an exception of the script is recognized by at any step, see `Verdict`; empty for other faults."""
     resuming: bool = False
     """It happened while the attempt loaded what it resumed from."""
+    shortage: Mapping[str, Any] = field(default_factory=dict)
+    """The memory that was exhausted, as in the verdict; empty if none was."""
 
     @classmethod
     def of(
@@ -94,6 +96,7 @@ class Recovery:
             memory_plan=record.get("memory_plan") or "",
             repeat_key=record.get("repeat_key") or "",
             resuming=resuming,
+            shortage=record.get("shortage") or {},
         )
 
     def as_json(self) -> dict[str, Any]:

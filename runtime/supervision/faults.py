@@ -180,7 +180,9 @@ class FaultHandler:
             return Resolution(restart=True, delay_seconds=decision.delay_seconds)
         if stopping:
             return Resolution(event=RunEvent.stopped, exit_code=stop_code(self._history))
-        return Resolution(sentence=f"{as_sentence(verdict.sentence)} Gave up: {as_sentence(decision.reason)}")
+        sentence = f"{as_sentence(verdict.sentence)} Gave up: {as_sentence(decision.reason)}"
+        advice = verdict.advice if verdict.shortage is not None else ()
+        return Resolution(sentence=" ".join((sentence, *advice)))
 
     def thrashing(self, attempt: Attempt) -> Finding | None:
         """Report a rank whose allocator returns its caches in every step, once; return it if it is slow and can be helped.

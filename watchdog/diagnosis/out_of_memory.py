@@ -14,19 +14,23 @@ from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.out_of_memory.error_patterns import Source
 from grpo_run.watchdog.out_of_memory.figures import Figures
-from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
+from grpo_run.watchdog.out_of_memory.phases import OUTSIDE, MemoryPhase
 from grpo_run.watchdog.out_of_memory.retries import Retries
 from grpo_run.watchdog.out_of_memory.shortage import Shortage
 from grpo_run.watchdog.verdict import Verdict
 
 _PHASE_ADVICE = {
-    MemoryPhase.generate: "Lower num_generations, max_completion_length or vLLM's share of the GPU.",
+    MemoryPhase.generate: "Lower max_completion_length, generation_batch_size or vLLM's share of the GPU.",
     MemoryPhase.score: "Lower per_device_train_batch_size or max_completion_length.",
     MemoryPhase.forward: "Lower per_device_train_batch_size or max_completion_length, or set gradient_checkpointing.",
     MemoryPhase.backward: "Lower per_device_train_batch_size or max_completion_length, or set gradient_checkpointing.",
-    MemoryPhase.optimizer: "Shard the optimizer's state over more GPUs, or offload it to the host.",
+    MemoryPhase.optimizer: "Shard the optimizer's state over more GPUs, offload it to the host, or take an optimizer with less state.",
+    MemoryPhase.save: "Save without gathering the whole model on one GPU.",
     MemoryPhase.load: "Shard the model over more GPUs, or load it in a smaller type.",
     MemoryPhase.evaluate: "Lower per_device_eval_batch_size, which no memory plan changes.",
+    MemoryPhase.reward: "Let the reward function use less memory of this GPU: smaller batches in it, or its model on the CPU or elsewhere.",
+    MemoryPhase.callback: "Let the callback use less memory of this GPU: no graphs (torch.no_grad), and no tensors that it keeps.",
+    MemoryPhase.script: "Let the script use less memory of this GPU at this line: smaller batches there, or what it keeps on the CPU.",
 }
 _CAUSE_ADVICE = {
     Cause.host_oom: "Lower dataloader_num_workers, or give the job more host memory.",
@@ -42,7 +46,10 @@ def memory_sentence(shortage: Shortage, rank: int, place: str) -> str:
     Args:
         place: where the rank was, after a space.
     """
-    return f"Rank {rank} ran out of {shortage.memory}{place}: {shortage.detail.rstrip('.')}."
+    own = ", in the script's own code" if shortage.phase is MemoryPhase.script else ""
+    if shortage.line and shortage.phase in OUTSIDE:
+        own = f"{own or ','} at {shortage.line.rpartition('/')[2]}"
+    return f"Rank {rank} ran out of {shortage.memory}{place}{own}: {shortage.detail.rstrip('.')}."
 
 
 def memory_signature(shortage: Shortage, step: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from grpo_run.watchdog.callback_names import place_name
 from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Exit, Phase, Slot
-from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
+from grpo_run.watchdog.out_of_memory.phases import OUTSIDE, MemoryPhase
 from grpo_run.watchdog.out_of_memory.shortage import Shortage
 
 _STEP_ITSELF = frozenset({Phase.forward_backward, Phase.optimizer})
@@ -51,7 +51,7 @@ def position_of(culprit: Exit, slot: Slot | None, step: int, shortage: Shortage 
     outer = set(phases[:-1])
     rolls_out = bool(_ROLLOUT & outer) and Phase.eval not in outer
     inside_step = bool(_STEP_ITSELF & outer) or rolls_out or callback.endswith(".on_step_begin")
-    named = shortage is not None and shortage.phase not in (MemoryPhase.unknown, MemoryPhase.evaluate)
+    named = shortage is not None and shortage.phase not in OUTSIDE | {MemoryPhase.evaluate}
     finer = str(shortage.phase) if shortage is not None and named else ""
     place = position(
         slot.step,

@@ -1,7 +1,8 @@
 """The phase of a step that ran out of memory, finer than the phases on the board. Called by `shortage.py`. Pure.
 
 On the board forward and backward passes are one phase, and a hand-written loop marks generation as a part of it. The
-traceback tells them apart: by functions of torch, transformers and DeepSpeed, and by lines that call them.
+traceback tells them apart: by functions of torch, transformers and DeepSpeed, and by lines that call them. It also tells
+the script's own code from a trainer's, by which of them has the innermost frame.
 """
 
 from __future__ import annotations
@@ -29,25 +30,28 @@ class MemoryPhase(str, Enum):
     """Everything before the first step: weights, optimizer, checkpoint."""
     evaluate = "evaluate"
     """An evaluation, whose batches no plan changes."""
+    reward = "reward"
+    callback = "callback"
+    script = "script"
+    """The script's own code with no phase of a trainer open, in its data, or in what it has put in the place of `generate`."""
     unknown = "unknown"
-    """Anything else: a reward function, a callback."""
+    """Anything else, such as data that a library prepares."""
 
     def __str__(self) -> str:
         return self.value
 
 
+OUTSIDE = frozenset({MemoryPhase.reward, MemoryPhase.callback, MemoryPhase.script, MemoryPhase.unknown})
+"""Where no size of a trainer decides what is allocated, so that a plan can only leave more memory free."""
+
 _FRAME = re.compile(
-    r'^ *File "(?P<file>[^"\n]*)", line \d+, in (?P<function>\S+)\n(?P<source>.*)$', re.MULTILINE
+    r'^ *File "(?P<file>[^"\n]*)", line (?P<line>\d+), in (?P<function>\S+)\n(?P<source>.*)$', re.MULTILINE
 )
 _Markers = tuple[tuple[MemoryPhase, str, str, str], ...]
 _LOADING: _Markers = (
-    (
-        MemoryPhase.load,
-        r"",
-        r"load_state_dict|from_pretrained|_load_\w+|load_checkpoint",
-        r"\bload_state_dict\(",
-    ),
-)
+    (MemoryPhase.load, r"", r"load_state_dict|from_pretrained|_load_\w+|load_checkpoint", r"\bload_state_dict\("),
+    (MemoryPhase.load, r"/torch/nn/modules/module\.py$", r"to|cuda|_apply", r""),
+)  # fmt: skip
 _OF_STEPS: _Markers = (
     (MemoryPhase.backward, r"", r"backward|_engine_run_backward", r"\.backward\(|\bautograd\.grad\("),
     (MemoryPhase.optimizer, r"/torch/optim/|/torch/nn/utils/clip_grad\.py$|/bitsandbytes/optim/|/deepspeed/ops/adam/", r".*", r""),
@@ -59,21 +63,35 @@ _OF_STEPS: _Markers = (
 )  # fmt: skip
 """Phase, and patterns of a file, of a function in such a file, and of a line that calls it; "" matches no line or function.
 A frame shows the phase if file and function match, or its line does."""
-_FORWARD = re.compile(r", in (?:_call_impl|forward)$", re.MULTILINE)
+_GENERATION = re.compile(r'^ *File "[^"\n]*/(?:transformers/generation|vllm)/', re.MULTILINE)
+_OF_TRAINER = re.compile(r"/(?:trl|accelerate|deepspeed|vllm)/|/transformers/trainer")
+
+Place = tuple[str, int, str]
+"""File, line and function of the innermost frame outside installed libraries."""
 
 
-def memory_phase(phases: Sequence[Phase] | None, traceback: str) -> MemoryPhase:
+def memory_phase(
+    phases: Sequence[Phase] | None, traceback: str, location: Place | None = None
+) -> MemoryPhase:
     """Return in which phase memory was exhausted.
 
     Args:
         phases: that were open, the outermost first; None if the rank has marked none.
         traceback: of the exception, as Python prints it.
+        location: of the exception in the script; None if it is not known.
     """
     innermost = phases[-1] if phases else None
-    if innermost is Phase.generate:
-        return MemoryPhase.generate
-    if innermost in (Phase.reward, Phase.callback):
-        return MemoryPhase.unknown
+    scripts = location is not None and _called_by_no_trainer(traceback, location)
+    match innermost:
+        case Phase.generate:
+            # a part of a call of transformers' `generate` is smaller, and what the script does around it is not
+            return (
+                MemoryPhase.script if scripts and not _GENERATION.search(traceback) else MemoryPhase.generate
+            )
+        case Phase.reward:
+            return MemoryPhase.reward
+        case Phase.callback:
+            return MemoryPhase.callback
     if phases and Phase.eval in phases:
         return MemoryPhase.evaluate
     match innermost:
@@ -85,13 +103,34 @@ def memory_phase(phases: Sequence[Phase] | None, traceback: str) -> MemoryPhase:
             return _innermost_shown(traceback, _OF_STEPS) or MemoryPhase.optimizer
         case Phase.checkpoint:
             return _innermost_shown(traceback, _LOADING) or MemoryPhase.save
-        case Phase.startup | Phase.idle | None:
-            shown = _innermost_shown(traceback, _LOADING + _OF_STEPS)
-            if shown is None and _FORWARD.search(traceback):
-                return MemoryPhase.forward
-            return shown or (MemoryPhase.load if innermost is not None else MemoryPhase.unknown)
+        case Phase.startup | Phase.idle:
+            shown = _innermost_shown(traceback, _LOADING)
+            return shown or (MemoryPhase.script if scripts else MemoryPhase.load)
         case _:
-            return MemoryPhase.unknown
+            return MemoryPhase.script if scripts else MemoryPhase.unknown
+
+
+def line_of(phase: MemoryPhase, traceback: str, location: Place | None) -> str:
+    """Return the line of the script that has asked for the memory, `file:line`; empty if a trainer has asked for it.
+
+    One line of a trainer allocates for many layers, so that it may fail again although a change has helped.
+    """
+    if location is None:
+        return ""
+    innermost = next(reversed(list(_FRAME.finditer(traceback))), None)
+    own = innermost is not None and (innermost["file"], int(innermost["line"])) == location[:2]
+    return f"{location[0]}:{location[1]}" if own or phase in OUTSIDE else ""
+
+
+def _called_by_no_trainer(traceback: str, location: Place) -> bool:
+    """Whether no frame of a trainer is inside the script's innermost frame."""
+    found = False
+    for frame in _FRAME.finditer(traceback):
+        if (frame["file"], int(frame["line"])) == location[:2]:
+            found = True
+        elif _OF_TRAINER.search(frame["file"]):
+            found = False
+    return found
 
 
 def _innermost_shown(traceback: str, markers: _Markers) -> MemoryPhase | None:

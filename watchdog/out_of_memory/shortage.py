@@ -14,7 +14,7 @@ from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase, RaisedError, RankError
 from grpo_run.watchdog.out_of_memory.error_patterns import Source, recognize
 from grpo_run.watchdog.out_of_memory.figures import Figures, read_figures
-from grpo_run.watchdog.out_of_memory.phases import MemoryPhase, memory_phase
+from grpo_run.watchdog.out_of_memory.phases import MemoryPhase, line_of, memory_phase
 from grpo_run.watchdog.size_text import size_text
 
 MEMORIES = {
@@ -27,6 +27,8 @@ _QUOTING = (Phase.reward, Phase.callback)
 """Phases in which a script raises what a server has answered: the class must say that memory of the rank is exhausted."""
 FULL_BYTES = 1024**2
 """A file system with less space is full: an allocator asks for pages in blocks of about this size."""
+LEAST_GAIN = 0.1
+"""Of a request. What is free when it fails differs by less from one attempt to the next without a reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +41,7 @@ class Shortage:
         phase: that died.
         text: the line of the message that says so.
         figures: of the message.
+        line: of the script that has asked for it, as `file:line`; empty if a trainer has, or if it is not known.
     """
 
     cause: Cause
@@ -46,6 +49,7 @@ class Shortage:
     phase: MemoryPhase
     text: str
     figures: Figures = field(default_factory=Figures)
+    line: str = ""
 
     @property
     def memory(self) -> str:
@@ -59,12 +63,25 @@ class Shortage:
             return f"NCCL: {self.text}"
         return self.figures.request or self.text
 
+    def repeats(self, before: Mapping[str, Any]) -> bool:
+        """Whether this is an earlier request again, at the same line, with no more memory free for it.
+
+        Args:
+            before: `as_json` of the earlier one.
+        """
+        tried, earlier = self.figures, Figures.from_json(before)
+        if not self.line or before.get("line") != self.line or tried.tried_bytes is None:
+            return False
+        gained = (tried.free_bytes or 0) - (earlier.free_bytes or 0)
+        return tried.tried_bytes == earlier.tried_bytes and gained < LEAST_GAIN * tried.tried_bytes
+
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {
             "memory": self.memory,
             "source": str(self.source),
             "phase": str(self.phase),
+            "line": self.line,
             "text": self.text,
             **self.figures.as_json(),
         }
@@ -87,12 +104,14 @@ def shortage_of(error: RankError | None, phases: Sequence[Phase] | None) -> Shor
             )
             if raised.by_script and not spelling.by_class and open_phases and open_phases[-1] in _QUOTING:
                 continue
+            phase = memory_phase(open_phases, error.traceback, error.location)
             return Shortage(
                 cause=spelling.cause,
                 source=spelling.source,
-                phase=memory_phase(open_phases, error.traceback),
+                phase=phase,
                 text=spelling.text,
                 figures=read_figures(raised.message),
+                line=line_of(phase, error.traceback, error.location),
             )
     return None
 

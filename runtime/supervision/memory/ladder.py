@@ -16,15 +16,11 @@ from grpo_run.runtime.continuity.memory_facts import MemoryFacts
 from grpo_run.runtime.continuity.memory_plan import MemoryPlan
 from grpo_run.runtime.supervision.memory.prediction import Device, Prediction, Traces, predict
 from grpo_run.runtime.supervision.memory.rungs import Rung, Surroundings, climb
-from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
+from grpo_run.watchdog.out_of_memory.phases import OUTSIDE, MemoryPhase
 
-_MICRO_BATCH = (
-    Rung.micro_batch,
-    Rung.gradient_checkpointing,
-    Rung.vllm_sleep,
-    Rung.vllm_share,
-    Rung.expandable_segments,
-)
+_ELSEWHERE = (Rung.vllm_sleep, Rung.vllm_share, Rung.expandable_segments)
+"""What leaves more memory free, whatever needs it."""
+_MICRO_BATCH = (Rung.micro_batch, Rung.gradient_checkpointing, *_ELSEWHERE)
 ORDER: Mapping[MemoryPhase, tuple[Rung, ...]] = {
     MemoryPhase.generate: (
         Rung.generation_sub_batches,
@@ -35,22 +31,17 @@ ORDER: Mapping[MemoryPhase, tuple[Rung, ...]] = {
     MemoryPhase.score: _MICRO_BATCH,
     MemoryPhase.forward: _MICRO_BATCH,
     MemoryPhase.backward: _MICRO_BATCH,
-    MemoryPhase.unknown: _MICRO_BATCH,
-    MemoryPhase.optimizer: (
-        Rung.optimizer_offload,
-        Rung.vllm_sleep,
-        Rung.vllm_share,
-        Rung.expandable_segments,
-    ),
-    MemoryPhase.evaluate: (Rung.vllm_sleep, Rung.vllm_share, Rung.expandable_segments),
-    MemoryPhase.save: (Rung.vllm_sleep, Rung.vllm_share, Rung.expandable_segments),
+    MemoryPhase.optimizer: (Rung.optimizer_offload, *_ELSEWHERE),
+    MemoryPhase.evaluate: _ELSEWHERE,
+    MemoryPhase.save: _ELSEWHERE,
     MemoryPhase.load: (Rung.vllm_share, Rung.expandable_segments),
+    **dict.fromkeys(OUTSIDE, _ELSEWHERE),
 }
 """The rungs that keep the update, by the phase that died."""
 DEGRADING = (Rung.shorter_completions,)
 """Rungs that change the experiment; climbed with `--allow-degrade` only, after all others."""
 
-TRACED_PHASES = frozenset({MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward, MemoryPhase.unknown})
+TRACED_PHASES = frozenset({MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward})
 TRACED_RUNGS = frozenset({Rung.micro_batch, Rung.gradient_checkpointing, Rung.shorter_completions})
 """Rungs whose effect a trace of these phases shows. That of the others is arithmetic."""
 
@@ -143,6 +134,8 @@ def next_change(
     doubtful: PlanChange | None = None
     for climbed_rungs in (exact, degrading):
         for rung, climbed in climbed_rungs:
+            if rung is Rung.expandable_segments and not device.segments_may_suffice:
+                climbed = "less is reserved and not allocated than was missing"
             if isinstance(climbed, str):
                 skipped[Skipped(rung=rung, why=climbed)] = None
                 continue
@@ -162,7 +155,7 @@ def next_change(
             skipped[Skipped(rung=rung, why="it would not lower the peak of this phase")] = None
         if doubtful is not None:
             return doubtful
-    return Exhausted(skipped=tuple(skipped), proposals=_proposals(phase, facts, plan, around))
+    return Exhausted(skipped=tuple(skipped), proposals=proposals(phase, facts, plan, around))
 
 
 def _climbed(
@@ -210,21 +203,17 @@ def inexact(facts: MemoryFacts, before: MemoryPlan, after: MemoryPlan) -> tuple[
     return tuple(reasons)
 
 
-def _proposals(
+def proposals(
     phase: MemoryPhase, facts: MemoryFacts, plan: MemoryPlan, around: Surroundings
 ) -> tuple[str, ...]:
-    """Return what would help and changes the experiment, as phrases."""
-    if phase is MemoryPhase.evaluate:
-        return ("a smaller evaluation batch (per_device_eval_batch_size)",)
-    proposals = []
+    """Return what would lower the peak of a phase and changes the experiment, as phrases with the present values."""
+    if phase not in TRACED_PHASES | {MemoryPhase.generate}:
+        return ()
+    if facts.trainer == "sft":
+        return (f"shorter samples (max_length, now {facts.max_length})",) if facts.max_length else ()
     shorter = climb(Rung.shorter_completions, facts, plan, around)
-    if isinstance(shorter, MemoryPlan):
-        tokens = plan.max_completion_length or facts.max_completion_length
-        proposals.append(
-            f"shorter completions (max_completion_length={shorter.max_completion_length}, now {tokens})"
-        )
-    if facts.generates and (facts.num_generations or 0) > 2:
-        proposals.append(f"fewer generations (num_generations, now {facts.num_generations})")
-    if facts.trainer == "sft" and facts.max_length:
-        proposals.append(f"shorter samples (max_length, now {facts.max_length})")
-    return tuple(proposals)
+    if not isinstance(shorter, MemoryPlan):
+        return ()
+    tokens = plan.max_completion_length or facts.max_completion_length
+    values = f"max_completion_length={shorter.max_completion_length}, now {tokens}"
+    return (f"shorter completions ({values}; `--allow-degrade` halves it)",)

@@ -1,8 +1,10 @@
 """The decision after a rank has run out of GPU memory: change the plan, restart unchanged once, or give up. Pure.
 
 A change of plan spends no restart budget: the ladder's length bounds it. An unchanged restart frees what was cached, so it is
-tried once for a plan, and only if memory was there: the allocator had reserved enough (fragmentation), or the attempt had done the
-same work before and memory has grown since (creep). It spends the budget like any other. Called by `run_memory.py`.
+tried once for a plan and a phase, if that may suffice: the allocator had reserved enough (fragmentation), the attempt had done
+the same work before and memory has grown since (creep), or no phase of a trainer was open, so that no plan makes the request smaller.
+It spends the budget like any other. Where the script itself asks for the same again after a change, no further change is made.
+Called by `run_memory.py`.
 """
 
 from __future__ import annotations
@@ -12,13 +14,20 @@ from dataclasses import dataclass
 from grpo_run.runtime.continuity.decision import Action, Decision
 from grpo_run.runtime.continuity.memory_facts import MemoryFacts
 from grpo_run.runtime.record.history import History
-from grpo_run.runtime.supervision.memory.ladder import Exhausted, PlanChange, Tracer, next_change, no_traces
+from grpo_run.runtime.supervision.memory.ladder import (
+    Exhausted,
+    PlanChange,
+    Tracer,
+    next_change,
+    no_traces,
+    proposals,
+)
 from grpo_run.runtime.supervision.memory.prediction import GPU_BYTES, Device
 from grpo_run.runtime.supervision.memory.rungs import Rung, Surroundings
 from grpo_run.runtime.supervision.memory.sentences import plan_in_settings
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.out_of_memory.error_patterns import Source
-from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
+from grpo_run.watchdog.out_of_memory.phases import OUTSIDE, MemoryPhase
 from grpo_run.watchdog.out_of_memory.shortage import Shortage
 
 
@@ -79,8 +88,14 @@ class Situation:
     def device(self) -> Device:
         """What the error says of the GPU."""
         figures = self.shortage.figures
-        capacity_bytes = figures.capacity_bytes or GPU_BYTES
-        return Device(capacity_bytes=capacity_bytes, unallocated_bytes=figures.unallocated_bytes)
+        missing_bytes = None
+        if figures.tried_bytes is not None and figures.free_bytes is not None:
+            missing_bytes = max(0, figures.tried_bytes - figures.free_bytes)
+        return Device(
+            capacity_bytes=figures.capacity_bytes or GPU_BYTES,
+            unallocated_bytes=figures.unallocated_bytes,
+            missing_bytes=missing_bytes,
+        )
 
 
 def decide_out_of_memory(history: History, situation: Situation, trace: Tracer = no_traces) -> MemoryDecision:
@@ -93,14 +108,17 @@ def decide_out_of_memory(history: History, situation: Situation, trace: Tracer =
     """
     if situation.budget == 0:
         return _stop(situation, "restarts are switched off (--max-restarts 0)")
-    fragmented = situation.fragmented
-    once = not _restarted_unchanged(history) and history.failures_without_progress <= situation.budget
+    fragmented, phase = situation.fragmented, situation.shortage.phase
+    once = not _restarted_unchanged(history, phase) and history.failures_without_progress <= situation.budget
+    futile = _changed_in_vain(history, situation.shortage)
+    if once and phase in OUTSIDE and not futile:
+        return _restart_once(situation, "no phase of a trainer has asked for the memory")
     if once and situation.crept and not fragmented:
-        return _restart_once(situation, "memory had grown since the attempt began")
-    found = _next(history, situation, trace)
+        return _restart_once(situation, "memory had grown since the attempt began, and a restart frees it")
+    found = _left(history, situation) if futile else _next(history, situation, trace)
     segments = isinstance(found, PlanChange) and found.rung is Rung.expandable_segments
     if once and fragmented and (situation.crept or not segments):
-        return _restart_once(situation, "memory was fragmented")
+        return _restart_once(situation, "memory was fragmented, and a restart frees it")
     if isinstance(found, PlanChange):
         return MemoryDecision(
             decision=Decision(
@@ -115,7 +133,25 @@ def decide_out_of_memory(history: History, situation: Situation, trace: Tracer =
         return _restart(
             situation, "with the same memory plan, because the run makes progress and no change is left"
         )
-    return _stop(situation, _exhausted_text(found))
+    where = situation.shortage.line.rpartition("/")[2]
+    why = f"{where} asked for the same again after the memory plan was changed" if futile else ""
+    return _stop(situation, _exhausted_text(found, why))
+
+
+def _changed_in_vain(history: History, shortage: Shortage) -> bool:
+    """Whether the plan was changed for the last failure, and the same request has failed again."""
+    before = history.recoveries[-2] if len(history.recoveries) > 1 else None
+    return (
+        before is not None
+        and before.action == str(Action.restart_with_plan_change)
+        and shortage.repeats(before.shortage)
+    )
+
+
+def _left(history: History, situation: Situation) -> Exhausted:
+    """What a user could change, where no change of plan can help."""
+    shortage, plan = situation.shortage, history.memory.plan
+    return Exhausted(skipped=(), proposals=proposals(shortage.phase, situation.facts, plan, situation.around))
 
 
 def _next(history: History, situation: Situation, trace: Tracer) -> PlanChange | Exhausted:
@@ -133,7 +169,7 @@ def _next(history: History, situation: Situation, trace: Tracer) -> PlanChange |
 
 
 def _restart_once(situation: Situation, cause: str) -> MemoryDecision:
-    return _restart(situation, f"with the same memory plan once, because {cause} and a restart frees it")
+    return _restart(situation, f"with the same memory plan once, because {cause}")
 
 
 def _restart(situation: Situation, how: str) -> MemoryDecision:
@@ -141,22 +177,23 @@ def _restart(situation: Situation, how: str) -> MemoryDecision:
     return MemoryDecision(decision=decision, phase=situation.shortage.phase)
 
 
-def _restarted_unchanged(history: History) -> bool:
-    """Whether the present plan has had its unchanged restart after an out-of-memory error."""
+def _restarted_unchanged(history: History, phase: MemoryPhase) -> bool:
+    """Whether the present plan has had its unchanged restart after memory was exhausted in a phase."""
     return any(
         recovery.cause == str(Cause.gpu_oom)
         and recovery.action == str(Action.restart)
         and recovery.memory_plan == history.memory.plan.text
+        and recovery.shortage.get("phase") == str(phase)
         for recovery in history.recoveries[:-1]
     )
 
 
-def _exhausted_text(found: Exhausted) -> str:
-    text = "no change of the memory plan is left that keeps the update"
+def _exhausted_text(found: Exhausted, why: str) -> str:
+    text = why or "no change of the memory plan is left that keeps the update"
     if found.skipped:
         text = f"{text} ({'; '.join(skipped.text for skipped in found.skipped)})"
     if found.proposals:
-        text = f"{text}. What would change the experiment: {' or '.join(found.proposals)}; `--allow-degrade` shortens completions"
+        text = f"{text}. What would change the experiment: {' or '.join(found.proposals)}"
     return text
 
 

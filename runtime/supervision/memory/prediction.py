@@ -53,10 +53,18 @@ class Device:
     Attributes:
         capacity_bytes: its memory.
         unallocated_bytes: reserved by torch's allocator, but not allocated; None if it is not known.
+        missing_bytes: asked for and not free; None if it is not known.
     """
 
     capacity_bytes: int = GPU_BYTES
     unallocated_bytes: int | None = None
+    missing_bytes: int | None = None
+
+    @property
+    def segments_may_suffice(self) -> bool:
+        """Whether all that is reserved in vain is as much as was missing, as far as both are known."""
+        known = self.unallocated_bytes is not None and self.missing_bytes is not None
+        return not known or (self.unallocated_bytes or 0) >= (self.missing_bytes or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +81,7 @@ class Traces:
 
     def of(self, plan: MemoryPlan, phase: MemoryPhase) -> float | None:
         """Return the traced peak of a phase with a plan, in bytes; None if there is none."""
-        traced = MemoryPhase.backward if phase is MemoryPhase.unknown else phase
-        return self.peaks.get(plan, {}).get(str(traced))
+        return self.peaks.get(plan, {}).get(str(phase))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,10 +160,9 @@ def peak_bytes(facts: MemoryFacts, phase: MemoryPhase, plan: MemoryPlan, device:
         MemoryPhase.generate: found.generate,
         MemoryPhase.score: found.score,
         MemoryPhase.forward: found.forward,
+        MemoryPhase.backward: found.backward,
         MemoryPhase.optimizer: found.optimizer,
-        MemoryPhase.save: found.state,
-        MemoryPhase.load: found.state,
-    }.get(phase, found.backward)
+    }.get(phase, found.state)
     return round(needed) + _held(facts, phase, plan, device)
 
 

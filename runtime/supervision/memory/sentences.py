@@ -7,7 +7,7 @@ from grpo_run.runtime.continuity.memory_plan import MemoryPlan
 from grpo_run.runtime.supervision.memory.ladder import PlanChange
 from grpo_run.runtime.supervision.memory.prediction import Prediction, divisor, micro_batch_rows, vllm_share
 from grpo_run.runtime.supervision.memory.rungs import Rung
-from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
+from grpo_run.watchdog.out_of_memory.phases import OUTSIDE, MemoryPhase
 from grpo_run.watchdog.size_text import size_text
 
 PHASE_NOUNS = {
@@ -19,7 +19,6 @@ PHASE_NOUNS = {
     MemoryPhase.save: "saving",
     MemoryPhase.load: "loading",
     MemoryPhase.evaluate: "the evaluation",
-    MemoryPhase.unknown: "training",
 }
 
 
@@ -39,11 +38,13 @@ def sentences(
 
 
 def _predicted(prediction: Prediction, phase: MemoryPhase) -> str:
+    saved = prediction.before_bytes - prediction.after_bytes
+    if phase in OUTSIDE:
+        return f"predicted to leave {size_text(saved)} more free"
     noun = PHASE_NOUNS[phase]
     if prediction.nominal:
         return f"predicted to lower the peak of {noun}"
     before, after = size_text(prediction.before_bytes), size_text(prediction.after_bytes)
-    saved = prediction.before_bytes - prediction.after_bytes
     if before == after and saved > 0:
         return f"predicted {before} in {noun}, {size_text(saved)} less than before ({prediction.source})"
     return f"predicted {before} -> {after} in {noun} ({prediction.source})"

