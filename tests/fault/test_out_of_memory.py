@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import containers
-from support.runs import BIN, SCRIPTS, Run
+from support.memory_plans import HALVED, SEGMENTS
+from support.references import plain_ranks
+from support.runs import BIN, SCRIPTS, Run, digest
+from support.weights import relative_difference
 
 IN_SMALL_SHARED_MEMORY = (
     "unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$0" "$@"', str(BIN / "grpo-run"),
@@ -45,7 +49,7 @@ def test_exhausted_memory_at_the_first_step_is_named_and_a_quotation_is_not(runs
         "Rank 1 ran out of GPU memory in step 1 (phase backward): tried to allocate 1.5 GiB with 1.2 GiB of 79.2 GiB free."
     )
     assert first["shortage"]["phase"] == "backward"
-    assert first["location"]["function"] == "_fail"
+    assert first["location"]["function"] == "fail"
     (event, _) = run.events("incident")
     assert event["shortage"] == first["shortage"]
     assert event["lost_connection"] == [0], event
@@ -90,3 +94,165 @@ def test_a_write_into_a_full_shared_memory_is_named(runs: Callable[..., Run], tm
     (verdict,) = verdicts(run)
     assert (verdict["cause"], verdict["culprits"]) == ("shm_full", [1]), verdict["sentence"]
     assert "killed by SIGBUS" in verdict["sentence"]
+
+
+ROUNDING = 1e-7
+"""Relative difference of all weights where a micro-batch was halved."""
+PARTS = {"generation_sub_batches": 2}
+RESTART = "restart"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A place at which memory runs out, once or always, and what is expected of the run.
+
+    Attributes:
+        name: of `exhausted.py`, with the step.
+        phase: that the verdict names.
+        named: what the sentence says of the place.
+        answers: what follows one failure after the other: a restart as it is, or a plan. One is enough if it fails once.
+        advice: a part of the last line if it always fails.
+        exact: the weights are equal if it fails once; else but for rounding.
+        calls: of `train()`.
+    """
+
+    name: str
+    phase: str
+    named: str
+    answers: tuple[Any, ...]
+    advice: str
+    exact: bool = True
+    calls: int = 1
+
+    def __str__(self) -> str:
+        return self.name
+
+    def run(self, runs: Callable[..., Run], *words: str) -> Run:
+        """Return a run of the script, not started yet."""
+        return runs(
+            "--nproc-per-node", "2", str(SCRIPTS / "exhausted.py"), *self.words, "--output-dir", "out",
+            "--place", self.name, *words,
+        )  # fmt: skip
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Arguments of the script. A rollout serves two optimizer steps."""
+        return (
+            "--max-steps", "4", "--save-steps", "1", "--per-device-train-batch-size", "8", "--steps-per-generation", "2",
+            "--save-inside-rollouts", "--num-generations", "4", "--calls", str(self.calls),
+        )  # fmt: skip
+
+
+ONLY_FREE = (RESTART, SEGMENTS)
+PLACES = [
+    Place(
+        name="generate@3", phase="generate", named="in step 3 (phase generate): ", answers=(PARTS,),
+        advice="Lower max_completion_length",
+    ),
+    Place(
+        name="reward@3", phase="reward", named="in step 3 (phase reward), at exhausted.py:", answers=ONLY_FREE,
+        advice="Let the reward function use less memory",
+    ),
+    Place(
+        name="score@3", phase="score", named="in step 3 (phase score): ", answers=(HALVED,), exact=False,
+        advice="Lower per_device_train_batch_size",
+    ),
+    Place(
+        name="backward@2", phase="backward", named="in step 2 (phase backward): ", answers=(HALVED,), exact=False,
+        advice="or set gradient_checkpointing",
+    ),
+    Place(
+        name="optimizer@2", phase="optimizer", named="in step 2 (phase optimizer): ", answers=(SEGMENTS,),
+        advice="Shard the optimizer's state",
+    ),
+    Place(
+        name="callback@2", phase="callback", named="in step 2 (callback FailingCallback.on_step_end), at exhausted.py:",
+        answers=ONLY_FREE, advice="Let the callback use less memory",
+    ),
+    Place(
+        name="before@1", phase="script", named="before the first step, in the script's own code at exhausted.py:",
+        answers=(RESTART,), advice="Let the script use less memory",
+    ),
+    Place(
+        name="between@1", phase="script", named="after step 4 (phase idle), in the script's own code at exhausted.py:",
+        answers=ONLY_FREE, advice="Let the script use less memory", calls=2,
+    ),
+    Place(
+        name="wrapped@3", phase="script", named="in step 3 (phase generate), in the script's own code at exhausted.py:",
+        answers=ONLY_FREE, advice="Let the script use less memory",
+    ),
+    Place(
+        name="data@2", phase="script", named="in step 2 (phase data), in the script's own code at exhausted.py:",
+        answers=ONLY_FREE, advice="Let the script use less memory",
+    ),
+]  # fmt: skip
+
+
+def answers_of(run: Run) -> list[Any]:
+    """What followed each failure: the action, or the plan if it was changed."""
+    plans = iter(event["plan"] for event in run.events("plan_changed"))
+    actions = [event["action"] for event in run.events("action")]
+    return [next(plans) if action == "restart_with_plan_change" else action for action in actions]
+
+
+def check_places(run: Run, place: Place) -> None:
+    """Hold that every verdict names the cause, the rank and the place."""
+    for verdict in verdicts(run):
+        assert (verdict["cause"], verdict["culprits"]) == ("gpu_oom", [1]), verdict["sentence"]
+        assert verdict["shortage"]["phase"] == place.phase, verdict["sentence"]
+        assert place.named in verdict["sentence"]
+
+
+def holds_once(place: Place, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """Hold that the run ends in the weights of the undisturbed one."""
+    words = [str(SCRIPTS / "exhausted.py"), *place.words, "--output-dir", str(tmp_path / "reference")]
+    plain_ranks(tmp_path, words, ranks=2)
+    run = place.run(runs).start()
+    assert run.wait(180) == 0, run.tail()
+    check_places(run, place)
+    assert answers_of(run) == [place.answers[0]], run.tail()
+    if place.exact:
+        assert digest(tmp_path / "out") == digest(tmp_path / "reference")
+    else:
+        assert 0 < relative_difference(tmp_path / "out", tmp_path / "reference") <= ROUNDING
+
+
+def holds_always(place: Place, runs: Callable[..., Run]) -> None:
+    """Hold that nothing is changed in vain, and that the run ends with the advice for the phase."""
+    run = place.run(runs, "--always").start()
+    assert run.wait(180) == 93, run.tail()
+    check_places(run, place)
+    assert answers_of(run) == [*place.answers, "stop"], run.tail()
+    (last,) = (line for line in run.printed().splitlines() if "Gave up: " in line)
+    assert place.advice in last
+    assert "generations" not in last
+
+
+def test_memory_that_a_callback_exhausts_once_costs_one_restart_and_no_weights(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    (callback,) = (place for place in PLACES if place.phase == "callback")
+    holds_once(callback, runs, tmp_path)
+
+
+def test_memory_that_a_reward_always_exhausts_ends_the_run_without_changes_in_vain(
+    runs: Callable[..., Run],
+) -> None:
+    (reward,) = (place for place in PLACES if place.phase == "reward")
+    holds_always(reward, runs)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_memory_that_is_exhausted_once_in_any_place_costs_no_weights(
+    place: Place, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    holds_once(place, runs, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_memory_that_is_always_exhausted_in_any_place_ends_the_run_with_its_advice(
+    place: Place, runs: Callable[..., Run]
+) -> None:
+    holds_always(place, runs)

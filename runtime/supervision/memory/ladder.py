@@ -88,10 +88,11 @@ class PlanChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Exhausted:
-    """No rung is left: why each was not climbed, and what the user could change."""
+    """No rung is left, or none is to be climbed: why, why each was not climbed, and what the user could change."""
 
     skipped: tuple[Skipped, ...]
     proposals: tuple[str, ...]
+    why: str = "no change of the memory plan is left that keeps the update"
 
 
 def next_change(

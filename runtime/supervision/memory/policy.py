@@ -109,13 +109,14 @@ def decide_out_of_memory(history: History, situation: Situation, trace: Tracer =
     if situation.budget == 0:
         return _stop(situation, "restarts are switched off (--max-restarts 0)")
     fragmented, phase = situation.fragmented, situation.shortage.phase
-    once = not _restarted_unchanged(history, phase) and history.failures_without_progress <= situation.budget
     futile = _changed_in_vain(history, situation.shortage)
-    if once and phase in OUTSIDE and not futile:
+    within_budget = history.failures_without_progress <= situation.budget
+    once = within_budget and not futile and not _restarted_unchanged(history, phase)
+    if once and phase in OUTSIDE:
         return _restart_once(situation, "no phase of a trainer has asked for the memory")
     if once and situation.crept and not fragmented:
         return _restart_once(situation, "memory had grown since the attempt began, and a restart frees it")
-    found = _left(history, situation) if futile else _next(history, situation, trace)
+    found = _next(history, situation, trace, futile=futile)
     segments = isinstance(found, PlanChange) and found.rung is Rung.expandable_segments
     if once and fragmented and (situation.crept or not segments):
         return _restart_once(situation, "memory was fragmented, and a restart frees it")
@@ -133,36 +134,33 @@ def decide_out_of_memory(history: History, situation: Situation, trace: Tracer =
         return _restart(
             situation, "with the same memory plan, because the run makes progress and no change is left"
         )
-    where = situation.shortage.line.rpartition("/")[2]
-    why = f"{where} asked for the same again after the memory plan was changed" if futile else ""
-    return _stop(situation, _exhausted_text(found, why))
+    return _stop(situation, _exhausted_text(found))
 
 
 def _changed_in_vain(history: History, shortage: Shortage) -> bool:
-    """Whether the plan was changed for the last failure, and the same request has failed again."""
-    before = history.recoveries[-2] if len(history.recoveries) > 1 else None
-    return (
-        before is not None
-        and before.action == str(Action.restart_with_plan_change)
-        and shortage.repeats(before.shortage)
+    """Whether the plan was changed for this request before."""
+    return any(
+        recovery.action == str(Action.restart_with_plan_change) and shortage.repeats(recovery.shortage)
+        for recovery in history.recoveries[:-1]
     )
 
 
-def _left(history: History, situation: Situation) -> Exhausted:
-    """What a user could change, where no change of plan can help."""
-    shortage, plan = situation.shortage, history.memory.plan
-    return Exhausted(skipped=(), proposals=proposals(shortage.phase, situation.facts, plan, situation.around))
-
-
-def _next(history: History, situation: Situation, trace: Tracer) -> PlanChange | Exhausted:
+def _next(history: History, situation: Situation, trace: Tracer, *, futile: bool) -> PlanChange | Exhausted:
+    shortage, facts, plan = situation.shortage, situation.facts, history.memory.plan
+    if futile:
+        return Exhausted(
+            skipped=(),
+            proposals=proposals(shortage.phase, facts, plan, situation.around),
+            why=f"{shortage.line.rpartition('/')[2]} asked for the same again after the memory plan was changed",
+        )
     return next_change(
-        situation.shortage.phase,
-        situation.facts,
-        history.memory.plan,
+        shortage.phase,
+        facts,
+        plan,
         around=situation.around,
         device=situation.device,
         fragmented=situation.fragmented,
-        cache_too_small=situation.shortage.source is Source.vllm_cache,
+        cache_too_small=shortage.source is Source.vllm_cache,
         allow_degrade=situation.allow_degrade,
         trace=trace,
     )
@@ -188,8 +186,8 @@ def _restarted_unchanged(history: History, phase: MemoryPhase) -> bool:
     )
 
 
-def _exhausted_text(found: Exhausted, why: str) -> str:
-    text = why or "no change of the memory plan is left that keeps the update"
+def _exhausted_text(found: Exhausted) -> str:
+    text = found.why
     if found.skipped:
         text = f"{text} ({'; '.join(skipped.text for skipped in found.skipped)})"
     if found.proposals:

@@ -99,6 +99,34 @@ def test_nccl_without_memory_is_no_lost_connection(
     assert verdict.shortage.source is Source.nccl
 
 
+@pytest.mark.parametrize(
+    ("phases", "sentence", "advice"),
+    [
+        ((Phase.reward,), "in step 8 (phase reward), at train.py:12: tried", "Let the reward function use"),
+        ((Phase.data,), "in step 8 (phase data), in the script's own code at train.py:12: tried", "Let the script use"),
+        ((Phase.callback,), "(callback Log.on_step_end), at train.py:12: tried", "Let the callback use"),
+    ],
+)  # fmt: skip
+def test_memory_that_no_phase_of_a_trainer_has_exhausted_is_named_with_its_line(
+    make_exit: MakeExit,
+    exhausted: Callable[..., RankError],
+    make_slot: MakeSlot,
+    phases: tuple[Phase, ...],
+    sentence: str,
+    advice: str,
+) -> None:
+    """No micro-batch decides how much the script's own code needs there."""
+    error = exhausted(
+        phases=phases,
+        callback="Log.on_step_end" if phases == (Phase.callback,) else "",
+        location=("/home/u/train.py", 12, "collect"),
+        traceback='Traceback (most recent call last):\n  File "/home/u/train.py", line 12, in collect\n    torch.empty(n)\n',
+    )
+    verdict = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0, step=7)}, best_position=(1, 7))
+    assert sentence in verdict.sentence
+    assert [line.partition(" less ")[0] for line in verdict.advice] == [advice]
+
+
 @pytest.mark.parametrize(("number", "culprit"), [(signal.SIGABRT, 1), (signal.SIGKILL, 0)])
 def test_a_rank_without_memory_is_blamed_before_ranks_that_were_aborted(
     make_exit: MakeExit,

@@ -205,6 +205,18 @@ def test_the_same_request_at_the_same_line_after_a_change_ends_the_run(
     assert always(phase, *[1] * len(actions)) == actions
 
 
+def test_a_run_that_proceeds_is_restarted_as_it_is_and_its_plan_is_not_changed_again() -> None:
+    """A callback that fails every 25 steps: vLLM's share is not lowered for it again and again."""
+    story = Story()
+    given = situation(MemoryPhase.callback, UNKNOWN, facts=facts(**COLOCATED), proceeds=True)
+    given = replace(given, shortage=replace(given.shortage, line="/home/u/train.py:7"))
+    found = []
+    for step in (25, 50, 75, 100):
+        found.append(story.out_of_memory(given).decision.action)
+        story.checkpoint(step)
+    assert found == [Action.restart, CHANGE, Action.restart, Action.restart]
+
+
 def test_a_change_that_has_left_more_memory_for_the_request_is_followed_by_the_next() -> None:
     assert always(MemoryPhase.optimizer, 1, 20, 20) == [CHANGE, CHANGE, Action.stop]
 
