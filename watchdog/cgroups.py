@@ -53,12 +53,8 @@ class MemoryCgroup:
         return max(0, usage - cache), fields.get(f"{self.prefix}shmem", 0)
 
     def kills(self) -> int | None:
-        """Return how many processes of the group the kernel has killed for lack of memory; None if unknown.
-
-        Version 2 counts those of its descendants too, version 1 its own only. Both count a process whichever limit was
-        reached: of this group, of one above it, or the machine's memory (`memory_events` in mm/oom_kill.c).
-        """
-        return read_fields(self._read(self.kills_file)).get("oom_kill")
+        """Return how many processes of the group itself the kernel has killed for lack of memory; None if unknown."""
+        return own_kills(self.folder)
 
     def limit_hits(self) -> int | None:
         """Return how often an allocation has met the limit (version 1), or has failed because of it (version 2)."""
@@ -118,6 +114,19 @@ def memory_cgroups(membership: bytes, mounted: Path = MOUNTED) -> list[MemoryCgr
                 break
             folder = folder.parent
     return groups
+
+
+def own_kills(folder: Path) -> int | None:
+    """Return how many processes of a cgroup itself, without its descendants, the kernel has killed; None if unknown.
+
+    A process counts whichever limit was reached: of this group, of one above it, or the machine's memory
+    (`__oom_kill_process` in mm/oom_kill.c). Before Linux 5.2, version 2 has only the sum with the descendants.
+    """
+    for name in ("memory.events.local", "memory.events", "memory.oom_control"):
+        count = read_fields(read_file(f"{folder}/{name}") or b"").get("oom_kill")
+        if count is not None:
+            return count
+    return None
 
 
 def read_fields(content: bytes) -> dict[str, int]:

@@ -113,6 +113,7 @@ def _supervise(
     guardian = Guardian(
         directory.journal,
         config.run_id,
+        directory.host_memory,
         tokens=(processes.token,),
         keep=config.keep,
         cgroup=processes.cgroup.folder,

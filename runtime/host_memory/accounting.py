@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from grpo_run.runtime.host_memory.cgroup_kills import read_cgroup_kills
 from grpo_run.watchdog.cgroups import MemoryCgroup, read_fields
 from grpo_run.watchdog.host_memory import reading
 from grpo_run.watchdog.host_memory.kills import KernelKills, KillWatch, reached_limit
@@ -61,6 +62,8 @@ class HostMemory:
         self._pids: dict[int, int] = {}
         self._groups: list[MemoryCgroup] = []
         self._counted: MemoryCgroup | None = None
+        own = reading.groups_of(os.getpid())
+        self._own_folder = str(own[0].folder) if own else ""
         self._kills = KillWatch()
         self.latest: HostSample | None = None
         """The last sample; None before the first."""
@@ -177,6 +180,7 @@ class HostMemory:
             kills=self._count(),
             cgroup=str(self._groups[0].folder) if self._groups else "",
             kills_whole_group=any(group.kills_whole_group for group in self._groups),
+            supervisor_kills=read_cgroup_kills(self._own_folder),
         )
         if len(ranks) == len(self._pids):
             self._whole = now, sample

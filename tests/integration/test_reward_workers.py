@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from support import memory_cgroups
+from support.memory_cgroups import memory_cgroup
 
 from grpo_run.runtime.continuity.rewards import FailureKind
 from grpo_run.trainers.rewards.deadlines import CallClock, Learned
@@ -102,6 +104,10 @@ def dies(prompts: list[str], **columns: Any) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def killed(prompts: list[str], **columns: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def raises(prompts: list[str], **columns: Any) -> None:
     raise LookupError(f"no answer to {prompts[1]}")
 
@@ -139,6 +145,21 @@ def test_a_function_that_misbehaves_costs_its_call_only(
     assert reply.failure.kind is kind
     assert re.match(message, reply.failure.message)
     assert workers.call(lengths).values == [1, 2, 3]
+
+
+@pytest.mark.skipif(memory_cgroups.missing() is not None, reason=str(memory_cgroups.missing()))
+def test_a_worker_that_the_kernel_kills_for_lack_of_memory_is_named_so_and_a_kill_by_a_user_is_not() -> None:
+    """The counter of its cgroup rises for the first one only."""
+    made = Workers()
+    with memory_cgroup(64 << 20) as group:
+        (group.folder / "cgroup.procs").write_text(str(made.host.pid))
+        by_kernel, by_user = made.call(takes_memory).failure, made.call(killed).failure
+        made.pool.close()
+    assert by_kernel is not None
+    assert by_user is not None
+    text = f"ended its worker process by SIGKILL, while the kernel killed 1 process of {group.folder} for lack of memory"
+    assert (by_kernel.kind, by_kernel.message) == (FailureKind.memory, text)
+    assert (by_user.kind, by_user.message) == (FailureKind.died, "ended its worker process by SIGKILL")
 
 
 def test_a_function_that_holds_the_interpreter_is_ended_long_before_its_deadline(workers: Workers) -> None:

@@ -56,6 +56,21 @@ class ProcessMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CgroupKills:
+    """The kernel's counter of killed processes of one memory cgroup.
+
+    Attributes:
+        folder: of the cgroup.
+        identity: another cgroup in the same folder has another one.
+        count: of the cgroup's own processes.
+    """
+
+    folder: str
+    identity: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HostSample:
     """One sample of the host's memory.
 
@@ -72,6 +87,8 @@ class HostSample:
         kills: the kernel's counter of killed processes of the ranks' cgroup; None if unknown.
         cgroup: folder of that cgroup; empty if unknown.
         kills_whole_group: the kernel ends the whole cgroup together.
+        supervisor_kills: the same counter of the supervisor's cgroup; None if unknown.
+        kills_at_end: that counter right after the end of the supervisor; None if nobody was left to read it.
     """
 
     at: float
@@ -87,6 +104,8 @@ class HostSample:
     kills: int | None = None
     cgroup: str = ""
     kills_whole_group: bool = False
+    supervisor_kills: CgroupKills | None = None
+    kills_at_end: int | None = None
 
     @property
     def nearest(self) -> LimitUse | None:
@@ -100,6 +119,7 @@ class HostSample:
             **_fields(self),
             "limits": [_fields(use) for use in self.limits],
             "ranks": {str(rank): _fields(one) for rank, one in self.ranks.items()},
+            "supervisor_kills": None if self.supervisor_kills is None else _fields(self.supervisor_kills),
         }
 
     @classmethod
@@ -112,10 +132,12 @@ class HostSample:
         fields = dict(value)
         fields["limits"] = tuple(LimitUse(**one) for one in fields["limits"])
         fields["ranks"] = {int(rank): ProcessMemory(**one) for rank, one in fields["ranks"].items()}
+        kills = fields.get("supervisor_kills")
+        fields["supervisor_kills"] = CgroupKills(**kills) if kills is not None else None
         return cls(**fields)
 
 
-def _fields(value: LimitUse | ProcessMemory | HostSample) -> dict[str, Any]:
+def _fields(value: LimitUse | ProcessMemory | CgroupKills | HostSample) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 

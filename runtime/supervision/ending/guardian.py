@@ -2,8 +2,8 @@
 
 Forkserver, ranks and drain worker die with the supervisor (`processes/parent_death.py`). What the ranks have started
 does not, and would keep ports, memory and devices. The guardian waits for the supervisor's exit on a pidfd, then
-terminates the processes that belong to the ranks, and writes one event to the journal. In the meantime it looks at
-the processes now and then, to remember those that have left both their parents and their environment. It stays in
+notes whether the kernel has killed it, terminates the processes that belong to the ranks, and writes one event to the journal. In
+the meantime it looks at the processes now and then, to remember those that have left both their parents and their environment. It stays in
 the supervisor's session, which is how it is told from a helper. `Guardian` is the supervisor's side, `main` the
 process itself. It has no part in a run that ends in order: the supervisor ends it.
 """
@@ -11,6 +11,7 @@ process itself. It has no part in a run that ends in order: the supervisor ends 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import select
@@ -22,6 +23,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.host_memory.cgroup_kills import read_cgroup_kills
+from grpo_run.runtime.host_memory.last_sample import LastSample, read_last_sample
 from grpo_run.runtime.host_memory.own_cgroup import remove_cgroup
 from grpo_run.runtime.named_signals import inherited_as_ignored
 from grpo_run.runtime.processes import fresh_interpreter
@@ -46,6 +49,7 @@ class Guardian:
 
     Args:
         journal: of the run.
+        host_memory: the file with the last sample of host memory.
         run_id: of the run.
         tokens: values of the token variable in the environments of this supervisor's ranks.
         keep: patterns of `--keep`.
@@ -56,6 +60,7 @@ class Guardian:
         self,
         journal: Path,
         run_id: str,
+        host_memory: Path,
         *,
         tokens: Sequence[str],
         keep: Sequence[str],
@@ -66,6 +71,7 @@ class Guardian:
             "session": os.getsid(0),
             "journal": str(journal),
             "run_id": run_id,
+            "host_memory": str(host_memory),
             "tokens": list(tokens),
             "keep": list(keep),
             "cgroup": str(cgroup) if cgroup is not None else None,
@@ -116,6 +122,7 @@ def main() -> None:
         tokens=settings["tokens"],
     )
     ranks = _wait_for_exit(supervisor, owned, messages)
+    _note_kills(Path(settings["host_memory"]))
     terminated = terminate(
         lambda: without_kept(owned.find(read_processes()), settings["keep"]), sessions=ranks
     )
@@ -169,6 +176,16 @@ def _wait_for_exit(supervisor: int, owned: RunProcesses, messages: _Messages) ->
         with contextlib.suppress(OSError):
             owned.find(read_processes())
         pause_seconds = max(LOOK_SECONDS, (time.process_time() - began) / COST_FRACTION)
+
+
+def _note_kills(path: Path) -> None:
+    """Add the kernel's counter of killed processes to the last sample, before other processes of the cgroup are killed."""
+    sample = read_last_sample(path)
+    if sample is None or sample.supervisor_kills is None:
+        return
+    now = read_cgroup_kills(sample.supervisor_kills.folder)
+    if now is not None and now.identity == sample.supervisor_kills.identity:
+        LastSample(path).write(dataclasses.replace(sample, kills_at_end=now.count))
 
 
 def _report(terminated: list[TerminatedProcess], settings: dict[str, Any]) -> None:

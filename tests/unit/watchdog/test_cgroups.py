@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.watchdog.cgroups import full_average, memory_cgroups
+from grpo_run.watchdog.cgroups import full_average, memory_cgroups, own_kills
 
 MEBIBYTE = 1 << 20
 V1 = {
@@ -50,6 +50,13 @@ def test_every_figure_is_read_from_both_versions(
     assert group.limit_hits() == 17
     assert group.full_pressure() == (None if files is V1 else 0.125)
     assert group.kills_whole_group == (files is V2)
+
+
+def test_a_kill_among_the_descendants_of_a_cgroup_is_not_its_own(tmp_path: Path) -> None:
+    """Version 2 adds them up in `memory.events`; a neighbor's kill below a common parent is none of the run's."""
+    (tmp_path / "memory.events").write_text("oom 17\noom_kill 3\n")
+    (tmp_path / "memory.events.local").write_text("oom 0\noom_kill 0\n")
+    assert own_kills(tmp_path) == 0
 
 
 def test_what_a_cgroup_does_not_have_is_unknown(tmp_path: Path) -> None:

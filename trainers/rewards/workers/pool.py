@@ -124,7 +124,7 @@ class WorkerPool:
         except TimeoutError:
             return _failed(FailureKind.timeout, call.clock.overdue(call.clock.limit_seconds) or "")
         except OSError:
-            return _failed(FailureKind.died, worker.how_it_ended())
+            return Reply(failure=worker.how_it_ended(), records=[])
 
     def _await(self, worker: WorkerHandle, clock: CallClock, began: float) -> Reply:
         progress_at, look_at = began + PROGRESS_SECONDS, began + clock.look_seconds

@@ -14,15 +14,19 @@ import signal
 import socket
 import time
 
+from grpo_run.runtime.continuity.rewards import FailureKind
 from grpo_run.runtime.detection.families import usage
 from grpo_run.trainers.rewards.workers.host import Host
 from grpo_run.trainers.rewards.workers.messages import (
+    Failure,
     FrameReader,
     Reply,
     send_frame,
     send_frame_until,
 )
 from grpo_run.trainers.rewards.workers.worker import HEARTBEAT, own_memory_bytes
+from grpo_run.watchdog.diagnosis.exits import signal_name
+from grpo_run.watchdog.host_memory.reading import groups_of
 from grpo_run.watchdog.stalls.process_clocks import FamilyReading, ThreadReading
 
 END_SECONDS = 15.0
@@ -70,6 +74,8 @@ class WorkerHandle:
         self._poll.register(tasks, select.POLLIN)
         self._poll.register(control, select.POLLIN)
         self.pid = self._await_start()
+        self._cgroup = next(iter(groups_of(self.pid)), None)
+        self._kills: int | None = None
 
     def send(self, content: bytes, deadline: float) -> None:
         """Send a frame.
@@ -78,6 +84,7 @@ class WorkerHandle:
             content: of the frame.
             deadline: until when it may take, in monotonic seconds.
         """
+        self._kills = self._count_kills()
         send_frame_until(self._tasks, content, deadline)
 
     def receive(self, seconds: float) -> bytes | None:
@@ -141,20 +148,29 @@ class WorkerHandle:
         kept = reply.anonymous_bytes - self._base_bytes
         return f"kept {kept / 2**30:.1f} GiB more than at first" if kept > RECYCLE_BYTES else None
 
-    def how_it_ended(self) -> str:
-        """Return how a worker ended by itself."""
+    def how_it_ended(self) -> Failure:
+        """Return how a worker ended by itself: for lack of memory, if the kernel has killed a process of its cgroup meanwhile."""
         with contextlib.suppress(OSError):
             self._await_event("exited", END_SECONDS)
         event = self._event("exited")
         if event is None:
-            return "ended its worker process"
+            return Failure(kind=FailureKind.died, message="ended its worker process")
         status = int(event["status"])
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            with contextlib.suppress(ValueError):
-                return f"ended its worker process by {signal.Signals(number).name}"
-            return f"ended its worker process by signal {number}"
-        return f"ended its worker process with exit code {os.WEXITSTATUS(status)}"
+        if not os.WIFSIGNALED(status):
+            text = f"ended its worker process with exit code {os.WEXITSTATUS(status)}"
+            return Failure(kind=FailureKind.died, message=text)
+        text = f"ended its worker process by {signal_name(os.WTERMSIG(status))}"
+        killed = (self._count_kills() or 0) - (self._kills or 0)
+        if self._cgroup is None or killed <= 0 or os.WTERMSIG(status) != signal.SIGKILL:
+            return Failure(kind=FailureKind.died, message=text)
+        plural = "es" if killed > 1 else ""
+        return Failure(
+            kind=FailureKind.memory,
+            message=f"{text}, while the kernel killed {killed} process{plural} of {self._cgroup.folder} for lack of memory",
+        )
+
+    def _count_kills(self) -> int | None:
+        return self._cgroup.kills() if self._cgroup is not None else None
 
     def end(self) -> int:
         """End the worker and everything that it has started; return how many processes that was besides it.

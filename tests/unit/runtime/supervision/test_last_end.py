@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from grpo_run.runtime.host_memory.cgroup_kills import read_cgroup_kills
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.history_parts.wall_time import WallTime
 from grpo_run.runtime.supervision.host_memory.last_end import RECENT_SECONDS, suspected
-from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse
+from grpo_run.watchdog.host_memory.sample import CgroupKills, HostSample, LimitUse
 
 LIMIT = LimitUse(
     name="the memory cgroup /job", limit_bytes=100 << 30, usage_bytes=99 << 30, working_set_bytes=97 << 30
@@ -59,9 +60,47 @@ def test_a_silent_end_with_memory_to_spare_is_not_reported() -> None:
     assert suspected(None, history()) is None
 
 
-def test_a_counter_that_has_risen_since_is_reported(tmp_path: Path) -> None:
-    """If the cgroup still exists: memory may have filled up within the second after the last sample."""
-    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
-    text = suspected(dataclasses.replace(WIDE, cgroup=str(tmp_path)), history())
+@pytest.fixture
+def counted(tmp_path: Path) -> CgroupKills:
+    """The supervisor's cgroup, in which the kernel had killed two processes at the last sample."""
+    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    found = read_cgroup_kills(str(tmp_path))
+    assert found is not None
+    assert found.count == 2
+    return found
+
+
+def test_a_counter_that_rose_as_the_supervisor_ended_names_the_kernel(counted: CgroupKills) -> None:
+    """Read by the guardian; memory may have filled up within the second after the last sample."""
+    sample = dataclasses.replace(WIDE, supervisor_kills=counted, kills_at_end=3)
+    text = suspected(sample, history())
     assert text is not None
-    assert "has killed 3 processes of that cgroup since" in text
+    assert text.startswith(
+        "the last supervisor of this run was killed by the kernel because memory was full: as it ended, the counter of"
+        f" killed processes of {counted.folder} rose from 2 to 3. At "
+    )
+
+
+def test_a_counter_that_did_not_rise_clears_the_kernel_even_if_memory_was_short(counted: CgroupKills) -> None:
+    """Somebody else has killed it: at its end by the guardian's reading, or later while the cgroup still exists."""
+    assert suspected(dataclasses.replace(SHORT, supervisor_kills=counted, kills_at_end=2), history()) is None
+    assert suspected(dataclasses.replace(SHORT, supervisor_kills=counted), history()) is None
+
+
+def test_a_rise_that_nobody_saw_at_the_time_is_not_taken_for_the_supervisor(counted: CgroupKills) -> None:
+    """The guardian has died too: others may have been killed in the cgroup since."""
+    Path(counted.folder, "memory.oom_control").write_text("oom_kill 5\n")
+    text = suspected(dataclasses.replace(WIDE, supervisor_kills=counted), history())
+    assert text is not None
+    assert f"killed 3 processes of {counted.folder} since" in text
+    assert "whether the supervisor was one of them cannot be told" in text
+
+
+def test_another_cgroup_of_the_same_name_says_nothing(counted: CgroupKills) -> None:
+    """A new container, or another start of the machine, has a counter of its own."""
+    Path(counted.folder, "memory.oom_control").write_text("oom_kill 5\n")
+    other = dataclasses.replace(counted, identity="another boot 7")
+    assert suspected(dataclasses.replace(WIDE, supervisor_kills=other), history()) is None
+    text = suspected(dataclasses.replace(SHORT, supervisor_kills=other), history())
+    assert text is not None
+    assert "probably killed by the kernel" in text
