@@ -45,8 +45,10 @@ OUTSIDE = frozenset({MemoryPhase.reward, MemoryPhase.callback, MemoryPhase.scrip
 """Where no size of a trainer decides what is allocated, so that a plan can only leave more memory free."""
 
 _FRAME = re.compile(
-    r'^ *File "(?P<file>[^"\n]*)", line (?P<line>\d+), in (?P<function>\S+)\n(?P<source>.*)$', re.MULTILINE
+    r'^ *File "(?P<file>[^"\n]*)", line (?P<line>\d+), in (?P<function>\S+)$(?:\n(?! *File ")(?P<source>.*)$)?',
+    re.MULTILINE,
 )
+"""A frame of a module that is frozen or gone has no source line."""
 _Markers = tuple[tuple[MemoryPhase, str, str, str], ...]
 _LOADING: _Markers = (
     (MemoryPhase.load, r"", r"load_state_dict|from_pretrained|_load_\w+|load_checkpoint", r"\bload_state_dict\("),
@@ -141,7 +143,7 @@ def _innermost_shown(traceback: str, markers: _Markers) -> MemoryPhase | None:
             in_file = (
                 function and re.search(file, frame["file"]) and re.fullmatch(function, frame["function"])
             )
-            if in_file or (source and re.search(source, frame["source"])):
+            if in_file or (source and re.search(source, frame["source"] or "")):
                 found = phase
                 break
     return found

@@ -70,7 +70,9 @@ class Shortage:
             before: `as_json` of the earlier one.
         """
         tried, earlier = self.figures, Figures.from_json(before)
-        if not self.line or before.get("line") != self.line or tried.tried_bytes is None:
+        if not self.line or (before.get("line"), before.get("phase")) != (self.line, str(self.phase)):
+            return False
+        if tried.tried_bytes is None:
             return False
         gained = (tried.free_bytes or 0) - (earlier.free_bytes or 0)
         return tried.tried_bytes == earlier.tried_bytes and gained < LEAST_GAIN * tried.tried_bytes

@@ -2,6 +2,7 @@
 
 Attached by `injector.py` to a trainer or to the models of a loop, in a rank that has such a fault. Reports each place with
 the number of rows and tokens that are computed there at once; does not decide whether memory runs out. Changes no value.
+Also has the errors that are raised.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
+from grpo_run.runtime.launch.injections.injection import Injection
 from grpo_run.trainers.patches import override_attributes
 from grpo_run.trainers.upstream import trainer_names
 from grpo_run.watchdog.observation import Phase
@@ -136,3 +138,26 @@ def _size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[float, float]:
         if len(shape) > 0:
             return float(shape[0]), float(shape[0] * shape[1]) if len(shape) > 1 else math.inf
     return math.inf, math.inf
+
+
+def exhaust_memory(context: object, injection: Injection) -> NoReturn:
+    """Raise what torch's allocator raises. The error stands for one of a trainer: no line of the script has asked for the memory."""
+    import torch
+
+    raise torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 512.00 MiB is"
+        " free. Including non-PyTorch memory, this process has 78.65 GiB memory in use. Of the allocated memory 75.91 GiB"
+        " is allocated by PyTorch, and 1.60 GiB is reserved by PyTorch but unallocated."
+        f" (injected into rank {injection.rank}: {injection})"
+    )
+
+
+def exhaust_memory_in_nccl(context: object, injection: Injection) -> NoReturn:
+    """Raise what NCCL raises without memory."""
+    import torch
+
+    raise torch.distributed.DistBackendError(
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with"
+        " NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+        f"Last error:\nCuda failure 2 'out of memory' (injected into rank {injection.rank}: {injection})"
+    )

@@ -2,7 +2,7 @@
 
 Called by `injector.py`, which decides when. Faults stand for mistakes in the user's own script, so the
 watchdog treats this file's frames as the user's; each kind has its own function, so that a stack names the
-kind. Nothing here draws a random number or changes the model: a recovered run ends with the weights of a run
+kind. Memory runs out in `exhaustion.py`, because that is a trainer's mistake. Nothing here draws a random number or changes the model: a recovered run ends with the weights of a run
 without faults.
 """
 
@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.injections.injection import Injection
+from grpo_run.trainers.rank.injected.exhaustion import exhaust_memory, exhaust_memory_in_nccl
 
 ELEMENTS, OTHER_ELEMENTS = 7, 5
 """Sizes of the tensors in matching and in mismatched collectives."""
@@ -142,27 +143,6 @@ def _ignore_term(context: FaultContext, injection: Injection) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _exhaust_memory(context: FaultContext, injection: Injection) -> NoReturn:
-    import torch
-
-    raise torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 512.00 MiB is"
-        " free. Including non-PyTorch memory, this process has 78.65 GiB memory in use. Of the allocated memory 75.91 GiB"
-        " is allocated by PyTorch, and 1.60 GiB is reserved by PyTorch but unallocated."
-        f" (injected into rank {injection.rank}: {injection})"
-    )
-
-
-def _exhaust_memory_in_nccl(context: FaultContext, injection: Injection) -> NoReturn:
-    import torch
-
-    raise torch.distributed.DistBackendError(
-        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with"
-        " NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed.\n"
-        f"Last error:\nCuda failure 2 'out of memory' (injected into rank {injection.rank}: {injection})"
-    )
-
-
 FAULTS: dict[str, Callable[[FaultContext, Injection], None]] = {
     "kill": _kill,
     "exception": _raise,
@@ -182,8 +162,8 @@ FAULTS: dict[str, Callable[[FaultContext, Injection], None]] = {
     "data": _stuck_data,
     "checkpoint": _stuck_checkpoint,
     "exit-hang": _hang_at_exit,
-    "oom": _exhaust_memory,
-    "oom-nccl": _exhaust_memory_in_nccl,
+    "oom": exhaust_memory,
+    "oom-nccl": exhaust_memory_in_nccl,
     "ignore-term": _ignore_term,
 }
 """The function of each kind, in the order of `injection.KINDS`."""

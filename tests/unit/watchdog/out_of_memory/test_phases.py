@@ -113,6 +113,16 @@ def test_the_scripts_own_code_is_told_from_a_trainers(
     assert memory_phase(phases, text, PLACE) is phase
 
 
+def test_frames_without_a_source_line_hide_no_other_frame() -> None:
+    """runpy is frozen: its frames are directly above the script's."""
+    frozen = '  File "<frozen runpy>", line 88, in _run_code\n'
+    text = (
+        f"Traceback (most recent call last):\n{frozen}{frozen}{frozen}{frames(SCRIPT).partition(chr(10))[2]}"
+    )
+    assert memory_phase((Phase.startup,), text, PLACE) is MemoryPhase.script
+    assert line_of(MemoryPhase.forward, text, PLACE) == "/home/u/train.py:7"
+
+
 @pytest.mark.parametrize(
     ("phase", "text", "line"),
     [
