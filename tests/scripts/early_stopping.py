@@ -1,7 +1,7 @@
 """A plain TRL SFT script that a callback ends early, with another callback whose state changes the weights.
 
 Evaluates and saves at every step. With `--kill-after-saves`, a rank kills itself once after the save of each of
-these steps, as the system would.
+these steps, as the system would. Rank 0 reports to a tracker, which keeps runs in `tracker.txt`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import uuid
 from collections import Counter, deque
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,31 @@ class Perturbation(TrainerCallback):
         factor = 1 + self.strength * (sum(self.factors) + self.steps[True] + len(self.seen))
         with torch.no_grad():
             kwargs["model"].get_output_embeddings().weight.mul_(factor)
+
+
+class Tracker(TrainerCallback):
+    """Opens a run when training begins, as trackers do, and reports to it: `<run id> <event> <step>` in a file."""
+
+    def __init__(self) -> None:
+        self.path = Path("tracker.txt")
+        self.reported = 0
+
+    def _report(self, event: str, step: int) -> None:
+        self.reported += 1
+        self.file.write(f"{self.run_id} {event} {step}\n")
+        self.file.flush()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.run_id = uuid.uuid4().hex
+        self.file = self.path.open("a")
+        self._report("begin", state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._report("step", state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        if "loss" in logs:
+            self._report("log", state.global_step)
 
 
 class KillOnce(TrainerCallback):
@@ -76,6 +102,8 @@ def main() -> None:
         processing_class=tokenizer,
         callbacks=[Perturbation(), stopping, KillOnce(arguments.kill_after_saves)],
     )
+    if trainer.is_world_process_zero():
+        trainer.add_callback(Tracker())
     tiny.train(trainer, arguments)
     Path(f"steps-{os.environ['RANK']}.txt").write_text(str(trainer.state.global_step))
     tiny.write_digest(trainer, arguments.output_dir)

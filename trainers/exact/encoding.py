@@ -6,6 +6,7 @@ this package through `Encoder` and `Decoder`. Does not read or write files.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -111,7 +112,8 @@ def encode(value: Any, tensors: dict[str, torch.Tensor], name: str) -> Any:
             return {TAG: "tuple", "items": items}
         return {TAG: "deque", "maxlen": value.maxlen, "items": items}
     if isinstance(value, (set, frozenset)):
-        items = [encode(item, tensors, f"an item of {name}") for item in value]
+        # their order depends on the process, and the encoded value is compared with one of another process
+        items = sorted((encode(item, tensors, f"an item of {name}") for item in value), key=json.dumps)
         return {TAG: "frozenset" if isinstance(value, frozenset) else "set", "items": items}
     if isinstance(value, dict):
         if all(type(key) is str for key in value) and TAG not in value:

@@ -66,11 +66,14 @@ class CallbackState(_Model):
     """The encoded state of one callback, by class name and order.
 
     `state_dict` is what a callback with that method returned; `attributes` are the changed attributes of any other.
+    `begun` are digests of those that are restored only if `on_train_begin` leaves the same again, as it left them;
+    None where there was no such attribute.
     """
 
     name: str
     state_dict: Any = None
     attributes: dict[str, Any] = {}
+    begun: dict[str, str | None] = {}
 
 
 class SavedRankState(_Model):

@@ -90,6 +90,8 @@ class ExactState:
     def begin(self, resumed_from: Path | None) -> None:
         """Prepare the call, before the training loop starts; model, optimizer and data loader exist.
 
+        The script's callbacks have had `on_train_begin`.
+
         Args:
             resumed_from: the checkpoint directory that the trainer loaded, or None.
 
@@ -98,6 +100,7 @@ class ExactState:
             of another world size or of other rollout settings, and cannot be resharded.
         """
         self._began_at = self._clock()
+        self._callbacks.begin()
         loader = self._trainer.callback_handler.train_dataloader
         self._order = DataOrder(loader, self._trainer.args, self._warn)
         model = getattr(self._trainer, "model_wrapped", None)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import random
+import threading
 from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +18,8 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
 from grpo_run.trainers.exact.callback_state import CallbackStates
-from grpo_run.trainers.exact.encoding import Decoder, Encoder
+from grpo_run.trainers.exact.encoding import Decoder, Encoder, encode
+from grpo_run.trainers.exact.format import CallbackState
 
 
 class Counting(TrainerCallback):
@@ -136,18 +142,109 @@ def test_a_callback_with_state_dict_decides_for_itself() -> None:
     assert restored.value == 30
 
 
-def test_attributes_that_cannot_be_saved_are_named_once() -> None:
-    """References to models and functions are not state; a file is."""
+class Tracking(TrainerCallback):
+    """Opens a run in `on_train_begin`, as trackers do, and keeps state and a path."""
+
+    def __init__(self, run: str, *, start: Any = 3, weights: torch.Tensor | None = None) -> None:
+        self.opened = (run, start, weights)
+        self.out = Path("out")
+
+    def begin(self) -> None:
+        run, start, weights = self.opened
+        self.run, self.logged, self.labels = run, 0, {run[:1], "x", "y", "z"}
+        self.left = start
+        self.average = weights
+        self.handle = threading.Lock()
+
+    def change(self) -> None:
+        self.logged += 1
+        self.left -= 1
+        self.labels.add("seen")
+        if self.average is not None:
+            self.average = self.average + 1
+
+
+def restart(before: Tracking, after: Tracking, change: Callable[[], None]) -> None:
+    """Begin a call, change its callback, save it, and begin and restore the call of another process."""
+    states, encoder = CallbackStates([before], never), Encoder(never)
+    before.begin()
+    states.begin()
+    change()
+    saved = states.save(encoder)
+    saved = [CallbackState.model_validate(json.loads(json.dumps(one.model_dump()))) for one in saved]
+    states = CallbackStates([after], never)
+    after.begin()
+    states.begin()
+    assert states.restore(saved, Decoder(encoder.tensors, torch.device("cpu"), "test")) is None
+
+
+def test_what_on_train_begin_makes_anew_is_kept_and_its_state_restored() -> None:
+    """Also without a change of it, in the third process, and for an object that no checkpoint can hold."""
+    first, second, third = Tracking("run-a"), Tracking("run-b"), Tracking("run-c")
+    restart(first, second, first.change)
+    assert (second.run, second.logged, second.left) == ("run-b", 1, 2)
+    assert second.labels == {"r", "x", "y", "z", "seen"}
+    assert second.handle is not first.handle
+    restart(second, third, second.change)
+    assert (third.run, third.logged, third.left) == ("run-c", 1, 2)
+
+
+def test_a_run_id_that_changes_while_training_is_kept_as_well() -> None:
+    """A tracker may open a run for each epoch."""
+    first, second = Tracking("run-a"), Tracking("run-b")
+    restart(first, second, lambda: setattr(first, "run", "run-a2"))
+    assert second.run == "run-b"
+
+
+def test_state_with_another_initial_value_keeps_that_value() -> None:
+    """The user has edited the patience between two launches."""
+    first, second = Tracking("run-a", start=3), Tracking("run-a", start=9)
+    restart(first, second, first.change)
+    assert second.left == 9
+
+
+def test_an_average_that_begins_with_the_weights_is_restored() -> None:
+    """The weights of the checkpoint are loaded when `on_train_begin` is called again, so it differs at each start."""
+    first = Tracking("run-a", weights=torch.zeros(2))
+    second = Tracking("run-b", weights=torch.full((2,), 7.0))
+    restart(first, second, first.change)
+    assert second.average is not None
+    assert second.average.tolist() == [1.0, 1.0]
+    third = Tracking("run-c", weights=torch.full((2,), 7.0))
+    restart(Tracking("run-a", weights=torch.zeros(2)), third, lambda: None)
+    assert third.average is not None
+    assert third.average.tolist() == [0.0, 0.0], "what the weights were at the first start"
+
+
+def test_a_set_has_the_same_digest_in_every_process() -> None:
+    """The order of a set of strings differs between processes, and with the order in which items came."""
+    one, other = {f"item {index}" for index in range(50)}, set()
+    for index in reversed(range(50)):
+        other.add(f"item {index}")
+    other |= {"more"}
+    other.discard("more")
+    assert encode(one, {}, "one") == encode(other, {}, "other")
+
+
+def test_only_an_attribute_that_changes_and_cannot_be_saved_is_reported_and_once() -> None:
+    """References to models and functions are not state; a path that stays and a new connection are not lost."""
     warned: list[str] = []
     callback = Counting()
-    with open("/dev/null") as file:
-        callback.items = file
-        states = CallbackStates([callback, ProgressCallback()], warned.append)
-        callback.change = lambda: None  # type: ignore[method-assign]
-        states.save(Encoder(never))
-    assert len(warned) == 1
-    assert "Counting" in warned[0]
-    assert "items (TextIOWrapper)" in warned[0]
+    callback.out = Path("out")  # type: ignore[attr-defined]
+    states = CallbackStates([callback, ProgressCallback()], functools.cache(warned.append))
+    callback.connection = threading.Lock()  # type: ignore[attr-defined]
+    states.begin()
+    callback.change = lambda: None  # type: ignore[method-assign]
+    states.save(Encoder(never))
+    assert warned == []
+    callback.out = Path("elsewhere")  # type: ignore[attr-defined]
+    callback.items = [Path("a")]
+    states.save(Encoder(never))
+    states.save(Encoder(never))
+    assert [text.partition(",")[0] for text in warned] == [
+        "callback Counting: items has changed",
+        "callback Counting: out has changed",
+    ]
 
 
 @pytest.mark.parametrize("changed", [True, False])
