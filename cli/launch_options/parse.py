@@ -89,6 +89,8 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         )
     ranks = parallelism(options, nodes[0])
     options.nproc_per_node = str(ranks.per_node)
+    if ranks.replaced:
+        _warn(ranks.replaced)
     check_injections(injections, ranks.per_node * nodes[1])
     first_entry = Path.cwd() if options.module else source.resolve().parent
     sources = tuple(local_modules(source, first_entry))

@@ -18,11 +18,13 @@ class Ranks:
         per_node: how many.
         environment: their environment variables, without those that torch elastic sets.
         expected_distributed_type: accelerate's `DistributedType` that must result; None to accept any.
+        replaced: what the command line replaces of the accelerate configuration, as a sentence; "" for nothing.
     """
 
     per_node: int
     environment: dict[str, str]
     expected_distributed_type: str | None
+    replaced: str
 
 
 def node_range(options: argparse.Namespace) -> tuple[int, int]:
@@ -61,7 +63,7 @@ def parallelism(options: argparse.Namespace, nodes: int) -> Ranks:
         raise UsageError(f"--nproc-per-node {options.nproc_per_node}: {error}") from None
     if processes < 1:
         raise UsageError(f"--nproc-per-node {processes}: must be at least 1")
-    environment, expected = dict(os.environ), None
+    environment, expected, replaced = dict(os.environ), None, ""
     if options.accelerate_config:
         import torch
 
@@ -76,6 +78,9 @@ def parallelism(options: argparse.Namespace, nodes: int) -> Ranks:
         )
         environment.update(loaded.environment)
         expected, processes = loaded.expected_distributed_type, loaded.ranks_per_node
+        replaced = loaded.replaced
     if processes > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")
-    return Ranks(per_node=processes, environment=environment, expected_distributed_type=expected)
+    return Ranks(
+        per_node=processes, environment=environment, expected_distributed_type=expected, replaced=replaced
+    )

@@ -38,6 +38,7 @@ class Parallelism:
         ranks_per_node: number of ranks to start on every node.
         expected_distributed_type: accelerate's `DistributedType` that `check_took_effect` expects.
         source: the file.
+        replaced: what the command line replaces of the file, as a sentence; "" for nothing.
     """
 
     kind: Kind
@@ -45,6 +46,7 @@ class Parallelism:
     ranks_per_node: int
     expected_distributed_type: str
     source: Path
+    replaced: str = ""
 
 
 def load_parallelism(
@@ -59,14 +61,14 @@ def load_parallelism(
 
     Args:
         path: the file that `accelerate launch --config_file` would read.
-        nproc_per_node: ranks per node from the command line; None takes the number from the file.
+        nproc_per_node: ranks per node from the command line, which win; None takes the number from the file.
         nnodes: number of nodes; the smallest if the run is elastic.
         has_accelerator: whether this node has a GPU that torch can use.
         allow_ineffective: accept settings that would not take effect, for tests and experiments.
 
     Raises:
-        ConfigError: the file cannot be read or is malformed, asks for more processes than would run, is
-            refused by accelerate, or has a setting that would not take effect.
+        ConfigError: the file cannot be read or is malformed, asks for more processes than its number of nodes
+            gives, is refused by accelerate, or has a setting that would not take effect.
     """
     file = read(path)
     ranks = ranks_per_node(path, file, nproc_per_node=nproc_per_node, nnodes=nnodes)
@@ -97,6 +99,9 @@ def load_parallelism(
         ranks_per_node=ranks,
         expected_distributed_type=file.distributed_type,
         source=path,
+        replaced=f"--nproc-per-node {ranks} replaces num_processes {file.num_processes} of {path}"
+        if nproc_per_node is not None and file.num_processes not in (NUM_PROCESSES_UNSET, ranks * nnodes)
+        else "",
     )
 
 
@@ -104,8 +109,8 @@ def ranks_per_node(path: Path, file: AccelerateFile, *, nproc_per_node: int | No
     """Return the number of ranks per node: the command line's if given, otherwise the file's.
 
     Raises:
-        ConfigError: neither gives a number, or fewer processes would run than the file expects: a sharded
-            model that fits on eight GPUs may not fit on four.
+        ConfigError: neither gives a number, or, without a number on the command line, fewer processes would run
+            than the file expects: a sharded model that fits on eight GPUs may not fit on four.
     """
     if file.kind == "no":
         if (nproc_per_node or 1) * nnodes > 1:
@@ -114,16 +119,16 @@ def ranks_per_node(path: Path, file: AccelerateFile, *, nproc_per_node: int | No
                 " write MULTI_GPU, or MULTI_CPU with use_cpu: true, or start one"
             )
         return 1
-    if file.num_processes == NUM_PROCESSES_UNSET:
-        if nproc_per_node is None:
-            raise ConfigError(f"{path}: no num_processes; add it, or use --nproc-per-node")
+    if nproc_per_node is not None:
         return nproc_per_node
-    ranks = file.num_processes // file.num_machines if nproc_per_node is None else nproc_per_node
+    if file.num_processes == NUM_PROCESSES_UNSET:
+        raise ConfigError(f"{path}: no num_processes; add it, or use --nproc-per-node")
+    ranks = file.num_processes // file.num_machines
     if ranks * nnodes < file.num_processes:
         raise ConfigError(
             f"too few processes for the accelerate config: {path} says num_processes {file.num_processes} on"
             f" num_machines {file.num_machines}, but {ranks} per node on {nnodes} node(s) is {ranks * nnodes};"
-            " start more with --nproc-per-node or --nnodes, or lower num_processes in the file"
+            " give the number with --nproc-per-node, or start more nodes with --nnodes"
         )
     return ranks
 

@@ -156,27 +156,29 @@ def test_ranks_per_node(
     assert found.ranks_per_node == ranks
 
 
-@pytest.mark.parametrize(
-    ("text", "nproc_per_node", "asked", "made"),
-    [
-        (CPU.replace("2", "8"), 4, "num_processes 8", "is 4"),
-        (
-            CPU.replace("num_processes: 2", "num_processes: 8\nnum_machines: 2"),
-            None,
-            "num_processes 8",
-            "is 4",
-        ),
-    ],
-)
-def test_too_few_processes_are_refused_with_both_numbers(
-    tmp_path: Path, text: str, nproc_per_node: int | None, asked: str, made: str
-) -> None:
-    """A model that fits on eight ranks may not fit on four. The error names the file."""
-    message = refusal(write(tmp_path, text), nproc_per_node=nproc_per_node)
+def test_too_few_processes_are_refused_with_both_numbers(tmp_path: Path) -> None:
+    """Nobody has asked for fewer: a model that fits on eight ranks may not fit on four. The error names the file."""
+    text = CPU.replace("num_processes: 2", "num_processes: 8\nnum_machines: 2")
+    message = refusal(write(tmp_path, text))
     assert message.startswith("too few processes for the accelerate config: ")
-    assert asked in message
-    assert made in message
+    assert "num_processes 8" in message
+    assert "is 4" in message
     assert "--nproc-per-node" in message
+
+
+@pytest.mark.parametrize(
+    ("nproc_per_node", "nnodes", "replaces"),
+    [(2, 1, True), (16, 1, True), (8, 1, False), (4, 2, False), (4, 1, True), (None, 1, False)],
+)
+def test_the_command_line_wins_over_the_file_and_says_so(
+    nproc_per_node: int | None, nnodes: int, replaces: bool
+) -> None:
+    """Of TRL's own file for 8 processes; one line, and none where the numbers agree."""
+    path = Path(str(files("trl"))) / "accelerate_configs" / "fsdp2.yaml"
+    found = load(path, has_accelerator=True, nproc_per_node=nproc_per_node, nnodes=nnodes)
+    assert found.ranks_per_node == (nproc_per_node or 8)
+    line = f"--nproc-per-node {nproc_per_node} replaces num_processes 8 of {path}"
+    assert found.replaced == (line if replaces else "")
 
 
 def test_a_missing_number_of_processes_is_refused(tmp_path: Path) -> None:

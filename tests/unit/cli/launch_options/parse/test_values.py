@@ -26,6 +26,17 @@ def test_a_plain_command_has_the_defaults() -> None:
     assert made.elastic.nproc_per_node == "2"
 
 
+def test_a_number_of_ranks_on_the_command_line_wins_over_the_accelerate_config(
+    at_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says so."""
+    Path("ddp.yaml").write_text("distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 8\n")
+    made = parse(["--accelerate-config", "ddp.yaml", "--nproc-per-node", "2", "train.py"])
+    assert made.elastic.nproc_per_node == "2"
+    said = capsys.readouterr().err
+    assert said == "grpo-run: --nproc-per-node 2 replaces num_processes 8 of ddp.yaml\n"
+
+
 @pytest.mark.usefixtures("at_home")
 @pytest.mark.parametrize(
     "arguments",
