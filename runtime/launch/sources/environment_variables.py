@@ -20,8 +20,11 @@ READ_AT_IMPORT = re.compile(
 )
 """Variables that Python, torch, transformers, datasets, huggingface_hub, DeepSpeed or an OpenMP runtime read at import.
 """
-NO_EFFECT_AT_IMPORT = re.compile(r"(PYTHON|LD_)\w+")
-"""Of these, the ones that take effect before the first line of a program: a script sets them for other processes only."""
+NO_EFFECT_AT_IMPORT = re.compile(r"(PYTHON|LD_)\w+|HF_HUB_ENABLE_HF_TRANSFER|HF_XET_HIGH_PERFORMANCE")
+"""Of these, the ones that no import changes anything for. Python and the dynamic loader read theirs before the first line
+of a program. huggingface_hub has not used hf_transfer since 1.0, and only reports the other one, which hf_xet reads when
+it downloads.
+"""
 
 
 def read_at_import(name: str) -> bool:
