@@ -224,6 +224,7 @@ class RankError:
     None if it was raised in the phases of the slot. `bases` are the full names of its class and base classes, and of
     those of the exceptions that it was raised from; `chain` has each of them and itself, which comes first. `own_steps` counts the optimizer steps that the script had taken with
     no Trainer and no loop. `trip` says which learning guard has ended the script.
+    `root` is the exception at the end of the chain that it was raised from, in one line; "" without one.
     """
 
     type: str
@@ -237,6 +238,7 @@ class RankError:
     own_steps: int = 0
     trip: Trip | None = None
     chain: tuple[RaisedError, ...] = ()
+    root: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

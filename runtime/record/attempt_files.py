@@ -124,6 +124,7 @@ class AttemptFiles:
                 own_steps=int(value.get("own_steps", 0)),
                 trip=Trip.from_json(value["trip"]) if value.get("trip") else None,
                 chain=tuple(map(_raised, value.get("chain", ()))),
+                root=str(value.get("root", "")),
             )
         except (OSError, ValueError, TypeError, LookupError, AttributeError):
             return None  # the verdict then relies on the exit code

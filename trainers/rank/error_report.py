@@ -22,6 +22,7 @@ from grpo_run.watchdog.evidence.source import is_user_file
 
 MAX_TRACEBACK_CHARACTERS = 32_000
 MAX_MESSAGE_CHARACTERS = 4000
+MAX_ROOT_CHARACTERS = 200
 MAX_CAUSES = 8
 """Exceptions of a chain (`raise ... from ...`) whose classes are recorded."""
 
@@ -74,6 +75,7 @@ def _describe(error: BaseException, own_steps: int) -> dict[str, Any]:
         "callback": raised.callback if raised is not None else "",
         "bases": _bases(error),
         "chain": [_raised(one) for one in _chain(error)],
+        "root": _root(error),
         "own_steps": own_steps,
         "trip": error.trip.as_json() if isinstance(error, GuardTripped) and error.trip is not None else None,
     }
@@ -91,6 +93,17 @@ def _bases(error: BaseException) -> list[str]:
         )
         chained = chained.__cause__
     return list(names)
+
+
+def _root(error: BaseException) -> str:
+    """The exception at the end of the chain that this one was raised from (`raise ... from ...`), as Python prints it."""
+    root = error
+    for _ in range(MAX_CAUSES):
+        root = root.__cause__ if root.__cause__ is not None else root
+    if root is error:
+        return ""
+    first_line = _message(root).strip().partition("\n")[0][:MAX_ROOT_CHARACTERS]
+    return f"{type(root).__name__}: {first_line}" if first_line else type(root).__name__
 
 
 def _chain(error: BaseException) -> list[BaseException]:

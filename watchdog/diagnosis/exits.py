@@ -16,7 +16,7 @@ from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.diagnosis.lost_peers import is_victim
 from grpo_run.watchdog.diagnosis.out_of_memory import memory_advice, memory_sentence, memory_signature
 from grpo_run.watchdog.diagnosis.place import last_step, phases_of, position_of
-from grpo_run.watchdog.observation import Exit, Phase, ProcessEnd, Slot
+from grpo_run.watchdog.observation import Exit, Phase, ProcessEnd, RankError, Slot
 from grpo_run.watchdog.origins import Origin, origin_of
 from grpo_run.watchdog.out_of_memory.shortage import Shortage, shortage_of, shortage_of_bus_error
 from grpo_run.watchdog.rank_names import rank_names
@@ -24,6 +24,8 @@ from grpo_run.watchdog.verdict import Location, Verdict
 
 NOT_OF_SCRIPT = frozenset({"KeyboardInterrupt", "InjectedFault"})
 """Exceptions that the script raises for somebody else: a SIGINT, and a fault of `--inject`."""
+MAX_SAID_CHARACTERS = 200
+"""Of a line of an exception's message in a sentence; the evidence has all of it."""
 
 
 def diagnose_exits(
@@ -205,12 +207,21 @@ def _sentence(culprit: Exit, place: str, all_victims: bool) -> str:
     if culprit.signal is not None:
         return f"Rank {culprit.rank} was killed by {signal_name(culprit.signal)}{place}."
     if culprit.error is not None and culprit.error.type != "SystemExit":
-        message = culprit.error.message.strip()
-        first_line = message.splitlines()[0][:200] if message else ""
-        return f"Rank {culprit.rank} raised {culprit.error.type}{place}" + (
-            f": {first_line}" if first_line else "."
-        )
+        said = _said(culprit.error)
+        return f"Rank {culprit.rank} raised {culprit.error.type}{place}" + (f": {said}" if said else ".")
     return f"Rank {culprit.rank} exited with code {culprit.exit_code}{place} without finishing the script."
+
+
+def _said(error: RankError) -> str:
+    """The first line of an exception's message, with what it announces and the exception that caused it, if any."""
+    lines = [line.strip() for line in error.message.splitlines() if line.strip()]
+    said = lines[0][:MAX_SAID_CHARACTERS] if lines else ""
+    if said.endswith(":") and len(lines) > 1:
+        said += f" {lines[1][:MAX_SAID_CHARACTERS]}"
+    _, _, cause = error.root.partition(": ")
+    if error.root and not (cause and cause in said):
+        said = f"{said}; caused by {error.root}" if said else f"caused by {error.root}"
+    return said
 
 
 def _signature(culprit: Exit, step: int, alone: bool, shortage: Shortage | None) -> str:

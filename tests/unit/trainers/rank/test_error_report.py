@@ -84,6 +84,20 @@ def group(session: Session) -> None:
     raise failed
 
 
+def test_the_last_cause_is_recorded_in_one_line(report: Report) -> None:
+    """The end of the chain of `raise ... from ...`; not what was handled on the way."""
+
+    def wrap(session: Session) -> None:
+        try:
+            translate(session)
+        except ValueError as error:
+            raise RuntimeError("the run has failed") from error
+
+    assert report(wrap).root == "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    for script in (exhaust, handle, fail_on_the_way, translate_implicitly):
+        assert report(script).root == ""
+
+
 def handle(session: Session) -> None:
     """Say that the first exception does not matter."""
     try:

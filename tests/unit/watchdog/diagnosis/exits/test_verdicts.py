@@ -37,6 +37,32 @@ def test_the_verdict_has_the_location_of_the_exception(
     assert verdict.traceback == "Traceback (most recent call last): ..."
 
 
+@pytest.mark.parametrize(
+    ("message", "root", "said"),
+    [
+        ("bad value", "", "bad value"),
+        ("bad value", "KeyError: 'lr'", "bad value; caused by KeyError: 'lr'"),
+        ("", "KeyError: 'lr'", "caused by KeyError: 'lr'"),
+        ("bad value\nand more", "", "bad value"),
+        (
+            "Failed to import trl.x because of the following error (look up to see its traceback):\n\nNo module named 'y'",
+            "ModuleNotFoundError: No module named 'y'",
+            "Failed to import trl.x because of the following error (look up to see its traceback): No module named 'y'",
+        ),
+        ("Error(s) in loading:\n\tsize mismatch for a:\n\tfor b", "", "Error(s) in loading: size mismatch for a:"),
+        ("ends with a colon:", "", "ends with a colon:"),
+    ],
+)  # fmt: skip
+def test_the_sentence_keeps_what_the_first_line_announces_and_the_last_cause(
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, message: str, root: str, said: str
+) -> None:
+    """The first line of transformers' errors of imports only says that there is another one."""
+    error = make_error(message=message, root=root)
+    verdict = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7))
+    assert verdict.sentence.endswith(f": {said}")
+    assert "\n" not in verdict.sentence
+
+
 def test_the_sentence_is_one_line(make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot) -> None:
     """It quotes the first line of a long message, cut to 200 characters."""
     error = make_error(message="shapes differ " + "x" * 1000 + "\nsecond line\nthird")
