@@ -22,6 +22,7 @@ from grpo_run.trainers.saving.contents import CheckpointContents
 from grpo_run.trainers.saving.save_mode import SaveMode, save_mode
 from grpo_run.trainers.saving.saver import Saver
 from grpo_run.trainers.upstream import trainer_names
+from grpo_run.trainers.upstream.python_threads import FILTERS_CHANGED
 
 
 class TrainerContents(CheckpointContents):
@@ -175,13 +176,18 @@ class _UnchangedList(list[Any]):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress progress bars and warnings."""
+    """Suppress progress bars and warnings.
+
+    Python forgets which warnings it has shown whenever a block changes its filters, and a save of torch does too. The
+    filters are those of before when the block ends, so Python is not told: else the script's own warnings would be printed
+    again after each snapshot.
+    """
     from transformers.utils import logging
 
     enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
+        with override_attributes(warnings, **{FILTERS_CHANGED: lambda: None}), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -1,10 +1,11 @@
-"""Private names of Python's threads, to tell a thread that waits for work from one that works.
+"""Private names of Python: of its threads, to tell one that waits for work from one that works, and of its warnings.
 
-Used by `rank`.
+Used by `rank` and `saving`.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -18,6 +19,9 @@ RUNNING_THREADS = "_active"
 EVENT_CONDITION = "_cond"
 CONDITION_WAITERS = "_waiters"
 """Attributes of an event and of its condition: the locks of the threads that wait."""
+
+FILTERS_CHANGED = "_filters_mutated" if sys.version_info < (3, 14) else "_filters_mutated_lock_held"
+"""Function of `warnings` that a change of the filters calls; it makes Python forget which warnings it has shown."""
 
 
 def running_threads() -> list[threading.Thread]:
