@@ -48,7 +48,7 @@ def main() -> NoReturn:
     settings = RankSettings.from_environment()
     inherited = None
     if settings.preloaded:
-        redirect_output(settings.log)
+        redirect_output(settings.log, settings.errors or settings.log)
     if settings.uses_reward_workers:
         # now: the process has one thread, no accelerator, and all libraries that it was forked with
         from grpo_run.trainers.rewards.workers.host import start

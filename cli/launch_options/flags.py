@@ -278,10 +278,9 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 def _add_display(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--show-ranks",
-        default="none",
         metavar="RANKS",
-        help="ranks whose output is shown: none, all, or numbers as 0,1 (default: %(default)s; warnings and"
-        " events are always shown)",
+        help="ranks whose output is shown: none, all, or numbers as 0,1 (default: none on a terminal; all in a pipe or a"
+        " file, as under torchrun; warnings and events are always shown)",
     )
     group.add_argument(
         "--metrics-addr",

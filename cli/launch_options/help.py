@@ -30,7 +30,8 @@ examples:
   grpo-run launch --nproc-per-node 2 --show-ranks all train.py
   grpo-run launch --nproc-per-node 2 --inject kill@rank1:step7 train.py
 
-Each rank's output is in attempts/NNN/rankN.log of the run directory. Ranks
+Each rank's output is in attempts/NNN/rankN.log of the run directory, and its
+standard error in rankN.err if both streams of this command are apart. Ranks
 inherit standard input, as under torchrun."""
 TORCHRUN = """\
 torchrun's options. These differ under grpo-run:

@@ -102,6 +102,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     location = locate(options, command, nodes[1], token, starts_over=starts_over > 0)
     series, run_id, directory = location
     check_resume_from(options.resume_from, directory, options.training_script_args)
+    output = values.output()
     config = RunConfig(
         run_id=run_id,
         series=series,
@@ -138,7 +139,8 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         allow_untested=options.allow_untested,
         expected_distributed_type=ranks.expected_distributed_type,
         keep=tuple(options.keep),
-        shown_ranks=values.shown_ranks(options.show_ranks, ranks.per_node * nodes[1]),
+        shown_ranks=values.shown_ranks(options.show_ranks, output, ranks.per_node * nodes[1]),
+        output=output,
     )
     return LaunchCommand(
         elastic=options,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
-from grpo_run.runtime.launch.config import Exclusion, Timeouts
+from grpo_run.runtime.launch.config import Exclusion, Output, Timeouts
 from grpo_run.runtime.staging.ownership.folder import private_folder
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
@@ -108,16 +110,26 @@ def deadlines(options: argparse.Namespace) -> DeadlineSettings:
     return DeadlineSettings(**given)
 
 
-def shown_ranks(text: str, world_size: int) -> frozenset[int]:
+def output() -> Output:
+    """Return how the output of ranks is shown, from what standard output and standard error lead to."""
+    if sys.stdout is None or os.isatty(1):
+        return Output.lines
+    return Output.merged if sys.stderr is None or os.path.sameopenfile(1, 2) else Output.apart
+
+
+def shown_ranks(text: str | None, output: Output, world_size: int) -> frozenset[int]:
     """Return the ranks whose output is shown.
 
     Args:
-        text: `none`, `all`, or numbers separated by commas.
+        text: `none`, `all`, or numbers separated by commas; None for none on a terminal, and all elsewhere.
+        output: how it is shown.
         world_size: the largest number of ranks that the run may have.
 
     Raises:
         UsageError: the value is none of these, or names a rank that the run does not have.
     """
+    if text is None:
+        text = "none" if output is Output.lines else "all"
     if text == "none":
         return frozenset()
     if text == "all":

@@ -10,6 +10,7 @@ import os
 import time
 
 from grpo_run.runtime.continuity.fresh_seeds import orders_of
+from grpo_run.runtime.launch.config import Output
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.supervision.memory.allocator import expandable_segments
 from grpo_run.runtime.supervision.memory.run_memory import config_for_ranks
@@ -31,6 +32,7 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         attempt=supervisor.attempt.number,
         run_started_at=supervisor.run_started_at,
         log=str(files.log(rank)),
+        errors=str(files.errors(rank)) if config.output is Output.apart else None,
         stacks=str(files.stacks(rank)),
         socket=str(files.socket(rank)),
         error=str(files.error(rank)),

@@ -33,6 +33,7 @@ from grpo_run.cli.run_end.last_scrapes import await_last_scrapes, leave_at
 from grpo_run.cli.run_end.on_end import run_on_end
 from grpo_run.runtime.board.stop_requests import StopRequests
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_USAGE, ProcessError, UsageError
+from grpo_run.runtime.launch.config import Output
 from grpo_run.runtime.launch.sources.trainer_use import may_use_trainer
 from grpo_run.runtime.named_signals import VARIABLE
 from grpo_run.runtime.processes.helpers import Helpers
@@ -46,6 +47,7 @@ from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 if TYPE_CHECKING:
     from grpo_run.dashboards.metrics.address import Listener
     from grpo_run.dashboards.metrics.server import MetricsServer
+    from grpo_run.dashboards.terminal.background_output import BackgroundStream
     from grpo_run.dashboards.terminal.terminal import Terminal
     from grpo_run.runtime.processes.agent import Agent
     from grpo_run.runtime.processes.output import OutputFollower
@@ -70,14 +72,17 @@ def supervise(
     from grpo_run.dashboards.terminal.background_output import BackgroundOutput
 
     printed = BackgroundOutput()
+    # a reader of one stream does not wait for that of the other, unless both are one, which keeps the order
+    errors = BackgroundOutput() if launch.config.output is Output.apart else printed
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = printed.stream(sys.stdout), printed.stream(sys.stderr)
+    sys.stdout, sys.stderr = printed.stream(sys.stdout), errors.stream(sys.stderr)
     try:
         return _supervise(launch, directory, listener, changed_files)
     finally:
         sys.stdout, sys.stderr = before
         signals = note_signals()
-        printed.finish(lambda: bool(signals))
+        for output in (errors, printed):
+            output.finish(lambda: bool(signals))
         ignore_signals()
 
 
@@ -94,9 +99,10 @@ def _supervise(
     supervisor: Supervisor | None = None
     terminal = Terminal(
         shown_ranks=config.shown_ranks,
+        passed_on=_passed_on(config.output),
         status=lambda: supervisor.status(complete=False) if supervisor is not None else None,
     )
-    output = OutputFollower(terminal.rank_line)
+    output = OutputFollower(terminal)
 
     remaining = RemainingProcesses(processes.owned, keep=config.keep)
     supervisor = Supervisor(
@@ -149,10 +155,25 @@ def _supervise(
     return exit_code
 
 
+def _passed_on(output: Output) -> dict[int, BackgroundStream]:
+    """Return the streams that get the ranks' output byte for byte, by descriptor."""
+    from grpo_run.dashboards.terminal.background_output import BackgroundStream
+
+    taken = {Output.lines: {}, Output.merged: {1: sys.stdout}, Output.apart: {1: sys.stdout, 2: sys.stderr}}
+    return {
+        descriptor: stream
+        for descriptor, stream in taken[output].items()
+        if isinstance(stream, BackgroundStream) and not stream.isatty()
+    }
+
+
 def _begin_output(
-    output: OutputFollower, terminal: Terminal, changed_files: ChangedFiles, files: dict[int, Path]
+    output: OutputFollower,
+    terminal: Terminal,
+    changed_files: ChangedFiles,
+    files: dict[tuple[int, int], Path],
 ) -> None:
-    """Show the output of the ranks of a new attempt, by rank, and whether the script has changed since the last one."""
+    """Show the output of the ranks of a new attempt, by rank and descriptor, and whether the script has changed since the last one."""
     output.follow(files)
     change = changed_files.since_last_attempt()
     if change is not None:

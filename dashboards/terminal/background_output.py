@@ -3,11 +3,13 @@
 A terminal that was stopped by Ctrl-S or is in the copy mode of a terminal multiplexer, a pager, and a connection that hangs
 take no more output once a few kilobytes are waiting, for hours. A write would block, and with it the recovery from the next fault
 and the reaction to Ctrl-C. Installed by `cli/launching/supervise.py` for the time of a run; `terminal.py` does not know of it.
-Does not format. What does not fit is dropped and counted; the files of the ranks and the journal have it.
+Does not format. What does not fit is dropped and counted; the journal has it. Output of ranks is left in their files
+until there is room.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -15,7 +17,9 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 MAX_WAITING_BYTES = 16 << 20
@@ -27,6 +31,15 @@ PATIENCE_SECONDS = 30.0
 POLL_SECONDS = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class _FilePart:
+    """A part of a file, which the thread reads when it is its turn."""
+
+    path: Path
+    start: int
+    end: int
+
+
 class BackgroundOutput:
     """Writes to descriptors, in the order of the calls, in a thread of its own, which starts with the first text.
 
@@ -36,7 +49,8 @@ class BackgroundOutput:
 
     def __init__(self, max_bytes: int = MAX_WAITING_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._waiting: deque[tuple[int, bytes | _FilePart]] = deque()
+        self._is_writing = False
         self._size = 0
         self._dropped = 0
         self._failures: dict[int, OSError] = {}
@@ -73,6 +87,17 @@ class BackgroundOutput:
                 self._append(descriptor, note)
             self._append(descriptor, data)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether most of what may wait still fits."""
+        return self._size < self._max_bytes // 4
+
+    def write_file(self, descriptor: int, path: Path, start: int) -> None:
+        """Let the thread write a file from a position to its present end, without reading it before its turn."""
+        with contextlib.suppress(OSError), self._changed:
+            if (end := os.stat(path).st_size) > start:
+                self._append(descriptor, _FilePart(path, start, end))
+
     def finish(self, interrupted: Callable[[], bool], patience_seconds: float = PATIENCE_SECONDS) -> bool:
         """Wait until everything is written, but no longer than `patience_seconds` for a reader that takes nothing.
 
@@ -84,15 +109,15 @@ class BackgroundOutput:
         """
         began = time.monotonic()
         with self._changed:
-            while self._size and not interrupted():
+            while (self._waiting or self._is_writing) and not interrupted():
                 if time.monotonic() - max(began, self._wrote_at) > patience_seconds:
                     break
                 self._changed.wait(POLL_SECONDS)
-            return not self._size
+            return not (self._waiting or self._is_writing)
 
-    def _append(self, descriptor: int, data: bytes) -> None:
+    def _append(self, descriptor: int, data: bytes | _FilePart) -> None:
         self._waiting.append((descriptor, data))
-        self._size += len(data)
+        self._size += len(data) if isinstance(data, bytes) else 0
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, daemon=True, name="grpo-run-write")
             self._thread.start()
@@ -103,24 +128,19 @@ class BackgroundOutput:
             with self._changed:
                 while not self._waiting:
                     self._changed.wait()
-                descriptor, data = self._take()
+                descriptor, data = self._waiting.popleft()
+                self._is_writing = True
             try:
-                _write_all(descriptor, data, self._note_progress)
+                if descriptor not in self._failures:
+                    for part in _parts(data):
+                        _write_all(descriptor, part, self._note_progress)
             except OSError as error:
                 with self._changed:
                     self._failures[descriptor] = error
             with self._changed:
-                self._size -= len(data)
+                self._is_writing = False
+                self._size -= len(data) if isinstance(data, bytes) else 0
                 self._changed.notify_all()
-
-    def _take(self) -> tuple[int, bytes]:
-        """Take what comes first, with what follows it on the same descriptor."""
-        descriptor, data = self._waiting.popleft()
-        parts, size = [data], len(data)
-        while self._waiting and self._waiting[0][0] == descriptor and size < WRITE_BYTES:
-            parts.append(self._waiting.popleft()[1])
-            size += len(parts[-1])
-        return descriptor, b"".join(parts)
 
     def _note_progress(self) -> None:
         self._wrote_at = time.monotonic()
@@ -149,6 +169,19 @@ class BackgroundStream(io.TextIOBase):
         self._output.write(self._descriptor, text.encode(self._encoding, errors="replace"))
         return len(text)
 
+    def write_bytes(self, data: bytes) -> None:
+        """Let bytes be written."""
+        self._output.write(self._descriptor, data)
+
+    def write_file(self, path: Path, start: int) -> None:
+        """Let a file be written from a position to its present end."""
+        self._output.write_file(self._descriptor, path, start)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the reader has taken most of what was written."""
+        return self._output.has_room
+
     def fileno(self) -> int:
         """The descriptor that is written to."""
         return self._descriptor
@@ -160,6 +193,24 @@ class BackgroundStream(io.TextIOBase):
     def writable(self) -> bool:
         """Return True."""
         return True
+
+
+def _parts(data: bytes | _FilePart) -> Iterator[bytes]:
+    if isinstance(data, bytes):
+        yield data
+        return
+    position = data.start
+    while position < data.end:
+        try:
+            with open(data.path, "rb") as file:
+                file.seek(position)
+                part = file.read(min(data.end - position, WRITE_BYTES))
+        except OSError:
+            return  # the disk fails, or the file was removed
+        if not part:
+            return
+        position += len(part)
+        yield part
 
 
 def _write_all(descriptor: int, data: bytes, note_progress: Callable[[], None]) -> None:

@@ -1,9 +1,11 @@
 """The console of `grpo-run launch`: progress line, events, faults, and output of the ranks shown.
 
 On a terminal the progress line stays at the bottom and long lines are folded; in a pipe or a file it is
-printed when `pipe_schedule.py` says so, every event is one line, and no control codes are written. Output of
-ranks goes to standard output, as under torchrun, except for tracebacks that end a rank (`tracebacks.py`);
-everything else goes to standard error. Made by `cli/launching/supervise.py`; thread-safe.
+printed when `pipe_schedule.py` says so, every event is one line, and no control codes are written. Events go to
+standard error. Output of ranks is passed on byte for byte where it is not a terminal that takes it, as under torchrun,
+except for the guard's own lines, which are events. A terminal gets lines, with the rank before each, and without
+tracebacks that end a rank (`tracebacks.py`) if it gets all that the ranks print. Made by
+`cli/launching/supervise.py`; thread-safe.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -49,16 +53,41 @@ class _Console(Console):
         self.quiet = True
 
 
+class ByteStream(Protocol):
+    """A stream that output of ranks is passed on to (`background_output.BackgroundStream`)."""
+
+    def write_bytes(self, data: bytes) -> None:
+        """Let bytes be written."""
+
+    def write_file(self, path: Path, start: int) -> None:
+        """Let a file be written from a position to its present end."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the reader has taken most of what was written."""
+
+
 class Terminal:
     """Writes what the user sees of a run.
 
     Args:
         shown_ranks: ranks whose output is printed; the ranks' files hold all of it.
         status: reads the state of the run; None while there is none.
+        passed_on: the streams that get the ranks' output byte for byte, by descriptor; a stream that is also standard
+            error's is descriptor 1. Empty on a terminal.
     """
 
-    def __init__(self, *, shown_ranks: frozenset[int], status: Callable[[], RunStatus | None]) -> None:
+    def __init__(
+        self,
+        *,
+        shown_ranks: frozenset[int],
+        status: Callable[[], RunStatus | None],
+        passed_on: Mapping[int, ByteStream] = MappingProxyType({}),
+    ) -> None:
         self._shown_ranks = shown_ranks
+        self._passed_on = passed_on
+        self._line_is_open = False
+        """A rank has begun a line where events are printed."""
         self._status = status
         self._console = _Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         self._is_screen = self._console.is_terminal and not self._console.is_dumb_terminal
@@ -105,7 +134,7 @@ class Terminal:
             with contextlib.suppress(OSError, ValueError):
                 self._live.stop()
 
-    def rank_line(self, rank: int, line: str) -> None:
+    def rank_line(self, rank: int, descriptor: int, line: str) -> None:
         """Print one line of a rank's output, if the rank is shown or the line is the guard's.
 
         A line that the guard prints in several ranks is printed once.
@@ -115,10 +144,52 @@ class Terminal:
             repeated = self._guard_lines.setdefault(text, rank) != rank
             if rank not in self._shown_ranks and not repeated:
                 self._event(text)
+        if rank not in self._shown_ranks:
+            return
+        if descriptor == 2:  # a terminal, and what the rank prints to standard output goes elsewhere
+            self._print_output([(rank, line)], sys.stderr)
+            return
+        with self._lock:
+            lines = self._tracebacks.hold(rank, line)
+        self._print_output((rank, text) for text in lines)
+
+    def takes_bytes(self, descriptor: int) -> bool:
+        """Whether output of ranks to a descriptor is passed on byte for byte."""
+        return descriptor in self._passed_on
+
+    def has_room(self, descriptor: int) -> bool:
+        """Whether the reader has taken most of what was passed on."""
+        return self._passed_on[descriptor].has_room
+
+    def rank_bytes(self, rank: int, descriptor: int, data: bytes) -> None:
+        """Pass on what a rank has printed, if it is shown, except for lines of the guard.
+
+        Args:
+            data: whole lines where possible.
+        """
+        shown = []
+        for line in data.splitlines(keepends=True) if NAME.encode() in data else [data]:
+            if not line.startswith(NAME.encode()):
+                shown.append(line)
+                continue
+            text = line.decode(errors="replace").removeprefix(NAME).rstrip()
+            if self._guard_lines.setdefault(text, rank) == rank:
+                self._event(text)
+        if (passed := b"".join(shown)) and rank in self._shown_ranks:
+            with self._lock, contextlib.suppress(OSError):  # the reader is gone; the rank's file has it
+                if self._event_stream == descriptor:
+                    self._line_is_open = not passed.endswith(b"\n")
+                self._passed_on[descriptor].write_bytes(passed)
+
+    def rank_file(self, rank: int, descriptor: int, path: Path, start: int) -> None:
+        """Pass on a file from a position to its end, if the rank is shown, without waiting for the reader."""
         if rank in self._shown_ranks:
-            with self._lock:
-                lines = self._tracebacks.hold(rank, line)
-            self._print_output((rank, text) for text in lines)
+            self._passed_on[descriptor].write_file(path, start)
+
+    @property
+    def _event_stream(self) -> int | None:
+        """The descriptor of the ranks' output that goes where events go."""
+        return None if self._is_screen else max(self._passed_on, default=None)
 
     def attempt_begins(self) -> None:
         """Print what remains of the ranks of the last attempt; call it before ranks are started."""
@@ -238,6 +309,9 @@ class Terminal:
     def _event(self, text: str, word: str = "", facts: Sequence[str] = ()) -> None:
         """Print one event: the time, our name, a styled word, the text, and facts below it."""
         with self._lock, contextlib.suppress(OSError, ValueError):  # a closed terminal must not end the run
+            if self._line_is_open:
+                self._line_is_open = False
+                self._console.file.write("\n")
             if "\n" in text:
                 self._console.print(Text(text))
                 return
@@ -270,12 +344,14 @@ class Terminal:
             lines = self._tracebacks.release(explained=explained)
         self._print_output(lines)
 
-    def _print_output(self, lines: Iterable[tuple[int, str]]) -> None:
-        """Print lines of ranks to standard output."""
-        with contextlib.suppress(OSError, ValueError):  # the reader is gone; the rank's file has the line
+    def _print_output(self, lines: Iterable[tuple[int, str]], stream: TextIO | None = None) -> None:
+        """Print lines of ranks to standard output, or to another stream."""
+        stream = stream or sys.stdout
+        # the reader is gone, or there never was one; the rank's file has the line
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             for rank, line in lines:
-                sys.stdout.write(f"[rank{rank}] {line}\n")
-            sys.stdout.flush()
+                stream.write(f"[rank{rank}] {line}\n")
+            stream.flush()
 
     def _has_failed(self, rank: int) -> bool:
         """Whether a rank's script has raised an exception that ended it."""

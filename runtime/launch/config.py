@@ -7,6 +7,7 @@ The classes check their values when they are built; they do not parse command li
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +31,17 @@ PathText = Annotated[Path, pydantic.PlainSerializer(str, return_type=str)]
 CAPPED_ENDS = ("length", "repetition", "deadline")
 """How a cap ends a completion."""
 RankSet = Annotated[frozenset[int], pydantic.PlainSerializer(sorted, return_type=list[int])]
+
+
+class Output(str, enum.Enum):
+    """How the output of the shown ranks is shown; standard output decides."""
+
+    lines = "lines"
+    """On a terminal: their lines, with the rank before each."""
+    merged = "merged"
+    """In a pipe or a file that takes standard error too: byte for byte, in the order of a rank's writes."""
+    apart = "apart"
+    """In a pipe or a file: byte for byte, standard output and error each on ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +200,9 @@ class RunConfig:
     keep: tuple[str, ...] = ()
     """Names and patterns of processes that ranks start and that are not ended with them."""
     shown_ranks: RankSet = frozenset()
-    """Ranks whose output is shown on the terminal."""
+    """Ranks whose output is shown."""
+    output: Output = Output.lines
+    """How it is shown."""
 
     def __post_init__(self) -> None:
         if self.hygiene_every < 0:

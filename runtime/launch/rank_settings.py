@@ -36,6 +36,8 @@ class RankSettings(pydantic.BaseModel):
     """Wall-clock time of the run's first event, in seconds since the epoch."""
     log: str
     """File that receives the rank's output."""
+    errors: str | None = None
+    """File that receives its standard error; None for the same file."""
     stacks: str
     """File that receives the rank's stacks."""
     socket: str

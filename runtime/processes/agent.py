@@ -59,11 +59,13 @@ class RankStart:
 
     Args:
         environment: our own variables, in addition to torchrun's.
-        log: receives the rank's stdout and stderr.
+        log: receives the rank's stdout.
+        errors: receives its stderr; None for the same file.
     """
 
     environment: Mapping[str, str]
     log: Path
+    errors: Path | None = None
 
 
 class AttemptController(Protocol):
@@ -189,6 +191,7 @@ class Agent(LocalElasticAgent):
                 environment=self._rank_environment(worker_group, worker, starts[worker.global_rank]),
                 directory=os.getcwd(),
                 log=starts[worker.global_rank].log,
+                errors=starts[worker.global_rank].errors,
             )
             for worker in worker_group.workers
         ]

@@ -1,8 +1,8 @@
-"""Follows the output files of ranks and passes their lines to the terminal.
+"""Follows the output files of ranks and passes on what they print: lines to a terminal, bytes to a pipe or a file.
 
-A thread of the supervisor reads the files of the present attempt and passes complete lines to a printer. The
-ranks write the files themselves, so no output is lost if the supervisor is slow or exits. Does not parse or
-colour lines.
+A thread of the supervisor reads the files of the present attempt. The ranks write the files themselves, so no output is
+lost if the supervisor is slow or exits, and nothing has to be kept for a reader that is slow. Does not parse or colour
+lines.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 POLL_SECONDS = 0.2
 """Time between two looks at a file that has grown lately."""
@@ -24,6 +25,8 @@ MAX_READ_BYTES = 256 * 1024
 MAX_LINE_BYTES = 16 * 1024
 MAX_BEHIND_BYTES = 8 * 1024 * 1024
 """Output that is further behind is not printed; the file has it."""
+BEGUN_SECONDS = 1.0
+"""A line that a rank has begun, such as a question or a progress bar, is passed on as it is after this time."""
 STOP_SECONDS = 5.0
 """How long to wait for the thread when the run ends."""
 
@@ -93,16 +96,74 @@ class FileFollower:
         return [line.decode(errors="replace")] if line else []
 
 
-class OutputFollower:
-    """Thread that follows the output files of all ranks of an attempt.
+class ByteFollower:
+    """Follows one file byte for byte. Lines are passed on whole, unless they are long or their end does not come.
 
-    Args:
-        printer: called with (rank, line), in the thread or in the thread that calls `drain`.
+    A state of a progress bar begins with its carriage return, and counts as a line.
     """
 
-    def __init__(self, printer: Callable[[int, str], None]) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self._begun = b""
+        self._grew_at = -math.inf
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything was read lately."""
+        return time.monotonic() - self._grew_at < ACTIVE_SECONDS
+
+    def read(self) -> bytes:
+        """Return what was appended since the last call, from at most `MAX_READ_BYTES`; empty if there is nothing to pass on."""
+        data, now = b"", time.monotonic()
+        try:
+            if os.stat(self._path).st_size > self._position:
+                with open(self._path, "rb") as file:
+                    file.seek(self._position)
+                    data = file.read(MAX_READ_BYTES)
+        except OSError:  # not there yet, or no descriptor is left: the next call reads it
+            return b""
+        if data:
+            self._position += len(data)
+            self._grew_at = now
+        text = self._begun + data
+        end = max(text.rfind(b"\n") + 1, text.rfind(b"\r"))
+        if len(text) - end > MAX_LINE_BYTES or (not data and now - self._grew_at > BEGUN_SECONDS):
+            end = len(text)
+        self._begun = text[end:]
+        return text[:end]
+
+    def take_rest(self) -> tuple[bytes, Path, int]:
+        """Return the line that was begun, and where in which file the rest begins. Nothing more is read."""
+        begun, self._begun = self._begun, b""
+        return begun, self._path, self._position
+
+
+class Printer(Protocol):
+    """Prints what is followed, in the thread of the follower or in the one that calls `drain`."""
+
+    def rank_line(self, rank: int, descriptor: int, line: str) -> None:
+        """Print one line of a rank's output to descriptor 1 or 2."""
+
+    def rank_bytes(self, rank: int, descriptor: int, data: bytes) -> None:
+        """Pass on what a rank has printed."""
+
+    def rank_file(self, rank: int, descriptor: int, path: Path, start: int) -> None:
+        """Pass on a file from a position to its end, as its reader takes it."""
+
+    def takes_bytes(self, descriptor: int) -> bool:
+        """Whether bytes are passed on, and not lines."""
+
+    def has_room(self, descriptor: int) -> bool:
+        """Whether the reader has taken most of what was passed on."""
+
+
+class OutputFollower:
+    """Thread that follows the output files of all ranks of an attempt."""
+
+    def __init__(self, printer: Printer) -> None:
         self._printer = printer
-        self._followers: dict[int, FileFollower] = {}
+        self._followers: dict[tuple[int, int], FileFollower | ByteFollower] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True, name="grpo-run-output")
@@ -111,23 +172,33 @@ class OutputFollower:
         """Start the thread."""
         self._thread.start()
 
-    def follow(self, files: Mapping[int, Path]) -> None:
+    def follow(self, files: Mapping[tuple[int, int], Path]) -> None:
         """Print what remains of the files followed so far, then follow these.
 
         Args:
-            files: of a new attempt, by rank.
+            files: of a new attempt, by rank and descriptor.
         """
         self.drain()
         with self._lock:
-            self._followers = {rank: FileFollower(path) for rank, path in files.items()}
+            self._followers = {
+                stream: ByteFollower(path) if self._printer.takes_bytes(stream[1]) else FileFollower(path)
+                for stream, path in files.items()
+            }
 
     def drain(self) -> None:
-        """Print everything that has been written, including last lines without a newline."""
+        """Print everything that has been written, including last lines without a newline. The ranks have ended."""
         with self._lock:
-            for rank, follower in self._followers.items():
+            for (rank, descriptor), follower in self._followers.items():
+                if isinstance(follower, ByteFollower):
+                    self._pass_on(rank, descriptor, follower)
+                    begun, path, position = follower.take_rest()
+                    self._printer.rank_bytes(rank, descriptor, begun)
+                    self._printer.rank_file(rank, descriptor, path, position)
+                    continue
                 for lines in follower.read_all():
-                    self._print(rank, lines)
-                self._print(rank, follower.take_partial_line())
+                    self._print(rank, descriptor, lines)
+                self._print(rank, descriptor, follower.take_partial_line())
+            self._followers = {}
 
     def stop(self) -> None:
         """Stop the thread and print what remains."""
@@ -142,14 +213,23 @@ class OutputFollower:
             if all_due:
                 all_due_at = time.monotonic() + QUIET_POLL_SECONDS
             with self._lock:
-                for rank, follower in self._followers.items():
-                    if all_due or follower.is_active:
-                        self._print(rank, follower.read())
+                for (rank, descriptor), follower in self._followers.items():
+                    if not (all_due or follower.is_active):
+                        continue
+                    if isinstance(follower, ByteFollower):
+                        self._pass_on(rank, descriptor, follower)
+                    else:
+                        self._print(rank, descriptor, follower.read())
                 active = any(follower.is_active for follower in self._followers.values())
             pause_seconds = POLL_SECONDS if active else max(0.0, all_due_at - time.monotonic())
             if self._stop.wait(pause_seconds):
                 return
 
-    def _print(self, rank: int, lines: list[str]) -> None:
+    def _pass_on(self, rank: int, descriptor: int, follower: ByteFollower) -> None:
+        """Pass on what a rank has printed, as long as its reader takes it; the file keeps the rest."""
+        while self._printer.has_room(descriptor) and (data := follower.read()):
+            self._printer.rank_bytes(rank, descriptor, data)
+
+    def _print(self, rank: int, descriptor: int, lines: list[str]) -> None:
         for line in lines:
-            self._printer(rank, line)
+            self._printer.rank_line(rank, descriptor, line)

@@ -6,6 +6,7 @@ exited or what follows, and does not terminate what a rank has started (`helpers
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -42,7 +43,8 @@ class RankSpec:
         local_rank: on this node.
         environment: the complete environment.
         directory: the working directory.
-        log: receives stdout and stderr.
+        log: receives stdout.
+        errors: receives stderr; None for the same file.
     """
 
     rank: int
@@ -50,6 +52,7 @@ class RankSpec:
     environment: Mapping[str, str]
     directory: str
     log: Path
+    errors: Path | None = None
 
 
 class _ForkedRank:
@@ -222,16 +225,18 @@ def _start_with_retries(spec: RankSpec, entry: str, preloaded: bool) -> _ForkedR
 def _start(spec: RankSpec, entry: str, preloaded: bool) -> _ForkedRank | _SpawnedRank:
     if preloaded:
         return _ForkedRank(forkserver.start_child(entry, spec.environment, spec.directory))
-    log = os.open(spec.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    with contextlib.ExitStack() as opened:
+        streams = []
+        for path in (spec.log, spec.errors or spec.log):
+            streams.append(os.open(path, flags, 0o600))
+            opened.callback(os.close, streams[-1])
         process = subprocess.Popen(
             fresh_interpreter.command(entry),
             env=dict(spec.environment),
             cwd=spec.directory,
-            stdout=log,
-            stderr=log,
+            stdout=streams[0],
+            stderr=streams[1],
             start_new_session=True,
         )
-    finally:
-        os.close(log)
     return _SpawnedRank(process)

@@ -65,17 +65,20 @@ class AttemptFiles:
         return self._folder
 
     def log(self, rank: int) -> Path:
-        """Return the path of the rank's stdout and stderr."""
+        """Return the path of the rank's stdout, and of its stderr unless that has a file of its own."""
         return self._folder / f"rank{rank}.log"
 
+    def errors(self, rank: int) -> Path:
+        """Return the path of the rank's stderr where standard output and error of the launcher are apart."""
+        return self._folder / f"rank{rank}.err"
+
+    def stderr(self, rank: int) -> Path:
+        """Return the file that has the rank's stderr."""
+        return self.errors(rank) if self.errors(rank).exists() else self.log(rank)
+
     def output_end(self, rank: int, size_bytes: int) -> str:
-        """Return the last bytes of what the rank has printed; "" if they cannot be read."""
-        try:
-            with open(self.log(rank), "rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - size_bytes))
-                return file.read(size_bytes).decode(errors="replace")
-        except OSError:
-            return ""
+        """Return the last bytes of each file that the rank has printed to; "" if they cannot be read."""
+        return "".join(_end_of(path, size_bytes) for path in (self.log(rank), self.errors(rank)))
 
     def stacks(self, rank: int) -> Path:
         """Return the path that the rank's faulthandler writes to."""
@@ -128,6 +131,15 @@ class AttemptFiles:
             )
         except (OSError, ValueError, TypeError, LookupError, AttributeError):
             return None  # the verdict then relies on the exit code
+
+
+def _end_of(path: Path, size_bytes: int) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size_bytes))
+            return file.read(size_bytes).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _raised(value: Mapping[str, Any]) -> RaisedError:

@@ -6,7 +6,7 @@
       board.mmap              one slot per rank
       lock                    held by the supervisor
       processes.json          the last supervisor, and the token of its ranks
-      attempts/000/rank0.log  output, one file per rank
+      attempts/000/rank0.log  output, one file per rank, or with rank0.err one for each stream
       incidents/0001-signal/  verdict.json and evidence
       held/                   links to checkpoints, while the script starts
       memory_facts.json       what decides how the last `train()` call could use less memory

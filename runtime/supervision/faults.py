@@ -18,7 +18,7 @@ from grpo_run.runtime.continuity.decision import RESTARTS, Action, Decision
 from grpo_run.runtime.continuity.rewards import FAILURES_TO_MOVE
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
-from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.launch.config import Output, RunConfig
 from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.record.run_directory import RunDirectory
@@ -244,9 +244,12 @@ class FaultHandler:
     def _show_traceback(self, verdict: Verdict, *, restart: bool, stopping: bool) -> None:
         """Show the culprit's traceback before the fault, unless the fault's own lines suffice.
 
-        The terminal holds back the tracebacks of the ranks that it shows, so theirs come from here too.
+        The terminal holds back the tracebacks of the ranks whose lines it shows, so theirs come from here too. In a
+        pipe or a file, what a shown rank prints is there already.
         """
         shown = self._config.shown_ranks
+        if self._config.output is not Output.lines and verdict.culprit in shown:
+            return
         wanted = bool(shown) if restart else not stopping or verdict.culprit in shown
         if verdict.traceback and verdict.culprit is not None and wanted:
             self._reporter.notify(verdict.traceback.rstrip())

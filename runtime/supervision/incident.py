@@ -276,7 +276,7 @@ def tell_ranks(context: IncidentContext, verdict: Verdict) -> None:
     for rank in at.keys() - waiting:
         with (
             contextlib.suppress(OSError),
-            open(context.attempt.files.log(rank), "a", encoding="utf-8") as log,
+            open(context.attempt.files.stderr(rank), "a", encoding="utf-8") as log,
         ):
             log.write(f"Ended by grpo-run: {verdict.sentence}\n")
     deadline = time.monotonic() + RAISE_SECONDS

@@ -66,7 +66,7 @@ class Supervisor:
         rank_environment: returns our variables for a rank, from (supervisor, rank, world size).
         notify: shows a one-line message to the user.
         observe_exit: reads the processes that remain after the last line of every script.
-        follow_output: receives the log file of each rank when an attempt starts.
+        follow_output: receives the files that the ranks print to, by rank and descriptor, when an attempt starts.
         staging: where ranks place snapshots; None if they save directly.
         enter_cgroup: moves a rank into the memory cgroup of the ranks.
     """
@@ -80,7 +80,7 @@ class Supervisor:
         rank_environment: Callable[[Supervisor, int, int], dict[str, str]],
         notify: Callable[[str], None],
         observe_exit: Observe,
-        follow_output: Callable[[dict[int, Path]], None] = lambda files: None,
+        follow_output: Callable[[dict[tuple[int, int], Path]], None] = lambda files: None,
         staging: StagingArea | None = None,
         enter_cgroup: Callable[[int], None] = lambda pid: None,
     ) -> None:
@@ -169,10 +169,15 @@ class Supervisor:
         if self.lifecycle.state is not RunState.starting:
             self.lifecycle.fire(RunEvent.restarted)
         self._reporter.write("attempt_started", world_size=attempt.world_size, node=group_rank)
-        self._follow_output(attempt.logs)
+        files = attempt.outputs(self.config.output)
+        self._follow_output(files)
         return {
-            rank: RankStart(environment=self._rank_environment(self, rank, attempt.world_size), log=log)
-            for rank, log in attempt.logs.items()
+            rank: RankStart(
+                environment=self._rank_environment(self, rank, attempt.world_size),
+                log=files[rank, 1],
+                errors=files.get((rank, 2)),
+            )
+            for rank in attempt.place_of_rank
         }
 
     def attempt_started(self, ranks: RankGroup) -> None:

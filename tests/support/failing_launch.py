@@ -48,16 +48,16 @@ def fail_in_start() -> None:
 
 def fail_in_thread() -> None:
     """Let the thread that follows output raise."""
-    from grpo_run.runtime.processes.output import FileFollower
+    from grpo_run.runtime.processes.output import ByteFollower
 
-    read = FileFollower.read
+    read = ByteFollower.read
 
-    def failing(self: FileFollower) -> list[str]:
+    def failing(self: ByteFollower) -> bytes:
         if threading.current_thread() is not threading.main_thread():
             raise MemoryError
         return read(self)
 
-    FileFollower.read = failing  # type: ignore[method-assign]
+    ByteFollower.read = failing  # type: ignore[method-assign]
 
 
 def exhaust_descriptors() -> None:

@@ -28,12 +28,12 @@ class RankOutput(io.FileIO):
             return memoryview(data).nbytes
 
 
-def redirect_output(log: str) -> None:
-    """Redirect the descriptors of standard output and standard error to the rank's log file."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+def redirect_output(log: str, errors: str) -> None:
+    """Redirect the descriptors of standard output and standard error to the rank's files, which may be the same."""
+    for path, stream in ((log, 1), (errors, 2)):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.dup2(descriptor, stream)
+        os.close(descriptor)
 
 
 def wrap_output(*, forked: bool) -> None:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.files import NO_SPACE_ERRNOS
+from grpo_run.runtime.launch.config import Output
 from grpo_run.runtime.record.attempt_files import AttemptFiles
 from grpo_run.runtime.record.commits import Commit, newest_commit
 from grpo_run.runtime.record.run_directory import RunDirectory
@@ -63,10 +64,12 @@ class Attempt:
         """Whether other nodes have ranks too."""
         return self.world_size > len(self.rank_of_place)
 
-    @property
-    def logs(self) -> dict[int, Path]:
-        """The output file of each local rank."""
-        return {rank: self.files.log(rank) for rank in self.place_of_rank}
+    def outputs(self, output: Output) -> dict[tuple[int, int], Path]:
+        """The files that the local ranks print to, by rank and descriptor: 1, and 2 where that has one of its own."""
+        files = {(rank, 1): self.files.log(rank) for rank in self.place_of_rank}
+        if output is Output.apart:
+            files |= {(rank, 2): self.files.errors(rank) for rank in self.place_of_rank}
+        return files
 
     @property
     def sockets(self) -> dict[int, str]:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -140,3 +141,32 @@ def test_a_stream_looks_like_the_one_that_it_stands_in_for(pipe: tuple[int, int]
     assert os.read(reader, 100) == "é ?\n".encode("latin-1")
     text = io.StringIO()
     assert output.stream(text) is text
+
+
+def test_a_file_is_written_in_its_turn_and_takes_no_memory(pipe: tuple[int, int], tmp_path: Path) -> None:
+    """Its part from a position to its end at the time of the call, between what came before and after it."""
+    reader, writer = pipe
+    path = tmp_path / "rank0.log"
+    content = bytes(range(256)) * 20_000
+    path.write_bytes(content)
+    output = BackgroundOutput(max_bytes=1000)
+    output.write(writer, b"before\n")
+    output.write_file(writer, path, 1000)
+    output.write_file(writer, tmp_path / "none", 0)
+    output.write(writer, b"after\n")
+    assert output.has_room
+    with open(path, "ab") as file:
+        file.write(b"by a process that was left behind")
+    expected = b"before\n" + content[1000:] + b"after\n"
+    assert read_all(reader, len(expected)) == expected
+    assert output.finish(lambda: False)
+
+
+def test_a_full_queue_has_no_room(pipe: tuple[int, int]) -> None:
+    """Whoever has more keeps it; what is written all the same is not refused before the limit."""
+    output = BackgroundOutput(max_bytes=8 * PIPE_BYTES)
+    assert output.has_room
+    output.write(pipe[1], b"x" * 4 * PIPE_BYTES)
+    assert not output.has_room
+    output.write(pipe[1], b"x")
+    assert len(read_all(pipe[0], 4 * PIPE_BYTES + 1)) == 4 * PIPE_BYTES + 1

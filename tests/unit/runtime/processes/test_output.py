@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from grpo_run.runtime.processes import output as output_module
 from grpo_run.runtime.processes.output import (
     MAX_LINE_BYTES,
     MAX_READ_BYTES,
+    ByteFollower,
     FileFollower,
     OutputFollower,
 )
@@ -131,6 +133,112 @@ def test_lines_do_not_depend_on_how_the_text_arrives(
     assert found == lines
 
 
+class Lines:
+    """A printer of lines, as a terminal is; its other methods are not called."""
+
+    def __init__(self, printer: Callable[[int, str], None]) -> None:
+        self._printer = printer
+
+    def rank_line(self, rank: int, descriptor: int, line: str) -> None:
+        assert descriptor == 1
+        self._printer(rank, line)
+
+    def takes_bytes(self, descriptor: int) -> bool:
+        return False
+
+    def has_room(self, descriptor: int) -> bool:
+        raise AssertionError
+
+    def rank_bytes(self, rank: int, descriptor: int, data: bytes) -> None:
+        raise AssertionError
+
+    def rank_file(self, rank: int, descriptor: int, path: Path, start: int) -> None:
+        raise AssertionError
+
+
+def test_bytes_are_passed_on_by_whole_lines_and_states_of_a_progress_bar(log: Path) -> None:
+    """Whatever they are; a state begins with its carriage return."""
+    follower = ByteFollower(log)
+    append(log, b"one\ntw")
+    assert follower.read() == b"one\n"
+    append(log, b"o\xff\r\nthree")
+    assert follower.read() == b"two\xff\r\n"
+    append(log, b"\r 1%\r 2%")
+    assert follower.read() == b"three\r 1%"
+    append(log, b"\n")
+    assert follower.read() == b"\r 2%\n"
+    assert follower.take_rest() == (b"", log, log.stat().st_size)
+
+
+def test_a_line_that_does_not_end_is_passed_on_after_a_while(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question, or the bar of a long step; and at once if it is long."""
+    follower = ByteFollower(log)
+    append(log, b"Continue? ")
+    assert follower.read() == b""
+    monkeypatch.setattr(output_module, "BEGUN_SECONDS", 0.0)
+    assert follower.read() == b"Continue? "
+    assert follower.read() == b""
+    append(log, b"x" * (MAX_READ_BYTES + 5))
+    assert len(follower.read()) == MAX_READ_BYTES
+
+
+@given(
+    st.lists(st.binary(max_size=40) | st.sampled_from([b"\n", b"\r", b"\r\n", b"text"]), max_size=30),
+    st.lists(st.integers(0, 30), max_size=8),
+)
+def test_nothing_is_lost_or_added_however_the_bytes_arrive(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], cuts: list[int]
+) -> None:
+    """The bytes that are passed on are the file's."""
+    log = tmp_path_factory.mktemp("output") / "rank0.log"
+    follower, found, last = ByteFollower(log), b"", 0
+    for cut in [*sorted(cuts), len(parts)]:
+        append(log, b"".join(parts[last:cut]))
+        last = max(last, cut)
+        found += follower.read()
+    found += follower.read()
+    begun, path, position = follower.take_rest()
+    assert found + begun + path.read_bytes()[position:] == log.read_bytes() == b"".join(parts)
+
+
+class Reader(Lines):
+    """A printer of bytes, as a pipe is, that takes nothing more once it is full."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(lambda rank, line: None)
+        self.room = room
+        self.taken: list[tuple[int, int, bytes]] = []
+        self.files: list[tuple[int, int, bytes]] = []
+
+    def takes_bytes(self, descriptor: int) -> bool:
+        return True
+
+    def has_room(self, descriptor: int) -> bool:
+        return sum(len(data) for _, _, data in self.taken) < self.room
+
+    def rank_bytes(self, rank: int, descriptor: int, data: bytes) -> None:
+        self.taken.append((rank, descriptor, data))
+
+    def rank_file(self, rank: int, descriptor: int, path: Path, start: int) -> None:
+        self.files.append((rank, descriptor, path.read_bytes()[start:] if path.exists() else b""))
+
+
+def test_what_a_slow_reader_has_not_taken_stays_in_the_file(log: Path) -> None:
+    """It is not read into memory, and is passed on as a file when the attempt has ended."""
+    content = b"".join(b"line %d\n" % number for number in range(100_000))
+    append(log, content)
+    reader = Reader(room=1)
+    follower = OutputFollower(reader)
+    follower.follow({(3, 2): log})
+    follower.follow({})
+    taken, rest = b"".join(data for _, _, data in reader.taken), reader.files[0][2]
+    assert len(taken) <= MAX_READ_BYTES
+    assert taken + rest == content
+    assert {(rank, descriptor) for rank, descriptor, _ in reader.taken + reader.files} == {(3, 2)}
+
+
 @pytest.fixture
 def shown() -> list[tuple[int, str]]:
     """Printed lines, as (rank, line)."""
@@ -140,7 +248,7 @@ def shown() -> list[tuple[int, str]]:
 @pytest.fixture
 def output(shown: list[tuple[int, str]]) -> OutputFollower:
     """A follower whose thread is not started; tests call `drain`."""
-    return OutputFollower(lambda rank, line: shown.append((rank, line)))
+    return OutputFollower(Lines(lambda rank, line: shown.append((rank, line))))
 
 
 def test_draining_prints_everything(
@@ -149,7 +257,7 @@ def test_draining_prints_everything(
     """The lines of every rank, including last lines without a newline."""
     for rank in (0, 1):
         append(tmp_path / f"rank{rank}.log", f"hello\nlast line of {rank}".encode())
-    output.follow({rank: tmp_path / f"rank{rank}.log" for rank in (0, 1)})
+    output.follow({(rank, 1): tmp_path / f"rank{rank}.log" for rank in (0, 1)})
     output.drain()
     assert shown == [(0, "hello"), (0, "last line of 0"), (1, "hello"), (1, "last line of 1")]
     output.drain()
@@ -161,7 +269,7 @@ def test_draining_continues_after_a_long_line(
 ) -> None:
     """A traceback that follows a line longer than one read is printed."""
     append(log, b"x" * (MAX_READ_BYTES + 1000) + b"\nKeyError: 'reward'\n")
-    output.follow({0: log})
+    output.follow({(0, 1): log})
     output.drain()
     assert shown[-1] == (0, "KeyError: 'reward'")
 
@@ -171,10 +279,10 @@ def test_output_of_a_new_attempt_follows_the_last_line_of_the_old_one(
 ) -> None:
     """`follow` drains the old files first."""
     old, new = tmp_path / "old.log", tmp_path / "new.log"
-    output.follow({0: old})
+    output.follow({(0, 1): old})
     append(old, b"from the old one\n")
     append(new, b"from the new one\n")
-    output.follow({0: new})
+    output.follow({(0, 1): new})
     output.drain()
     assert shown == [(0, "from the old one"), (0, "from the new one")]
 
@@ -191,7 +299,7 @@ def test_files_that_do_not_grow_are_looked_at_rarely(
         return read(self)
 
     monkeypatch.setattr(FileFollower, "read", counted)
-    output.follow({0: tmp_path / "silent", 1: tmp_path / "busy"})
+    output.follow({(0, 1): tmp_path / "silent", (1, 1): tmp_path / "busy"})
     output.start()
     for _ in range(10):
         append(tmp_path / "busy", b"x\n")
@@ -207,7 +315,7 @@ def test_stopping_prints_what_remains(
 ) -> None:
     """The thread may not have read the file since the last line was written."""
     output.start()
-    output.follow({0: log})
+    output.follow({(0, 1): log})
     append(log, b"the very last line\n")
     output.stop()
     assert shown == [(0, "the very last line")]
@@ -219,8 +327,8 @@ def test_output_far_behind_is_not_read_into_memory(tmp_path: Path, monkeypatch: 
     path = tmp_path / "rank0.log"
     path.write_text("".join(f"line {number}\n" for number in range(100_000)))
     printed: list[str] = []
-    follower = OutputFollower(lambda rank, line: printed.append(line))
-    follower.follow({0: path})
+    follower = OutputFollower(Lines(lambda rank, line: printed.append(line)))
+    follower.follow({(0, 1): path})
     follower.drain()
     assert printed[0] == f"... 1 MB of output are in {path} only"
     assert printed[1:] == [f"line {number}" for number in range(100_000 - len(printed) + 1, 100_000)]

@@ -40,7 +40,7 @@ def run_main(
     monkeypatch.setattr(threading, "_shutdown", lambda: None)
     monkeypatch.setattr(bootstrap, "open_session", lambda settings: session)
     for name in ("redirect_output", "_set_title", "_dump_stacks_to"):
-        monkeypatch.setattr(bootstrap, name, lambda argument: None)
+        monkeypatch.setattr(bootstrap, name, lambda *arguments: None)
     monkeypatch.setattr(bootstrap, "_hide_inherited_modules", lambda settings: None)
     monkeypatch.setattr(bootstrap, "wrap_output", lambda forked: None)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from grpo_run.cli.launch_options import values
 from grpo_run.cli.launch_options.flags import build_parser
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
 from grpo_run.cli.launch_options.words import OptionWords
+from grpo_run.runtime.launch.config import Output
 
 
 @pytest.mark.usefixtures("at_home")
@@ -22,7 +26,6 @@ def test_a_plain_command_has_the_defaults() -> None:
     assert config.run_directory == Path("runs").resolve() / config.run_id
     assert config.run_id.startswith("train-")
     assert (config.hygiene_every, config.budget.failures_without_progress) == (10, 3)
-    assert config.shown_ranks == frozenset()
     assert made.elastic.nproc_per_node == "2"
 
 
@@ -113,19 +116,39 @@ def test_no_preload_disables_preloading() -> None:
     assert parse(["--no-preload", "train.py"]).config.preload is False
 
 
-@pytest.mark.usefixtures("at_home")
 @pytest.mark.parametrize(
-    ("words", "shown"),
+    ("text", "on_terminal", "elsewhere"),
     [
-        ([], set()),
-        (["--show-ranks", "none"], set()),
-        (["--show-ranks", "1,0"], {0, 1}),
-        (["--show-ranks", "all"], {0, 1, 2}),
+        (None, set(), {0, 1, 2}),
+        ("none", set(), set()),
+        ("1,0", {0, 1}, {0, 1}),
+        ("all", {0, 1, 2}, {0, 1, 2}),
     ],
 )
-def test_shown_ranks(words: list[str], shown: set[int]) -> None:
-    """None unless ranks are named."""
-    assert parse(["--nproc-per-node", "3", *words, "train.py"]).config.shown_ranks == shown
+def test_shown_ranks(text: str | None, on_terminal: set[int], elsewhere: set[int]) -> None:
+    """None on a terminal and all elsewhere, unless ranks are named."""
+    assert values.shown_ranks(text, Output.lines, 3) == on_terminal
+    for output in (Output.merged, Output.apart):
+        assert values.shown_ranks(text, output, 3) == elsewhere
+
+
+@pytest.mark.parametrize(
+    ("redirection", "output"),
+    [
+        (">out", Output.apart), (">out 2>&1", Output.merged), (">out 2>err", Output.apart), ("| cat", Output.apart),
+        ("2>&1 | cat", Output.merged), (">&-", Output.lines), (">out 2>&-", Output.merged),
+    ],
+)  # fmt: skip
+def test_the_form_of_the_output_follows_from_where_the_streams_lead(
+    tmp_path: Path, redirection: str, output: Output
+) -> None:
+    """A terminal is asked for by `os.isatty`; nothing else in a test is one."""
+    code = "from grpo_run.cli.launch_options.values import output as o; open('form', 'w').write(o().value)"
+    subprocess.run(
+        f'{sys.executable} -c "{code}" {redirection}', shell=True, cwd=tmp_path, check=True, stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )  # fmt: skip
+    assert (tmp_path / "form").read_text() == output.value
 
 
 @pytest.mark.usefixtures("at_home")

@@ -34,7 +34,7 @@ def test_a_wrong_setting_is_said_once(screen: Open, said: bool) -> None:
     made = screen()
     if said:
         for rank in (1, 0):
-            made.terminal.rank_line(rank, "grpo-run: --generation max_time: no such cap")
+            made.terminal.rank_line(rank, 1, "grpo-run: --generation max_time: no such cap")
     made.history.recoveries.append(fault(action="stop"))
     made.end("--generation max_time: no such cap", wrong_usage=True)
     assert made.lines() == ["grpo-run: --generation max_time: no such cap"]

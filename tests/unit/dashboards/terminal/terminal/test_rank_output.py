@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,15 +26,15 @@ def test_the_culprits_traceback_is_shown_first_and_once(
     made = screen(shown=frozenset({0, 1, 2}))
     made.slots = tuple(make_slot(rank, state=RankState.failed) for rank in (0, 1, 2))
     for line in ["{'loss': 0.1}", *LOST]:
-        made.terminal.rank_line(0, line)
+        made.terminal.rank_line(0, 1, line)
     for line in OWN:
-        made.terminal.rank_line(1, line)
+        made.terminal.rank_line(1, 1, line)
     sentence = "Rank 1 raised ValueError in step 8 (phase reward): bad"
     made.history.recoveries.append(fault(action="", sentence=sentence, lost_connection=(0, 2)))
     made.terminal.notify("\n".join(OWN))
     made.history.recoveries[0].action = "stop" if ends else "restart"
     for line in LOST:
-        made.terminal.rank_line(2, line)
+        made.terminal.rank_line(2, 1, line)
     if ends:
         made.end(f"{sentence}. Gave up: again.")
     else:
@@ -55,11 +56,11 @@ def test_output_after_a_recovery_is_shown_again(
     made = screen(shown=frozenset({0}))
     made.slots = (make_slot(0, state=RankState.failed), None)
     for line in LOST:
-        made.terminal.rank_line(0, line)
+        made.terminal.rank_line(0, 1, line)
     made.history.recoveries.append(fault())
     made.terminal.attempt_begins()
     made.slots = (make_slot(0), None)
-    made.terminal.rank_line(0, "again")
+    made.terminal.rank_line(0, 1, "again")
     made.terminal.stop()
     assert capsys.readouterr().out == "[rank0] again\n"
 
@@ -70,7 +71,7 @@ def test_only_ranks_that_are_shown_are_printed(
 ) -> None:
     """Lines go to standard output and name the rank."""
     made = screen(shown=frozenset({0}))
-    made.terminal.rank_line(rank, "{'loss': 0.1}")
+    made.terminal.rank_line(rank, 1, "{'loss': 0.1}")
     made.terminal.stop()
     assert capsys.readouterr().out == ("[rank0] {'loss': 0.1}\n" if shown else "")
     assert made.lines() == []
@@ -79,7 +80,7 @@ def test_only_ranks_that_are_shown_are_printed(
 def test_lines_of_the_guard_are_always_shown(screen: Open, capsys: pytest.CaptureFixture[str]) -> None:
     """As an event of ours if the rank is not shown."""
     made = screen()
-    made.terminal.rank_line(0, "grpo-run: the disk is slow")
+    made.terminal.rank_line(0, 1, "grpo-run: the disk is slow")
     made.terminal.stop()
     assert made.lines() == ["grpo-run: the disk is slow"]
     assert capsys.readouterr().out == ""
@@ -91,3 +92,70 @@ def test_a_traceback_is_printed_as_it_is(screen: Open) -> None:
     made.terminal.notify("Traceback:\n  File x\nValueError: no")
     made.terminal.stop()
     assert made.stderr.getvalue() == "Traceback:\n  File x\nValueError: no\n"
+
+
+class Pipe:
+    """A stream that output is passed on to."""
+
+    has_room = True
+
+    def __init__(self) -> None:
+        self.taken = b""
+
+    def write_bytes(self, data: bytes) -> None:
+        self.taken += data
+
+    def write_file(self, path: Path, start: int) -> None:
+        self.taken += path.read_bytes()[start:]
+
+
+def test_in_a_pipe_the_bytes_of_shown_ranks_are_passed_on_without_lines_of_the_guard(
+    screen: Open, tmp_path: Path
+) -> None:
+    """A line of the guard is an event, once for all ranks, and also of a rank that is not shown."""
+    made, out, err = screen(shown=frozenset({0, 1})), Pipe(), Pipe()
+    made.terminal._passed_on = {1: out, 2: err}
+    made.terminal.rank_bytes(0, 1, b"\xff plain\r\n")
+    made.terminal.rank_bytes(
+        0, 2, b"Traceback (most recent call last):\ngrpo-run: the disk is slow\nKeyError: 1\n"
+    )
+    made.terminal.rank_bytes(1, 2, b"grpo-run: the disk is slow\n")
+    made.terminal.rank_bytes(2, 2, b"grpo-run: of rank 2\nnot shown\n")
+    rest = tmp_path / "rank0.log"
+    rest.write_bytes(b"..the rest")
+    made.terminal.rank_file(0, 1, rest, 2)
+    made.terminal.rank_file(2, 1, rest, 2)
+    assert (out.taken, err.taken) == (
+        b"\xff plain\r\nthe rest",
+        b"Traceback (most recent call last):\nKeyError: 1\n",
+    )
+    assert made.lines() == ["grpo-run: the disk is slow", "grpo-run: of rank 2"]
+
+
+@pytest.mark.parametrize(("streams", "descriptor"), [((1,), 1), ((1, 2), 2)])
+def test_an_event_begins_a_line_where_a_rank_has_begun_one(
+    screen: Open, streams: tuple[int, ...], descriptor: int
+) -> None:
+    """A progress bar stays readable, in one pipe for both streams or in that of standard error."""
+    made = screen(shown=frozenset({0}))
+    made.terminal._passed_on = {stream: Pipe() for stream in streams}
+    made.terminal.rank_bytes(0, descriptor, b"\r 7%")
+    made.terminal.notify("one")
+    made.terminal.notify("two")
+    assert made.stderr.getvalue().startswith("\n")
+    assert made.stderr.getvalue().count("\n") == 3
+
+
+def test_a_reader_that_is_gone_ends_nothing(screen: Open) -> None:
+    """The rank's file has what it prints."""
+    made, pipe = screen(shown=frozenset({0})), Pipe()
+    pipe.write_bytes = refuse  # type: ignore[method-assign]
+    made.terminal._passed_on = {1: pipe}
+    made.terminal.rank_bytes(0, 1, b"line\n")
+    made.terminal.notify("continues")
+    assert made.lines() == ["grpo-run: continues"]
+
+
+def refuse(data: bytes) -> None:
+    """Fail as a pipe without a reader does."""
+    raise BrokenPipeError

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from support.builders.runtime.supervised_run import SupervisedRun
 
-from grpo_run.runtime.launch.config import Budget
+from grpo_run.runtime.launch.config import Budget, Output
 from grpo_run.runtime.processes.agent import Directive
 
 
@@ -29,6 +29,21 @@ def test_the_traceback_of_a_recovered_exception_is_the_culprits(
     assert "Traceback of rank 0" not in run.messages
     assert ("Traceback of rank 1" in run.messages) is wanted
     assert run.supervisor.history.recoveries[0].lost_connection == (0,)
+
+
+@pytest.mark.parametrize(
+    ("output", "wanted"), [(Output.lines, True), (Output.merged, False), (Output.apart, False)]
+)
+def test_in_a_pipe_the_traceback_of_a_shown_rank_is_its_own(
+    start: Callable[..., SupervisedRun], output: Output, wanted: bool
+) -> None:
+    """It is there already, as the rank has printed it."""
+    run = start(shown_ranks=frozenset({0, 1}), output=output)
+    run.vote(7)
+    run.poll()
+    run.raised(1, traceback="Traceback of rank 1")
+    assert run.poll(run.ranks.exit(1, code=1)) is Directive.restart
+    assert ("Traceback of rank 1" in run.messages) is wanted
 
 
 def test_a_rank_that_has_not_exited_yet_is_named_with_its_error(start: Callable[..., SupervisedRun]) -> None:
