@@ -18,7 +18,6 @@ from grpo_run.cli.launch_options.parse import LaunchCommand, parse
 from grpo_run.cli.launch_options.resume_from import check_against_run
 from grpo_run.cli.launch_options.run_inputs import ChangedFiles, check_inputs, inputs_of
 from grpo_run.cli.launching.stop_signals import after_end, stop_signals
-from grpo_run.cli.launching.supervise import supervise
 from grpo_run.cli.run_end.end_record import end_record, status_or_none
 from grpo_run.cli.run_end.on_end import run_on_end
 from grpo_run.runtime.catalog.registry import register, registry_folder
@@ -134,6 +133,10 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
         "git_commit": commit_of(launch.sources[0].path.parent),
     }  # fmt: skip
     register(directory.path, registry_folder())
+    from grpo_run.cli.launching.supervise import (
+        supervise,  # imports torch, which `--help` and a wrong option need not
+    )
+
     with staging.staged(launch, directory, fields) as staged:
         return supervise(staged, directory, listener, ChangedFiles(launch, inputs))
 

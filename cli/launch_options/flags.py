@@ -1,4 +1,4 @@
-"""Declaration of the options of `grpo-run launch`: torchrun's parser with our groups added.
+"""Declaration of the options of `grpo-run launch`: torchrun's (`torchrun.py`) and our groups. Imports no torch.
 
 Used by `parse.py`, and by the commands that pass options on: `train` and `resume`. Checks no value (`values.py`).
 """
@@ -6,11 +6,11 @@ Used by `parse.py`, and by the commands that pass options on: `train` and `resum
 from __future__ import annotations
 
 import argparse
-import os
-from typing import Any, cast
+from typing import Any
 
 from grpo_run.cli.launch_options.help import LaunchParser
 from grpo_run.cli.launch_options.memory_plan import HELP as MEMORY_PLAN_HELP
+from grpo_run.cli.launch_options.torchrun import add_options
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.launch.config import CAPPED_ENDS, Exclusion, RunConfig, Timeouts
@@ -20,10 +20,6 @@ from grpo_run.trainers.caps import settings as caps
 from grpo_run.trainers.learning.options import GRAMMAR as GUARD_GRAMMAR
 from grpo_run.watchdog.learning.rules import Guard, Response
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-
-MONITOR_INTERVAL_SECONDS = 0.3
-"""Time between two polls of the ranks, half as often as torchrun. Exits are noticed at once all the same, and ranks
-that may be deadlocked are polled when it is time to."""
 
 
 class _Inject(argparse.Action):
@@ -39,22 +35,10 @@ class _Inject(argparse.Action):
 
 
 def build_parser() -> LaunchParser:
-    """Return torchrun's own parser with our options added."""
-    from torch.distributed.run import get_args_parser
-
-    made = get_args_parser()
-    made.__class__ = LaunchParser
-    parser = cast(LaunchParser, made)
-    parser.prog = "grpo-run launch"
-    parser.allow_abbrev = (
-        False  # as torchrun, whose scripts would otherwise break with each option that is added here
-    )
-    # None marks an option that was not given; torchrun's variables (PET_*) still set it
-    for name in ("max_restarts", "nproc_per_node"):
-        if f"PET_{name.upper()}" not in os.environ:
-            parser.set_defaults(**{name: None})
-    if "PET_MONITOR_INTERVAL" not in os.environ:
-        parser.set_defaults(monitor_interval=MONITOR_INTERVAL_SECONDS)
+    """Return torchrun's options with ours added."""
+    # no abbreviations, as torchrun, whose scripts would otherwise break with each option that is added here
+    parser = LaunchParser(prog="grpo-run launch", allow_abbrev=False)
+    add_options(parser)
     _add_run(parser.add_argument_group("run"))
     _add_checkpoints(parser.add_argument_group("checkpoints and training"))
     _add_limits(parser.add_argument_group("hang detection and time limits (seconds)"))

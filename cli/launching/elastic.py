@@ -36,12 +36,15 @@ def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers)
         UsageError: torch elastic refuses its options.
     """
     from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.run import config_from_args
+    from torch.distributed.run import config_from_args, get_args_parser
 
     from grpo_run.runtime.processes.agent import Agent
 
     options, config = launch.elastic, launch.config
     explicit = options.rdzv_backend != "static" or options.rdzv_endpoint or options.master_port is not None
+    for action in get_args_parser()._actions:  # what this torch has in addition
+        if not hasattr(options, action.dest):
+            setattr(options, action.dest, action.default)
     alone = options.standalone or (not explicit and node_range(options)[1] == 1)
     if alone:
         options.rdzv_backend = "c10d"

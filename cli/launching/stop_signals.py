@@ -1,6 +1,7 @@
 """The signals that stop a run: what they do while it runs, after its end, and while Python exits.
 
-They are SIGTERM, SIGINT, SIGHUP and those that `--signals-to-handle` names. Called by `supervise.py`. A handler notes what has arrived; the supervisor decides what follows from it.
+They are SIGTERM, SIGINT, SIGHUP and those that `--signals-to-handle` names. Called by `supervise.py`. A handler notes
+what has arrived; the supervisor decides what follows from it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ import os
 import signal
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from grpo_run.runtime.named_signals import VARIABLE, parse_signals
-from grpo_run.runtime.supervision.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from grpo_run.runtime.supervision.supervisor import Supervisor
 
 ALWAYS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 after_end: list[int] = []

@@ -357,6 +357,6 @@ def test_light_modules_do_not_import_training_libraries() -> None:
 
 
 def test_the_import_check_follows_our_own_modules() -> None:
-    """The check above can fail: the agent imports torch, and the launch command imports the agent."""
+    """The check above can fail: the agent imports torch, and the code that supervises a run imports the agent."""
     assert "torch" in loaded_with("runtime.processes.agent")
-    assert "torch" in loaded_with("cli.launch")
+    assert "torch" in loaded_with("cli.launching.supervise")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.cli import launch
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
 from grpo_run.cli.launch_options.run_inputs import ChangedFiles
 from grpo_run.cli.main import main
@@ -29,7 +28,7 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[RunDirectory]:
         directories.append(directory)
         return 75
 
-    monkeypatch.setattr(launch, "supervise", supervise)
+    monkeypatch.setattr("grpo_run.cli.launching.supervise.supervise", supervise)
     return directories
 
 
@@ -110,7 +109,7 @@ def test_the_command_of_on_end_is_told_a_failure_of_grpo_run_itself(
     def fail(*arguments: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(launch, "supervise", fail)
+    monkeypatch.setattr("grpo_run.cli.launching.supervise.supervise", fail)
     assert main(["launch", "--on-end", "cat > end.json; exit 4", "train.py"]) == 93
     record = json.loads((here / "end.json").read_bytes())
     assert (record["state"], record["exit_code"]) == ("failed", 93)
