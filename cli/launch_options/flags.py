@@ -1,4 +1,4 @@
-"""Declaration of the options of `grpo-run launch`: torchrun's (`torchrun.py`) and our groups. Imports no torch.
+"""Declaration of the options of `grpo-run launch`: torchrun's (`runtime/launch/torchrun_options.py`) and our groups. Imports no torch.
 
 Used by `parse.py`, and by the commands that pass options on: `train` and `resume`. Checks no value (`values.py`).
 """
@@ -10,12 +10,12 @@ from typing import Any
 
 from grpo_run.cli.launch_options.help import LaunchParser
 from grpo_run.cli.launch_options.memory_plan import HELP as MEMORY_PLAN_HELP
-from grpo_run.cli.launch_options.torchrun import add_options
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.launch.config import CAPPED_ENDS, Exclusion, RunConfig, Timeouts
 from grpo_run.runtime.launch.injections.kinds import help_text
 from grpo_run.runtime.launch.injections.parsing import GRAMMAR
+from grpo_run.runtime.launch.torchrun_options import add_options
 from grpo_run.trainers.caps import settings as caps
 from grpo_run.trainers.learning.options import GRAMMAR as GUARD_GRAMMAR
 from grpo_run.watchdog.learning.rules import Guard, Response

@@ -57,17 +57,6 @@ CASES = [
     (("launch", "--metrics-addr", "here", str(SCRIPTS / "sft.py")), ("here",)),
     (("launch", "--hygiene-every", "-1", str(SCRIPTS / "sft.py")), ("--hygiene-every",)),
     (
-        (
-            "launch",
-            "--accelerate-config",
-            str(CONFIGS / "ddp.yaml"),
-            "--nproc-per-node",
-            "1",
-            str(SCRIPTS / "sft.py"),
-        ),
-        ("ddp.yaml", "2"),
-    ),
-    (
         ("launch", "--accelerate-config", str(CONFIGS / "fsdp2.yaml"), str(SCRIPTS / "sft.py")),
         ("fsdp2.yaml", "DDP"),
     ),

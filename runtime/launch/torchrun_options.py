@@ -1,6 +1,6 @@
 """torchrun's options, declared again so that `--help` and a wrong option are answered without importing torch.
 
-Used by `flags.py`. A contract test compares them with torch's own parser; `launching/elastic.py` adds what a newer
+Used by `cli.launch_options`. A contract test compares them with torch's own parser; `cli/launching/elastic.py` adds what a newer
 torch has.
 """
 
