@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     run = RunDirectory(path=out / "run")
     started = time.monotonic()
     command = [
-        _executable(), "train", "arithmetic", "--nproc-per-node", "2", "--run-dir", str(run.path),
+        _executable(), "train", "arithmetic", "--nproc-per-node", "2", "--run-dir", str(run.path), "--show-ranks", "none",
         "--set", f"output_dir={out / 'model'}", *(word for setting in options.settings for word in ("--set", setting)),
     ]  # fmt: skip
     print("$ " + " ".join(["grpo-run", *command[1:]]), flush=True)

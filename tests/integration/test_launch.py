@@ -209,12 +209,15 @@ def test_an_interrupt_during_start_up_is_one_line(tmp_path: Path, delay_seconds:
         time.sleep(0.05)
 
 
-def test_a_pipe_gets_events_without_control_codes_and_no_output_of_ranks(tmp_path: Path) -> None:
-    """What the script prints is in the rank's log."""
+@pytest.mark.parametrize(("words", "shown"), [((), True), (("--show-ranks", "none"), False)])
+def test_a_pipe_gets_events_without_control_codes_apart_from_what_ranks_print(
+    tmp_path: Path, words: tuple[str, ...], shown: bool
+) -> None:
+    """What the script prints is in the rank's log, and shown unless `--show-ranks` says otherwise."""
     (tmp_path / "train.py").write_text("print({'loss': 0.25})\n")
     command = [
         str(BIN / "grpo-run"), "launch", "--metrics-addr", "off", "--snapshot-dir", "off", "--run-dir", "run",
-        "train.py",
+        *words, "train.py",
     ]  # fmt: skip
     (stdout, first), (stderr, second) = os.pipe(), os.pipe()
     process = warm.start(
@@ -225,7 +228,7 @@ def test_a_pipe_gets_events_without_control_codes_and_no_output_of_ranks(tmp_pat
     with open(stdout) as printed_file, open(stderr) as events_file:
         printed, events = printed_file.read(), events_file.read()
     assert process.wait(120) == 0, events
-    assert printed == ""
+    assert printed == ("{'loss': 0.25}\n" if shown else "")
     assert "0.25" not in events
     assert not {"\x1b", "\r"} & set(events)
     assert all(re.match(r"\d\d:\d\d:\d\d grpo-run: ", line) for line in events.splitlines())
