@@ -17,7 +17,7 @@ from grpo_run.cli.launch_options import staging
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
 from grpo_run.cli.launch_options.resume_from import check_against_run
 from grpo_run.cli.launch_options.run_inputs import ChangedFiles, check_inputs, inputs_of
-from grpo_run.cli.launching.stop_signals import after_end, stop_signals
+from grpo_run.cli.launching.stop_signals import after_end, note_signals, stop_signals
 from grpo_run.cli.run_end.end_record import end_record, status_or_none
 from grpo_run.cli.run_end.on_end import run_on_end
 from grpo_run.runtime.catalog.registry import register, registry_folder
@@ -119,15 +119,13 @@ def _report_failure(launch: LaunchCommand, directory: RunDirectory, error: Excep
 def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listener: Listener | None) -> int:
     config = launch.config
     history = History.of(read_journal(directory.journal))
+    if history.completed and (code := _write_the_rest(config.run_id, directory, history)) is not None:
+        return code
     inputs = inputs_of(launch)
     check_inputs(launch, directory, history, inputs)
     check_against_run(config, directory, history)
     if history.finished:
-        kept = staging.find(directory, config.run_id)
-        if kept is not None:  # the disk was full when the run finished
-            staging.write_kept_checkpoints(kept, directory, config.run_id)
-        print(f"grpo-run: run {config.run_id} has finished. Use --fresh to start a new run.")
-        return EXIT_FINISHED
+        return _has_finished(config.run_id)
     fields = {
         "working_directory": os.getcwd(), "typed": list(launch.typed), "inputs": inputs.as_json(),
         "git_commit": commit_of(launch.sources[0].path.parent),
@@ -139,6 +137,44 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
 
     with staging.staged(launch, directory, fields) as staged:
         return supervise(staged, directory, listener, ChangedFiles(launch, inputs))
+
+
+def _write_the_rest(run_id: str, directory: RunDirectory, history: History) -> int | None:
+    """Write what only memory has of a run whose script ran to its end, whatever has changed since: nothing is trained.
+
+    Returns:
+        the exit code; None if nothing was in memory and the run has finished, or has to train again what memory has lost.
+    """
+    from grpo_run.runtime.staging.draining.last_writes import WAIT_SECONDS
+    from grpo_run.runtime.supervision.ending.run_end import writing_command
+
+    kept = staging.find(directory, run_id)
+    if kept is not None:
+        signals = note_signals()
+        left = staging.write_kept_checkpoints(
+            kept, directory, run_id, wait_seconds=WAIT_SECONDS, interrupted=lambda: bool(signals)
+        )
+        if left is not None and left.required:
+            print(f"grpo-run: {writing_command(directory.path)}")
+            return EXIT_GAVE_UP
+        if not history.lost.sentence:
+            return _has_finished(run_id)
+    elif history.finished:
+        return None
+    elif history.snapshot_step is not None:
+        print(
+            "grpo-run: what the run had only in memory is gone; it continues from its newest checkpoint on disk"
+        )
+        return None
+    print(
+        f"grpo-run: the script of run {run_id} ran to its end. {history.lost.sentence} Use --fresh to start a new run."
+    )
+    return EXIT_GAVE_UP
+
+
+def _has_finished(run_id: str) -> int:
+    print(f"grpo-run: run {run_id} has finished. Use --fresh to start a new run.")
+    return EXIT_FINISHED
 
 
 def open_listener(launch: LaunchCommand) -> Listener | None:

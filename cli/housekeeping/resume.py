@@ -16,6 +16,8 @@ from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.catalog.runs import find_run
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.inputs import DIGEST, Inputs, recorded_value
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.journal import read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 
 
@@ -41,7 +43,12 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError(f"the run in {run.path} is running (supervisor {owner})")
     folder = working_directory(run, fields)
     words = launch_words(run, fields, accept_change=options.accept_change)
-    values = variables(fields, os.environ)
+    try:
+        values = variables(fields, os.environ)
+    except UsageError:
+        if not History.of(read_journal(run.journal)).completed:
+            raise
+        values = {}  # nothing is left to train; what is only in memory is written
     print(f"grpo-run: in {folder}: {command_text(words, values)}", flush=True)
     if options.dry_run:
         return 0

@@ -53,9 +53,9 @@ def _check(run: RunDirectory, *, force: bool) -> None:
     if owner is not None:
         raise RunDirectoryError(f"the run in {run.path} is live (supervisor {owner}); stop it first")
     status = read_status(run)
-    if force or status.history.finished:
+    if force:
         return
-    for links in links_of(run, status):
+    for links in links_of(run, status) if not status.history.finished else ():
         if links.missing:
             raise RunDirectoryError(
                 f"{links.missing[0]} of the run in {run.path} is missing in {links.output_dir}, and is only kept in"

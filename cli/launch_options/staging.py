@@ -11,15 +11,22 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_run.cli.launch_options.parse import LaunchCommand
-from grpo_run.runtime.record.journal import Journal
+from grpo_run.runtime.errors import EXIT_FINISHED
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.journal import Journal, read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.record.summary import model_place, summarize
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.ownership.acquisition import LockedArea, find_area, take_area
 from grpo_run.runtime.staging.ownership.owner import EARLIER, describe_owner, recorded_areas
 from grpo_run.runtime.staging.slot import STAGED
+from grpo_run.watchdog.size_text import size_text
+
+if TYPE_CHECKING:
+    from grpo_run.runtime.staging.draining.last_writes import OnlyInMemory
 
 
 def _notify(text: str) -> None:
@@ -85,19 +92,54 @@ def find(directory: RunDirectory, run_id: str) -> LockedArea | None:
 
 
 def write_kept_checkpoints(
-    area: LockedArea, directory: RunDirectory, run_id: str, notify: Callable[[str], None] = _notify
-) -> None:
-    """Write the snapshots of an area to disk, then free and unlock it. What cannot be written stays in memory."""
+    area: LockedArea,
+    directory: RunDirectory,
+    run_id: str,
+    notify: Callable[[str], None] = _notify,
+    *,
+    wait_seconds: float = 0.0,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> OnlyInMemory | None:
+    """Write the snapshots of an area to disk, say which, then free and unlock it. What cannot be written stays in memory.
+
+    A run whose script ran to its end, and that lacks nothing any more, has finished then.
+
+    Args:
+        wait_seconds, interrupted: as of `write_last`.
+
+    Returns:
+        what is still in memory only.
+    """
     from grpo_run.runtime.staging.draining.drain_scheduler import DrainScheduler
+    from grpo_run.runtime.staging.draining.last_writes import write_last
+
+    journal = Journal(directory.journal, run_id)
+
+    def write(event: str, **fields: Any) -> None:
+        journal.write(event, **fields)
+        if event == "checkpoint_published":
+            notify(f"wrote {fields['path']} ({size_text(fields['size_bytes'])}), which was only in memory")
 
     try:
-        drains = DrainScheduler(
-            StagingArea(area.path),
-            write=Journal(directory.journal, run_id).write,
-            warn=notify,
-            preloaded=False,
-        )
-        drains.flush(restore=False)
+        drains = DrainScheduler(StagingArea(area.path), write=write, warn=notify, preloaded=False)
+        left = write_last(drains, wait_seconds=wait_seconds, interrupted=interrupted, notify=notify)
         drains.close()
     finally:
         os.close(area.lock)
+    if left is not None:
+        notify(left.sentence)
+        return left
+    history = History.of(read_journal(directory.journal))
+    if history.completed and not history.finished and not history.lost.sentence:
+        sentence = " ".join(
+            filter(None, (summarize("finished", history, EXIT_FINISHED), model_place(history)))
+        )
+        journal.write(
+            "run_ended",
+            exit_code=EXIT_FINISHED,
+            sentence=sentence,
+            step=history.step,
+            snapshots_kept=False,
+            completed=True,
+        )
+    return None

@@ -21,6 +21,7 @@ from grpo_run.runtime.continuity.rewards import RewardRecord
 from grpo_run.runtime.continuity.train_calls import TrainCalls
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.record.history_parts.failure_rate import mean_time_between_failures
+from grpo_run.runtime.record.history_parts.lost_checkpoints import LostCheckpoints
 from grpo_run.runtime.record.history_parts.phase_records import PhaseRecords
 from grpo_run.runtime.record.history_parts.recoveries import (
     apply_action,
@@ -59,6 +60,12 @@ class History:
     """Step of the newest snapshot in memory; None once the memory is freed."""
     save_seconds: float | None = None
     """How long the last save took: to memory, or of its file to disk; None before the first."""
+    saved_model: tuple[int, str] | None = None
+    """The call whose trainer the script has saved last with `save_model`, and the directory; None if it has not."""
+    lost: LostCheckpoints = field(default_factory=LostCheckpoints)
+    """Checkpoints that the script has scheduled and that are not on its disk."""
+    completed: bool = False
+    """Whether the script of every rank ran to its end, whatever is on disk."""
     checkpoint_trouble: str | None = None
     """Why checkpoints cannot be written to disk; None while they can."""
     recoveries: list[Recovery] = field(default_factory=list)
@@ -147,6 +154,7 @@ class History:
         if self.exit_code == EXIT_GAVE_UP:
             self._reset_budget()  # the user has started the run again after it was given up
         self.exit_code = None
+        self.completed = False
         self.sentence = ""
         self.state = "starting"
         self.steps.interrupt()
@@ -225,6 +233,7 @@ class History:
             if self.exit_code is not None:
                 self.snapshot_step = None  # the snapshot that a full disk had kept in memory is on disk now
         self.calls.apply_saved(call, step, record["path"])
+        self.lost.apply_published(record)
         self._progressed(call, step)
 
     def _on_checkpoint_staged(self, record: dict[str, Any], time: float) -> None:
@@ -243,6 +252,10 @@ class History:
 
     def _on_checkpoint_failed(self, record: dict[str, Any], time: float) -> None:
         self.checkpoint_trouble = str(record.get("reason"))
+        self.lost.apply_failed(record)
+
+    def _on_model_saved(self, record: dict[str, Any], time: float) -> None:
+        self.saved_model = self.train_call, str(record["path"])
 
     def _progressed(self, call: int, step: int) -> None:
         position = (self.calls.lineage(call), step)
@@ -284,6 +297,7 @@ class History:
         if self.exit_code is not None:
             # a script that trains by itself may end a stop with any code
             self.state = "stopped" if record.get("stopped") else ENDED.get(self.exit_code, "failed")
+        self.completed = bool(record.get("completed", self.finished))
         # journals of earlier versions do not say whether the memory was freed
         if not record.get("snapshots_kept", self.checkpoint_trouble is not None):
             self.snapshot_step = None  # all snapshots needed are on disk, and the memory is freed
@@ -340,6 +354,7 @@ class History:
 
 
 _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
+    "checkpoint_rejected": lambda history, record: history.lost.apply_failed(record),
     "sample_excluded": lambda history, record: history.exclusions.apply_sample_excluded(record),
     "group_excluded": lambda history, record: history.exclusions.apply_group_excluded(record),
     "prompt_quarantined": lambda history, record: history.quarantine.apply(record),

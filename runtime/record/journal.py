@@ -67,6 +67,7 @@ EVENTS = frozenset(
         "train_ended",
         "train_restored",
         "loop_left",
+        "model_saved",
         "rank_completed",
         "warning",
         "state_changed",

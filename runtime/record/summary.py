@@ -1,11 +1,14 @@
 """One sentence on the state of a run: what `grpo-run status` shows first, and how a run has ended.
 
-Called by `status.py`, and by the supervisor when the run ends. Reads nothing but the history and the clock.
+Called by `status.py`, and by the supervisor when the run ends. Reads the history and the clock, and whether the model of
+a finished run is where the history has it.
 """
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 
 from grpo_run.runtime.continuity import own_training
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
@@ -51,7 +54,8 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
     if exit_code == EXIT_FINISHED and not trained:
         return f"Finished, {faults}. The script did not use a Trainer, so no steps were counted."
     if exit_code == EXIT_FINISHED:
-        return f"Finished at {place}, {faults}."
+        ended = history.sentence if history.finished else ""
+        return ended or f"Finished at {place}, {faults}."
     if exit_code == EXIT_STOPPED and not trained:
         return "Stopped before the first step of a Trainer. Run the same command to start again."
     if exit_code == EXIT_STOPPED:
@@ -68,3 +72,22 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
         return f"Restarting after {place}, attempt {history.attempts}, {faults}."
     summary = f"{state.capitalize()} at {place}, attempt {history.attempts}, {faults}."
     return f"{summary} {own_training.SINCE_CALL}" if history.own.current else summary
+
+
+def model_place(history: History) -> str:
+    """Return where the model of a finished run is, as a sentence; empty if that is not known.
+
+    What the script has saved itself after its last call comes before its checkpoints, and these before our snapshots.
+    """
+    if history.saved_model is not None:
+        call, path = history.saved_model
+        if call == history.train_call and os.path.isdir(path):
+            return f"The model is in {path}."
+    checkpoint = history.checkpoint
+    if (
+        checkpoint is None
+        or checkpoint.train_call != history.train_call
+        or not os.path.isdir(checkpoint.path)
+    ):
+        return ""
+    return f"Last {Path(checkpoint.path).name.partition('-')[0]}: {checkpoint.path}."

@@ -15,9 +15,13 @@ from pathlib import Path
 from grpo_run.runtime.files import NO_SPACE_ERRNOS
 from grpo_run.watchdog.cgroups import MOUNTED, memory_cgroups, read_fields
 from grpo_run.watchdog.processes import read_file
+from grpo_run.watchdog.size_text import size_text
 
 FULL_BYTES = 1 << 20
 """A file system with less free space counts as full."""
+DISK_RESERVE_BYTES = 64 << 20
+"""Stays free on the disk of a checkpoint for the run's journal, logs and incidents, while the run lasts. At its end, when
+nothing but its last events is to be written, `FULL_BYTES` do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +69,7 @@ class Headroom:
     @property
     def sentence(self) -> str:
         """The headroom as a message for the user."""
-        return (
-            f"{self.name} has {self.free_bytes >> 20} MiB free, {self.usable_bytes >> 20} MiB of them usable"
-        )
+        return f"{self.name} has {size_text(self.free_bytes)} free, {size_text(self.usable_bytes)} of them usable"
 
 
 def measure_headroom(folder: Path) -> list[Headroom]:

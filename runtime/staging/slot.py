@@ -153,6 +153,21 @@ class StagingSlot:
         verify_digests(self.files / staged.folder, staged.files or {})
         return indexes
 
+    def checkpoint_bytes(self, staged: StagedSnapshot) -> int:
+        """Return how large the checkpoint of the snapshot in this slot is on disk.
+
+        Raises:
+            CheckpointError: an index or another file cannot be read.
+        """
+        folder = self.files / staged.folder
+        indexes = [read_index(self.index_path(rank)) for rank in range(staged.world_size)]
+        try:
+            files = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            folder.stat()
+        except OSError as error:
+            raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from error
+        return files + sum(index.size_bytes for index in indexes)
+
     @property
     def drained(self) -> bool:
         """The snapshot is on disk as a checkpoint."""

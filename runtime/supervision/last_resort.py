@@ -23,6 +23,7 @@ from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.record.live_history import LiveHistory
 from grpo_run.runtime.record.reporter import Reporter
 from grpo_run.runtime.staging.draining.drain_scheduler import DrainScheduler
+from grpo_run.runtime.staging.draining.last_writes import OnlyInMemory
 from grpo_run.runtime.supervision.attempts.attempt import Attempt
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.supervision.stop import StopRequest
@@ -151,7 +152,10 @@ class LastResort:
         kept: bool | None = False
         if drains is not None:
             self.attempt("writing the last snapshots", functools.partial(drains.flush, restore=False))
+            left = self.attempt("reading what is in memory", lambda: OnlyInMemory.of(drains))
             kept = self.attempt("stopping the drain worker", drains.close)
+            if left is not None:
+                sentence = f"{sentence} {left.sentence}"
         self.attempt("reading the journal", self._live.read_ranks)
         resumable = stopped and self._live.history.highest_checkpoint > self._checkpoint_before
         event, code = (RunEvent.stopped, EXIT_STOPPED) if resumable else (RunEvent.gave_up, EXIT_GAVE_UP)

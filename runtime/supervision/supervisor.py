@@ -115,6 +115,7 @@ class Supervisor:
         self._outcome = Outcome(
             config, run.incidents, live=self._live, reporter=self._reporter, lifecycle=self.lifecycle,
             reserve=self._reserve, drains=self._drains,
+            interrupted=lambda: self.stop.noted or self.stop.requested,
         )  # fmt: skip
         self._preparation = AttemptPreparation(
             config, run, live=self._live, reporter=self._reporter, held=self.held, drains=self._drains

@@ -107,6 +107,7 @@ PURE = (
     "runtime.record.history_parts",
     "runtime.record.history_parts.failure_rate",
     "runtime.record.history_parts.phase_records",
+    "runtime.record.history_parts.lost_checkpoints",
     "runtime.record.history_parts.recoveries",
     "runtime.record.history_parts.repeats",
     "runtime.record.history_parts.wall_time",

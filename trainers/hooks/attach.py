@@ -9,6 +9,7 @@ transformers: the script's own import order is preserved.
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import wrapt
@@ -123,6 +124,27 @@ def wrap_train(module: Any, guard: Guard) -> None:
 
     setattr(train, _GUARDED, True)
     module.Trainer.train = train
+    _watch_saved_models(module.Trainer, guard.session)
+
+
+def _watch_saved_models(trainer_class: Any, session: Session) -> None:
+    """Journal where the script saves its model by `save_model`: the end of the run says so."""
+    original = trainer_class.save_model
+
+    @functools.wraps(original)
+    def save_model(self: Any, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        returned = original(self, output_dir, *args, **kwargs)
+        internal = args[0] if args else kwargs.get(trainer_names.INTERNAL_SAVE, False)
+        if session.is_rank and session.is_main and not internal:
+            session.journal.write(
+                "model_saved",
+                rank=0,
+                step=int(self.state.global_step),
+                path=os.path.abspath(output_dir or self.args.output_dir),
+            )
+        return returned
+
+    trainer_class.save_model = save_model
 
 
 def guard(trainer: Any) -> Any:

@@ -7,8 +7,8 @@ which decides.
 
 from __future__ import annotations
 
-import math
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +18,11 @@ from grpo_run.runtime.checkpoints.manifest import Identity, read_manifest, remov
 from grpo_run.runtime.checkpoints.publishing import make_directory, publish
 from grpo_run.runtime.checkpoints.rotation import rotate
 from grpo_run.runtime.checkpoints.search import directories_of_run, directory_of, find_checkpoints, name_of
+from grpo_run.runtime.staging.headroom import DISK_RESERVE_BYTES
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.contents import CheckpointContents
 from grpo_run.trainers.saving.flags import Written
+from grpo_run.watchdog.size_text import size_text
 
 WRITING = "writing"
 """The folder in which ranks write a snapshot before it is published."""
@@ -48,11 +50,11 @@ class DirectSaves:
         free_bytes, limit = _free_bytes(folder), self._contents.limit
         # one more than the limit, because an older one is removed only after the newer is complete
         needed_bytes = checkpoint_bytes * ((limit or 1) + 1)
-        if free_bytes < needed_bytes:
+        if free_bytes < needed_bytes + DISK_RESERVE_BYTES:
             needs = f"save_total_limit={limit} needs" if limit else "two need"
             self._session.warn(
-                f"{folder} has {free_bytes / 1e9:.1f} GB free, and a checkpoint of this model takes about"
-                f" {checkpoint_bytes / 1e9:.1f} GB: {needs} {needed_bytes / 1e9:.1f} GB"
+                f"{folder} has {size_text(free_bytes)} free, of which {size_text(DISK_RESERVE_BYTES)} stay free, and a"
+                f" checkpoint of this model takes about {size_text(checkpoint_bytes)}: {needs} {size_text(needed_bytes)}"
             )
 
     def _newest_bytes(self) -> int | None:
@@ -61,32 +63,53 @@ class DirectSaves:
                 return found.manifest.size_bytes
         return None
 
-    def disk_is_short(self) -> bool:
+    def disk_is_short(self, *, unasked: bool = False) -> bool:
         """Whether the disk has less free space than the last checkpoint took. Not collective.
 
         Always False on other ranks than 0. The last checkpoint of a call is always tried, because the run was
         made for it.
-        """
-        if self._last_bytes is None or self._contents.call_ends:
-            return False
-        return _free_bytes(self._output) < self._last_bytes
 
-    def report_short_disk(self, step: int) -> None:
-        """Journal that a checkpoint is not saved for lack of space; warn once until there is space again."""
+        Args:
+            unasked: nobody has asked for the checkpoint: it is not tried, and is taken to be as large as expected before
+                the first one.
+        """
+        if not self._session.is_main or (self._contents.call_ends and not unasked):
+            return False
+        needed_bytes = self._needed_bytes if unasked else self._last_bytes
+        return needed_bytes is not None and _free_bytes(self._output) < needed_bytes
+
+    @property
+    def _needed_bytes(self) -> int:
+        return self._last_bytes or self._contents.size_bytes
+
+    def report_short_disk(self, step: int, *, scheduled: bool) -> None:
+        """Journal that a checkpoint is not saved for lack of space; warn once until there is space again.
+
+        Args:
+            scheduled: the script's own schedule asked for it.
+        """
         if not self._session.is_main:
             return
-        assert self._last_bytes is not None, "the disk is short of a known size"
         path, free_bytes = self._output / f"checkpoint-{step}", _free_bytes(self._output)
-        sentence = (
-            f"{path} is not saved: {free_bytes / 1e9:.1f} GB are free, and the last checkpoint took"
-            f" {self._last_bytes / 1e9:.1f} GB. Training continues, and a fault loses the work since the last"
-            " checkpoint."
+        reason = (
+            f"{size_text(free_bytes)} are free, and a checkpoint takes about {size_text(self._needed_bytes)}."
         )
         self._session.journal.write(
-            "checkpoint_failed", rank=0, step=step, cause="disk_full", reason=sentence
+            "checkpoint_failed",
+            rank=0,
+            step=step,
+            cause="disk_full",
+            reason=reason,
+            path=str(path),
+            train_call=self._contents.call.ordinal,
+            limit=self._contents.limit,
+            lost=scheduled,
         )
         if not self._warned_of_space:
-            self._session.warn(sentence)
+            what = path if scheduled else f"a snapshot of step {step} in {self._output}"
+            self._session.warn(
+                f"{what} is not saved: {reason} Training continues, and a fault loses the work since the last checkpoint."
+            )
         self._warned_of_space = True
 
     def save(
@@ -161,9 +184,9 @@ class DirectSaves:
         rotate(self._output, newest=path, limit=self._contents.limit, best=best)
 
 
-def _free_bytes(folder: Path) -> float:
-    """Return the free space, or infinity if the file system does not answer: the save meets the error."""
+def _free_bytes(folder: Path) -> int:
+    """Return the free space, or a huge number if the file system does not answer: the save meets the error."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
-        return math.inf
+        return sys.maxsize

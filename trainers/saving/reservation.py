@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
+from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.headroom import least_headroom
-from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
+from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot, path_of
 from grpo_run.trainers.rank.session import Session
 from grpo_run.trainers.saving.flags import SaveFlags
+from grpo_run.watchdog.size_text import size_text
 
 WAIT_SECONDS = 1800.0
 """Maximum wait for the disk to take an earlier checkpoint that the script has scheduled."""
@@ -118,11 +120,12 @@ class Reserver:
     def _empty(self, slot: StagingSlot, staged: StagedSnapshot, expected_bytes: int) -> int:
         """Empty the slot before any rank writes, on rank 0. Return the decision to vote on."""
         try:
+            self._report_discarded(slot)
             slot.begin_snapshot()
             (slot.files / staged.folder).mkdir(parents=True)
             headroom = least_headroom(slot.path)
             if expected_bytes > slot.size_bytes() + headroom.usable_bytes:
-                needed = f"about {expected_bytes >> 20} MiB are needed"
+                needed = f"about {size_text(expected_bytes)} are needed"
                 raise OSError(errno.ENOSPC, f"{needed}, and {headroom.sentence}")
             # after the copy there may be no memory left to declare the snapshot complete
             slot.prepare_snapshot(staged)
@@ -130,3 +133,22 @@ class Reserver:
             self._session.warn_in_journal(f"no snapshot: {error}")
             return NO_MEMORY
         return FIRST_SLOT + slot.index
+
+    def _report_discarded(self, slot: StagingSlot) -> None:
+        """Journal that a checkpoint of the script is lost, whose snapshot must make room because the disk does not take it."""
+        try:
+            old = slot.read_snapshot()
+        except CheckpointError:
+            return
+        if old is not None and old.scheduled and not slot.drained:
+            self._session.journal.write(
+                "checkpoint_failed",
+                rank=0,
+                step=old.step,
+                cause="disk_full",
+                reason="the disk did not take it, and memory was needed for newer ones.",
+                path=str(path_of(old)),
+                train_call=old.train_call.ordinal,
+                limit=old.limit,
+                lost=True,
+            )

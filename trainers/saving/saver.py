@@ -132,10 +132,8 @@ class Saver:
                 return None
             in_memory = session.votes.maximum(int(session.is_main and self._will_be_durable(step)))
             if in_memory and (self._snapshots is None or not self._snapshots.wait_durable()):
-                session.warn(
-                    f"the checkpoint of step {step} in {self._output} is not on disk yet; the supervisor keeps trying"
-                    " after the script ends"
-                )
+                # the drain has warned the user, and the end of the run says where it is
+                session.warn_in_journal(f"the checkpoint of step {step} in {self._output} is not on disk yet")
                 return None
             return self._durable(step)
 
@@ -153,14 +151,14 @@ class Saver:
             staged = self._contents.staged(scheduled=True)
             flags, taken = self._try_snapshot(self._snapshots, flags, write, staged)
         if flags.non_finite:
-            self._refuse_non_finite()
+            self._refuse_non_finite(scheduled=True)
             return None
         returned = None
         if taken:
             if self._snapshots is not None and flags.mode == SaveMode.in_memory_then_wait:
                 self._snapshots.wait_durable()
         elif flags.disk_short:
-            self._direct.report_short_disk(self._step)
+            self._direct.report_short_disk(self._step, scheduled=True)
             return None
         else:
             returned = self._direct.save(
@@ -179,14 +177,19 @@ class Saver:
         if snapshots is None and not required:
             return
         began, taken = time.perf_counter(), False
-        flags = SaveFlags(non_finite=has_non_finite_weights(self._contents.parameters()))
+        flags = SaveFlags(
+            non_finite=has_non_finite_weights(self._contents.parameters()),
+            disk_short=required and self._direct.disk_is_short(unasked=self._contents.call_ends),
+        )
         with self._contents.unnoticed():
             if snapshots is None:
                 flags = flags.maximum(self._session.votes)
             else:
                 staged = self._contents.staged(scheduled=False, urgent=required, kept=kept)
                 flags, taken = self._try_snapshot(snapshots, flags, self._contents.write, staged)
-            if not taken and required and not flags.non_finite:
+            if not taken and required and flags.disk_short:
+                self._direct.report_short_disk(self._step, scheduled=False)
+            elif not taken and required and not flags.non_finite:
                 self._direct.save_snapshot(
                     self._contents.identity(scheduled=False, kept=kept),
                     self._contents.write,
@@ -195,7 +198,7 @@ class Saver:
                 self._note_stop(self._direct.written)
                 taken = True
         if flags.non_finite:
-            self._refuse_non_finite()
+            self._refuse_non_finite(scheduled=False)
         elif taken:
             self._record_saved(began)
 
@@ -269,7 +272,7 @@ class Saver:
         self.saved_step = slot.checkpoint_step = self._step
         slot.checkpoint_seconds += time.perf_counter() - began
 
-    def _refuse_non_finite(self) -> None:
+    def _refuse_non_finite(self, *, scheduled: bool) -> None:
         """Journal and print, once per step, that the step is not saved."""
         step = self._step
         if self._session.is_main and self._refused_step != step:
@@ -278,8 +281,11 @@ class Saver:
                 rank=0,
                 step=step,
                 path=str(self._output / f"checkpoint-{step}"),
-                reason="weights are not finite",
+                reason="weights are not finite.",
                 cause="nonfinite",
+                train_call=self._call.ordinal,
+                limit=self._contents.limit,
+                lost=scheduled,
             )
             self._session.notify(f"step {step} is not saved: weights are not finite")
         self._refused_step = step

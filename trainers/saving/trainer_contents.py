@@ -5,6 +5,7 @@ Called by `hooks/train_call.py`, which makes the trainer's checkpoint method go 
 
 from __future__ import annotations
 
+import errno
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -119,7 +120,7 @@ class TrainerContents(CheckpointContents):
             yield
 
     def _tolerate_full_disk(self, create_model_card: Callable[..., None]) -> Callable[..., None]:
-        """Wrap TRL's method so that a full disk loses only the model card.
+        """Wrap TRL's method so that a disk that is full or read-only loses only the model card.
 
         Only rank 0 calls it, during the save: if it raised, the other ranks would wait in the save.
         """
@@ -128,7 +129,7 @@ class TrainerContents(CheckpointContents):
             try:
                 create_model_card(*args, **kwargs)
             except OSError as error:
-                if not is_full(error, Path(self.call.output_dir)):
+                if error.errno != errno.EROFS and not is_full(error, Path(self.call.output_dir)):
                     raise
                 self._session.warn_in_journal(f"no model card: {error}")
 

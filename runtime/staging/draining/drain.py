@@ -33,18 +33,17 @@ from grpo_run.runtime.files import sync_tree
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.buffer_reader import SnapshotBufferReader
 from grpo_run.runtime.staging.draining.drain_messages import DrainFailed, DrainPublished, DrainRequest
-from grpo_run.runtime.staging.headroom import least_headroom
+from grpo_run.runtime.staging.headroom import DISK_RESERVE_BYTES, FULL_BYTES, least_headroom
 from grpo_run.runtime.staging.index import SnapshotIndex
 from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
 from grpo_run.runtime.staging.writer import write_files
+from grpo_run.watchdog.size_text import size_text
 
 LOCK_WAIT_SECONDS = 30.0
 """How long a rank may hold a slot's lock before the request fails."""
 COPY_BYTES = 8 << 20
 SYNC_BYTES = 1 << 30
 """Bytes between two syncs: one fsync of a large checkpoint could take minutes and would look like a stall."""
-DISK_RESERVE_BYTES = 64 << 20
-"""Stays free on the disk for the run's journal, logs and incidents."""
 
 
 def handle_request(
@@ -68,7 +67,11 @@ def handle_request(
             if staged is None:
                 return DrainFailed(slot=slot.index, step=None, reason="the slot is empty", full=False)
             step = staged.step
-            return _drain(slot, staged, request.restore, report)
+            return _drain(slot, staged, request, report)
+    except _NoSpaceError as error:
+        return DrainFailed(
+            slot=slot.index, step=step, reason=str(error), full=True, free_bytes=error.free_bytes
+        )
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         where = f" ({error.filename})" if error.filename else ""
@@ -83,6 +86,14 @@ class _BrokenSnapshotError(CheckpointError):
     """The snapshot in memory cannot be read."""
 
 
+class _NoSpaceError(Exception):
+    """The disk has less space than the checkpoint needs. Nothing was written."""
+
+    def __init__(self, text: str, free_bytes: int) -> None:
+        super().__init__(text)
+        self.free_bytes = free_bytes
+
+
 @contextmanager
 def _broken_snapshot_errors() -> Iterator[None]:
     """Convert a CheckpointError in the block to a `_BrokenSnapshotError`."""
@@ -93,19 +104,19 @@ def _broken_snapshot_errors() -> Iterator[None]:
 
 
 def _drain(
-    slot: StagingSlot, staged: StagedSnapshot, restore: str | None, report: Callable[[int], None]
+    slot: StagingSlot, staged: StagedSnapshot, request: DrainRequest, report: Callable[[int], None]
 ) -> DrainPublished:
     began = time.perf_counter()
-    durable = restore is None
-    output_dir = Path(staged.output_dir if restore is None else restore)
+    durable = request.restore is None
+    output_dir = Path(request.restore or staged.output_dir)
     directory = directory_of(staged, output_dir) if durable else output_dir
     trainer_files = slot.files / staged.folder
     with _broken_snapshot_errors():
         indexes = slot.check_complete(staged)
-        needed_bytes = _tree_bytes(trainer_files) + sum(index.size_bytes for index in indexes)
+        needed_bytes = slot.checkpoint_bytes(staged)
     make_directory(directory)
     clean_partial_directories(directory)
-    _require_free_space(directory, needed_bytes, durable=durable)
+    _require_free_space(directory, needed_bytes, request)
     final = directory / name_of(directory, staged.step)
     with partial_directory(directory, staged.step) as partial:
         progress = _Progress(report, partial)
@@ -156,33 +167,22 @@ class _Progress:
         self._report(self._written)
 
 
-def _require_free_space(directory: Path, needed_bytes: int, *, durable: bool) -> None:
-    if durable:
-        usable_bytes = shutil.disk_usage(directory).free - DISK_RESERVE_BYTES
+def _require_free_space(directory: Path, needed_bytes: int, request: DrainRequest) -> None:
+    if request.restore is None:
+        free_bytes = shutil.disk_usage(directory).free
+        reserve_bytes = FULL_BYTES if request.last else DISK_RESERVE_BYTES
+        usable_bytes = free_bytes - reserve_bytes
+        where = f"{directory} has {size_text(free_bytes)} free, of which {size_text(reserve_bytes)} must stay free"
     else:
         # the kernel kills a process that exceeds its memory limit, so there is no error to handle later
-        usable_bytes = least_headroom(directory).usable_bytes
+        headroom = least_headroom(directory)
+        free_bytes, usable_bytes, where = headroom.free_bytes, headroom.usable_bytes, headroom.sentence
     if usable_bytes < needed_bytes:
-        raise OSError(
-            errno.ENOSPC,
-            f"{needed_bytes >> 20} MiB are needed and {max(0, usable_bytes) >> 20} MiB are usable",
-            str(directory),
-        )
+        raise _NoSpaceError(f"{size_text(needed_bytes)} are needed, and {where}", free_bytes)
 
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _tree_bytes(source: Path) -> int:
-    try:
-        return sum(
-            os.stat(os.path.join(folder, name)).st_size
-            for folder, _, names in os.walk(source, onerror=_raise)
-            for name in names
-        )
-    except OSError as error:
-        raise CheckpointError(f"{source} cannot be read: {error.strerror}") from error
 
 
 def _copy_tree(source: Path, target: Path, add_written: Callable[[int], None]) -> None:

@@ -13,10 +13,12 @@ class DrainRequest:
         slot: index of the slot.
         restore: write the checkpoint into this directory in memory, so that a rank can resume from it; None
             writes it to the snapshot's own `output_dir`.
+        last: the run has ended, so that less space has to stay free on the disk.
     """
 
     slot: int
     restore: str | None = None
+    last: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,8 @@ class DrainFailed:
         step: None if the slot held no snapshot or was locked.
         full: the disk has no free space.
         broken: the snapshot in memory cannot be read, so a retry cannot succeed.
+        free_bytes: space on the disk, if that was too little; None otherwise, as when a quota or a disk that has become
+            read-only refuses the write.
     """
 
     slot: int
@@ -64,6 +68,7 @@ class DrainFailed:
     reason: str
     full: bool
     broken: bool = False
+    free_bytes: int | None = None
 
 
 DrainReply = DrainProgress | DrainPublished | DrainFailed

@@ -56,8 +56,9 @@ class DrainReports:
         """Report a snapshot that cannot be read, so that its checkpoint is lost."""
         self._failed(
             staged,
-            f"{path_of(staged)} is lost, its snapshot in memory cannot be read: {reason}",
+            f"{path_of(staged)} is lost, its snapshot in memory cannot be read: {reason}.",
             Cause.checkpoint_corrupt,
+            lost=staged.scheduled,
         )
 
     def published(self, reply: DrainPublished) -> None:
@@ -80,6 +81,15 @@ class DrainReports:
             removed=list(reply.removed),
         )
 
-    def _failed(self, staged: StagedSnapshot, sentence: str, cause: Cause) -> None:
-        self._write("checkpoint_failed", step=staged.step, cause=str(cause), reason=sentence)
+    def _failed(self, staged: StagedSnapshot, sentence: str, cause: Cause, *, lost: bool = False) -> None:
+        self._write(
+            "checkpoint_failed",
+            step=staged.step,
+            cause=str(cause),
+            reason=sentence,
+            path=str(path_of(staged)),
+            train_call=staged.train_call.ordinal,
+            limit=staged.limit,
+            lost=lost,
+        )
         self._warn(sentence)

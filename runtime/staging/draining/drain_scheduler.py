@@ -23,6 +23,7 @@ from grpo_run.runtime.checkpoints.manifest import MANIFEST
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.draining.drain_messages import (
+    DrainFailed,
     DrainPublished,
     DrainRequest,
 )
@@ -84,6 +85,8 @@ class DrainScheduler:
         self._resumed: StagedSnapshot | None = None
         self.memory_is_short = False
         """Whether the newest snapshot is to be drained too, so that its memory can be freed."""
+        self.last_failure: DrainFailed | None = None
+        """Why the last `flush` gave up; None if it wrote everything."""
 
     @property
     def busy(self) -> bool:
@@ -171,6 +174,7 @@ class DrainScheduler:
             restore: a rank will resume. Drain the newest snapshot only, and write it as a checkpoint in
                 memory if the disk does not accept it; `poll` drains the others while training continues.
         """
+        self.last_failure = None
         for _ in range(2 * len(self.staging.slots)):
             due = self._due_to_resume() if restore else self._due_at_end()
             if self.busy and not (restore and due is None):
@@ -178,9 +182,10 @@ class DrainScheduler:
                 continue  # the request may have drained what is due
             if due is None:
                 return
-            self._requests.send(*due)
+            self._requests.send(*due, DrainRequest(slot=due[1].index, last=not restore))
             failed = self._requests.wait()
             if failed is not None and not failed.broken:  # after a broken snapshot, the next one is tried
+                self.last_failure = failed
                 if restore:
                     self._restore_in_memory(*due)
                 return
@@ -223,6 +228,15 @@ class DrainScheduler:
             call, step = int(record.get("train_call") or 0), int(record["step"])
             self.record_published(call, step, taken_at=record["time"])
 
+    def unwritten(self) -> list[tuple[StagedSnapshot, StagingSlot]]:
+        """Return the snapshots that matter and are not on disk, newest first."""
+        snapshots = self.staging.snapshots()
+        return [
+            entry
+            for entry in snapshots
+            if not self._done(*entry) and (entry[0].must_reach_disk or entry == snapshots[0])
+        ]
+
     def close(self) -> bool:
         """Stop the drain worker, and free the memory if every snapshot that matters is on disk.
 
@@ -230,11 +244,10 @@ class DrainScheduler:
             whether snapshots are kept in memory, because they could not be written to disk.
         """
         self._requests.stop_worker()
-        if self._due_at_end() is None:
-            self.staging.clear()
-            return False
-        self._warn(f"snapshots that could not be written to disk are kept in memory, in {self.staging.path}")
-        return True
+        if self.unwritten():
+            return True
+        self.staging.clear()
+        return False
 
     # ---- which snapshots are done or due ----
 

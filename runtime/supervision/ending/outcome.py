@@ -33,6 +33,7 @@ class Outcome:
         lifecycle: of the run.
         reserve: descriptors for a report of the supervisor's own failure.
         drains: writes the last snapshots; None if there are none.
+        interrupted: whether a stop was requested, so that the end waits for nothing.
     """
 
     def __init__(
@@ -45,13 +46,15 @@ class Outcome:
         lifecycle: Lifecycle,
         reserve: DescriptorReserve,
         drains: DrainScheduler | None,
+        interrupted: Callable[[], bool],
     ) -> None:
         self.exit_code: int | None = None
         self.sentence = ""
         self._drains = drains
         self._run_end = RunEnd(
-            config, live=live, reporter=reporter, lifecycle=lifecycle, drain_scheduler=drains
-        )
+            config, live=live, reporter=reporter, lifecycle=lifecycle, drain_scheduler=drains,
+            interrupted=interrupted,
+        )  # fmt: skip
         self._last_resort = LastResort(
             incidents, live=live, reporter=reporter, lifecycle=lifecycle, reserve=reserve
         )

@@ -6,15 +6,20 @@ is in `last_resort.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import os
+import shlex
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import NamedTuple
 
 from grpo_run.runtime.errors import EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.record.live_history import LiveHistory
 from grpo_run.runtime.record.reporter import Reporter
-from grpo_run.runtime.record.summary import summarize
+from grpo_run.runtime.record.summary import model_place, summarize
+from grpo_run.runtime.staging.draining import last_writes
 from grpo_run.runtime.staging.draining.drain_scheduler import DrainScheduler
+from grpo_run.runtime.staging.draining.last_writes import OnlyInMemory, write_last
 from grpo_run.runtime.supervision.ending import drills
 from grpo_run.runtime.supervision.lifecycle import Lifecycle, RunEvent
 
@@ -35,6 +40,7 @@ class RunEnd:
         reporter: for events and messages.
         lifecycle: of the run.
         drain_scheduler: writes the last snapshots; None if there are none.
+        interrupted: whether a stop was requested, so that nothing is waited for.
     """
 
     def __init__(
@@ -45,12 +51,14 @@ class RunEnd:
         reporter: Reporter,
         lifecycle: Lifecycle,
         drain_scheduler: DrainScheduler | None,
+        interrupted: Callable[[], bool],
     ) -> None:
         self._config = config
         self._live = live
         self._reporter = reporter
         self._lifecycle = lifecycle
         self._drains = drain_scheduler
+        self._interrupted = interrupted
 
     def end(
         self, event: RunEvent, exit_code: int, sentence: str, *, step: int, ranks: Collection[int]
@@ -66,6 +74,15 @@ class RunEnd:
             ranks: global ranks of this node.
         """
         self._live.read_ranks()
+        completed = event is RunEvent.completed
+        left, kept = self._write_last(wait=completed)
+        unsaved = self._unsaved(left) if completed else ""
+        if unsaved:
+            event, exit_code = RunEvent.gave_up, EXIT_GAVE_UP
+            place = "" if left is not None else model_place(self._live.history)
+            sentence = (
+                f"The script ran to its end at step {self._live.history.step}, but {unsaved} {place}".rstrip()
+            )
         missed = self._missed_drills(exit_code, ranks)
         if missed and self._config.strict_drills and event is RunEvent.completed:
             event, exit_code = RunEvent.gave_up, EXIT_GAVE_UP
@@ -81,12 +98,13 @@ class RunEnd:
                     f"{left_out} --require-resume is set.",
                 )
         self._lifecycle.fire(event)
-        kept = False
-        if self._drains is not None:
-            self._drains.flush(restore=False)
-            kept = self._drains.close()
-        self._live.read_ranks()
         sentence = sentence or summarize(str(self._lifecycle.state), self._live.history, exit_code)
+        if event is RunEvent.completed:
+            sentence = " ".join(filter(None, (sentence, model_place(self._live.history))))
+        if left is not None and not completed and left.required:
+            sentence = f"{sentence} {left.sentence} On this machine, the same command continues from it."
+        elif left is not None and not unsaved:
+            self._reporter.warn(None, left.sentence)
         if left_out and left_out not in sentence:
             sentence = f"{sentence} {left_out}"
             self._reporter.write("warning", text=left_out)
@@ -102,10 +120,36 @@ class RunEnd:
             sentence=sentence,
             step=step,
             snapshots_kept=kept,
+            completed=completed,
             stopped=event is RunEvent.stopped,
         )
         self._live.journal.sync()
         return Ended(exit_code, sentence)
+
+    def _write_last(self, *, wait: bool) -> tuple[OnlyInMemory | None, bool]:
+        """Write what is in memory to disk; return what could not be written, and whether memory is kept.
+
+        Args:
+            wait: for room, unless somebody has asked the run to stop.
+        """
+        if self._drains is None:
+            return None, False
+        left = write_last(
+            self._drains,
+            wait_seconds=last_writes.WAIT_SECONDS if wait else 0.0,
+            interrupted=self._interrupted,
+            notify=self._reporter.notify,
+        )
+        kept = self._drains.close()
+        self._live.read_ranks()
+        return left, kept
+
+    def _unsaved(self, left: OnlyInMemory | None) -> str:
+        """What the script has scheduled, or the user has asked for, and is not on disk; empty if nothing is missing."""
+        parts = [self._live.history.lost.sentence]
+        if left is not None and left.required:
+            parts.append(f"{left.sentence} {writing_command(self._config.run_directory)}")
+        return " ".join(filter(None, parts))
 
     def _left_out(self) -> str:
         """The call that was interrupted in an earlier attempt and that the script has not repeated; empty if none."""
@@ -123,3 +167,8 @@ class RunEnd:
         missed = drills.never_happened(self._config.injections, history.injections_fired, ranks=ranks)
         counted = history.counts_steps or not history.own.seen
         return drills.sentence(missed, history.step, counted=counted)
+
+
+def writing_command(run_directory: Path) -> str:
+    """Return the command that writes what only memory has, as a sentence."""
+    return f"`grpo-run resume {shlex.quote(os.path.abspath(run_directory))}` writes what is in memory when there is room."

@@ -183,7 +183,7 @@ def test_a_full_limit_is_detected_before_memory_is_taken(path: Path) -> None:
     with SnapshotBuffer(path, measure=lambda folder: headroom) as buffer:
         offset = buffer.append(b"kept")
         with pytest.raises(
-            NoHeadroomError, match=r"needs 20 MiB more, but a small limit has 72 MiB free.* 8 MiB"
+            NoHeadroomError, match=r"needs 20 MiB more, but a small limit has 72 MiB free, 8\.0 MiB of them"
         ):
             buffer.allocate(20 * MIB)
         assert buffer.held_bytes == GROWTH_BYTES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
@@ -17,6 +19,38 @@ from grpo_run.trainers.hooks import train_call
 from grpo_run.trainers.hooks.attach import check_trainer, wrap_train
 
 
+class Saves:
+    """The part of `transformers.Trainer` that saves."""
+
+    args = SimpleNamespace(output_dir="out")
+    state = SimpleNamespace(global_step=7)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> str:
+        """Save."""
+        return f"{output_dir} {_internal_call}"
+
+
+def test_a_model_that_the_script_saves_is_recorded_and_a_checkpoints_is_not(
+    session: Any, events: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """The end of the run says where the model is."""
+
+    class Trainer(Saves):
+        """The class in `transformers.trainer`."""
+
+        def train(self) -> None:
+            """Train."""
+
+    module: Any = ModuleType("transformers.trainer")
+    module.Trainer = Trainer
+    wrap_train(module, Guard(session))
+    assert Trainer().save_model("out/checkpoint-7", _internal_call=True) == "out/checkpoint-7 True"
+    assert Trainer().save_model("out/checkpoint-7", True) == "out/checkpoint-7 True"
+    assert Trainer().save_model() == "None False"
+    saved = [record for record in events() if record["event"] == "model_saved"]
+    assert [(record["path"], record["step"]) for record in saved] == [(os.path.abspath("out"), 7)]
+
+
 def test_outside_a_run_guarding_changes_nothing() -> None:
     """A script may always call `guard`."""
     trainer = SimpleNamespace()
@@ -28,7 +62,7 @@ def test_a_hyperparameter_trial_calls_the_original(session: Any) -> None:
     """All arguments are passed through; the call is not guarded."""
     calls: list[Any] = []
 
-    class Trainer:
+    class Trainer(Saves):
         """The class in `transformers.trainer`."""
 
         def train(self, resume_from_checkpoint: Any = None, trial: Any = None, **kwargs: Any) -> str:
@@ -47,7 +81,7 @@ def test_a_call_inside_another_one_is_not_guarded(session: Any, monkeypatch: pyt
     """It has no number in the run, and is said once. The next call of the script is guarded again."""
     guarded: list[str] = []
 
-    class Trainer:
+    class Trainer(Saves):
         """The class in `transformers.trainer`."""
 
         def __init__(self, inner: int = 0) -> None:
@@ -78,7 +112,7 @@ def test_a_call_inside_another_one_is_not_guarded(session: Any, monkeypatch: pyt
 def test_a_call_inside_a_loop_is_refused(session: Any) -> None:
     """Both would vote on steps of their own."""
 
-    class Trainer:
+    class Trainer(Saves):
         """The class in `transformers.trainer`."""
 
         def train(self, resume_from_checkpoint: Any = None, trial: Any = None) -> None:
@@ -98,7 +132,7 @@ def test_a_call_inside_a_loop_is_refused(session: Any) -> None:
 def test_wrapping_twice_has_no_effect(session: Any) -> None:
     """Import hooks may fire twice for one module."""
 
-    class Trainer:
+    class Trainer(Saves):
         """The class in `transformers.trainer`."""
 
         def train(self) -> None:

@@ -15,6 +15,7 @@ from support.vote_groups import ScriptedVotes
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, TrainCall, read_manifest
+from grpo_run.runtime.staging.headroom import DISK_RESERVE_BYTES
 from grpo_run.trainers.saving import direct as direct_module
 from grpo_run.trainers.saving.flags import SaveFlags
 
@@ -198,7 +199,7 @@ def test_too_little_disk_space_is_warned_about_at_the_start(
 ) -> None:
     """There is no warning if the space is enough."""
     one = 3 * 10 * 4  # a layer of 10 trained float32 numbers
-    for free, warnings in ((3 * one - 1, 1), (3 * one, 0)):
+    for free, warnings in ((DISK_RESERVE_BYTES + 3 * one - 1, 1), (DISK_RESERVE_BYTES + 3 * one, 0)):
         session.notified.clear()
         monkeypatch.setattr(
             direct_module.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free)
@@ -207,3 +208,4 @@ def test_too_little_disk_space_is_warned_about_at_the_start(
         trainer.args.save_total_limit = 2
         Guarded(trainer, session, call)
         assert len(session.notified) == warnings
+        assert all("0.0" not in text for text in session.notified)

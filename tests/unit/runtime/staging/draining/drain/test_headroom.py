@@ -34,7 +34,8 @@ def test_a_disk_without_free_space_is_not_written_to(
     reply = expect_failed(drain_slot(staging))
     assert reply.full
     assert reply.step == 5
-    assert "MiB are needed" in reply.reason
+    assert "2.8 KiB are needed" in reply.reason
+    assert reply.free_bytes == free
     assert str(out) in reply.reason
     assert is_empty(out)
     assert not staging.slots[0].drained
