@@ -71,6 +71,8 @@ def memory(areas: Iterable[AreaEntry], runs: Sequence[RunEntry]) -> tuple[list[L
         if area.removable:
             name = f" {area.owner.run_id}" if area.owner is not None else ""
             what = f"memory of the run{name}, whose directory is gone or which has other memory"
+            if area.unsaved:
+                what += f"; it has the only copy of {', '.join(map(str, area.unsaved))}"
             found.append(Leftover(kind="memory", path=area.path, size_bytes=area.size_bytes, what=what))
         elif run is not None and area.made_here and not area.locked:
             what = f"memory of run {run.run_id} ({run.state}), after its snapshots are written to disk"

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT, tree_bytes
 from grpo_run.runtime.staging.ownership.folder import AREA_NAME, private_folders
 from grpo_run.runtime.staging.ownership.owner import AreaOwner, lock_area, needs_area, read_owner
+from grpo_run.runtime.staging.slot import StagingSlot, path_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,7 @@ class AreaEntry:
         size_bytes: memory that its files use.
         modified_at: when it was changed last, in seconds since the epoch.
         kept_because: why it is not removed; None if it may be.
+        unsaved: checkpoints that must reach a disk and that only this area has.
     """
 
     path: Path
@@ -37,6 +41,7 @@ class AreaEntry:
     size_bytes: int
     modified_at: float
     kept_because: str | None
+    unsaved: tuple[Path, ...] = ()
 
     @property
     def removable(self) -> bool:
@@ -109,7 +114,17 @@ def _describe(path: Path, *, locked: bool, disks_are_mounted: bool) -> AreaEntry
         kept_because=_reason_to_keep(
             path, owner, made_here=made_here, locked=locked, disks_are_mounted=disks_are_mounted
         ),
+        unsaved=tuple(_unsaved(path)),
     )
+
+
+def _unsaved(area: Path) -> Iterator[Path]:
+    for folder in sorted(area.glob("slot*")):
+        slot = StagingSlot(0, folder)
+        with suppress(CheckpointError):
+            staged = slot.read_snapshot()
+            if staged is not None and staged.must_reach_disk and not slot.drained:
+                yield path_of(staged)
 
 
 def _reason_to_keep(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support import checkpoint_files
 from support.identities import identity
+from support.slots import fill, snapshot
 
 from grpo_run.cli.main import main
 from grpo_run.runtime.catalog.registry import register, registry_folder
@@ -22,6 +23,7 @@ from grpo_run.runtime.record.history import History
 from grpo_run.runtime.record.journal import Journal, read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.ownership.owner import describe_owner, write_owner
+from grpo_run.runtime.staging.slot import StagingSlot
 
 Captured = pytest.CaptureFixture[str]
 MakeRun = Callable[..., RunDirectory]
@@ -144,11 +146,12 @@ def test_rm_refuses_a_live_run_before_it_deletes_another(
     assert live.run_json.exists()
 
 
+@pytest.mark.parametrize("code", [None, 0, 93])
 def test_rm_refuses_a_run_whose_newest_state_is_in_memory(
-    make_run: MakeRun, here: Path, capsys: Captured
+    make_run: MakeRun, here: Path, capsys: Captured, code: int | None
 ) -> None:
-    """Unless it is forced to."""
-    run = make_run(here / "runs" / "night")
+    """Unless it is forced to; however the run has ended."""
+    run = make_run(here / "runs" / "night", code)
     area = make_area(run, here)
     (area / "slot0" / "STAGED.json").write_text("{}")
     assert "only in memory" in output_of(capsys, "rm", "night", code=2)
@@ -193,6 +196,24 @@ def test_gc_leaves_output_directories_of_live_runs(make_run: MakeRun, here: Path
     os.close(lock)
     assert (here / "out" / "replaced-checkpoint-5").exists()
     assert area.exists()
+
+
+def test_gc_names_the_only_copy_of_a_checkpoint_that_goes_with_a_deleted_run(
+    make_run: MakeRun, here: Path, capsys: Captured
+) -> None:
+    """One that is on disk is not named."""
+    run = make_run(here / "runs" / "night")
+    area = make_area(run, here)
+    for index, step in enumerate((4, 8)):
+        slot = StagingSlot(index, area / f"slot{index}")
+        slot.path.mkdir(exist_ok=True)
+        fill(slot, snapshot(here / "out", step))
+    slot.mark_drained()
+    shutil.rmtree(run.path)
+    shown = output_of(capsys, "gc")
+    assert f"it has the only copy of {here}/out/checkpoint-4" in shown
+    assert "checkpoint-8" not in shown
+    assert not area.exists()
 
 
 def test_gc_frees_memory_of_a_killed_run_that_holds_no_snapshot(
