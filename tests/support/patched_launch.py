@@ -1,4 +1,4 @@
-"""`grpo-run` with other timeouts of drains, so that tests wait seconds instead of minutes.
+"""`grpo-run` with other timeouts of drains and restarts, so that tests wait seconds instead of minutes.
 
 TEST_DRAINS='{"STALL_SECONDS": 2.0}' python -P tests/support/patched_launch.py launch …
 """
@@ -11,10 +11,12 @@ import sys
 
 if __name__ == "__main__":
     from grpo_run.cli.main import main
-    from grpo_run.runtime.staging.draining import drain_requests, drain_scheduler
+    from grpo_run.runtime.staging.draining import drain_requests, drain_scheduler, last_writes
+    from grpo_run.runtime.supervision import policy
 
     for name, value in json.loads(os.environ["TEST_DRAINS"]).items():
-        modules = [module for module in (drain_requests, drain_scheduler) if hasattr(module, name)]
+        known = (drain_requests, drain_scheduler, last_writes, policy)
+        modules = [module for module in known if hasattr(module, name)]
         assert len(modules) == 1, name
         setattr(modules[0], name, value)
     sys.exit(main())
