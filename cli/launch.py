@@ -140,10 +140,10 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
 
 
 def _write_the_rest(run_id: str, directory: RunDirectory, history: History) -> int | None:
-    """Write what only memory has of a run whose script ran to its end, whatever has changed since: nothing is trained.
+    """Write what only memory has of a run whose script ran to its end. Nothing is trained, so no change matters.
 
     Returns:
-        the exit code; None if nothing was in memory and the run has finished, or has to train again what memory has lost.
+        the exit code; None if nothing was in memory: the run has finished, or trains again what memory has lost.
     """
     from grpo_run.runtime.staging.draining.last_writes import WAIT_SECONDS
     from grpo_run.runtime.supervision.ending.run_end import writing_command
@@ -157,17 +157,17 @@ def _write_the_rest(run_id: str, directory: RunDirectory, history: History) -> i
         if left is not None and left.required:
             print(f"grpo-run: {writing_command(directory.path)}")
             return EXIT_GAVE_UP
+        history = History.of(read_journal(directory.journal))
         if not history.lost.sentence:
             return _has_finished(run_id)
     elif history.finished:
         return None
     elif history.snapshot_step is not None:
-        print(
-            "grpo-run: what the run had only in memory is gone; it continues from its newest checkpoint on disk"
-        )
+        print("grpo-run: what only memory had is gone; the run continues from its newest checkpoint on disk")
         return None
     print(
-        f"grpo-run: the script of run {run_id} ran to its end. {history.lost.sentence} Use --fresh to start a new run."
+        f"grpo-run: the script of run {run_id} ran to its end. {history.lost.sentence} Use --fresh to start a new"
+        " run."
     )
     return EXIT_GAVE_UP
 

@@ -15,11 +15,13 @@ names the cause, and restarts the ranks from the newest checkpoint or snapshot.
 The same command resumes a run that was stopped."""
 EXIT_CODES = """\
 exit codes:
-  0    the script has finished
+  0    the script has finished, and what it scheduled is on disk
   2    the command or a setting is wrong; nothing was lost
   75   stopped on request, with a checkpoint; run the same command to resume
   93   gave up, or grpo-run itself failed; the reason and the report are in the
-       run directory; or stopped, and the same command would start over
+       run directory; or stopped, and the same command would start over; or the
+       script ran to its end, and a checkpoint that it scheduled is not on disk:
+       the last line says where it is and what writes it
 A script with no Trainer and no loop that ends itself after SIGTERM sets the
 exit code of the stop."""
 EXAMPLES = """\

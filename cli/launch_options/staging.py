@@ -100,9 +100,9 @@ def write_kept_checkpoints(
     wait_seconds: float = 0.0,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> OnlyInMemory | None:
-    """Write the snapshots of an area to disk, say which, then free and unlock it. What cannot be written stays in memory.
+    """Write the snapshots of an area to disk, say which, then free and unlock it.
 
-    A run whose script ran to its end, and that lacks nothing any more, has finished then.
+    What cannot be written stays in memory. A run whose script ran to its end, and that lacks nothing any more, has finished then.
 
     Args:
         wait_seconds, interrupted: as of `write_last`.

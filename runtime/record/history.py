@@ -61,7 +61,7 @@ class History:
     save_seconds: float | None = None
     """How long the last save took: to memory, or of its file to disk; None before the first."""
     saved_model: tuple[int, str] | None = None
-    """The call whose trainer the script has saved last with `save_model`, and the directory; None if it has not."""
+    """The call after which the script has saved its model with `save_model`, and where; None if it has not."""
     lost: LostCheckpoints = field(default_factory=LostCheckpoints)
     """Checkpoints that the script has scheduled and that are not on its disk."""
     completed: bool = False

@@ -1,7 +1,7 @@
 """One sentence on the state of a run: what `grpo-run status` shows first, and how a run has ended.
 
-Called by `status.py`, and by the supervisor when the run ends. Reads the history and the clock, and whether the model of
-a finished run is where the history has it.
+Called by `status.py`, and by the supervisor when the run ends. Reads the history and the clock, and whether the
+model of a finished run is where the history has it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
 def model_place(history: History) -> str:
     """Return where the model of a finished run is, as a sentence; empty if that is not known.
 
-    What the script has saved itself after its last call comes before its checkpoints, and these before our snapshots.
+    What the script has saved itself comes before its checkpoints, and these before our snapshots.
     """
     if history.saved_model is not None:
         call, path = history.saved_model

@@ -20,8 +20,8 @@ from grpo_run.watchdog.size_text import size_text
 FULL_BYTES = 1 << 20
 """A file system with less free space counts as full."""
 DISK_RESERVE_BYTES = 64 << 20
-"""Stays free on the disk of a checkpoint for the run's journal, logs and incidents, while the run lasts. At its end, when
-nothing but its last events is to be written, `FULL_BYTES` do."""
+"""Stays free on the disk of a checkpoint for the run's journal, logs and incidents. At the end of the run, when only its
+last events are still to be written, `FULL_BYTES` stay free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,8 @@ class Headroom:
     @property
     def sentence(self) -> str:
         """The headroom as a message for the user."""
-        return f"{self.name} has {size_text(self.free_bytes)} free, {size_text(self.usable_bytes)} of them usable"
+        free, usable = size_text(self.free_bytes), size_text(self.usable_bytes)
+        return f"{self.name} has {free} free, {usable} of them usable"
 
 
 def measure_headroom(folder: Path) -> list[Headroom]:

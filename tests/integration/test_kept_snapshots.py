@@ -12,6 +12,8 @@ from support.slots import fill, snapshot
 from grpo_run.cli.launch_options import staging as module
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
+from grpo_run.runtime.record.history import History
+from grpo_run.runtime.record.journal import Journal, read_journal
 from grpo_run.runtime.record.run_directory import RunDirectory
 from grpo_run.runtime.staging.area import StagingArea
 from grpo_run.runtime.staging.ownership.acquisition import take_area
@@ -59,7 +61,31 @@ def test_next_launch_writes_kept_snapshots(
     assert [json.loads(line)["event"] for line in run.journal.read_text().splitlines()] == [
         "checkpoint_published"
     ]
-    assert capsys.readouterr().out == ""
+    assert f"wrote {path} (" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_run_whose_script_ran_to_its_end_has_finished_when_everything_is_written(
+    kept: Path, run: RunDirectory, tmp_path: Path, lost: bool
+) -> None:
+    """Unless a checkpoint is lost for good."""
+    journal = Journal(run.journal, "night")
+    journal.write("train_started", rank=0, train_call=1, step=0, target_steps=5)
+    journal.write("step_committed", step=5, train_call=1)
+    if lost:
+        journal.write(
+            "checkpoint_failed", step=2, path="/out/checkpoint-2", train_call=1, reason="no room.", lost=True
+        )
+    journal.write("run_ended", exit_code=93, sentence="only in memory", snapshots_kept=True, completed=True)
+    found = module.find(run, "night")
+    assert found is not None
+    assert module.write_kept_checkpoints(found, run, "night") is None
+    history = History.of(read_journal(run.journal))
+    assert history.completed
+    assert history.finished is not lost
+    assert history.snapshot_step is None
+    if not lost:
+        assert history.sentence.endswith(f"Last checkpoint: {tmp_path}/out/checkpoint-5.")
 
 
 def test_snapshots_older_than_the_run_are_not_written(kept: Path, run: RunDirectory) -> None:

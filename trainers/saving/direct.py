@@ -53,8 +53,9 @@ class DirectSaves:
         if free_bytes < needed_bytes + DISK_RESERVE_BYTES:
             needs = f"save_total_limit={limit} needs" if limit else "two need"
             self._session.warn(
-                f"{folder} has {size_text(free_bytes)} free, of which {size_text(DISK_RESERVE_BYTES)} stay free, and a"
-                f" checkpoint of this model takes about {size_text(checkpoint_bytes)}: {needs} {size_text(needed_bytes)}"
+                f"{folder} has {size_text(free_bytes)} free, of which {size_text(DISK_RESERVE_BYTES)} must stay free,"
+                f" and a checkpoint of this model takes about {size_text(checkpoint_bytes)}: {needs}"
+                f" {size_text(needed_bytes)}"
             )
 
     def _newest_bytes(self) -> int | None:
@@ -70,8 +71,8 @@ class DirectSaves:
         made for it.
 
         Args:
-            unasked: nobody has asked for the checkpoint: it is not tried, and is taken to be as large as expected before
-                the first one.
+            unasked: nobody has asked for the checkpoint: it is not tried, and is taken to be as large as
+                expected before the first one.
         """
         if not self._session.is_main or (self._contents.call_ends and not unasked):
             return False
@@ -108,7 +109,8 @@ class DirectSaves:
         if not self._warned_of_space:
             what = path if scheduled else f"a snapshot of step {step} in {self._output}"
             self._session.warn(
-                f"{what} is not saved: {reason} Training continues, and a fault loses the work since the last checkpoint."
+                f"{what} is not saved: {reason} Training continues, and a fault loses the work since the last"
+                " checkpoint."
             )
         self._warned_of_space = True
 
@@ -185,7 +187,7 @@ class DirectSaves:
 
 
 def _free_bytes(folder: Path) -> int:
-    """Return the free space, or a huge number if the file system does not answer: the save meets the error."""
+    """Return the free space; if the file system does not answer, a huge number: the save meets the error."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:

@@ -1,7 +1,7 @@
-"""The last writes of a run: what is only in memory when its ranks have ended goes to disk, or it is said where it is.
+"""The last writes of a run: what is only in memory when its ranks have ended goes to disk, or is described.
 
 Called at the end of a run (`supervision.ending.run_end`) and by a later launch of the same command
-(`cli.launch_options.staging`). Waits for room, because nothing else has the model any more; decides no exit code.
+(`cli.launch_options.staging`). Waits for room, because nothing else has the model any more. Decides no exit code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grpo_run.watchdog.duration_text import duration_text
 from grpo_run.watchdog.size_text import size_text
 
 WAIT_SECONDS = 600.0
-"""How long a run that has ended waits for room: as long as somebody may need who was called, or a job that cleans up."""
+"""How long a run that has ended waits for room: time for a person or a job to clean up."""
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
 """Between two tries; the time doubles. A quota is met only after much of a checkpoint has been written."""
 POLL_SECONDS = 0.1
@@ -59,7 +59,7 @@ class OnlyInMemory:
 
     @property
     def required(self) -> bool:
-        """Whether the script or the user asked for one of them. Without them the script lacks nothing that it saves."""
+        """Whether the script or the user asked for one of them."""
         return any(staged.scheduled or staged.kept for staged in self.snapshots)
 
     @property
@@ -72,16 +72,15 @@ class OnlyInMemory:
     @property
     def lack(self) -> str:
         """Why it is not on disk, with the room that is missing."""
-        size, failed = size_text(self.needed_bytes), self.failed
+        size, failed, place = size_text(self.needed_bytes), self.failed, self.snapshots[0].output_dir
         if failed is None:
             return f"About {size} have to be written."
         if failed.free_bytes is None:
-            return f"About {size} could not be written: {failed.reason}."
+            return f"About {size} could not be written to {place}: {failed.reason}."
         missing = max(0, self.needed_bytes + FULL_BYTES - failed.free_bytes)
-        place = Path(self.snapshots[0].output_dir)
         return (
-            f"{place} has {size_text(failed.free_bytes)} free and needs {size_text(missing)} more: about {size} to write,"
-            f" and {size_text(FULL_BYTES)} that must stay free."
+            f"{place} has {size_text(failed.free_bytes)} free and needs {size_text(missing)} more: about {size} to"
+            f" write, and {size_text(FULL_BYTES)} that must stay free."
         )
 
 

@@ -101,9 +101,9 @@ class RunEnd:
         sentence = sentence or summarize(str(self._lifecycle.state), self._live.history, exit_code)
         if event is RunEvent.completed:
             sentence = " ".join(filter(None, (sentence, model_place(self._live.history))))
-        if left is not None and not completed and left.required:
+        if left is not None and not completed and exit_code != EXIT_USAGE:
             sentence = f"{sentence} {left.sentence} On this machine, the same command continues from it."
-        elif left is not None and not unsaved:
+        elif left is not None and not (unsaved and left.required):
             self._reporter.warn(None, left.sentence)
         if left_out and left_out not in sentence:
             sentence = f"{sentence} {left_out}"
@@ -120,7 +120,7 @@ class RunEnd:
             sentence=sentence,
             step=step,
             snapshots_kept=kept,
-            completed=completed,
+            completed=event is RunEvent.completed or bool(unsaved),
             stopped=event is RunEvent.stopped,
         )
         self._live.journal.sync()
@@ -145,7 +145,7 @@ class RunEnd:
         return left, kept
 
     def _unsaved(self, left: OnlyInMemory | None) -> str:
-        """What the script has scheduled, or the user has asked for, and is not on disk; empty if nothing is missing."""
+        """What the script scheduled, or the user asked for, and is not on disk; empty if nothing is missing."""
         parts = [self._live.history.lost.sentence]
         if left is not None and left.required:
             parts.append(f"{left.sentence} {writing_command(self._config.run_directory)}")
@@ -171,4 +171,5 @@ class RunEnd:
 
 def writing_command(run_directory: Path) -> str:
     """Return the command that writes what only memory has, as a sentence."""
-    return f"`grpo-run resume {shlex.quote(os.path.abspath(run_directory))}` writes what is in memory when there is room."
+    run = shlex.quote(os.path.abspath(run_directory))
+    return f"`grpo-run resume {run}` writes what is in memory when there is room."

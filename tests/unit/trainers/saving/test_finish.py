@@ -65,7 +65,7 @@ def test_a_last_step_with_only_an_unscheduled_snapshot_is_saved(
 def test_a_last_step_that_cannot_be_written_is_left_to_the_supervisor(
     staged: Guarded, polls: list[Callable[[], Any]], events: Events
 ) -> None:
-    """The script continues. The drain has warned the user, and the end of the run says where the checkpoint is."""
+    """The script continues. The drain has warned, and the end of the run says where the checkpoint is."""
     staged.save(5)
     polls += [lambda: staged.snapshots.staging.set_trouble("the disk is full")]
     assert staged.saver.finish() is None

@@ -27,6 +27,8 @@ def test_a_run_whose_drill_never_happened_says_so(
     assert run.supervisor.sentence.endswith(missed)
     assert [record["text"] for record in run.events("warning")] == [missed]
     assert run.events("run_ended")[0]["sentence"] == run.supervisor.sentence
+    # a strict run is run again by the same command
+    assert run.supervisor.status().history.completed is not strict
 
 
 def test_a_drill_that_happened_lets_a_strict_run_finish(start: Callable[..., SupervisedRun]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from support.builders.runtime.supervised_run import SupervisedRun
@@ -13,6 +14,7 @@ from grpo_run.runtime.detection import exit_hangs
 from grpo_run.runtime.detection.finding import Finding
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.processes.agent import Directive
+from grpo_run.runtime.record.journal import Journal
 from grpo_run.runtime.record.status import read_status
 from grpo_run.runtime.supervision.lifecycle import RunState
 from grpo_run.watchdog.causes import Cause
@@ -41,6 +43,32 @@ def test_a_finished_script_finishes_the_run(start: Callable[..., SupervisedRun])
     assert run.poll(run.ranks.exit(1, code=0)) is Directive.finished
     assert (run.supervisor.exit_code, run.state) == (0, RunState.finished)
     assert run.supervisor.sentence.startswith("Finished at step 100 of 100")
+
+
+def test_a_script_that_lacks_a_checkpoint_has_not_finished(
+    start: Callable[..., SupervisedRun], tmp_path: Path
+) -> None:
+    """The last line names the checkpoint, the reason and the newest one; the script is not run again."""
+    run = start()
+    run.vote(100)
+    run.poll()
+    newest = tmp_path / "checkpoint-100"
+    newest.mkdir()
+    journal = Journal(run.directory.journal, "run-1")
+    journal.write(
+        "checkpoint_failed", rank=0, step=50, path="/out/checkpoint-50", train_call=1, reason="no room.", lost=True
+    )  # fmt: skip
+    journal.write("train_started", rank=0, train_call=1, step=0, target_steps=100)
+    journal.write("checkpoint_published", rank=0, step=100, path=str(newest), train_call=1, scheduled=True)
+    run.done(0, 1)
+    run.poll(run.ranks.exit(0, code=0), run.ranks.exit(1, code=0))
+    assert (run.supervisor.exit_code, run.state) == (93, RunState.failed)
+    assert run.supervisor.sentence.endswith(
+        "but /out/checkpoint-50, which the script scheduled, is not on disk: no room."
+        f" Last checkpoint: {newest}."
+    )
+    history = run.supervisor.status().history
+    assert (history.completed, history.finished) == (True, False)
 
 
 def test_a_signal_after_the_script_completed_is_a_warning(start: Callable[..., SupervisedRun]) -> None:
