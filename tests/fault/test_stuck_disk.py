@@ -18,7 +18,9 @@ from support.whole_runs import PATCHED, memory_of, resumed_at
 
 STEPS = 40
 STALL_SECONDS = 2.0
-TIMES = f'{{"STALL_SECONDS": {STALL_SECONDS}, "RETRY_SECONDS": 1.0, "STOP_SECONDS": 1.0}}'
+TIMES = (
+    f'{{"STALL_SECONDS": {STALL_SECONDS}, "RETRY_SECONDS": 1.0, "STOP_SECONDS": 1.0, "WAIT_SECONDS": 3.0}}'
+)
 
 
 def launch(runs: Callable[..., Run], *, save_steps: int, cold: bool | None = None) -> Run:
@@ -28,6 +30,14 @@ def launch(runs: Callable[..., Run], *, save_steps: int, cold: bool | None = Non
         "--max-steps", str(STEPS), "--save-steps", str(save_steps), "--step-seconds", "0.1",
         program=PATCHED, environment={"TEST_DRAINS": TIMES}, cold=cold,
     ).start()  # fmt: skip
+
+
+def assert_only_discarded_are_missed(run: Run) -> None:
+    """The last line names checkpoints that had to leave memory while the disk hung, and the newest one, which is on disk."""
+    sentence = run.events("run_ended")[-1]["sentence"]
+    assert "which the script scheduled" in sentence
+    assert "memory was needed for newer ones" in sentence
+    assert sentence.endswith(f"Last checkpoint: {run.cwd}/ours/checkpoint-{STEPS}.")
 
 
 def drain_worker(run: Run) -> int:
@@ -78,7 +88,8 @@ def test_training_continues_while_the_disk_hangs(runs: Callable[..., Run], tmp_p
     moment = time.time()
     os.kill(held[0], signal.SIGCONT)
     published_after(run, moment)
-    assert run.wait() == 0, run.tail()
+    assert run.wait() == 93, run.tail()
+    assert_only_discarded_are_missed(run)
     assert not run.status()["recoveries"]
     assert not run.status()["checkpoint_trouble"]
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", STEPS)
@@ -106,7 +117,8 @@ def test_rank_killed_while_the_disk_hangs_resumes_from_memory(
     assert [event["attempt"] for event in run.events("attempt_started")] == [0, 1]
     # the new worker is not frozen: only the old process hung, not the disk
     published_after(run, run.events("attempt_started")[-1]["time"])
-    assert run.wait() == 0, run.tail()
+    assert run.wait() == 93, run.tail()
+    assert_only_discarded_are_missed(run)
     assert not run.events("processes_ended"), run.tail()
     assert "waiting for what the ranks have started" not in run.printed()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", STEPS)
@@ -118,7 +130,7 @@ def test_run_finishes_although_the_disk_hangs(
     frozen: Freezer, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     """A new drain worker replaces one that cannot be killed, and the run exits."""
-    run = launch(runs, save_steps=10, cold=True)
+    run = launch(runs, save_steps=16, cold=True)  # both that are not drained fit into memory
     stall(run, frozen.freeze)
     assert run.wait(60) == 0, run.tail()
     assert not run.events("processes_ended"), run.tail()
