@@ -1,8 +1,9 @@
-"""Measure the peak of each phase of a real GRPO, RLOO or SFT run: on the CPU from the memory events of torch's own profiler, on a GPU from
-`torch.cuda.max_memory_allocated`.
+"""Measure the peak of each phase of a real GRPO, RLOO or SFT run: on the CPU from the memory events of torch's own profiler, or by
+`live_bytes` where a job says `live`; on a GPU from `torch.cuda.max_memory_allocated`.
 
-Run as a module with a JSON list of jobs as its argument, in its own process. TRL's `train()` runs unmodified; its scoring, loss,
-backward and optimizer calls are only marked. GRPO's completions come from `rollout_func`, so that lengths are known.
+Run as a module with a JSON list of jobs as its argument, in its own process; ranks of DeepSpeed are a process each. TRL's `train()`
+runs unmodified; its generation, scoring, loss, backward and optimizer calls are only marked. GRPO's completions come from
+`rollout_func`, so that lengths are known, unless a job says `generated`: then the model generates, and every completion is full.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import functools
 import gc
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from support.warm import QUIET
@@ -24,6 +27,24 @@ from support.warm import QUIET
 STEPS = 3
 """Optimizer steps; the last one is measured, in which the optimizer has state."""
 PREFIX = "MEASURED/"
+DEEPSPEED: dict[str, Any] = {
+    **dict.fromkeys(
+        (
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "gradient_accumulation_steps",
+            "gradient_clipping",
+        ),
+        "auto",
+    ),
+    "zero_optimization": {
+        "overlap_comm": False,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": "auto",
+        "stage3_param_persistence_threshold": 0,
+    },
+}
+"""DeepSpeed's configuration, but for its stage."""
 Marked = Callable[[str], AbstractContextManager[Any]]
 """Marks what runs inside as a phase."""
 
@@ -36,7 +57,17 @@ def measure(job: dict[str, Any]) -> dict[str, float]:
             which is `cpu` unless it says `cuda`.
     """
     gc.collect()  # what an earlier job leaves must not be freed during this one
+    if job.get("live"):
+        return _measure_live(job)
     return _measure_on_gpu(job) if job.get("device") == "cuda" else _measure_on_cpu(job)
+
+
+def _measure_live(job: dict[str, Any]) -> dict[str, float]:
+    from support.live_bytes import LiveBytes
+
+    with LiveBytes() as live:
+        _train(job, live.phase)
+    return live.peaks
 
 
 def _measure_on_gpu(job: dict[str, Any]) -> dict[str, float]:
@@ -126,6 +157,7 @@ def _train(job: dict[str, Any], marked: Marked) -> None:
     with tempfile.TemporaryDirectory() as folder:
         accumulation = job.get("accumulation", 1)
         rloo, sft = job.get("algorithm") == "rloo", job.get("algorithm") == "sft"
+        generated = rloo or job.get("generated", False)  # RLOO has no `rollout_func`
         config = load_model_config(job["model"])
         dtype = job.get("weights", "float32")
         model: Any = AutoModelForCausalLM.from_config(
@@ -152,18 +184,21 @@ def _train(job: dict[str, Any], marked: Marked) -> None:
                 "labels": [[-100] * (length // 2) + [0] * (length - length // 2) for length in lengths],
             }
             settings: dict[str, Any] = {"max_length": completion, "train_sampling_strategy": "sequential"}
-        elif rloo:  # has no `rollout_func`: every completion has the full length, and every other prompt is a token shorter
+        elif generated:
+            # the end of a completion is one word of thousands, so that never all rows end early; every other prompt is a token shorter
             rows = {"prompt": [" ".join(["a"] * (prompt - number % 2)) for number in range(64)]}
-            settings = {"generation_kwargs": {"min_new_tokens": completion}, "shuffle_dataset": False}
+            settings = {"shuffle_dataset": False}
         else:
-            rows, settings = {"prompt": ["a"] * 64}, {"num_iterations": 2 if job.get("rescored") else 1}
+            rows, settings = {"prompt": ["a"] * 64}, {}
             given["rollout_func"] = rollout
         if not sft:
             settings |= {
-                "num_generations": 2 if rloo else batch,
+                "num_generations": 2 if generated else batch,
                 "max_completion_length": completion,
                 "beta": 0.05 if job.get("reference") else 0.0,
             }
+            if not rloo:
+                settings["num_iterations"] = 2 if job.get("rescored") else 1
             given["reward_funcs"] = lambda completions, **kwargs: [
                 float(row % 2) for row in range(len(completions))
             ]
@@ -213,8 +248,18 @@ def _mark_calls(trainer: Any, mark: Marked) -> None:
 
     if score is not None:
         trainer._get_per_token_logps_and_entropies = scored
+    generate = getattr(trainer, "_generate_single_turn", None)
+    if generate is not None:
+        trainer._generate_single_turn = marked("generate", generate)
     trainer.compute_loss = marked("forward", trainer.compute_loss)
     trainer.accelerator.backward = marked("backward", trainer.accelerator.backward)
+    if (
+        trainer.is_deepspeed_enabled
+    ):  # runs the update, and what belongs to it, inside accelerate's `backward`
+        from deepspeed.runtime.engine import DeepSpeedEngine
+
+        DeepSpeedEngine.step = marked("optimizer", DeepSpeedEngine.step)
+        return
     create = trainer.create_optimizer
 
     def create_marked(*args: Any, **kwargs: Any) -> Any:
@@ -226,30 +271,58 @@ def _mark_calls(trainer: Any, mark: Marked) -> None:
 
 
 def measure_in_process(jobs: list[dict[str, Any]], *, timeout_seconds: float) -> list[dict[str, float]]:
-    """Measure jobs in a process of their own.
+    """Measure jobs in a process of their own, or in one for each rank.
 
     Args:
-        jobs: see `measure`.
+        jobs: see `measure`; all of them have as many ranks as the first.
         timeout_seconds: for all of them.
+
+    Returns:
+        The peaks of the first rank.
     """
+    ranks = jobs[0].get("ranks", 1)
     # with one thread: on a busy machine, threads of torch spend most of their time waiting for one another
     environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "support.measured_memory", json.dumps(jobs)],
-        capture_output=True,
-        text=True,
-        timeout=timeout_seconds,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: list[dict[str, float]] = json.loads(done.stdout.strip().splitlines()[-1])
+    if ranks > 1:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        environment |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+        environment |= {"MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "support.measured_memory", json.dumps(jobs)]
+    with contextlib.ExitStack() as started:
+        if layout := jobs[0].get("layout"):
+            zero = {**DEEPSPEED["zero_optimization"], "stage": int(layout.removeprefix("zero"))}
+            file = Path(started.enter_context(tempfile.TemporaryDirectory())) / "deepspeed.json"
+            file.write_text(json.dumps({**DEEPSPEED, "zero_optimization": zero}))
+            environment |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(file)}
+        processes = []
+        for rank in range(ranks):
+            number = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
+            process = started.enter_context(
+                subprocess.Popen(
+                    command,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                    text=True,
+                    env={**environment, **number},
+                )
+            )
+            started.callback(process.kill)
+            processes.append(process)
+        output, errors = processes[0].communicate(timeout=timeout_seconds)
+        assert processes[0].returncode == 0, errors[-3000:]
+    found: list[dict[str, float]] = json.loads(output.strip().splitlines()[-1])
     return found
 
 
 def job_fields(job: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a measured job that `planning.job.Job` has."""
-    return {key: value for key, value in job.items() if key not in ("model", "padded", "device")}
+    return {
+        key: value
+        for key, value in job.items()
+        if key not in ("model", "padded", "device", "generated", "live")
+    }
 
 
 if __name__ == "__main__":

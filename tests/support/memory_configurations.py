@@ -115,6 +115,36 @@ OTHER_JOBS: dict[str, dict[str, Any]] = {
     },
 }
 """Other trainers, adapters, and Mixtral with 8 experts, on a CPU."""
+_GENERATED = {"generated": True, "live": True, "model": DEEP, "batch": 4, "prompt": 24, "completion": 72}
+LIVE_JOBS: dict[str, dict[str, Any]] = {
+    "autocast, a reference": {**_GENERATED, "reference": True},
+    "ZeRO-3, 2 ranks": {**_GENERATED, "layout": "zero3", "ranks": 2},
+    "GPT-2, fp32": {
+        **_GENERATED,
+        "model": SHAPES["GPT-2, 8 layers of 256"],
+        "prompt": 64,
+        "completion": 32,
+        "autocast": False,
+    },
+    "bf16 weights, long prompts, no checkpointing": {
+        **_GENERATED,
+        "prompt": 256,
+        "completion": 24,
+        "weights": "bfloat16",
+        "rescored": True,
+        "checkpointing": False,
+    },
+    "LoRA": {**_GENERATED, "lora_rank": 8},
+    "RLOO, two accumulated micro-batches": {
+        **_GENERATED,
+        "algorithm": "rloo",
+        "rescored": True,
+        "reference": True,
+        "accumulation": 2,
+        "rollout_batches": 2,
+    },
+}
+"""Jobs whose model generates, which are compared in every phase, with the live bytes that `live_bytes` counts."""
 GPU_SHAPES = {
     "GPT-2, 124 M": "type=gpt2,layers=12,hidden=768,heads=12,vocabulary=50257,positions=1024",
     "Llama, 360 M": "type=llama,layers=32,hidden=960,heads=15,kv-heads=5,intermediate=2560,vocabulary=49152,tied=yes",

@@ -5,12 +5,17 @@ Called by `cli.planning` and `presets.py`. Does not say whether a change is righ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from grpo_run.trainers.planning.job import MAX_ROWS, MAX_TOKENS, Job
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.trainers.planning.job import MAX_ROWS, MAX_TOKENS, NAMED_OPTIMIZERS, Job
 from grpo_run.trainers.planning.prediction import Prediction, Predictor
 from grpo_run.trainers.planning.terms import terms
+
+LORA_RANK = 16
+EIGHT_BITS = "adamw_bnb_8bit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +25,7 @@ class Change:
     Attributes:
         name: what to set.
         cost: what it costs, in a few words.
-        exact: the optimizer takes the same steps.
+        exact: the optimizer takes the same steps; otherwise training is another one.
         job: with the change.
         defragments: the allocator's unusable memory is gone.
     """
@@ -82,7 +87,28 @@ def candidates(job: Job) -> Iterator[Change]:
     if job.ranks > 1 and job.layout == "ddp":
         for layout, cost in (("zero2", "none or little"), ("zero3", "weights are gathered per layer")):
             yield Change(name=f"DeepSpeed {layout}", cost=cost, exact=True, job=replace(job, layout=layout))
-    if job.weights == "float32":
+    if job.layout == "zero3" and job.gathers and job.transformers_generates:
+        yield Change(
+            name="ds3_gather_for_generation=False",
+            cost="weights are gathered again for every token",
+            exact=True,
+            job=replace(job, gathers=False),
+        )
+    if job.optimizer not in NAMED_OPTIMIZERS and not job.deepspeed:
+        yield Change(
+            name=f"optim={EIGHT_BITS!r}",
+            cost="the optimizer's state is rounded to 8 bits",
+            exact=False,
+            job=replace(job, optimizer=EIGHT_BITS),
+        )
+    if not job.lora_rank:
+        yield Change(
+            name=f"LoRA of rank {LORA_RANK} (peft_config)",
+            cost="only adapters are trained",
+            exact=False,
+            job=replace(job, lora_rank=LORA_RANK),
+        )
+    if job.as_run.weights == "float32":
         yield Change(
             name="weights in bfloat16",
             cost="updates are rounded to 8 bits",
@@ -109,10 +135,14 @@ def try_changes(predictor: Predictor, before: Prediction) -> list[Outcome]:
     """Predict every change; those that fit first, of these the cheapest first, then the largest savings."""
     outcomes = []
     for change in candidates(before.job):
-        if change.defragments:
-            high = before.high_bytes - before.fragmentation_bytes
-        else:
-            high = predictor.predict(change.job).high_bytes
+        try:
+            high = (
+                before.high_bytes - before.fragmentation_bytes
+                if change.defragments
+                else predictor.predict(change.job).high_bytes
+            )
+        except ConfigError:  # peft is not installed, or knows no modules of this model
+            continue
         fits = None if predictor.gpu_bytes is None else high <= predictor.gpu_bytes
         outcomes.append(
             Outcome(change=change, high_bytes=high, saved_bytes=before.high_bytes - high, fits=fits)
@@ -122,8 +152,14 @@ def try_changes(predictor: Predictor, before: Prediction) -> list[Outcome]:
 
 
 def largest_batch(predictor: Predictor, fitted: Prediction) -> int | None:
-    """Return the most rows of a micro-batch that fit; None if not even one does, or no GPU is known."""
-    return _largest(predictor, fitted, lambda value: replace(fitted.job, batch=value), MAX_ROWS)
+    """Return the most rows of a micro-batch that fit; None if none does, or no GPU is known.
+
+    The rollout of all ranks has whole groups of `num_generations`, as TRL demands.
+    """
+    job = fitted.job
+    unit = job.num_generations // math.gcd(job.num_generations, job.ranks * job.rollout_batches) or 1
+    found = _largest(predictor, fitted, lambda value: replace(job, batch=value * unit), MAX_ROWS // unit)
+    return None if found is None else found * unit
 
 
 def largest_completion(predictor: Predictor, fitted: Prediction) -> int | None:
@@ -147,12 +183,15 @@ def _largest(predictor: Predictor, fitted: Prediction, job_of: Callable[[int], J
 
 def estimate(predictor: Predictor, fitted: Prediction, job: Job) -> float:
     """Return the device memory of a job that differs in its lengths only, on the fits of all windows."""
-    added = terms(job, predictor.shape, predictor.gpu_bytes, fitted.trained_parameters)
+    added = terms(job.as_run, predictor.shape, predictor.gpu_bytes, fitted.trained_parameters)
     before = {term.name: term.high_bytes for term in fitted.terms}
     needed = []
     for phase, memory in fitted.phases.items():
         grown = sum(term.high_bytes - before[term.name] for term in added if phase in term.phases)
-        peaks = [found.at(job.batch, job.length) for (name, _), found in fitted.fits.items() if name == phase]
+        rows = job.batch
+        if phase == "generate":  # the rows of a whole rollout
+            rows = job.batch * job.rollout_batches // fitted.job.rollout_batches
+        peaks = [found.at(rows, job.length) for (name, _), found in fitted.fits.items() if name == phase]
         if peaks:
             grown += max(peaks) - sum(memory.traced.values())
         needed.append(memory.high_bytes + grown)

@@ -5,7 +5,7 @@ Built by `cli.planning` from options, a recipe or a script; changed by `changes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo_run.runtime.errors import ConfigError
 
@@ -62,6 +62,8 @@ class Job:
         lora_rank: of adapters that are trained instead of the weights (peft's LoRA); 0 without them.
         lora_targets: names of the modules that get adapters, or `all-linear`; empty for peft's choice.
         lora_dropout: of the adapters' inputs.
+        gathers: under ZeRO-3 the whole model is gathered to generate (`ds3_gather_for_generation`, TRL's default).
+        num_generations: completions per prompt, which a rollout has whole groups of; 0 if it is not known.
     """
 
     batch: int
@@ -85,6 +87,8 @@ class Job:
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
     lora_dropout: float = 0.0
+    gathers: bool = True
+    num_generations: int = 0
 
     def __post_init__(self) -> None:
         """Check every size.
@@ -119,6 +123,23 @@ class Job:
     def generates(self) -> bool:
         """Whether rows are generated; those of SFT are given."""
         return self.algorithm != "sft"
+
+    @property
+    def transformers_generates(self) -> bool:
+        """Whether the model that is trained generates the rows."""
+        return self.generates and self.vllm_share is None
+
+    @property
+    def deepspeed(self) -> bool:
+        """Whether DeepSpeed runs the model: it casts it to bfloat16 for `bf16=True` instead of autocast, and keeps fp32 weights."""
+        return self.layout in ("zero2", "zero3")
+
+    @property
+    def as_run(self) -> Job:
+        """The job with the types that the forward pass sees."""
+        if self.deepspeed and self.autocast and self.weights == "float32":
+            return replace(self, weights="bfloat16", autocast=False)
+        return self
 
     @property
     def length(self) -> int:

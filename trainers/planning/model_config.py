@@ -36,25 +36,8 @@ MAX_PARAMETERS = 10**13
 
 
 @dataclass(frozen=True, kw_only=True)
-class CachedLayer:
-    """What a layer keeps of each token while completions are generated.
-
-    Attributes:
-        values: numbers of a token: keys and values of all heads.
-        longest: how many tokens it keeps at most; None if it keeps all.
-    """
-
-    values: int
-    longest: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of a model that closed forms use.
-
-    Attributes:
-        cache: of each layer; empty if it is not known.
-    """
+    """Sizes of a model that closed forms use."""
 
     layers: int
     hidden: int
@@ -65,7 +48,6 @@ class Shape:
     vocabulary: int
     positions: int | None
     parameters: int
-    cache: tuple[CachedLayer, ...] = ()
 
 
 def load_model_config(name: str) -> Any:

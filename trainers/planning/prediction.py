@@ -6,7 +6,7 @@ Called by `cli.planning`, `changes.py` and `explain.py`. Prints nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from grpo_run.runtime.continuity.memory.closed_form import peaks as closed_form_peaks
@@ -23,7 +23,6 @@ from grpo_run.trainers.planning.model_config import (
 from grpo_run.trainers.planning.sizes import sizes_of
 from grpo_run.trainers.planning.terms import Term, share_of_rank, terms
 from grpo_run.trainers.planning.timeline import Peak, extrapolate, highest, peaks
-from grpo_run.trainers.planning.traces.cached_layers import cached_layers
 from grpo_run.trainers.planning.traces.trace import Trace, open_trace
 
 FEW_LAYERS, MORE_LAYERS = 2, 4
@@ -125,7 +124,6 @@ class Predictor:
             if all_layers or self.shape.layers <= ALL_LAYERS_UP_TO or not self._grows_linearly()
             else (FEW_LAYERS, MORE_LAYERS)
         )
-        self.shape = replace(self.shape, cache=cached_layers(config, self.depths[-1]))
 
     def predict(self, job: Job, *, fitted: bool = False) -> Prediction:
         """Predict one job.
@@ -135,10 +133,11 @@ class Predictor:
             fitted: trace three more sizes of the micro-batch and fit the peak over them.
         """
         sizes = _sizes(job) if fitted else [(job.batch, job.completion)]
-        traced, unused, trained = self._trace(job, sizes)
+        run = job.as_run
+        traced, unused, trained = self._trace(run, sizes)
         first, windows = traced[0], traced[1:]
         steady = highest(windows[0])
-        added = terms(job, self.shape, self.gpu_bytes, trained)
+        added = terms(run, self.shape, self.gpu_bytes, trained)
         if job.device == "cpu":
             unused = 0
         return Prediction(
@@ -152,7 +151,7 @@ class Predictor:
             fits=_fits(job, sizes, windows) if fitted else {},
             closed_form={
                 phase: size
-                for phase, size in vars(closed_form_peaks(sizes_of(job, self.shape, trained))).items()
+                for phase, size in vars(closed_form_peaks(sizes_of(run, self.shape, trained))).items()
                 if phase in steady
             },
             fragmentation_bytes=unused,
@@ -205,8 +204,8 @@ def _steps(trace: Trace, sizes: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _generation(job: Job, steady: Mapping[str, Peak]) -> dict[str, Peak]:
-    """Return what is alive while completions are generated, if they are: what every step begins with."""
-    if not job.generates:
+    """Return what is alive while vLLM generates: what every step begins with."""
+    if not job.generates or job.transformers_generates:
         return {}
     start = steady["score" if job.scored else "forward"]
     held = {kind: start.bytes_by_kind.get(kind, 0.0) for kind in ("weights", "optimizer")}

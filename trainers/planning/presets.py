@@ -111,12 +111,11 @@ def choose(predictor: Predictor, job: Job, name: str) -> Choice:
         name: of the preset.
 
     Raises:
-        ConfigError: not even one row fits.
+        ConfigError: not even a micro-batch of one row fits.
     """
     preset, gpu = PRESETS[name], predictor.gpu_bytes
     assert gpu is not None
     limit = gpu * (1 - preset.margin)
-    smallest = None
     for checkpointing in (True,) if preset.recomputes else (False, True):
         base = replace(job, checkpointing=checkpointing)
         fitted = predictor.predict(
@@ -129,12 +128,11 @@ def choose(predictor: Predictor, job: Job, name: str) -> Choice:
             found = predictor.predict(candidate)
             if found.high_bytes <= limit:
                 return Choice(name=name, preset=preset, prediction=found, gpu_bytes=gpu)
-        smallest = fitted
-    assert smallest is not None
+    *_, last = _candidates(preset, replace(job, checkpointing=True))
+    least = predictor.predict(last)
     raise ConfigError(
-        f"preset {name}: not even one row fits; {FIT_ROWS} rows need {smallest.low_bytes / _GIB:.1f} to"
-        f" {smallest.high_bytes / _GIB:.1f} GiB, and {limit / _GIB:.1f} GiB are to be used; try --lora-rank 16, --dtype bfloat16, a"
-        " shorter --completion or --layout zero3"
+        f"preset {name}: a micro-batch of one row needs {least.low_bytes / _GIB:.1f} to {least.high_bytes / _GIB:.1f} GiB, and"
+        f" {limit / _GIB:.1f} GiB are to be used; try --lora-rank 16, --dtype bfloat16, a shorter --completion or --layout zero3"
     )
 
 

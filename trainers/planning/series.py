@@ -17,8 +17,9 @@ from grpo_run.trainers.planning.traces.trace import open_trace
 INSTANTS = 120
 """Instants of a phase; of all that fall into one, the highest is kept."""
 GENERATE = "generate"
-CACHE = "KV cache"
 OTHERS = "outside torch"
+OUTSIDE = ("CUDA context", "cuBLAS workspaces", "NCCL", "vLLM's share", "vLLM beyond its share")
+"""Terms that torch's allocator does not hold."""
 ADDED = "buffers"
 
 
@@ -44,7 +45,7 @@ def over_a_step(predictor: Predictor, prediction: Prediction) -> list[Phase]:
         predictor: of the model.
         prediction: of the job that is drawn.
     """
-    job = prediction.job
+    job = prediction.job.as_run
     with open_trace(job, predictor.config, predictor.shape.layers) as trace:
         trace.step(job.batch, job.completion)
         number = trace.step(job.batch, job.completion)
@@ -54,13 +55,9 @@ def over_a_step(predictor: Predictor, prediction: Prediction) -> list[Phase]:
         for size, kind in zip(timeline.sizes, timeline.kinds, strict=True)
     ]
     found = _traced(timeline, number, weights)
-    if job.generates:
-        found[GENERATE] = _generated(prediction)
-    return [
-        _with_terms(phase, found[phase], prediction.phases[phase])
-        for phase in (GENERATE, *PHASES)
-        if phase in found
-    ]
+    if GENERATE in prediction.phases and GENERATE not in found:  # by vLLM, which is not traced
+        found[GENERATE] = [dict(prediction.phases[GENERATE].traced)] * INSTANTS
+    return [_with_terms(phase, found[phase], prediction.phases[phase]) for phase in PHASES if phase in found]
 
 
 def _traced(timeline: Timeline, step: int, weights: Sequence[float]) -> dict[str, list[dict[str, float]]]:
@@ -98,27 +95,11 @@ def _apply(event: int, timeline: Timeline, weights: Sequence[float], alive: dict
     return change
 
 
-def _generated(prediction: Prediction) -> list[dict[str, float]]:
-    """Return what the generation holds: weights and optimizer state, and a cache that grows from the prompts to all tokens."""
-    memory, job = prediction.phases[GENERATE], prediction.job
-    cache = sum(
-        low for name, (low, _) in memory.extra.items() if _kind(name) == CACHE
-    )  # none where vLLM generates
-    first = job.prompt / job.length
-    return [
-        {
-            **memory.traced,
-            **({CACHE: cache * (first + (1 - first) * number / (INSTANTS - 1))} if cache else {}),
-        }
-        for number in range(INSTANTS)
-    ]
-
-
 def _with_terms(phase: str, instants: Sequence[dict[str, float]], memory: PhaseMemory) -> Phase:
     added: dict[str, float] = {}
     for name, (low, _) in memory.extra.items():
-        if (kind := _kind(name)) != CACHE:
-            added[kind] = added.get(kind, 0.0) + low
+        kind = _kind(name)
+        added[kind] = added.get(kind, 0.0) + low
     return Phase(
         name=phase,
         instants=[{**held, **added} for held in instants],
@@ -127,6 +108,4 @@ def _with_terms(phase: str, instants: Sequence[dict[str, float]], memory: PhaseM
 
 
 def _kind(term: str) -> str:
-    if term.startswith("KV cache"):
-        return CACHE
-    return ADDED if term in ("DDP's buckets", "gathered layers") else OTHERS
+    return OTHERS if term in OUTSIDE else ADDED

@@ -53,9 +53,7 @@ def sizes_of(job: Job, shape: Shape, trained: int) -> Sizes:
         scored_tokens=job.completion,
         checkpointing=job.checkpointing,
         accumulates=job.accumulation > 1,
-        generated_rows=0
-        if job.vllm_share is not None or not job.generates
-        else job.batch * job.rollout_batches,
+        generated_rows=job.batch * job.rollout_batches if job.transformers_generates else 0,
         on_gpu=job.device == "cuda",
     )
 
@@ -64,4 +62,6 @@ def _states(job: Job, width: int) -> float:
     if job.optimizer in NAMED_OPTIMIZERS:
         count, state_width = NAMED_OPTIMIZERS[job.optimizer]
         return count * state_width / width
+    if job.deepspeed:
+        return STATES[job.optimizer] * 4 / width
     return STATES[job.optimizer]

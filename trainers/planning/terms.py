@@ -1,4 +1,4 @@
-"""Memory that a trace does not show: the CUDA context, workspaces, communication, generation and vLLM.
+"""Memory that a trace does not show: the CUDA context, workspaces, communication, what DeepSpeed keeps, and vLLM.
 
 Called by `prediction.py`. Each term is a range and says where it comes from. None of them has been compared with a GPU by this
 project. Pure.
@@ -6,12 +6,11 @@ project. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grpo_run.runtime.continuity.memory.closed_form import LOGIT_COPIES, cache_bytes
-from grpo_run.trainers.planning.job import DTYPE_BYTES, Job
+from grpo_run.trainers.planning.job import DTYPE_BYTES, NAMED_OPTIMIZERS, Job
 from grpo_run.trainers.planning.model_config import Shape
-from grpo_run.trainers.planning.sizes import sizes_of
 from grpo_run.trainers.planning.timeline import PHASES
 
 MIB = 1 << 20
@@ -23,7 +22,12 @@ NCCL_BYTES = (100 * MIB, 600 * MIB)
 """Buffers of one NCCL communicator and its channels; assumed, it depends on the machine's links."""
 VLLM_OUTSIDE_BYTES = (0, 700 * MIB)
 """What vLLM uses beyond its share, as AgileRL has measured it."""
-EVERYWHERE = ("generate", *PHASES)
+BUCKET = 500_000_000
+"""DeepSpeed's default of `reduce_bucket_size`, in values; transformers and accelerate turn `auto` into the hidden size squared."""
+REUSED_WITHIN = 1_000_000_000
+"""DeepSpeed's defaults of `stage3_max_reuse_distance` and `stage3_max_live_parameters`. Where transformers generates, TRL removes
+DeepSpeed's hooks and sets them again, and with them what DeepSpeed knows of reuse: then weights are freed after each use."""
+TRACED = tuple(phase for phase in PHASES if phase != "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,7 @@ class Term:
     low_bytes: float
     high_bytes: float
     provenance: str
-    phases: tuple[str, ...] = EVERYWHERE
+    phases: tuple[str, ...] = PHASES
     in_allocator: bool = False
 
 
@@ -58,8 +62,6 @@ def terms(job: Job, shape: Shape, gpu_bytes: int | None, trained: int) -> list[T
     found: list[Term] = []
     if job.vllm_share is not None:
         found = _vllm(job, gpu_bytes)
-    elif job.generates:
-        found = [_cache(job, shape, trained)]
     if job.device == "cuda":
         found.append(
             Term(
@@ -82,28 +84,10 @@ def terms(job: Job, shape: Shape, gpu_bytes: int | None, trained: int) -> list[T
     return found
 
 
-def _cache(job: Job, shape: Shape, trained: int) -> Term:
-    sizes = sizes_of(job, shape, trained)
-    needed = cache_bytes(sizes)
-    if shape.cache:
-        layers = [one.values * min(job.length, one.longest or job.length) for one in shape.cache]
-        # the cache of one layer is copied when a token is appended
-        values = (sum(layers) + max(layers)) * sizes.compute_bytes
-        needed = sizes.generated_rows * (values + LOGIT_COPIES * 4 * sizes.vocabulary)
-    return Term(
-        name="KV cache and next logits",
-        low_bytes=needed,
-        high_bytes=needed,
-        provenance=f"arithmetic: {sizes.generated_rows} rows, {LOGIT_COPIES} copies of their next logits in fp32",
-        phases=("generate",),
-        in_allocator=True,
-    )
-
-
 def _vllm(job: Job, gpu_bytes: int | None) -> list[Term]:
     assert job.vllm_share is not None
     share = job.vllm_share * (gpu_bytes or 0)
-    phases = ("generate",) if job.vllm_sleeps else EVERYWHERE
+    phases = ("generate",) if job.vllm_sleeps else PHASES
     found = [
         Term(
             name="vLLM's share",
@@ -125,48 +109,101 @@ def _vllm(job: Job, gpu_bytes: int | None) -> list[Term]:
     return found
 
 
-def _communication(job: Job, shape: Shape, trained: int) -> list[Term]:
-    found = [
-        Term(
+def _communication(job: Job, shape: Shape, trained: int) -> Iterator[Term]:
+    if job.device == "cuda":
+        yield Term(
             name="NCCL",
             low_bytes=NCCL_BYTES[0],
             high_bytes=NCCL_BYTES[1],
             provenance="assumed; it depends on the links",
         )
-    ]
     if job.layout == "ddp":
         weight_bytes = trained * (4 if job.lora_rank else DTYPE_BYTES[job.weights])
-        found.append(
-            Term(
-                name="DDP's buckets",
-                low_bytes=weight_bytes,
-                high_bytes=weight_bytes,
-                provenance="a copy of the gradients (gradient_as_bucket_view=False)",
-                phases=("forward", "backward", "optimizer"),
-                in_allocator=True,
-            )
+        yield Term(
+            name="DDP's buckets",
+            low_bytes=weight_bytes,
+            high_bytes=weight_bytes,
+            provenance="a copy of the gradients (gradient_as_bucket_view=False)",
+            phases=("forward", "backward", "optimizer"),
+            in_allocator=True,
         )
-    elif job.layout in ("zero3", "fsdp"):
-        head = shape.vocabulary * shape.hidden
-        layer = max(0, shape.parameters - head) / shape.layers
-        width = DTYPE_BYTES[job.weights]
-        found.append(
-            Term(
-                name="gathered layers",
-                low_bytes=width * max(layer, head),
-                high_bytes=width * (2 * layer + head),
-                provenance="one layer or the head, up to two layers with prefetch and the head",
-                phases=("score", "forward", "backward"),
-                in_allocator=True,
-            )
+    if job.layout in ("zero3", "fsdp"):
+        yield from _gathered(job, shape)
+    if job.deepspeed:
+        yield from _deepspeed(job, shape, trained)
+
+
+def _gathered(job: Job, shape: Shape) -> Iterator[Term]:
+    head = shape.vocabulary * shape.hidden
+    layer = max(0, shape.parameters - head) / shape.layers
+    width = DTYPE_BYTES[job.weights]
+    whole = job.layout == "zero3" and job.gathers and job.transformers_generates
+    kept = 0 if job.layout == "fsdp" or whole else min(shape.parameters, REUSED_WITHIN)
+    yield Term(
+        name="gathered layers",
+        low_bytes=width * max(layer, head),
+        high_bytes=width * max(2 * layer + head, kept),
+        provenance="one layer or the head, up to two layers with prefetch and the head"
+        + (", or all that is used again within stage3_max_reuse_distance" if kept else ""),
+        phases=tuple(phase for phase in TRACED if phase != "generate" or not whole),
+        in_allocator=True,
+    )
+    if whole:
+        yield Term(
+            name="gathered model",
+            low_bytes=width * shape.parameters,
+            high_bytes=width * shape.parameters,
+            provenance="TRL gathers the whole model to generate (ds3_gather_for_generation=True)",
+            phases=("generate",),
+            in_allocator=True,
         )
-    return found
+
+
+def _deepspeed(job: Job, shape: Shape, trained: int) -> Iterator[Term]:
+    width, share, head = DTYPE_BYTES[job.weights], trained / job.ranks, shape.vocabulary * shape.hidden
+    yield Term(
+        name="DeepSpeed's fp32 weights",
+        low_bytes=4 * share,
+        high_bytes=4 * share,
+        provenance="a copy of this rank's share, also of fp32 weights",
+        in_allocator=True,
+    )
+    if job.layout == "zero3":
+        yield Term(
+            name="DeepSpeed's gradients",
+            low_bytes=width * share,
+            high_bytes=width * share,
+            provenance="one buffer for this rank's share, always allocated",
+            in_allocator=True,
+        )
+    update = (4 + (width if width < 4 else 0)) * share
+    yield Term(
+        name="gradients in fp32",
+        low_bytes=update,
+        high_bytes=update,
+        provenance="this rank's share is flattened and cast for the update",
+        phases=("optimizer",),
+        in_allocator=True,
+    )
+    yield Term(
+        name="reduce bucket",
+        # ZeRO-2 keeps the largest gradient apart if the bucket is smaller
+        low_bytes=width * (shape.hidden**2 + (head if job.layout == "zero2" else 0)),
+        high_bytes=width * max(BUCKET, shape.hidden**2 + head),
+        provenance='reduce_bucket_size: from "auto" to DeepSpeed\'s default of 500 M values',
+        in_allocator=True,
+    )
 
 
 def share_of_rank(job: Job, kind: str) -> float:
     """Return the share of a kind that one rank holds."""
+    if job.layout == "zero3" and kind == "gradients":
+        return 0.0  # a term: the buffer is there in all phases
+    if job.deepspeed and kind == "optimizer":
+        # the traced state has the type of the weights; bitsandbytes' has its own
+        return (1 if job.optimizer in NAMED_OPTIMIZERS else 4 / DTYPE_BYTES[job.weights]) / job.ranks
     if job.layout in ("zero3", "fsdp") and kind in ("weights", "gradients", "optimizer"):
         return 1 / job.ranks
-    if job.layout == "zero2" and kind in ("gradients", "optimizer"):
+    if job.layout == "zero2" and kind == "gradients":
         return 1 / job.ranks
     return 1.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "rollout")
 """What an allocation holds. `logits` is what the language-model head allocates: its tiles and their gradients."""
-PHASES = ("score", "forward", "backward", "optimizer")
+PHASES = ("generate", "score", "forward", "backward", "optimizer")
 """Phases of a step that are traced, in order."""
 
 

@@ -119,7 +119,7 @@ def peaks(sizes: Sizes) -> Peaks:
     at_end = gradients + layer + (one if sizes.checkpointing else 0.0)
     return Peaks(
         state=kept + gradients,
-        generate=kept + cache_bytes(sizes),
+        generate=kept + copies + cache_bytes(sizes),
         score=kept + copies + layer / 3 + forward_head,
         forward=kept + earlier + copies + activations + forward_head,
         backward=kept + max(at_start, at_end),

@@ -58,6 +58,8 @@ class Trace:
         self._steps += 1
         # a row of SFT has no label for its first token
         tracker.selected = batch * (completion if self._job.generates else completion - 1)
+        if self._job.transformers_generates:
+            self._generate(number, batch * self._job.rollout_batches, completion)
         tracker.begin("inputs", number)
         inputs = self._inputs(batch, completion)
         if self._job.scored:
@@ -81,6 +83,15 @@ class Trace:
         del inputs
         tracker.begin("end", number)
         return number
+
+    def loss(self, batch: int, completion: int) -> Any:
+        """Return the loss of a micro-batch, with its graph."""
+        self.tracker.selected = batch * (completion if self._job.generates else completion - 1)
+        inputs = self._inputs(batch, completion)
+        if self._job.scored:
+            self._score(inputs)
+        self.trainer.model.train()
+        return self._loss(inputs)
 
     def checkpoint(self, *, enabled: bool | None = None) -> None:
         """Turn gradient checkpointing on or off; to what the job says if not given."""
@@ -135,6 +146,29 @@ class Trace:
                         inputs[name] = scores
                     elif name == old:
                         inputs[memory_names.OLD_SUMS] = (scores * inputs["completion_mask"]).sum(1)
+
+    def _generate(self, number: int, rows: int, completion: int) -> None:
+        """Trace the two tokens of a generation by transformers that can need most: the first, which reads the prompt, and the last.
+
+        Between them the cache grows, so tokens in the middle need less than the last.
+        """
+        import torch
+
+        model, tracker = self.trainer.model, self.tracker
+        with torch.no_grad(), self._without_checkpointing():
+            for window, length in ((0, self._job.prompt), (2, self._job.prompt + completion - 1)):
+                tracker.begin("before generate", number)
+                ids, cache = torch.zeros(rows, length, dtype=torch.long), None
+                if window > 0 and length > 1:  # all tokens but the last are in the cache
+                    with tracker.preparing():
+                        cache = model(input_ids=ids[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
+                tracker.begin("generate", number, window)
+                model.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    generation_config=self.trainer.generation_config,
+                    past_key_values=cache,
+                )
 
     def _adapters_off(self, off: bool) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which the model is the one that training began with, if it has adapters."""

@@ -37,14 +37,28 @@ class AllocationTracker(TorchDispatchMode):
         self._kind = "activations"
         self.begin("load", -1)
 
-    def begin(self, phase: str, step: int) -> None:
-        """Say which phase of which step begins."""
+    def begin(self, phase: str, step: int, window: int = 0) -> None:
+        """Say which phase of which step begins; `window` numbers the parts of a phase that is interrupted."""
         self._kind = _KIND_OF_PHASE.get(phase, "activations")
-        self.timeline.marks.append(Mark(event=len(self.timeline.events), step=step, phase=phase))
+        self.timeline.marks.append(
+            Mark(event=len(self.timeline.events), step=step, phase=phase, window=window)
+        )
 
     def _begin_window(self) -> None:
         last, event = self.timeline.marks[-1], len(self.timeline.events)
         self.timeline.marks.append(replace(last, event=event, window=last.window + 1))
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Record of what is allocated inside only what is alive afterwards, as if it had just been allocated."""
+        events = self.timeline.events
+        start = len(events)
+        yield
+        freed = {~event for event in events[start:] if event < 0}
+        made = {event for event in events[start:] if event >= 0}
+        events[start:] = [
+            event for event in events[start:] if (event if event >= 0 else ~event) not in freed & made
+        ]
 
     @contextlib.contextmanager
     def holding(self, kind: str) -> Iterator[None]:

@@ -47,8 +47,7 @@ def build(job: Job, config: Any, arguments: tuple[Any, Any, Any]) -> tuple[Any, 
             peft_config=adapters(job),
             **({"reward_funcs": _reward} if job.generates else {}),
         )
-    if not job.generates:  # the other two run their models under autocast themselves
-        trainer.accelerator.prepare_model(trainer.model, device_placement=False)
+    trainer.accelerator.prepare_model(trainer.model, device_placement=False)  # as `train()` does
     _create_optimizer(job, trainer)
     setattr(trainer, memory_names.ACCUMULATION, 1)
     set_checkpointing(trainer, enabled=job.checkpointing)  # a real trainer does it in `train()`
@@ -148,7 +147,6 @@ def _reference(job: Job, config: Any, trainer: Any) -> Any:
     from trl.trainer.utils import add_fused_lm_head
 
     reference = _model(job, config).eval()
-    reference.requires_grad_(False)
     add_fused_lm_head(reference, temperature=trainer.temperature)
     return reference
 

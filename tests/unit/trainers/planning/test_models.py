@@ -1,4 +1,4 @@
-"""Models of many architectures: what their layers keep while they generate, which attention they have, and what is refused."""
+"""Models of many architectures: what they need to generate, which attention they have, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.live_bytes import LiveBytes
 from transformers import AutoModelForCausalLM
 
 from grpo_run.cli.main import main
 from grpo_run.trainers.planning.job import Job
-from grpo_run.trainers.planning.model_config import build_config, default_attention, shape_of
+from grpo_run.trainers.planning.model_config import build_config, default_attention
 from grpo_run.trainers.planning.prediction import Predictor
-from grpo_run.trainers.planning.sizes import sizes_of
-from grpo_run.trainers.planning.terms import terms
-from grpo_run.trainers.planning.traces.cached_layers import cached_layers
 
 COMMON = {
     "hidden_size": 64,
@@ -36,9 +34,10 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 16},
     "mistral": {"num_key_value_heads": 2, "sliding_window": 16},
+    "lfm2": {"num_key_value_heads": 2, "layer_types": ["conv", "full_attention"], "block_multiple_of": 32},
 }  # fmt: skip
 """Sizes by type, beside the common ones."""
-LENGTH = 10
+PROMPT, COMPLETION = 12, 52
 
 
 def config_of(kind: str) -> Any:
@@ -47,59 +46,35 @@ def config_of(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_cache_that_is_predicted_is_that_of_a_real_model(kind: str) -> None:
-    """Heads that are shared, compressed or repeated are counted as they are kept."""
+def test_generation_is_predicted_as_a_real_model_generates(kind: str) -> None:
+    """Heads that are shared, compressed or repeated, windows, and layers that keep a few tokens only.
+
+    The models are so small that a mask counts; larger ones are compared in `test_memory_prediction.py`.
+    """
     config = config_of(kind)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    with torch.no_grad():
-        cache = model(input_ids=torch.zeros(1, LENGTH, dtype=torch.long), use_cache=True).past_key_values
-    kept = [one.keys.numel() + one.values.numel() for one in cache.layers]
-    assert [one.values * LENGTH for one in cached_layers(config, 2)] == kept
-
-
-def test_layers_with_a_window_keep_no_more_than_it() -> None:
-    """Every second layer of Gemma 2."""
-    windows = [one.longest for one in cached_layers(config_of("gemma2"), 2)]
-    assert windows == [16, None]
-    config = config_of("mistral")
-    shape = Predictor(config).shape
-    short, long = (
-        next(one for one in terms(job, shape, None, 1) if "cache" in one.name)
-        for job in (Job(batch=1, prompt=8, completion=length) for length in (8, 4000))
+    attention = default_attention(config)
+    job = Job(
+        batch=4,
+        prompt=PROMPT,
+        completion=COMPLETION,
+        weights="bfloat16",
+        autocast=False,
+        optimizer="sgd",
+        attention=attention,
+        device="cpu",
     )
-    assert short.low_bytes == long.low_bytes
-
-
-def test_layers_without_keys_keep_nothing_of_a_token() -> None:
-    """Convolutions keep a few tokens, however long a row is."""
-    kinds = ["conv", "full_attention"]
-    config = build_config(
-        {
-            "model_type": "lfm2",
-            **COMMON,
-            "num_key_value_heads": 2,
-            "layer_types": kinds,
-            "block_multiple_of": 32,
-        },
-        "lfm2",
-    )
-    assert [one.values > 0 for one in cached_layers(config, 2)] == [False, True]
-
-
-def test_further_layers_are_like_the_last_one_that_is_built() -> None:
-    """A deep model is not built as a whole."""
-    config = build_config(
-        {"model_type": "qwen2", **COMMON, "num_key_value_heads": 2, "num_hidden_layers": 9}, "qwen2"
-    )
-    found = cached_layers(config, 4)
-    assert len(found) == 9
-    assert len(set(found)) == 1
-    job = Job(batch=3, prompt=8, completion=24)
-    shape = Predictor(config).shape
-    (cache,) = (one for one in terms(job, shape, None, 1) if "cache" in one.name)
-    (plain,) = (one for one in terms(job, shape_of(config), None, 1) if "cache" in one.name)
-    assert cache.low_bytes == plain.low_bytes
-    assert sizes_of(job, shape, 1).generated_rows == 3
+    predicted = Predictor(config).predict(job).phases["generate"].allocated_bytes
+    with LiveBytes() as live, torch.no_grad():
+        model = AutoModelForCausalLM.from_config(
+            config_of(kind), dtype=torch.bfloat16, attn_implementation=attention
+        ).train()  # as TRL leaves it
+        ids = torch.zeros(4, PROMPT, dtype=torch.long)
+        mask = torch.ones_like(ids)
+        mask[1, 0] = 0
+        words = {"do_sample": True, "top_k": 0, "eos_token_id": None, "pad_token_id": 0}
+        with live.phase("generate"):
+            model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=COMPLETION, **words)
+    assert predicted == pytest.approx(live.peaks["generate"], rel=0.1)
 
 
 @pytest.mark.parametrize(("kind", "attention"), [("qwen2", "sdpa"), ("gpt2", "sdpa"), ("gemma2", "eager")])

@@ -1,13 +1,15 @@
-"""Presets: what is chosen keeps its promises on every GPU. The predictor is arithmetic; nothing is traced."""
+"""Presets, and what fits: what is chosen keeps its promises on every GPU. The predictor is arithmetic; nothing is traced."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.predictions import GIB, SHAPE, a_prediction
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.trainers.planning.changes import candidates, estimate, largest_batch
 from grpo_run.trainers.planning.fit import Fit
 from grpo_run.trainers.planning.job import Job
 from grpo_run.trainers.planning.prediction import PhaseMemory, Prediction
@@ -90,5 +92,37 @@ def test_economical_recomputes_only_where_no_group_fits_without() -> None:
 
 def test_a_gpu_that_is_too_small_is_said_with_figures() -> None:
     """One line."""
-    with pytest.raises(ConfigError, match="not even one row fits"):
+    with pytest.raises(ConfigError, match="a micro-batch of one row needs"):
         _choose(8 * GIB, "constrained")
+
+
+@pytest.mark.parametrize(("ranks", "parts", "unit"), [(1, 1, 8), (2, 2, 2), (8, 1, 1)])
+def test_the_largest_micro_batch_makes_whole_groups(ranks: int, parts: int, unit: int) -> None:
+    """TRL refuses a rollout whose rows are no multiple of `num_generations`."""
+    predictor: Any = Arithmetic(8 * GIB + 1024 * TOKEN_BYTES / 4 * 23.5)
+    job = replace(JOB, num_generations=8, ranks=ranks, rollout_batches=parts, layout="fsdp")
+    found = largest_batch(predictor, predictor.predict(job, fitted=True))
+    free = replace(job, num_generations=0)
+    most = largest_batch(predictor, predictor.predict(free, fitted=True))
+    assert most is not None
+    assert found == most - most % unit
+
+
+def test_the_rows_of_a_whole_rollout_are_generated_at_once() -> None:
+    """A fit over the micro-batch is asked for the rows of all of them."""
+    predictor: Any = Arithmetic(80 * GIB)
+    memory = PhaseMemory(traced={}, extra={}, allocated_bytes=0, low_bytes=0, high_bytes=0)
+    fit = Fit(fixed_bytes=0.0, token_bytes=1.0, pair_bytes=0.0)
+    job = replace(JOB, device="cpu")
+    fitted = a_prediction(job=job, phases={"generate": memory}, terms=[], fits={("generate", 0): fit})
+    assert estimate(predictor, fitted, replace(job, batch=2, rollout_batches=4)) == 8 * job.length
+
+
+def test_adapters_and_a_state_of_8_bits_are_proposed_as_other_updates() -> None:
+    """Each is predicted, and only where it is another job."""
+    proposed = {change.name: change for change in candidates(JOB)}
+    lora, state = proposed["LoRA of rank 16 (peft_config)"], proposed["optim='adamw_bnb_8bit'"]
+    assert (lora.exact, state.exact) == (False, False)
+    assert (lora.job.lora_rank, state.job.optimizer) == (16, "adamw_bnb_8bit")
+    already = {change.name for change in candidates(replace(lora.job, optimizer="adamw_bnb_8bit"))}
+    assert not already & {lora.name, state.name}
