@@ -10,6 +10,7 @@ from typing import Any
 from grpo_run.cli.planning.unit import GIB, Unit, unit_of
 from grpo_run.cli.text.paragraph import print_paragraph
 from grpo_run.trainers.planning.explaining.assumptions import DESCRIBED, Arithmetic, Explanation
+from grpo_run.trainers.planning.explaining.growth import Growth
 from grpo_run.trainers.planning.explaining.pairs import CLOSE
 
 ALIKE = 0.01
@@ -26,6 +27,7 @@ class Explained:
         floor: what the job cannot do without, in bytes, and how it comes about.
         pairs: two assumptions together, likewise.
         same: assumptions that make no difference to the peak.
+        growth: how many steps it took, and what they may keep; None if it is not known.
     """
 
     order: Sequence[Explanation]
@@ -33,6 +35,7 @@ class Explained:
     floor: tuple[float, Arithmetic]
     pairs: Sequence[Explanation] = ()
     same: Sequence[Explanation] = ()
+    growth: Growth | None = None
 
     @property
     def unit(self) -> Unit:
@@ -48,13 +51,15 @@ class Explained:
 def print_explained(found: Explained) -> None:
     """Print explanations, the best fit first, with their arithmetic."""
     unit, (least, parts) = found.unit, found.floor
+    for sentence in _verdict(found):
+        print_paragraph(sentence)
     print_paragraph(f"Observed: {_both(found.observed_bytes, unit)}.")
     print_paragraph(
         f"No implementation of this job needs less than {_both(least, unit)}, before any activation: {_text(parts, unit)}. A smaller"
         " figure was never right."
     )
-    for sentence in _verdict(found):
-        print_paragraph(sentence)
+    if found.growth is not None:
+        _print_growth(found.growth, found.observed_bytes, unit)
     print("\nWhat one wrong assumption would need (the peak of torch's allocator), the best\nfit first:\n")
     _print_list(found.order, found.observed_bytes, unit)
     if found.pairs:
@@ -70,6 +75,26 @@ def print_explained(found: Explained) -> None:
     )
 
 
+def _growth_verdict(growth: Growth, observed_bytes: int, unit: Unit) -> str:
+    low, high = growth.a_step(observed_bytes)
+    if not high:
+        return f"No growth: the job needs {unit.said(growth.start_bytes)} from its second step on."
+    fewest, most = growth.steps
+    after = f"{fewest} steps" if fewest == most else f"{fewest} to {most} steps"
+    grows = f"From {unit.said(growth.start_bytes)} to that size in {after}, it grows by {unit.range(low, high)} {unit.name} a step"
+    fitting = [one.what for one in growth.ranked(observed_bytes) if growth.fits(one, observed_bytes)]
+    return f"{grows}. Consistent with that, if every step keeps it: {'; '.join(fitting) or 'nothing that is listed'}."
+
+
+def _print_growth(growth: Growth, observed_bytes: int, unit: Unit) -> None:
+    print("\nWhat every step may keep, the nearest to the observed growth first:\n")
+    for number, one in enumerate(growth.ranked(observed_bytes), 1):
+        after = growth.reached_after(one, observed_bytes)
+        print_paragraph(
+            f"{number:>2}. {unit.said(one.step_bytes)} a step, reached in step {after}: {one.what}", "    "
+        )
+
+
 def _both(size: float, unit: Unit) -> str:
     """Return a size in decimal and binary units."""
     large = unit_of(size) is GIB
@@ -81,6 +106,8 @@ def _text(arithmetic: Arithmetic, unit: Unit) -> str:
 
 
 def _verdict(found: Explained) -> Iterator[str]:
+    if found.growth is not None:
+        yield _growth_verdict(found.growth, found.observed_bytes, found.unit)
     within, best = f"{100 * (CLOSE - 1):.0f} %", found.order[0]
     if not found.accounted_for:
         yield f"No single assumption accounts for it within {within}" + (
@@ -113,6 +140,25 @@ def explained_json(found: Explained) -> dict[str, Any]:
         "explanations": [_one(one, found) for one in found.order],
         "pairs": [_one(one, found) for one in found.pairs],
         "without_effect": [one.name for one in found.same],
+        "growth": None if found.growth is None else _growth_json(found.growth, found.observed_bytes),
+    }
+
+
+def _growth_json(growth: Growth, observed_bytes: int) -> dict[str, Any]:
+    return {
+        "start_bytes": round(growth.start_bytes),
+        "steps": list(growth.steps),
+        "step_bytes": [round(size) for size in growth.a_step(observed_bytes)],
+        "kept": [
+            {
+                "name": one.name,
+                "what": one.what,
+                "step_bytes": round(one.step_bytes),
+                "reached_after": growth.reached_after(one, observed_bytes),
+                "fits": growth.fits(one, observed_bytes),
+            }
+            for one in growth.ranked(observed_bytes)
+        ],
     }
 
 

@@ -11,6 +11,7 @@ from grpo_run.trainers.planning.job import ALGORITHMS, ATTENTIONS, DTYPE_BYTES, 
 from grpo_run.trainers.planning.presets import PRESETS
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([KMGT])(i?)B", re.IGNORECASE)
+_STEPS = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?", re.ASCII)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 MAX_BYTES = 1 << 50
 
@@ -30,6 +31,21 @@ def parse_size(option: str, text: str) -> int:
     if not 0 < size <= MAX_BYTES:
         raise UsageError(f"{option} {text!r}: expected a size above 0 and up to 1024TiB")
     return size
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """Return the fewest and the most steps of `24` or `12..24`.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    found = _STEPS.fullmatch(text.strip())
+    fewest, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= fewest <= most:
+        raise UsageError(
+            f"--steps {text!r}: expected a number of steps such as 24, or a range such as 12..24"
+        )
+    return fewest, most
 
 
 def build_parser() -> CommandParser:
@@ -56,6 +72,9 @@ def build_parser() -> CommandParser:
     model.add_argument("--accumulation", type=int, metavar="N", help="gradient_accumulation_steps")
     model.add_argument("--steps-per-generation", type=int, metavar="N", help="default: the accumulation")
     model.add_argument("--num-iterations", type=int, metavar="N", help="updates per rollout")
+    model.add_argument(
+        "--num-generations", type=int, metavar="N", help="completions per prompt (default: 8; RLOO: 2)"
+    )
     settings = parser.add_argument_group("settings")
     settings.add_argument("--algorithm", choices=ALGORITHMS, help="whose trainer runs (default: grpo)")
     settings.add_argument("--dtype", choices=tuple(DTYPE_BYTES), help="of the weights (default: float32)")
@@ -90,9 +109,15 @@ def build_parser() -> CommandParser:
         "--explain", metavar="SIZE", help="say which wrong assumption would need this much, such as 22.65GB"
     )
     output.add_argument(
+        "--steps", metavar="N[..M]", help="for --explain: it took so many steps to get there, such as 12..24"
+    )
+    output.add_argument(
         "--pad-to", type=int, metavar="TOKENS", help="for --explain (default: longest context)"
     )
     output.add_argument("--json", action="store_true", help="print JSON")
     output.add_argument("--no-changes", action="store_true", help="do not predict changes and what fits")
+    output.add_argument(
+        "--allow-untested", action="store_true", help="accept library versions outside the tested ranges"
+    )
     output.add_argument("--all-layers", action="store_true", help="trace every layer; slower")
     return parser

@@ -30,14 +30,15 @@ NOT_COMPARED = (
 
 
 def print_plan(report: Report) -> None:
-    """Print a prediction: ledger, verdict, what fits, and changes."""
+    """Print a prediction: verdict, ledger, what fits, and changes."""
     prediction, shape = report.prediction, report.shape
-    job, unit = prediction.job, unit_of(prediction.allocated_bytes)
+    job, unit = prediction.job.as_run, unit_of(prediction.allocated_bytes)
     adapters = (
         f"LoRA of rank {job.lora_rank} ({_count_text(prediction.trained_parameters)} trained)"
         if job.lora_rank
         else ""
     )
+    print_paragraph(verdict(report))
     print_paragraph(
         f"{report.model}: {_count_text(shape.parameters)} parameters, {shape.layers} layers; {job.algorithm.upper()}; micro-batch of"
         f" {job.batch} rows of {job.lengths}, {job.weights} weights{', bf16 autocast' if job.autocast else ''},"
@@ -107,25 +108,32 @@ def _count_text(parameters: int) -> str:
     return f"{parameters / 1e6:,.1f} M" if parameters >= 100_000 else f"{parameters:,}"
 
 
+def verdict(report: Report) -> str:
+    """Return whether the job fits and by how much; what it needs, if no GPU is known."""
+    prediction, gpu = report.prediction, report.gpu_bytes
+    low, high, unit = prediction.low_bytes, prediction.high_bytes, unit_of(prediction.allocated_bytes)
+    needs = f"`{prediction.binding}` (*) needs most, {_between(unit, low, high)}"
+    if gpu is None:
+        return f"Needs {_between(unit, low, high)} on one rank: `{prediction.binding}` (*) needs most."
+    if high <= gpu:
+        return f"Fits into {GIB.said(gpu)}, {unit_of(gpu - high).said(gpu - high)} stay free: {needs}."
+    if low > gpu:
+        return f"Does not fit into {GIB.said(gpu)}, by {unit.said(low - gpu)} at least: {needs}."
+    return f"May not fit into {GIB.said(gpu)}, by {unit.said(high - gpu)} at most: {needs}."
+
+
 def sentences(report: Report) -> Iterator[str]:
     """Yield what a prediction means, a sentence each."""
     prediction = report.prediction
-    low, high, gpu = prediction.low_bytes, prediction.high_bytes, report.gpu_bytes
     unit = unit_of(prediction.allocated_bytes)
-    yield f"The phase `{prediction.binding}` (*) needs most: {_between(unit, low, high)}."
-    if gpu is not None:
-        if high <= gpu:
-            yield f"It fits into {GIB.said(gpu)}."
-        elif low > gpu:
-            yield f"It does not fit into {GIB.said(gpu)}."
-        else:
-            yield f"It may not fit into {GIB.said(gpu)}: the range contains that size."
     first = max(prediction.first_step.values())
     traced = max(sum(memory.traced.values()) for memory in prediction.phases.values())
     if traced - first >= unit.visible_bytes:
         yield f"The first step needs {unit.said(traced - first)} less than later ones, which have optimizer state."
     if report.largest_batch is not None:
-        yield f"Largest micro-batch at these lengths: {report.largest_batch} rows."
+        group = prediction.job.num_generations
+        whole = f", so that a rollout has whole groups of num_generations={group}" if group > 1 else ""
+        yield f"Largest micro-batch at these lengths: {report.largest_batch} rows{whole}."
     if report.largest_completion is not None:
         yield _longest(report, report.largest_completion)
     found = prediction.fit_of(prediction.binding)
@@ -165,7 +173,7 @@ def _fit_text(phase: str, found: Fit, unit: Unit) -> str:
 
 def _change_text(one: Outcome, unit: Unit) -> str:
     fits = "" if one.fits is None else ", fits" if one.fits else ", does not fit"
-    cost = one.change.cost if one.change.exact else f"{one.change.cost}; other optimizer steps"
+    cost = one.change.cost if one.change.exact else f"{one.change.cost}; changes the update"
     return (
         f"{unit.text(one.high_bytes)} (-{unit.text(one.saved_bytes)}{fits}): {one.change.name}; cost: {cost}"
     )

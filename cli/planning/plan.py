@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 from grpo_run.cli.planning.as_json import as_json
-from grpo_run.cli.planning.options import build_parser, parse_size
+from grpo_run.cli.planning.options import build_parser, parse_size, parse_steps
 from grpo_run.cli.planning.output import print_plan
 from grpo_run.cli.planning.plot import check_path, write_plot
 from grpo_run.cli.planning.reading.source import Source
@@ -21,21 +22,32 @@ from grpo_run.cli.planning.requested_job import job_of
 from grpo_run.cli.text.paragraph import print_paragraph
 from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.trainers.planning.job import MAX_TOKENS, Job
+from grpo_run.trainers.upstream.versions import check_versions
 
 
 def main(arguments: Sequence[str]) -> int:
     """Predict and print; returns the exit code."""
     options = build_parser().parse_args(arguments)
+    for sentence in check_versions(allow_untested=options.allow_untested):
+        print(f"grpo-run: {sentence}; accepted because of --allow-untested", file=sys.stderr)
     gpu_bytes = None if options.gpu is None else parse_size("--gpu", options.gpu)
     observed = None if options.explain is None else parse_size("--explain", options.explain)
     if options.pad_to is not None and not 1 <= options.pad_to <= MAX_TOKENS:
         raise UsageError(f"--pad-to is {options.pad_to}, expected 1 to {MAX_TOKENS}")
     if options.pad_to is not None and observed is None:
         raise UsageError("--pad-to is for --explain SIZE")
+    steps = None if options.steps is None else parse_steps(options.steps)
+    if steps is not None and observed is None:
+        raise UsageError("--steps is for --explain SIZE")
     source = Source() if options.source is None else read_source(options.source, options.algorithm)
     model = options.model or source.settings.get("model")
     if not isinstance(model, str):
-        raise UsageError("plan needs --model: a folder with config.json, a cached repository, or a shape")
+        what = "a folder with config.json, a cached repository, or a shape"
+        if "model" in source.unread:
+            raise UsageError(
+                f"the model cannot be read from the script, which is not executed; give --model: {what}"
+            )
+        raise UsageError(f"plan needs --model: {what}")
     if source.settings.get("dtype") == "auto" and options.dtype is None:
         source.settings["dtype"] = _saved_dtype(model)
     job = job_of(options, source)
@@ -53,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         job = _with_default_attention(job, model, source)
     if observed is None:
         return _plan(options, model, job, gpu_bytes, source.notes)
-    return _explain(options, model, job, observed, source.notes)
+    return _explain(options, model, job, observed, steps, source.notes)
 
 
 def _with_default_attention(job: Job, model: str, source: Source) -> Job:
@@ -135,10 +147,16 @@ def _plan(
 
 
 def _explain(
-    options: argparse.Namespace, model: str, job: Job, observed_bytes: int, notes: Sequence[str]
+    options: argparse.Namespace,
+    model: str,
+    job: Job,
+    observed_bytes: int,
+    steps: tuple[int, int] | None,
+    notes: Sequence[str],
 ) -> int:
     from grpo_run.cli.planning.explained import Explained, accounted_for, explained_json, print_explained
     from grpo_run.trainers.planning.explaining.assumptions import explanations, floor, ranked, without_effect
+    from grpo_run.trainers.planning.explaining.growth import Growth, kept_each_step
     from grpo_run.trainers.planning.explaining.pairs import together
     from grpo_run.trainers.planning.model_config import load_model_config
     from grpo_run.trainers.planning.prediction import Predictor
@@ -158,6 +176,13 @@ def _explain(
         floor=floor(prediction, predictor.shape.parameters),
         pairs=pairs,
         same=same,
+        growth=None
+        if steps is None
+        else Growth(
+            start_bytes=prediction.allocated_bytes,
+            steps=steps,
+            kept=kept_each_step(predictor, prediction, alone),
+        ),
     )
     if options.json:
         print(json.dumps({**explained_json(found), "notes": list(notes)}, indent=2))

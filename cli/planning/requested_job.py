@@ -17,6 +17,8 @@ DEFAULT_PROMPT = 256
 """Tokens; no setting of TRL says how long prompts are."""
 TRL_BATCH, TRL_COMPLETION, TRL_LENGTH, TRL_VLLM_SHARE = 8, 512, 1024, 0.3
 """TRL's defaults of `per_device_train_batch_size`, `max_completion_length`, SFT's `max_length` and `vllm_gpu_memory_utilization`."""
+TRL_GENERATIONS = {"grpo": 8, "rloo": 2}
+"""TRL's defaults of `num_generations`."""
 TRL_BETA = {"grpo": 0.0, "rloo": 0.05, "sft": 0.0}
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a name"}
 NOT_FOR_SFT = (
@@ -24,6 +26,7 @@ NOT_FOR_SFT = (
     "completion",
     "steps_per_generation",
     "num_iterations",
+    "num_generations",
     "beta",
     "vllm_share",
     "vllm_sleep",
@@ -142,8 +145,9 @@ def _generated_rows(settings: _Settings, algorithm: str, accumulation: int) -> d
         "steps_per_generation", "steps_per_generation", _rollout_batches(settings, accumulation)
     )
     iterations = settings.given("num_iterations", "num_iterations", 1)
-    if min(rollout_batches, iterations) < 1:
-        raise ConfigError("steps per generation and iterations are 1 or more")
+    generations = settings.given("num_generations", "num_generations", TRL_GENERATIONS[algorithm])
+    if min(rollout_batches, iterations, generations) < 1:
+        raise ConfigError("steps per generation, iterations and generations are 1 or more")
     vllm = settings.read("use_vllm", False)
     share = options.vllm_share
     if share is None and vllm and settings.read("vllm_mode", "colocate") == "colocate":
@@ -161,6 +165,8 @@ def _generated_rows(settings: _Settings, algorithm: str, accumulation: int) -> d
         or accumulation % (rollout_batches * iterations) != 0,
         "rollout_batches": rollout_batches,
         "vllm_share": share,
+        "num_generations": generations,
+        "gathers": settings.read("ds3_gather_for_generation", True),
         "vllm_sleeps": settings.given("vllm_sleep", "vllm_enable_sleep_mode", False),
     }
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.measured_memory import job_fields, measure_in_process
-from support.memory_configurations import OTHER_JOBS, SHAPES, configurations
+from support.memory_configurations import LIVE_JOBS, OTHER_JOBS, SHAPES, configurations
 
+from grpo_run.cli.main import main
 from grpo_run.trainers.planning.explaining.assumptions import explanations, floor, ranked, without_effect
 from grpo_run.trainers.planning.explaining.pairs import together
 from grpo_run.trainers.planning.job import Job
@@ -42,11 +46,12 @@ def _errors(job: dict[str, Any], measured: dict[str, float]) -> dict[str, float]
 
 
 def test_a_real_run_needs_what_was_predicted() -> None:
-    """Two corners of a tiny model, and SFT of it; the error is a hundredth of what is allowed."""
+    """Two corners of a tiny model, SFT of it, and a job that generates under autocast with a reference."""
     jobs = [
         {"model": TINY, "batch": 4, "prompt": 16, "completion": 32, "checkpointing": False, "rescored": True},
         {"model": TINY, "batch": 2, "prompt": 8, "completion": 64, "autocast": False, "accumulation": 2},
         {"model": TINY, "batch": 4, "prompt": 0, "completion": 96, "algorithm": "sft"},
+        {**LIVE_JOBS["autocast, a reference"], "model": TINY, "completion": 24},
     ]
     for job, measured in zip(jobs, measure_in_process(jobs, timeout_seconds=300), strict=True):
         errors = _errors(job, measured)
@@ -62,6 +67,20 @@ def test_other_trainers_adapters_and_experts_need_what_was_predicted(name: str) 
     errors = _errors(job, measured)
     print(name, {phase: f"{100 * error:+.2f} %" for phase, error in errors.items()})
     assert max(map(abs, errors.values())) < 0.03, errors
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", LIVE_JOBS)
+def test_every_phase_needs_what_was_predicted_in_live_bytes(name: str) -> None:
+    """Within 5 %, generation included, against a tracker that shares nothing with the product."""
+    job = LIVE_JOBS[name]
+    (measured,) = measure_in_process([job], timeout_seconds=600)
+    assert "generate" in measured
+    assert ("score" in measured) == bool(job.get("reference") or job.get("rescored"))
+    errors = _errors(job, measured)
+    for phase, size in measured.items():
+        print(f"{name} | {phase} | {size / 2**20:.1f} | {100 * errors[phase]:+.2f} %")
+    assert max(map(abs, errors.values())) < 0.05, errors
 
 
 @pytest.mark.full
@@ -149,6 +168,36 @@ def test_each_assumption_is_ranked_first_on_its_own_figure_and_its_arithmetic_ad
         added = sum(part for part in one.arithmetic if isinstance(part, float))
         if one.name != "logits":  # the size of one copy, of which there are several
             assert added == pytest.approx(one.allocated_bytes, rel=0.05), one
+
+
+@pytest.mark.full
+def test_the_report_in_the_documentation_is_explained_as_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its command, and the figures of both readings."""
+    text = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+    section = text[text.index("## A report explained") :]
+    command = next(line for line in section.splitlines() if line.startswith("grpo-run plan "))
+    words = shlex.split(command)[1:]
+    autocast = [word for word in words if word not in ("--dtype", "bfloat16", "--no-bf16")]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    table = {row[0]: [cell.strip("*") for cell in row[1:]] for row in rows}
+    for column, given in enumerate((words, autocast)):
+        assert main([*given, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        job = next(one for one in found["explanations"] if one["name"] == "as-described")
+        assert table["backward"][column] == f"{job['allocated_bytes'] / 2**30:.2f}"
+        assert table["no implementation needs less than"][column] == f"{found['floor_bytes'] / 2**30:.2f}"
+        kept = {one["name"]: one for one in found["growth"]["kept"]}
+        for name, row in (
+            ("loss-logits", "graph of a loss that materializes all logits"),
+            ("loss", "graph of TRL's loss (`retain_graph=True`)"),
+            ("second-optimizer", "an optimizer with its state"),
+            ("kept-graph", "graph of the generation, with a cache"),
+        ):
+            size, step = kept[name]["step_bytes"] / 2**30, kept[name]["reached_after"]
+            assert table[row][column] == f"{size:.2f}, {step}"
+        assert kept["loss-logits"]["fits"]
+        assert not found["accounted_for"]
+        assert not found["pairs"]
 
 
 @pytest.mark.full

@@ -1,8 +1,7 @@
 """The live bytes of a real run by phase, for comparison with what `plan` predicts. Used by `measured_memory.py`.
 
 Counts every storage once, by the address of its bytes, from the operator that first sees it until it is freed. Shares nothing with the
-product. Buffers inside an operator are not seen; those of the memory events of torch's profiler are, but it misses what another thread
-frees, such as Gloo's.
+product. Buffers inside an operator are not seen; the memory events of torch's profiler have them.
 """
 
 from __future__ import annotations

@@ -201,6 +201,8 @@ class _Script:
             self.found.settings["model"] = value
         else:
             self._read_loaded_model()
+            if "model" not in self.found.settings and model is not None:
+                self.found.unread.append("model")
         if "compute_loss_func" in given and self._value(given["compute_loss_func"]) is not None:
             raise ConfigError(
                 f"{self.path}: compute_loss_func: a loss of the script's own is not covered by plan"

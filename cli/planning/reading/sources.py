@@ -21,6 +21,8 @@ DECIDING = (
     "gradient_accumulation_steps",
     "steps_per_generation",
     "generation_batch_size",
+    "num_generations",
+    "ds3_gather_for_generation",
     "num_iterations",
     "bf16",
     "fp16",
@@ -86,7 +88,7 @@ def _read_yaml(source: str, algorithm: str | None) -> Source:
 
 def _notes(found: Source) -> Iterator[str]:
     if unread := [name for name in dict.fromkeys(found.unread) if name in DECIDING]:
-        yield f"Given by expressions, which are not executed: {', '.join(unread)}; TRL's defaults are taken unless options say more."
+        yield f"Cannot be read from the script, which is not executed: {', '.join(unread)}; TRL's defaults are taken unless options say more."
     if again := [name for name in found.set_again if name in DECIDING]:
         yield f"Set again after the configuration is built, which is not followed: {', '.join(again)}; give options for them."
     for name in UPPER_BOUND:

@@ -173,7 +173,7 @@ def other_jobs(job: Job, padded_to: int | None) -> Iterator[tuple[str, str, dict
 
 def _additions(predictor: Predictor, prediction: Prediction) -> Iterator[Explanation]:
     """Yield what comes on top of the job, or replaces TRL's loss."""
-    job, base = prediction.job, prediction.allocated_bytes
+    job, base = prediction.job.as_run, prediction.allocated_bytes
 
     def added(name: str, assumption: str, what: str, size: float) -> Explanation:
         return Explanation(

@@ -64,6 +64,28 @@ def kept_without_cache(predictor: Predictor, job: Job) -> float:
     return sum(_quadratic(lengths, sizes, length) for length in range(job.prompt + 1, longest + 1))
 
 
+def kept_by_a_loss(predictor: Predictor, job: Job) -> tuple[float, float]:
+    """Return the bytes that the graph of one micro-batch's loss keeps: of TRL's loss, and of one that materializes all logits."""
+
+    def measure(trace: Trace) -> list[float]:
+        import torch
+
+        trace.checkpoint()
+        before = trace.tracker.alive_bytes()
+        loss = trace.loss(job.batch, job.completion)
+        sizes = [float(trace.tracker.alive_bytes() - before)]
+        del loss
+        ids = torch.zeros(job.batch, job.length, dtype=torch.long)
+        before = trace.tracker.alive_bytes()
+        with trace.trainer.accelerator.autocast():
+            logits = trace.trainer.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        chosen = logits.log_softmax(-1).gather(-1, ids[:, 1:].unsqueeze(-1))
+        return [*sizes, float(trace.tracker.alive_bytes() - before) + 0 * chosen.numel()]
+
+    whole, materialized = _all_layers(predictor, job, measure)
+    return whole, materialized
+
+
 def materialized_logits(predictor: Predictor, job: Job) -> dict[str, float]:
     """Return the peaks of forward and backward in a step whose loop computes the logits of all tokens, a log-softmax, and gathers."""
     windows: list[tuple[str, int]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from grpo_run.cli.main import main
 from grpo_run.cli.planning.options import build_parser, parse_size
@@ -13,6 +14,7 @@ from grpo_run.cli.planning.reading.sources import read_source
 from grpo_run.cli.planning.requested_job import job_of
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.planning.job import Job
+from grpo_run.trainers.upstream import versions
 
 SHAPE = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
 
@@ -52,6 +54,9 @@ SHAPE = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
         (["--model", SHAPE, "--lora-rank", "-1"], "rank of LoRA is -1"),
         (["--model", SHAPE, "--vllm-share", "nan", "--gpu", "8GiB"], "between 0 and 1"),
         (["--model", SHAPE, "--explain", "1GB", "--pad-to", "0"], "--pad-to is 0"),
+        (["--model", SHAPE, "--steps", "3"], "--steps is for --explain"),
+        (["--model", SHAPE, "--explain", "1GB", "--steps", "24..12"], "a range such as 12..24"),
+        (["--model", SHAPE, "--num-generations", "0"], "generations are 1 or more"),
         ([], "needs --model"),
         (["missing.py"], "cannot read"),
         (["no-such-recipe"], "unknown recipe"),
@@ -286,3 +291,26 @@ def test_an_explanation_needs_a_size_with_a_unit(capsys: pytest.CaptureFixture[s
     """As `--gpu` does."""
     assert main(["plan", "--model", SHAPE, "--batch", "4", "--explain", "22.65"]) == 2
     assert "give a unit" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_read_is_not_called_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script names one, by an expression."""
+    script = tmp_path / "train.py"
+    script.write_text("GRPOTrainer(model=options.model, args=GRPOConfig())\n")
+    assert main(["plan", str(script)]) == 2
+    assert "the model cannot be read from the script" in capsys.readouterr().err
+
+
+def test_untested_versions_are_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by `launch`; `--allow-untested` accepts them."""
+    monkeypatch.setattr(versions, "tested_versions", lambda: {"trl": SpecifierSet("<0.1")})
+    assert main(["plan"]) == 2
+    error = capsys.readouterr().err
+    assert "outside the tested range" in error
+    assert len(error.splitlines()) == 1
+    assert main(["plan", "--allow-untested"]) == 2
+    assert "needs --model" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from support.predictions import GIB, a_prediction, a_report
 
 from grpo_run.cli.planning.as_json import as_json
 from grpo_run.cli.planning.explained import Explained, explained_json, print_explained
-from grpo_run.cli.planning.output import print_plan, sentences
+from grpo_run.cli.planning.output import print_plan, sentences, verdict
 from grpo_run.trainers.planning.explaining.assumptions import Explanation, ranked, without_effect
 from grpo_run.trainers.planning.fit import Fit
 from grpo_run.trainers.planning.prediction import PhaseMemory
@@ -48,18 +48,19 @@ def test_a_plan_fits_80_columns_and_says_what_was_never_compared(capsys: pytest.
     print_plan(a_report())
     text = capsys.readouterr().out
     assert "backward*" in text
-    assert "It fits into 16.00 GiB" in text
+    assert text.startswith("Fits into 16.00 GiB")
     assert "never been compared" in text
     assert "gradient_checkpointing=True" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
-    ("gpu", "expected"), [(9, "It fits into"), (8.1, "It may not fit into"), (7, "It does not fit into")]
+    ("gpu", "expected"),
+    [(9, "Fits into 9.00 GiB"), (8.1, "May not fit into 8.10 GiB"), (7, "Does not fit into 7.00 GiB")],
 )
 def test_a_range_that_contains_the_size_of_the_gpu_is_no_promise(gpu: float, expected: str) -> None:
     """8 to 8.25 GiB are needed."""
-    assert any(one.startswith(expected) for one in sentences(a_report(gpu_bytes=int(gpu * GIB))))
+    assert verdict(a_report(gpu_bytes=int(gpu * GIB))).startswith(expected)
 
 
 def test_a_disagreement_with_the_closed_form_is_said() -> None:
