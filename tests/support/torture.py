@@ -144,6 +144,7 @@ def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) 
         rank=rank,
         local_world_size=save.world_size,
         votes=_Votes(peer),
+        board=SimpleNamespace(requests=(False, False)),
         warn_in_journal=lambda text: None,
         slot=SimpleNamespace(record_work=lambda: None),
     )
