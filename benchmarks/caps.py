@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from parts import machine
 
+from grpo_run.runtime.rank.rollouts.criteria import CapCriteria
+from grpo_run.runtime.rank.rollouts.rollout import Rollout
 from grpo_run.trainers.caps import Deadline, Repetition
-from grpo_run.trainers.caps.criteria import CapCriteria
-from grpo_run.trainers.caps.rollout import Rollout
 
 GSM8K = Path(os.environ.get("GRPO_RUN_GSM8K") or machine.REPOSITORY.parent / "shared/data/gsm8k")
 SAMPLES = 10_000

@@ -71,7 +71,7 @@ class CheckpointBenchmark:
     """The trainer, its snapshot buffer, and the two kinds of saves."""
 
     def __init__(self, trainer: Any, disk: Path, memory: Path, copy_threads: int) -> None:
-        from grpo_run.runtime.staging.buffer import SnapshotBuffer
+        from grpo_run.runtime.snapshots.buffer import SnapshotBuffer
 
         self.trainer = trainer
         self.copy_threads = copy_threads
@@ -85,7 +85,7 @@ class CheckpointBenchmark:
 
     def _measure_copies(self) -> None:
         """Add the time of each copy into the buffer to `copy_seconds`."""
-        from grpo_run.trainers.capture import packing
+        from grpo_run.runtime.rank.saving import packing
 
         copy_all = packing.copy_all
 
@@ -114,7 +114,7 @@ class CheckpointBenchmark:
 
     def captured(self) -> SaveTime:
         """Save into memory."""
-        from grpo_run.trainers.capture.interception import capture_saves
+        from grpo_run.runtime.rank.saving.interception import capture_saves
 
         self.copy_seconds = 0.0
         with self.output(self.memory):
@@ -133,9 +133,9 @@ class CheckpointBenchmark:
     def write_to_disk(self) -> tuple[float, float]:
         """Return the seconds to write the checkpoint from memory to disk, and to compute its digests."""
         from grpo_run.runtime.checkpoints.digests import digest_file
-        from grpo_run.runtime.staging.buffer_reader import SnapshotBufferReader
-        from grpo_run.runtime.staging.index import read_index
-        from grpo_run.runtime.staging.writer import write_files
+        from grpo_run.runtime.snapshots.buffer import SnapshotBufferReader
+        from grpo_run.runtime.snapshots.index import read_index
+        from grpo_run.runtime.snapshots.writer import write_files
 
         target = self.disk / "from-memory"
         began = time.perf_counter()
@@ -211,7 +211,7 @@ def measure(options: Any, console: Console, disk: Path, memory: Path) -> dict[st
     import transformers
     from scripts.model import trained
 
-    from grpo_run.runtime.staging.index import read_index
+    from grpo_run.runtime.snapshots.index import read_index
 
     torch.set_num_threads(1)  # as in a rank of a run with several ranks
     transformers.utils.logging.disable_progress_bar()

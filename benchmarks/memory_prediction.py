@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from support.measured_memory import job_fields, measure_in_process
 from support.memory_configurations import OTHER_JOBS, configurations
 
-from grpo_run.trainers.planning.job import Job
-from grpo_run.trainers.planning.model_config import load_model_config
-from grpo_run.trainers.planning.prediction import Predictor
+from grpo_run.runtime.planning.job import Job
+from grpo_run.runtime.planning.model_config import load_model_config
+from grpo_run.runtime.planning.prediction import Predictor
 
 NO_GPU = 2
 """Exit code where a GPU is needed and there is none."""

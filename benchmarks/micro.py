@@ -77,7 +77,7 @@ def board(folder: Path, number: int) -> dict[str, list[float]]:
 
 def journal(folder: Path, number: int) -> dict[str, list[float]]:
     """Measure, in microseconds, writing one line with the size of a committed step, and syncing it to disk."""
-    from grpo_run.runtime.record.journal import Journal
+    from grpo_run.runtime.history.journal import Journal
 
     lines = Journal(folder / "journal.jsonl", "benchmark")
     lines.attempt = 0
@@ -101,13 +101,11 @@ def vote_rank(rank: int, port: int, folder: str, transport: str, number: int, an
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from grpo_run.runtime.board.board import Board
-    from grpo_run.trainers.rank.collectives.own_log import OwnLog
-    from grpo_run.trainers.rank.collectives.recorder import Recorder
-    from grpo_run.trainers.rank.transports.gloo import GlooTransport
-    from grpo_run.trainers.rank.transports.shared_memory import SharedMemoryTransport
-    from grpo_run.trainers.rank.transports.transport import Transport
-    from grpo_run.trainers.rank.vote import Vote
-    from grpo_run.trainers.rank.vote_group import VoteGroup
+    from grpo_run.runtime.rank.collective_recorder import Recorder
+    from grpo_run.runtime.rank.gloo_transport import GlooTransport
+    from grpo_run.runtime.rank.transport import SharedMemoryTransport, Transport
+    from grpo_run.runtime.rank.unseen_collectives import OwnLog
+    from grpo_run.runtime.rank.vote import Vote, VoteGroup
 
     torch.set_num_threads(1)
     name = "grpo_run/vote"
@@ -191,7 +189,7 @@ def hygiene_rank(folder: str, number: int, supervisor: int, answer: Connection) 
     from grpo_run.runtime.processes.forkserver import SUPERVISOR_PID
 
     os.environ[SUPERVISOR_PID] = str(supervisor)
-    import grpo_run.trainers.preload  # noqa: F401 - the import collects garbage and freezes all objects
+    import grpo_run.runtime.rank.preload  # noqa: F401 - the import collects garbage and freezes all objects
 
     context = multiprocessing.get_context("fork")
     results: dict[str, list[float]] = {}
@@ -210,10 +208,10 @@ def hygiene_rank(folder: str, number: int, supervisor: int, answer: Connection) 
 
 def _clean(folder: str, number: int, frozen: bool, answer: Connection) -> None:
     from grpo_run.runtime.board.board import Board
-    from grpo_run.trainers.accounting.device import DeviceMemory
-    from grpo_run.trainers.accounting.resident import ResidentMemory
-    from grpo_run.trainers.hygiene.cleaning import clean
-    from grpo_run.trainers.hygiene.policy import Need
+    from grpo_run.runtime.rank.memory.cleanup import clean
+    from grpo_run.runtime.rank.memory.cleanup_policy import Need
+    from grpo_run.runtime.rank.memory.device import DeviceMemory
+    from grpo_run.runtime.rank.memory.phases import ResidentMemory
 
     if not frozen:
         gc.unfreeze()

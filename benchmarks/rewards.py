@@ -26,9 +26,9 @@ from parts.interval import Interval, median_interval
 from transformers import TrainerState
 
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.trainers.rewards.failures import FailureLog
-from grpo_run.trainers.rewards.service import MovedFunction, RewardService
-from grpo_run.trainers.rewards.workers import host
+from grpo_run.runtime.rank.rewards import host
+from grpo_run.runtime.rank.rewards.failures import FailureLog
+from grpo_run.runtime.rank.rewards.service import MovedFunction, RewardService
 
 WARM_CALLS = 20
 SHAPES = ((8, 512), (64, 1024))

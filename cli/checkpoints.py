@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.text.table import print_table
-from grpo_run.runtime.catalog.runs import find_run
+from grpo_run.cli.text import print_table
+from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.checkpoints.listing import (
     RENAMED_STATES,
     CheckpointEntry,
     CheckpointState,
     find_output_directories,
     list_checkpoints,
+    select_prunable,
 )
 from grpo_run.runtime.checkpoints.manifest import remove_manifest
-from grpo_run.runtime.checkpoints.pruning import select_prunable
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories, is_abandoned
 from grpo_run.runtime.checkpoints.search import output_directory_of, step_of
 from grpo_run.runtime.errors import ConfigError, RunDirectoryError, UsageError
-from grpo_run.runtime.record.journal import read_journal
-from grpo_run.watchdog.size_text import size_text
+from grpo_run.runtime.history.journal import read_journal
+from grpo_run.watchdog.text import size_text
 
 EXIT_BAD = 1
 """`verify` found a damaged or incomplete checkpoint, or `prune` could not delete everything."""

@@ -17,9 +17,9 @@ from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.record.journal import JournalReader
-from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.record.status import read_status
+from grpo_run.runtime.history.journal import JournalReader
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.history.status import read_status
 
 DEADLINE_SECONDS = 600.0
 STOP_SECONDS = 30.0
@@ -141,7 +141,7 @@ def _report(run: RunDirectory, out: Path, code: int, killed_after: int | None, s
     from rich.table import Table
 
     from grpo_run.dashboards.reward_plot import draw_run
-    from grpo_run.runtime.record.journal import read_journal
+    from grpo_run.runtime.history.journal import read_journal
 
     status = read_status(run)
     plot = out / "reward.png"

@@ -17,18 +17,17 @@ from grpo_run.cli.launch_options import staging
 from grpo_run.cli.launch_options.parse import LaunchCommand, parse
 from grpo_run.cli.launch_options.resume_from import check_against_run
 from grpo_run.cli.launch_options.run_inputs import ChangedFiles, check_inputs, inputs_of
+from grpo_run.cli.launching.on_end import end_record, run_on_end, status_or_none
 from grpo_run.cli.launching.stop_signals import after_end, note_signals, stop_signals
-from grpo_run.cli.run_end.end_record import end_record, status_or_none
-from grpo_run.cli.run_end.on_end import run_on_end
-from grpo_run.runtime.catalog.registry import register, registry_folder
-from grpo_run.runtime.continuity.recovery import fails_to_resume
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, UsageError
-from grpo_run.runtime.launch.git_commit import commit_of
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.journal import read_journal
+from grpo_run.runtime.history.recovery import fails_to_resume
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.inputs import commit_of
 from grpo_run.runtime.processes import fresh_interpreter
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.journal import read_journal
-from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.supervision import last_resort
+from grpo_run.runtime.registry import register, registry_folder
+from grpo_run.runtime.supervisor import last_resort
 
 if TYPE_CHECKING:
     from grpo_run.dashboards.metrics.address import Listener
@@ -131,9 +130,7 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
         "git_commit": commit_of(launch.sources[0].path.parent),
     }  # fmt: skip
     register(directory.path, registry_folder())
-    from grpo_run.cli.launching.supervise import (
-        supervise,  # imports torch, which `--help` and a wrong option need not
-    )
+    from grpo_run.cli.launching.supervise import supervise
 
     with staging.staged(launch, directory, fields) as staged:
         return supervise(staged, directory, listener, ChangedFiles(launch, inputs))
@@ -145,8 +142,8 @@ def _write_the_rest(run_id: str, directory: RunDirectory, history: History) -> i
     Returns:
         the exit code; None if nothing was in memory: the run has finished, or trains again what memory has lost.
     """
-    from grpo_run.runtime.staging.draining.last_writes import WAIT_SECONDS
-    from grpo_run.runtime.supervision.ending.run_end import writing_command
+    from grpo_run.runtime.snapshots.last_writes import WAIT_SECONDS
+    from grpo_run.runtime.supervisor.outcome import writing_command
 
     kept = staging.find(directory, run_id)
     if kept is not None:

@@ -30,10 +30,6 @@ COMMANDS = {
     "gc": "free shared memory, renamed checkpoints and old runs that are no longer needed",
     "demo": "train the arithmetic recipe, kill a rank, recover, and plot the reward",
 }
-HOUSEKEEPING = frozenset({"ls", "rm", "gc", "resume"})
-"""Commands whose files are in `housekeeping/`."""
-PLANNING = frozenset({"plan"})
-"""Commands whose files are in `planning/`."""
 RUNS = frozenset({"launch", "train", "resume"})
 """Commands whose interruption leaves a run that the same command resumes."""
 
@@ -91,17 +87,11 @@ def _run(words: list[str]) -> int:
         near = difflib.get_close_matches(command, COMMANDS, 1)
         hint = f"did you mean `grpo-run {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}"
         raise UsageError(f"no command {command!r}; {hint}")
-    module = importlib.import_module(f"grpo_run.cli{_folder(command)}.{command}")
+    module = importlib.import_module(f"grpo_run.cli.{command}")
     if command not in RUNS and isinstance(signal.getsignal(signal.SIGINT), functools.partial):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the command may have to clean up
     code: int = module.main(rest)
     return code
-
-
-def _folder(command: str) -> str:
-    if command in HOUSEKEEPING:
-        return ".housekeeping"
-    return ".planning" if command in PLANNING else ""
 
 
 def _interrupted_code(words: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.runtime.catalog.runs import find_run
+from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import replace_file
 

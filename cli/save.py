@@ -12,13 +12,13 @@ from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.catalog.runs import find_run
+from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.checkpoints.manifest import read_manifest
-from grpo_run.runtime.continuity.own_training import OwnTraining
 from grpo_run.runtime.errors import CheckpointError, RunDirectoryError, UsageError
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.journal import JournalReader, read_journal
-from grpo_run.runtime.record.run_directory import RunDirectory, require_same_machine
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.journal import JournalReader, read_journal
+from grpo_run.runtime.history.own_training import OwnTraining
+from grpo_run.runtime.history.run_directory import RunDirectory, require_same_machine
 
 EXIT_NOT_SAVED = 1
 DEFAULT_WAIT_SECONDS = 600.0

@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.runtime.catalog.runs import find_run
-from grpo_run.runtime.record.status import RunStatus, read_status
-from grpo_run.watchdog.callback_names import place_name
-from grpo_run.watchdog.duration_text import duration_text, step_time_text
-from grpo_run.watchdog.size_text import size_text
+from grpo_run.runtime.catalog import find_run
+from grpo_run.runtime.history.status import RunStatus, read_status
+from grpo_run.watchdog.text import duration_text, place_name, size_text, step_time_text
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.board import stop_requests
-from grpo_run.runtime.catalog.runs import find_run
+from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.process_identity import ProcessIdentity
-from grpo_run.runtime.record.run_directory import RunDirectory, require_same_machine
+from grpo_run.runtime.history.run_directory import RunDirectory, require_same_machine
+from grpo_run.runtime.processes.identity import ProcessIdentity
 
 
 def request(run: RunDirectory, supervisor: ProcessIdentity) -> str:

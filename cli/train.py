@@ -14,7 +14,7 @@ from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.launch_options.flags import build_parser
 from grpo_run.cli.launch_options.words import OptionWords
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.record.run_directory import default_run_id
+from grpo_run.runtime.history.run_directory import default_run_id
 from grpo_run.trainers.recipes.recipe import load_recipe, packaged_recipes
 
 MODULE = "grpo_run.trainers.recipes"

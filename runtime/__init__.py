@@ -1,6 +1,11 @@
-"""The supervisor's side of grpo-run, and what supervisor and ranks share.
+"""What supervises a run, what runs inside its ranks, and what both share.
 
-Start with `supervision/`. Packages import only those below them: supervision, launch, staging, detection,
-record, checkpoints, processes, board, then `files.py`, `errors.py` and `upstream.py`. May import
-`grpo_run.watchdog` and nothing else of ours; trainers, metrics and pages are passed in by the command line.
+Start with `supervisor/` (one process per node, outside the ranks) and `rank/` (inside each rank). They
+import the shared rooms and never each other: they communicate through `board/`, the journal and run state
+in `history/`, and `snapshots/`. Further shared rooms: `launch/` and `planning/` at the top, then `memory/`,
+`checkpoints/`, `processes/` and `upstream/`. At the bottom are `files.py`, `errors.py` and `call_names.py`.
+`catalog.py`, `registry.py` and `leftovers.py` are about all runs of a user.
+
+May import `watchdog/` and nothing else of this project; dashboards and the terminal are passed in by the
+command line.
 """

@@ -21,7 +21,7 @@ Errors of torch and of the user's script are not wrapped.
 
 from __future__ import annotations
 
-from grpo_run.watchdog.learning.alarm import Trip
+from grpo_run.watchdog.learning_rules import Trip
 
 EXIT_FINISHED = 0
 EXIT_USAGE = 2

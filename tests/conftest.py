@@ -17,7 +17,7 @@ from support import freezer, references, warm, workers
 from support.campaigns import Campaigns
 from support.runs import Run
 
-from grpo_run.runtime.record.journal import Journal, read_journal
+from grpo_run.runtime.history.journal import Journal, read_journal
 
 # no deadline, because the duration of an example depends on the machine; the same examples every time, so
 # that a failure is caused by the change under test (`pytest --hypothesis-profile=explore` tries others)

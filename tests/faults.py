@@ -4,7 +4,7 @@
     run.wait()
     assert fired(run) == Counter({"hang@rank1:step3": 1})
 
-The kinds are `grpo_run.runtime.launch.injections.kinds.KINDS`. Faults in user code, without the injector:
+The kinds are `grpo_run.runtime.launch.injections.KINDS`. Faults in user code, without the injector:
 `scripts/faulty.py`.
 """
 
@@ -14,10 +14,9 @@ from collections import Counter
 
 from support.runs import Run
 
-from grpo_run.runtime.launch.injections.injection import Injection
-from grpo_run.runtime.launch.injections.kinds import KINDS
+from grpo_run.runtime.launch.injections import KINDS, Injection
+from grpo_run.watchdog.memory.shortage import MemoryPhase
 from grpo_run.watchdog.observation import Phase
-from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 
 
 def fault(

@@ -1,9 +1,10 @@
-"""Code that runs inside a rank: the bootstrap that runs the user's script, and the guard of its Trainers.
+"""What users' scripts import: loops, caps, consensus, reward marks, and packaged recipes.
 
-May import `runtime` and `watchdog`. Start reading at `bootstrap.py`, then `hooks/attach.py` and
-`hooks/train_call.py`. Layers, top first: `preload`, `bootstrap`, `recipes`, `consensus` and `loop`; `hooks` and `loops`; `calls`;
-`exclusion`, `quarantine`, `rewards`, `saving` and `unguarded`; `resuming`; `loading`; `capture`; `exact`; `caps` and `learning`;
-`rank`; `async_functions`, `inherited`, `patches` and `upstream`. Importing this package imports neither torch nor TRL.
+`loop.py` is for hand-written training loops, `caps.py` for limits on generation, `consensus.py` for
+decisions of all ranks, `rewards.py` for reward functions, and `recipes/` has the scripts of
+`grpo-run train`. `guard` checks early that a trainer can be guarded. Each module is a thin front; the
+implementation is in `runtime/rank/`. May import `runtime/` and `watchdog/`. Importing this package imports
+neither torch nor TRL.
 """
 
 from __future__ import annotations
@@ -22,6 +23,6 @@ def guard(trainer: Any) -> Any:
     Raises:
         ConfigError: the trainer cannot be guarded, or a setting of the run did not take effect on it.
     """
-    from grpo_run.trainers.hooks.attach import guard as attach
+    from grpo_run.runtime.rank.hooks.attach import guard as attach
 
     return attach(trainer)

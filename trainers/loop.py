@@ -22,13 +22,12 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.trainers.rank.session import current
+from grpo_run.runtime.rank.session import current
 
 if TYPE_CHECKING:
-    from grpo_run.trainers.loops.data_position import DataPosition
-    from grpo_run.trainers.loops.plain import PlainLoop
-    from grpo_run.trainers.loops.run import SupervisedLoop
-    from grpo_run.trainers.loops.steps import Run, Steps
+    from grpo_run.runtime.rank.loops.data_position import DataPosition
+    from grpo_run.runtime.rank.loops.run import SupervisedLoop
+    from grpo_run.runtime.rank.loops.steps import PlainLoop, Run, Steps
 
 Batch = TypeVar("Batch")
 
@@ -89,8 +88,8 @@ def steps(
         Stopped: the user has asked for a stop.
     """
     _check(n, save_every)
-    from grpo_run.trainers.loops.data_position import DataPosition
-    from grpo_run.trainers.loops.steps import Steps
+    from grpo_run.runtime.rank.loops.data_position import DataPosition
+    from grpo_run.runtime.rank.loops.steps import Steps
 
     position = DataPosition(data) if data is not None else None
     run = _begin(n, state, output_dir, save_every, save_total_limit, position)
@@ -119,7 +118,7 @@ def begin(
     Raises: as `steps`.
     """
     _check(n, save_every)
-    from grpo_run.trainers.loops.steps import Run
+    from grpo_run.runtime.rank.loops.steps import Run
 
     return Run(_begin(n, state, output_dir, save_every, save_total_limit))
 
@@ -140,7 +139,7 @@ def log(values: Mapping[str, Any]) -> None:
     session = current()
     if session is None:
         return
-    from grpo_run.trainers.calls.guard import guard_of
+    from grpo_run.runtime.rank.step.guard import guard_of
 
     logs = guard_of(session).logs
     if logs is not None:
@@ -163,8 +162,8 @@ def _begin(
     data: DataPosition | None = None,
 ) -> SupervisedLoop | PlainLoop:
     # imports torch, which the script decides to import from where
-    from grpo_run.trainers.loops.plain import PlainLoop
-    from grpo_run.trainers.loops.run import SupervisedLoop
+    from grpo_run.runtime.rank.loops.run import SupervisedLoop
+    from grpo_run.runtime.rank.loops.steps import PlainLoop
 
     session = current()
     if session is None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from grpo_run.watchdog.learning.alarm import Trip
+from grpo_run.watchdog.learning_rules import Trip
 
 
 class Phase(IntEnum):

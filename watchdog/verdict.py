@@ -1,6 +1,6 @@
 """A verdict: the cause of an incident, the culprits, the confidence, and advice for the user.
 
-Made by `watchdog.diagnosis`, written to `verdict.json` by `evidence/incident_files.py`, read by the recovery
+Made by `watchdog.diagnosis`, written to `verdict.json` by `watchdog/evidence/incident_files.py`, read by the recovery
 policy and the report. Plain data; decides nothing.
 """
 
@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.learning.alarm import Trip
-from grpo_run.watchdog.origins import Origin
-from grpo_run.watchdog.out_of_memory.shortage import Shortage
+from grpo_run.watchdog.causes import Cause, Origin
+from grpo_run.watchdog.learning_rules import Trip
+from grpo_run.watchdog.memory.shortage import Shortage
 
 SCHEMA = 2
 KEY_SEPARATOR = ": "

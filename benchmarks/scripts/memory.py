@@ -19,14 +19,14 @@ import tiny
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_run.trainers.accounting.resident import ResidentMemory
-from grpo_run.trainers.rank.session import current
-from grpo_run.trainers.upstream import trainer_names, training_passes
+from grpo_run.runtime.rank.memory.phases import ResidentMemory
+from grpo_run.runtime.rank.session import current
+from grpo_run.runtime.upstream import trainer_names, training_passes
 
 MARK = "RESULTS "
 SKIPPED_STEPS = 5
 FORECAST_METHODS = (trainer_names.GENERATE, training_passes.SCORE, "compute_loss")
-"""What `grpo_run.trainers.forecast.attach` wraps."""
+"""What `grpo_run.runtime.rank.rollouts.forecast_splitting` wraps."""
 
 
 class Steps(TrainerCallback):

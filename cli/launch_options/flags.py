@@ -1,25 +1,100 @@
 """Declaration of the options of `grpo-run launch`: torchrun's (`runtime/launch/torchrun_options.py`) and our groups. Imports no torch.
 
 Used by `parse.py`, and by the commands that pass options on: `train` and `resume`. Checks no value (`values.py`).
+
+The text of `grpo-run launch --help`: our options by group, exit codes, examples, then torchrun's options.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, NoReturn
 
-from grpo_run.cli.launch_options.help import LaunchParser
-from grpo_run.cli.launch_options.memory_plan import HELP as MEMORY_PLAN_HELP
+from grpo_run.cli.launch_options.values import HELP as MEMORY_PLAN_HELP
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
+from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.launch.config import CAPPED_ENDS, Exclusion, RunConfig, Timeouts
-from grpo_run.runtime.launch.injections.kinds import help_text
-from grpo_run.runtime.launch.injections.parsing import GRAMMAR
+from grpo_run.runtime.launch.guard_options import GRAMMAR as GUARD_GRAMMAR
+from grpo_run.runtime.launch.injections import GRAMMAR, help_text
 from grpo_run.runtime.launch.torchrun_options import add_options
-from grpo_run.trainers.caps import settings as caps
-from grpo_run.trainers.learning.options import GRAMMAR as GUARD_GRAMMAR
-from grpo_run.watchdog.learning.rules import Guard, Response
+from grpo_run.runtime.rank.rollouts import caps_settings as caps
+from grpo_run.watchdog.learning_rules import Guard, Response
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+
+USAGE = "grpo-run launch [options] SCRIPT.py [script arguments]\n       grpo-run launch [options] -m MODULE [script arguments]"
+DESCRIPTION = """\
+Run a training script under supervision. Takes the place of torchrun and
+accepts its options. When a rank dies or hangs, grpo-run records evidence,
+names the cause, and restarts the ranks from the newest checkpoint or snapshot.
+The same command resumes a run that was stopped."""
+EXIT_CODES = """\
+exit codes:
+  0    the script has finished, and what it scheduled is on disk
+  2    the command or a setting is wrong; nothing was lost
+  75   stopped on request, with a checkpoint; run the same command to resume
+  93   gave up, or grpo-run itself failed; the reason and the report are in the
+       run directory; or stopped, and the same command would start over; or the
+       script ran to its end, and a checkpoint that it scheduled is not on disk:
+       the last line says where it is and what writes it
+A script with no Trainer and no loop that ends itself after SIGTERM sets the
+exit code of the stop."""
+EXAMPLES = """\
+examples:
+  grpo-run launch --nproc-per-node 2 train.py --lr 1e-6
+  grpo-run launch --accelerate-config ddp.yaml train.py
+  grpo-run launch --nproc-per-node 2 -m trl.scripts.grpo --config grpo.yaml
+  grpo-run launch --nproc-per-node 2 --show-ranks all train.py
+  grpo-run launch --nproc-per-node 2 --inject kill@rank1:step7 train.py
+
+Each rank's output is in attempts/NNN/rankN.log of the run directory, and its
+standard error in rankN.err if both streams of this command are apart. Ranks
+inherit standard input, as under torchrun."""
+TORCHRUN = """\
+torchrun's options. These differ under grpo-run:
+  --max-restarts    counts failures in a row without a newer checkpoint;
+                    default 3
+  --log-dir, --redirects, --tee, --start-method
+                    are ignored, with a warning
+  --no-python, --run-path
+                    are refused: a rank must be a Python script or module"""
+TORCHRUN_GROUPS = frozenset({"positional arguments", "options", "optional arguments"})
+
+
+class LaunchParser(argparse.ArgumentParser):
+    """Argument parser that prints our options first and raises `UsageError` instead of exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the one line that the user sees."""
+        raise UsageError(f"{message} (see grpo-run launch --help)")
+
+    def format_help(self) -> str:
+        """Return the whole help text."""
+        groups = [group for group in self._action_groups if group.title not in TORCHRUN_GROUPS]
+        torchruns = [group for group in self._action_groups if group.title in TORCHRUN_GROUPS]
+        ours = self._section(groups)
+        return (
+            "\n\n".join(
+                [
+                    f"usage: {USAGE}",
+                    DESCRIPTION,
+                    ours,
+                    EXIT_CODES,
+                    EXAMPLES,
+                    TORCHRUN,
+                    self._section(torchruns),
+                ]
+            ).rstrip("\n")
+            + "\n"
+        )
+
+    def _section(self, groups: list[argparse._ArgumentGroup]) -> str:
+        formatter = self._get_formatter()
+        for group in groups:
+            formatter.start_section(group.title)
+            formatter.add_arguments(group._group_actions)
+            formatter.end_section()
+        return formatter.format_help().strip("\n")
 
 
 class _Inject(argparse.Action):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.record.run_directory import DEFAULT_ROOT, RunDirectory, default_run_id
+from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory, default_run_id
 
 MAX_SHOWN_CHARACTERS = 200
 """Of the recorded command in a message."""

@@ -1,6 +1,6 @@
 """Parse and check the command line of `grpo-run launch`.
 
-Called by `launch.py`. Every refusal is one line, before any process starts.
+Called by `cli/launch.py`. Every refusal is one line, before any process starts.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path
 from grpo_run.cli.launch_options import values
 from grpo_run.cli.launch_options.flags import build_parser
 from grpo_run.cli.launch_options.location import locate
-from grpo_run.cli.launch_options.memory_plan import parse_memory_plan
 from grpo_run.cli.launch_options.processes import node_range, parallelism
 from grpo_run.cli.launch_options.resume_from import check_resume_from
+from grpo_run.cli.launch_options.values import parse_memory_plan
 from grpo_run.cli.launch_options.words import OptionWords
 from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.config import Budget, RunConfig
-from grpo_run.runtime.launch.fresh_interpreters import reason_for_fresh_interpreters
-from grpo_run.runtime.launch.injections.parsing import parse_all
-from grpo_run.runtime.launch.injections.selection import check as check_injections
+from grpo_run.runtime.launch.guard_options import parse_guards
+from grpo_run.runtime.launch.injections import check as check_injections
+from grpo_run.runtime.launch.injections import parse_all
+from grpo_run.runtime.launch.resolution import reason_for_fresh_interpreters
 from grpo_run.runtime.launch.script import source_of
-from grpo_run.runtime.launch.sources.local_modules import Source, local_modules
-from grpo_run.runtime.named_signals import parse_signals
-from grpo_run.trainers.caps import settings as caps
-from grpo_run.trainers.learning.options import parse_guards
-from grpo_run.trainers.upstream.versions import check_versions
+from grpo_run.runtime.launch.sources import Source, local_modules
+from grpo_run.runtime.processes.named_signals import parse_signals
+from grpo_run.runtime.rank.rollouts import caps_settings as caps
+from grpo_run.runtime.upstream.versions import check_versions
 
 REFUSED = ("no_python", "run_path")
 IGNORED = {"log_dir": None, "redirects": "0", "tee": "0", "start_method": "spawn"}

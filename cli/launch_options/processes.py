@@ -1,4 +1,4 @@
-"""How many nodes and ranks a run has, and the environment of the ranks. Called by `parse.py` and `launch.py`."""
+"""How many nodes and ranks a run has, and the environment of the ranks. Called by `parse.py` and `cli/launch.py`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Early checks of `--resume-from`, before ranks start.
 
 A name that cannot be a run or a checkpoint is refused (called by `parse.py`), and so is an older checkpoint of the run
-itself (called by `launch.py`). The ranks check the checkpoint: its digests, and whether it fits the model and the batch.
+itself (called by `cli/launch.py`). The ranks check the checkpoint: its digests, and whether it fits the model and the batch.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from grpo_run.runtime.checkpoints.search import (
     output_directory_of,
 )
 from grpo_run.runtime.errors import CheckpointError, UsageError
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.run_directory import DEFAULT_ROOT, RunDirectory
-from grpo_run.runtime.staging.ownership.owner import recorded_areas
-from grpo_run.runtime.staging.slot import STAGED
+from grpo_run.runtime.snapshots.ownership import recorded_areas
+from grpo_run.runtime.snapshots.slot import STAGED
 
 
 class _Saved(NamedTuple):

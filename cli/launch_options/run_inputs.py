@@ -1,6 +1,6 @@
 """The inputs of a run at its launch: read, and compared with those that the run was started with.
 
-Called by `launch.py` before a run starts or continues. Starts no process and writes no file.
+Called by `cli/launch.py` before a run starts or continues. Starts no process and writes no file.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 
 from grpo_run.cli.launch_options.parse import LaunchCommand
 from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Exclusion
 from grpo_run.runtime.launch.inputs import Inputs, changes_of_training, changes_of_versions, collect
-from grpo_run.runtime.launch.sources.local_modules import local_modules
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.launch.sources import local_modules
 
 SHOWN_CHANGES = 4
 PARALLELISM = ("ACCELERATE_", "FSDP_")

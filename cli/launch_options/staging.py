@@ -1,6 +1,6 @@
 """The staging area of a launch: found by `run.json`, renamed, locked, and recorded again.
 
-Called by `launch.py` under the lock of the run directory. Which area is whose is decided in
+Called by `cli/launch.py` under the lock of the run directory. Which area is whose is decided in
 `runtime.staging.ownership`.
 """
 
@@ -15,18 +15,24 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_run.cli.launch_options.parse import LaunchCommand
 from grpo_run.runtime.errors import EXIT_FINISHED
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.journal import Journal, read_journal
-from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.record.summary import model_place, summarize
-from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.runtime.staging.ownership.acquisition import LockedArea, find_area, take_area
-from grpo_run.runtime.staging.ownership.owner import EARLIER, describe_owner, recorded_areas
-from grpo_run.runtime.staging.slot import STAGED
-from grpo_run.watchdog.size_text import size_text
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.journal import Journal, read_journal
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.history.status import model_place, summarize
+from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.ownership import (
+    EARLIER,
+    LockedArea,
+    describe_owner,
+    find_area,
+    recorded_areas,
+    take_area,
+)
+from grpo_run.runtime.snapshots.slot import STAGED
+from grpo_run.watchdog.text import size_text
 
 if TYPE_CHECKING:
-    from grpo_run.runtime.staging.draining.last_writes import OnlyInMemory
+    from grpo_run.runtime.snapshots.last_writes import OnlyInMemory
 
 
 def _notify(text: str) -> None:
@@ -110,8 +116,8 @@ def write_kept_checkpoints(
     Returns:
         what is still in memory only.
     """
-    from grpo_run.runtime.staging.draining.drain_scheduler import DrainScheduler
-    from grpo_run.runtime.staging.draining.last_writes import write_last
+    from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
+    from grpo_run.runtime.snapshots.last_writes import write_last
 
     journal = Journal(directory.journal, run_id)
 

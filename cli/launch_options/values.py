@@ -1,18 +1,27 @@
-"""Checks of single option values: exclusion, snapshots, deadlines and the ranks to show. Called by `parse.py`."""
+"""Checks of single option values: exclusion, snapshots, deadlines and the ranks to show. Called by `parse.py`.
+
+`--memory-plan`: the memory plan of a run from its first attempt on, as `NAME=VALUE,NAME`.
+
+Called by `parse.py`. Does not choose a plan; after an out-of-memory error the supervisor goes on from the one given here.
+"""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from grpo_run.runtime.errors import UsageError
+import pydantic
+
+from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.launch.config import Exclusion, Output, Timeouts
-from grpo_run.runtime.staging.ownership.folder import private_folder
+from grpo_run.runtime.memory.plan import OPTION_NAMES, MemoryPlan
+from grpo_run.runtime.snapshots.ownership import private_folder
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 DEADLINE_FIELDS = {
@@ -142,3 +151,50 @@ def shown_ranks(text: str | None, output: Output, world_size: int) -> frozenset[
         have = "the only rank is 0" if world_size == 1 else f"ranks are 0 to {world_size - 1}"
         raise UsageError(f"--show-ranks {text}: there is no rank {max(ranks)}; {have}")
     return ranks
+
+
+SWITCHES = frozenset({"checkpointing", "offload", "expandable-segments", "vllm-sleep"})
+"""Names without a value."""
+HELP = (
+    "micro-batch=N divides per_device_train_batch_size and multiplies gradient_accumulation_steps",
+    "sub-batches=N splits calls of generation",
+    "checkpointing turns on gradient checkpointing",
+    "offload moves DeepSpeed's optimizer to host memory",
+    "expandable-segments",
+    "vllm-share=SHARE",
+    "vllm-sleep",
+)
+"""What each does, for the help."""
+
+
+def parse_memory_plan(text: str | None) -> MemoryPlan:
+    """Parse the option.
+
+    Args:
+        text: None if it was not given.
+
+    Raises:
+        ConfigError: a name is unknown or given twice, or a value is out of range.
+    """
+    fields: dict[str, object] = {}
+    for item in (text or "").split(",") if text is not None else ():
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if name not in OPTION_NAMES:
+            near = difflib.get_close_matches(name, OPTION_NAMES, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(OPTION_NAMES)}"
+            raise ConfigError(f"--memory-plan {item.strip() or repr(item)}: unknown; {hint}")
+        field = OPTION_NAMES[name]
+        if field in fields:
+            raise ConfigError(f"--memory-plan {name}: given twice")
+        if (name in SWITCHES) == bool(equals):
+            raise ConfigError(f"--memory-plan {item.strip()}: expected {_expected(name)}")
+        fields[field] = True if name in SWITCHES else value
+        try:
+            MemoryPlan.model_validate({field: fields[field]})
+        except pydantic.ValidationError as error:
+            raise ConfigError(f"--memory-plan {item.strip()}: {error.errors()[0]['msg'].lower()}") from None
+    return MemoryPlan.model_validate(fields)
+
+
+def _expected(name: str) -> str:
+    return f"{name} without a value" if name in SWITCHES else f"{name}=NUMBER"

@@ -1,7 +1,7 @@
 """Find the script on a command line, and the words that identify the run: the script and its arguments.
 
 Options come before the script; every word after it belongs to the script, even if it looks like an option. Called by
-`parse.py`, and by `train.py` for the words before a recipe.
+`parse.py`, and by `cli/train.py` for the words before a recipe.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class OptionWords:
         """Return the words that identify the run: the script or `-m` with a module, and its arguments.
 
         Options are left out: a run that is continued with another time limit is the same run. A script's path is
-        relative to the working directory, without symbolic links, so that `train.py` and `./train.py` are one script.
+        relative to the working directory, without symbolic links, so that `cli/train.py` and `./train.py` are one script.
         """
         words = self.split_generation(arguments)
         module: list[str] = []

@@ -1,6 +1,7 @@
-"""One supervised run, from its first process to its exit code: start, connect, print and shut down its components.
+"""One supervised run, from its first process to its exit code: connect, start, print and shut down.
 
-Start at `supervise.py`, which connects the parts in order. `own_processes.py` marks what belongs to the run,
-`elastic.py` builds the agent, `rank_environment.py` is what a rank is told, `stop_signals.py` is what signals do.
-Imports every other package; called by `launch.py` only.
+Start with `supervise.py`, which connects the parts in order. `rank_environment.py` is what a rank is told
+and what marks the run's processes, `elastic.py` builds the agent, `stop_signals.py` is what signals do, and
+`on_end.py` runs after the end. Imports every other package; called by `cli/launch.py` only. Decides nothing
+about the run.
 """

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from grpo_run.cli.launch_options.parse import LaunchCommand
 from grpo_run.cli.launch_options.processes import node_range
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.named_signals import VARIABLE
-from grpo_run.runtime.supervision.supervisor import Supervisor
+from grpo_run.runtime.processes.named_signals import VARIABLE
+from grpo_run.runtime.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from grpo_run.runtime.processes.agent import Agent
     from grpo_run.runtime.processes.helpers import Helpers
 
-ENTRY = "grpo_run.trainers.bootstrap:main"
+ENTRY = "grpo_run.runtime.rank.bootstrap:main"
 """What a rank runs: the function that runs the user's script."""
 LONELY_KEEP_ALIVE_SECONDS = 60
 """How often a node without others tells its rendezvous that it is alive, at a cost of 2 ms each; torch's default is

@@ -2,20 +2,32 @@
 
 Called by the supervisor through `supervise.py`, for each rank of each attempt. Chooses nothing: the values are those
 of the run's configuration, its history and the attempt.
+
+Which processes belong to a run: the token that they inherit, their cgroup, and the process that adopts orphans.
+
+Called by `supervise.py` before anything else is started, so that whatever the run starts is marked. Terminates
+nothing.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import secrets
 import time
+from dataclasses import dataclass
 
-from grpo_run.runtime.continuity.fresh_seeds import orders_of
-from grpo_run.runtime.launch.config import Output
+from grpo_run.runtime.history.recovery import orders_of
+from grpo_run.runtime.launch.config import Output, RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
-from grpo_run.runtime.supervision.memory.allocator import expandable_segments
-from grpo_run.runtime.supervision.memory.run_memory import config_for_ranks
-from grpo_run.runtime.supervision.supervisor import Supervisor
+from grpo_run.runtime.memory.host_cgroup import OwnCgroup
+from grpo_run.runtime.processes import forkserver
+from grpo_run.runtime.processes.adoption import adopt_orphans, own_children
+from grpo_run.runtime.supervisor.memory.allocator import expandable_segments
+from grpo_run.runtime.supervisor.run_memory import config_for_ranks
+from grpo_run.runtime.supervisor.supervisor import Supervisor
 from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
 
 FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
 RECORDED_COLLECTIVES = 256
@@ -58,3 +70,38 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
     if FLIGHT_RECORDER not in config.environment:
         environment[FLIGHT_RECORDER] = str(RECORDED_COLLECTIVES)
     return environment
+
+
+PRELOAD = ("grpo_run.runtime.rank.preload",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnProcesses:
+    """What tells the processes of one run from others."""
+
+    token: str
+    """In the environment of everything that the run starts."""
+    marks: dict[str, str]
+    """Environment variables of a rank that carry the token."""
+    owned: RunProcesses
+    cgroup: OwnCgroup
+    """Of the forkserver and the ranks, if one may be made here."""
+
+
+def own_processes(config: RunConfig) -> OwnProcesses:
+    """Mark what this process starts as the run's, and start the forkserver if ranks are forked from one."""
+    token = secrets.token_hex(16)
+    # setproctitle would overwrite the environment that /proc shows, and the token with it
+    marks = {TOKEN_VARIABLE: token, "SPT_NOENV": "1"}
+    owned = RunProcesses(
+        os.getpid(),
+        os.getsid(0),
+        tokens=(token,),
+        started_by_supervisor=own_children,
+        adopts_only_ours=adopt_orphans(),
+    )
+    cgroup = OwnCgroup.make()
+    atexit.register(cgroup.remove)  # whichever way this process ends
+    if config.preload:
+        cgroup.enter(forkserver.start_server(PRELOAD, marks))
+    return OwnProcesses(token=token, marks=marks, owned=owned, cgroup=cgroup)

@@ -12,10 +12,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from grpo_run.runtime.named_signals import VARIABLE, parse_signals
+from grpo_run.runtime.processes.named_signals import VARIABLE, parse_signals
 
 if TYPE_CHECKING:
-    from grpo_run.runtime.supervision.supervisor import Supervisor
+    from grpo_run.runtime.supervisor.supervisor import Supervisor
 
 ALWAYS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 after_end: list[int] = []

@@ -1,26 +1,37 @@
 """Supervise one run: connect forkserver, supervisor, agent, terminal, metrics and signals, and run the agent to the end.
 
-Called by `launch.py` under the lock of the run directory. The order is fixed: what the run starts is marked first, the
-ranks start last, and after their end nothing changes the exit code. Decides nothing (`runtime/supervision/`).
+Called by `cli/launch.py` under the lock of the run directory. The order is fixed: what the run starts is marked first, the
+ranks start last, and after their end nothing changes the exit code. Decides nothing (`runtime/supervisor/`).
+
+What is printed when a run starts: its directory, the address of its metrics, and who else can reach either.
+
+Called by `supervise.py` before the ranks start. Starts the metrics server, because the address that it prints is the
+server's.
+
+Keep the exporter running until a regular scraper has read how the run ended.
+
+Called by `supervise.py`. How long is decided in `dashboards/metrics/collector.py`.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import math
 import os
+import stat
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_run.cli.launch_options.parse import LaunchCommand
 from grpo_run.cli.launch_options.run_inputs import ChangedFiles
-from grpo_run.cli.launching.announcement import announce
 from grpo_run.cli.launching.elastic import build_agent
-from grpo_run.cli.launching.own_processes import own_processes
-from grpo_run.cli.launching.rank_environment import rank_environment
+from grpo_run.cli.launching.on_end import end_record, run_on_end
+from grpo_run.cli.launching.rank_environment import own_processes, rank_environment
 from grpo_run.cli.launching.stop_signals import (
     StoppedWithoutRanks,
     handle_signals,
@@ -28,21 +39,21 @@ from grpo_run.cli.launching.stop_signals import (
     note_signals,
     stop_by_signal,
 )
-from grpo_run.cli.run_end.end_record import end_record
-from grpo_run.cli.run_end.last_scrapes import await_last_scrapes, leave_at
-from grpo_run.cli.run_end.on_end import run_on_end
+from grpo_run.dashboards.metrics.server import MetricsServer
 from grpo_run.runtime.board.stop_requests import StopRequests
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_USAGE, ProcessError, UsageError
+from grpo_run.runtime.files import short_path
+from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output
-from grpo_run.runtime.launch.sources.trainer_use import may_use_trainer
-from grpo_run.runtime.named_signals import VARIABLE
+from grpo_run.runtime.launch.sources import may_use_trainer
 from grpo_run.runtime.processes.helpers import Helpers
-from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.runtime.supervision.ending.guardian import Guardian
-from grpo_run.runtime.supervision.ending.previous_supervisor import end_previous, own_identity
-from grpo_run.runtime.supervision.supervisor import Supervisor
+from grpo_run.runtime.processes.named_signals import VARIABLE
+from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.supervisor.guardian import Guardian
+from grpo_run.runtime.supervisor.previous_supervisor import end_previous, own_identity
+from grpo_run.runtime.supervisor.supervisor import Supervisor
 from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
+from grpo_run.watchdog.text import duration_text
 
 if TYPE_CHECKING:
     from grpo_run.dashboards.metrics.address import Listener
@@ -51,6 +62,82 @@ if TYPE_CHECKING:
     from grpo_run.dashboards.terminal.terminal import Terminal
     from grpo_run.runtime.processes.agent import Agent
     from grpo_run.runtime.processes.output import OutputFollower
+
+
+def announce(
+    launch: LaunchCommand,
+    directory: RunDirectory,
+    supervisor: Supervisor,
+    terminal: Terminal,
+    listener: Listener | None,
+) -> MetricsServer | None:
+    """Start the metrics server if it has a socket, and print where the run and its metrics are."""
+    place = f"run {launch.config.run_id} in {short_path(directory.path)}"
+    mode = stat.S_IMODE(directory.path.stat().st_mode)
+    server = None
+    if listener is None:
+        terminal.notify(place)
+    else:
+        from grpo_run.dashboards.metrics.server import start
+
+        server = start(supervisor.status, listener)
+        host, port = server.address
+        terminal.notify(f"{place}, metrics on http://{host}:{port}/metrics")
+        if server.open_to_network:
+            terminal.notify("warning: the metrics can be read from the network, without authentication")
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        terminal.notify(
+            f"warning: other users can write to {short_path(directory.path)} (mode {mode:04o}), so they can replace"
+            " the files of the run; use a directory of mode 0700"
+        )
+    return server
+
+
+UNNOTICED_SECONDS = 2.0
+"""A longer wait is announced."""
+STOP_SECONDS = 20.0
+"""After a request to stop, the command has exited by then. Kubernetes and Slurm kill 30 s after their SIGTERM, and the exit
+code would be lost."""
+
+
+def leave_at(stop_signals: Sequence[float], *, stopped: bool) -> float:
+    """Return until when a scrape may be waited for, in monotonic seconds.
+
+    Args:
+        stop_signals: when this process was asked to stop. A stop that another node asked for leaves no time.
+        stopped: whether the run has stopped on request.
+    """
+    if not stopped:
+        return math.inf
+    return stop_signals[0] + STOP_SECONDS if stop_signals else -math.inf
+
+
+def await_last_scrapes(
+    server: MetricsServer,
+    *,
+    ended_at: float,
+    until: float,
+    notify: Callable[[str], None],
+    interrupted: Callable[[], bool],
+) -> None:
+    """Wait until a regular scraper has read the last state twice, or will not come.
+
+    Args:
+        server: of the run's metrics.
+        ended_at: when the run ended, in monotonic seconds.
+        until: as `leave_at` returns it.
+        notify: shows a one-line message.
+        interrupted: whether the user wants the command to exit now.
+    """
+    seconds = min(server.seconds_to_stay(ended_at), until - time.monotonic())
+    if seconds <= 0:
+        return
+    if seconds > UNNOTICED_SECONDS:
+        notify(
+            f"waiting up to {duration_text(seconds)} until the last state has been scraped (Ctrl-C to exit now)"
+        )
+    server.await_last_scrapes(ended_at, lambda: interrupted() or time.monotonic() >= until)
+
 
 SERVER_STOP_SECONDS = 2.0
 

@@ -1,4 +1,4 @@
-"""Explanations of observed memory as text of 80 columns, and as JSON. Called by `plan.py`."""
+"""Explanations of observed memory as text of 80 columns, and as JSON. Called by `cli/plan.py`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_run.cli.planning.unit import GIB, Unit, unit_of
-from grpo_run.cli.text.paragraph import print_paragraph
-from grpo_run.trainers.planning.explaining.assumptions import DESCRIBED, Arithmetic, Explanation
-from grpo_run.trainers.planning.explaining.growth import Growth
-from grpo_run.trainers.planning.explaining.pairs import CLOSE
+from grpo_run.cli.planning.output import GIB, Unit, unit_of
+from grpo_run.cli.text import print_paragraph
+from grpo_run.runtime.planning.explaining import CLOSE, DESCRIBED, Arithmetic, Explanation, Growth
 
 ALIKE = 0.01
 """Share by which two figures differ at least that an observation tells apart."""

@@ -1,4 +1,4 @@
-"""The command line of `grpo-run plan`, and its values as sizes in bytes. Called by `plan.py`."""
+"""The command line of `grpo-run plan`, and its values as sizes in bytes. Called by `cli/plan.py`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.errors import UsageError
-from grpo_run.trainers.planning.job import ALGORITHMS, ATTENTIONS, DTYPE_BYTES, LAYOUTS, OPTIMIZERS
-from grpo_run.trainers.planning.presets import PRESETS
+from grpo_run.runtime.planning.job import ALGORITHMS, ATTENTIONS, DTYPE_BYTES, LAYOUTS, OPTIMIZERS
+from grpo_run.runtime.planning.presets import PRESETS
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([KMGT])(i?)B", re.IGNORECASE)
 _STEPS = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?", re.ASCII)

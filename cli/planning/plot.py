@@ -1,4 +1,4 @@
-"""The picture of a prediction, as a file. Called by `plan.py`; `dashboards.memory_plot` draws it."""
+"""The picture of a prediction, as a file. Called by `cli/plan.py`; `dashboards.memory_plot` draws it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from grpo_run.cli.planning.report import Report
 from grpo_run.dashboards.memory_plot import MemoryPlot, PlottedPhase, draw
 from grpo_run.runtime.errors import UsageError
-from grpo_run.trainers.planning.prediction import Predictor
-from grpo_run.trainers.planning.series import over_a_step
+from grpo_run.runtime.planning.prediction import Predictor
+from grpo_run.runtime.planning.series import over_a_step
 
 MAX_NAME = 48
 """Characters of the model's name that are drawn."""

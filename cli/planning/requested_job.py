@@ -1,6 +1,6 @@
 """The job that a command line requests: options first, then the settings of a script or recipe, then TRL's defaults.
 
-Called by `plan.py`. Traces nothing.
+Called by `cli/plan.py`. Traces nothing.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import argparse
 import math
 from typing import Any
 
-from grpo_run.cli.planning.reading.source import Source
+from grpo_run.cli.planning.source import Source
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.trainers.planning.job import Job
+from grpo_run.runtime.planning.job import Job
 
 DEFAULT_PROMPT = 256
 """Tokens; no setting of TRL says how long prompts are."""

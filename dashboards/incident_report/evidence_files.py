@@ -1,6 +1,6 @@
 """Read single evidence files of an incident; a missing or damaged file gives an empty value.
 
-Called by `contents.py` and `collective_logs.py`. The supervisor may have ended while it gathered evidence, so
+Called by `contents.py` and `contents.py`. The supervisor may have ended while it gathered evidence, so
 a missing or truncated file is not an error; the page reports the gap.
 """
 

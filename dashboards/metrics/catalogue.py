@@ -1,7 +1,7 @@
 """The table of all metrics: name, kind, unit, labels, help text, and how each is read.
 
 The collector exports exactly these metrics; the generated dashboard and alert rules may query no others.
-Three rules hold for all of them. Label values come from closed sets or are local ranks (`labels.py`).
+Three rules hold for all of them. Label values come from closed sets or are local ranks (`metric.py`).
 A value that cannot be observed is not exported; `grpo_rank_observable` and `grpo_observation_failed` report
 this condition. Counters start at 0, because Prometheus does not count an increase in a series' first sample.
 Does not read files or clocks.
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_run.dashboards.metrics.host_memory import HOST_MEMORY_METRICS
-from grpo_run.dashboards.metrics.labels import (
+from grpo_run.dashboards.metrics.memory import HOST_MEMORY_METRICS, MEMORY_METRICS
+from grpo_run.dashboards.metrics.metric import (
     AWAITED_PHASE,
     AWAITED_RANK,
     CAUSE,
@@ -28,11 +28,13 @@ from grpo_run.dashboards.metrics.labels import (
     RESTART,
     REWARD_FAILURE,
     REWARD_FUNCTION,
+    RUN_ID,
     RUN_STATE,
     VERSION,
+    Exporter,
+    Metric,
+    Observation,
 )
-from grpo_run.dashboards.metrics.memory import MEMORY_METRICS
-from grpo_run.dashboards.metrics.metric import RUN_ID, Exporter, Metric, Observation
 from grpo_run.dashboards.metrics.readings import (
     awaited_rank_deadline,
     awaited_rank_seconds,

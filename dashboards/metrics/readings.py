@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import version
 
-from grpo_run.dashboards.metrics.labels import (
+from grpo_run.dashboards.metrics.metric import (
     ACTIONS,
     CAUSES,
     PHASES,
@@ -20,13 +20,15 @@ from grpo_run.dashboards.metrics.labels import (
     RUN_STATES,
     UNDECIDED,
     UNKNOWN,
+    Exporter,
+    Observation,
+    Sample,
 )
-from grpo_run.dashboards.metrics.metric import Exporter, Observation, Sample
-from grpo_run.runtime.continuity.recovery import Recovery
-from grpo_run.runtime.continuity.rewards import OTHER, FailureKind, RewardLatency
-from grpo_run.runtime.record.status import WAITING_STATES
-from grpo_run.runtime.rollouts.exclusions import Reason
-from grpo_run.watchdog.learning.rules import Guard
+from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.recovery import Recovery
+from grpo_run.runtime.history.rewards import OTHER, FailureKind, RewardLatency
+from grpo_run.runtime.history.status import WAITING_STATES
+from grpo_run.watchdog.learning_rules import Guard
 from grpo_run.watchdog.observation import EndReason, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 

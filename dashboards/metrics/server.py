@@ -2,7 +2,7 @@
 
 Started by `grpo-run launch` beside the supervisor. The server runs in daemon threads, installs no signal
 handlers and writes no access log; early requests wait in the socket's backlog. It is read-only. Connections
-are handled in `serving/http_server.py`.
+are handled in `http_server.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from prometheus_client.exposition import choose_encoder
 
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS, Listener, open_listener
 from grpo_run.dashboards.metrics.collector import ObservationFailed, RunCollector
-from grpo_run.dashboards.metrics.serving.http_messages import Request, Response, refusal
-from grpo_run.dashboards.metrics.serving.http_server import HttpServer
-from grpo_run.runtime.record.status import RunStatus
+from grpo_run.dashboards.metrics.http_server import HttpServer, Request, Response, refusal
+from grpo_run.runtime.history.status import RunStatus
 
 METHODS = ("GET", "HEAD")
 SCRAPER_HEADER = "x-prometheus-scrape-timeout-seconds"

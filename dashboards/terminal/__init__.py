@@ -1,6 +1,7 @@
 """What `grpo-run launch` prints: a progress line, events, faults, and the output of ranks that are shown.
 
-Start at `terminal.py`, which writes to the console. `progress.py` and `incidents.py` turn the state of a run
-into text; `pipe_schedule.py` and `tracebacks.py` decide when it is printed. They print nothing themselves.
-Imports runtime and watchdog; called by `cli.launching` only.
+Start with `terminal.py`, which writes to the console and decides when the progress line is printed.
+`progress.py` and `incidents.py` turn the state of a run into text, `tracebacks.py` holds tracebacks back,
+and `background_output.py` writes in a thread, so that a reader that stops does not stop the supervisor.
+Imports `runtime/` and `watchdog/`; used by `cli/launching/` only.
 """

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.dashboards.terminal.progress import count
-from grpo_run.runtime.continuity.own_training import RESTART
-from grpo_run.runtime.continuity.recovery import Recovery
 from grpo_run.runtime.files import short_path
-from grpo_run.watchdog.out_of_memory.shortage import usage_in
-from grpo_run.watchdog.rank_names import rank_names
+from grpo_run.runtime.history.own_training import RESTART
+from grpo_run.runtime.history.recovery import Recovery
+from grpo_run.watchdog.memory.shortage import usage_in
+from grpo_run.watchdog.text import rank_names
 
 LABEL_WIDTH = 10
 MAX_FILE_CHARACTERS = 40

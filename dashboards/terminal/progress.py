@@ -6,10 +6,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.status import RunStatus
-from grpo_run.watchdog.duration_text import duration_text, step_time_text
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import RankState, all_returned
+from grpo_run.watchdog.text import duration_text, step_time_text
 
 SEPARATOR = " · "
 STATE_NOTES = {
@@ -21,7 +21,7 @@ STATE_NOTES = {
 
 
 class LineKind(Enum):
-    """What a progress line says, from which `pipe_schedule.py` derives when it is worth a line of its own."""
+    """What a progress line says, from which `terminal.py` derives when it is worth a line of its own."""
 
     starting = "starting"
     """No step has been committed since the ranks were started."""

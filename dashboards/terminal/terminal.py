@@ -1,11 +1,15 @@
 """The console of `grpo-run launch`: progress line, events, faults, and output of the ranks shown.
 
 On a terminal the progress line stays at the bottom and long lines are folded; in a pipe or a file it is
-printed when `pipe_schedule.py` says so, every event is one line, and no control codes are written. Events go to
+printed when `terminal.py` says so, every event is one line, and no control codes are written. Events go to
 standard error. Output of ranks is passed on byte for byte where it is not a terminal that takes it, as under torchrun,
 except for the guard's own lines, which are events. A terminal gets lines, with the rank before each, and without
 tracebacks that end a rank (`tracebacks.py`) if it gets all that the ranks print. Made by
 `cli/launching/supervise.py`; thread-safe.
+
+When the progress line is printed in a pipe or a file, where every printed line stays.
+
+Called by `terminal.py` twice a second. Pure: the clock is passed in.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, TextIO
@@ -25,15 +29,59 @@ from rich.live import Live
 from rich.text import Text
 
 from grpo_run.dashboards.terminal.incidents import LABEL_WIDTH, fault_lines, inspection_line, recovered_line
-from grpo_run.dashboards.terminal.pipe_schedule import PipeSchedule
-from grpo_run.dashboards.terminal.progress import count, progress_line
+from grpo_run.dashboards.terminal.progress import LineKind, count, progress_line
 from grpo_run.dashboards.terminal.tracebacks import HeldTracebacks
-from grpo_run.runtime.continuity.memory.findings import FindingLines
-from grpo_run.runtime.continuity.recovery import Recovery
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.status import RunStatus
-from grpo_run.watchdog.duration_text import duration_text
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.memory_findings import FindingLines
+from grpo_run.runtime.history.recovery import Recovery
+from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import RankState
+from grpo_run.watchdog.text import duration_text
+
+INTERVAL_SECONDS = 15.0
+"""Shortest time between two lines of a run that trains."""
+LONGEST_INTERVAL_SECONDS = 600.0
+"""The interval between the lines of one wait doubles up to this."""
+
+
+class PipeSchedule:
+    """Decides which states of the progress line are printed.
+
+    A line of training is printed when it has changed, at most every `INTERVAL_SECONDS`, the first one
+    immediately. A start is reported once it takes that long. A wait is reported when it begins, and then at
+    growing intervals.
+
+    Args:
+        now: monotonic seconds.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._printed_at = now
+        self._trained = False
+        self._last = ""
+        self._wait: Hashable = None
+        self._interval_seconds = INTERVAL_SECONDS
+
+    def due(self, kind: LineKind, text: str, wait: Hashable, now: float) -> bool:
+        """Return whether to print this line, and assume that it is printed.
+
+        Args:
+            kind, text: of the line.
+            wait: identifies who is waited for and where; None outside a wait.
+            now: monotonic seconds.
+        """
+        began, self._wait = wait is not None and wait != self._wait, wait
+        if began or wait is None:
+            self._interval_seconds = INTERVAL_SECONDS
+        first = kind is LineKind.training and not self._trained
+        if not (began or first) and (text == self._last or now - self._printed_at < self._interval_seconds):
+            return False
+        if wait is not None and not began:
+            self._interval_seconds = min(2 * self._interval_seconds, LONGEST_INTERVAL_SECONDS)
+        self._trained |= kind is not LineKind.starting
+        self._last, self._printed_at = text, now
+        return True
+
 
 NAME = "grpo-run: "
 """Prefix of our lines. A rank's line that begins so is printed by the guard: a warning or an event, always

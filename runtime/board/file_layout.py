@@ -3,17 +3,17 @@
     header | slots | callback tables | exchange areas | memory areas
 
 Each part has one entry for each local rank; the last two begin at a multiple of 64 bytes. A board of an earlier version
-ends before some of them. Used by `board.py` and `slot_reading.py`. What the entries hold is in a file for each of them.
+ends before some of them. Used by `board.py` and `board.py`. What the entries hold is in a file for each of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grpo_run.runtime.board.accounting.memory_area import MEMORY_AREA_BYTES
 from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES
 from grpo_run.runtime.board.exchange import EXCHANGE_BYTES
-from grpo_run.runtime.board.header.header import HEADER_BYTES
+from grpo_run.runtime.board.header import HEADER_BYTES
+from grpo_run.runtime.board.memory_area import MEMORY_AREA_BYTES
 from grpo_run.runtime.board.slot_layout import SLOT_BYTES
 
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NamedTuple
 
-from grpo_run.runtime.board.accounting.memory_area import MemoryAreaWriter
 from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES, CallbackTableWriter
 from grpo_run.runtime.board.collective_log import CollectiveLogWriter
+from grpo_run.runtime.board.memory_area import MemoryAreaWriter
 from grpo_run.runtime.board.phase_histogram import PhaseHistogramWriter
 from grpo_run.runtime.board.slot_layout import (
     COLLECTIVE_LOG_AT,

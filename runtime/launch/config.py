@@ -14,11 +14,10 @@ from typing import Annotated, Any
 
 import pydantic
 
-from grpo_run.runtime.continuity.memory_plan import MemoryPlan
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.launch.injections.injection import Injection
-from grpo_run.runtime.launch.injections.parsing import parse_injection
-from grpo_run.watchdog.learning.rules import Rules
+from grpo_run.runtime.launch.injections import Injection, parse_injection
+from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.watchdog.learning_rules import Rules
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 InjectionText = Annotated[

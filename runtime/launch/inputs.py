@@ -3,12 +3,16 @@
 Recorded in `run.json` when a run begins, and compared when the same command continues it, so that an edited script or
 another variable does not change a run without a word. Called by `cli.launch`. Reads syntax and bytes only: a module that
 is imported under a computed name, and data that the script reads, are not seen.
+
+The git commit of the code that runs, for `run.json`. Called by `cli.launch`. Information only: nothing is decided by it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -16,9 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.files import short_path
-from grpo_run.runtime.launch.sources.environment_variables import variables_read
-from grpo_run.runtime.launch.sources.local_modules import Source, read_file
-from grpo_run.runtime.launch.sources.syntax import parsed
+from grpo_run.runtime.launch.sources import Source, parsed, read_file, variables_read
 
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
 """Names of variables whose values are recorded as digests only."""
@@ -159,3 +161,35 @@ def _versions() -> Iterator[tuple[str, str]]:
             yield name, version(name)
         except PackageNotFoundError:
             continue
+
+
+TIMEOUT_SECONDS = 2.0
+"""For each of two commands: a repository on a slow network must not delay a launch."""
+
+
+def commit_of(folder: Path) -> str | None:
+    """Return the commit that is checked out where a script lies, with `-dirty` if tracked files have changed.
+
+    Returns:
+        None if the folder is in no repository, git is not installed, or it does not answer in time.
+    """
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    if not commit:
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}-dirty" if changes else commit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # reading must not make the user's own git fail
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else None

@@ -12,14 +12,14 @@ from typing import Any
 
 import pydantic
 
-from grpo_run.runtime.continuity.fresh_seeds import FreshSeeds
-from grpo_run.runtime.continuity.memory_plan import MemoryPlan
-from grpo_run.runtime.continuity.rewards import MovedReward
-from grpo_run.runtime.continuity.train_calls import KnownCall
+from grpo_run.runtime.history.history_parts import PRIOR_FAILURE_SECONDS
+from grpo_run.runtime.history.quarantine import QuarantinedPrompt, RolloutPosition
+from grpo_run.runtime.history.recovery import FreshSeeds
+from grpo_run.runtime.history.rewards import MovedReward
+from grpo_run.runtime.history.train_calls import KnownCall
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.record.history_parts.failure_rate import PRIOR_FAILURE_SECONDS
-from grpo_run.runtime.rollouts.quarantine import QuarantinedPrompt, RolloutPosition
-from grpo_run.runtime.staging.slot import SnapshotName
+from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.snapshots.slot import SnapshotName
 
 VARIABLE = "GRPO_RUN_RANK"
 

@@ -1,6 +1,8 @@
 """Processes of one node: how ranks start, how they are terminated, and where their output goes.
 
-Start with `agent.py`, torch elastic's agent with our start method; `ranks.py` holds the processes of one
-attempt and `forkserver.py` the warm interpreter that they are forked from. May import `errors.py`,
-`upstream.py` and `watchdog`; decisions come from an `AttemptController` (`supervision/`).
+Start with `agent.py`, torch elastic's agent with our start method. `ranks.py` holds the processes of one
+attempt, `forkserver.py` the interpreter with preloaded modules that they are forked from, and `usage.py`
+reads their process trees. `helpers.py`, `adoption.py` and `termination.py` handle what the ranks have
+started. Imports `runtime/upstream/`, the modules of `runtime/` and `watchdog/`. Decisions come from an
+`AttemptController`, the supervisor.
 """

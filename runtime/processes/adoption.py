@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
-from grpo_run.runtime import upstream
+from grpo_run.runtime.upstream import process_names
 from grpo_run.watchdog.processes import list_processes, read_file, read_stat
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -58,7 +58,7 @@ def own_children() -> set[int]:
     # ranks are not daemons
     started = {child.pid for child in multiprocessing.active_children() if child.daemon}
     abandoned = {pid for pid, ticks in _abandoned if _lives(pid, ticks)}
-    return abandoned | {pid for pid in (upstream.forkserver_pid(), *started) if pid is not None}
+    return abandoned | {pid for pid in (process_names.forkserver_pid(), *started) if pid is not None}
 
 
 def abandon(child: BaseProcess) -> None:
@@ -70,16 +70,16 @@ def abandon(child: BaseProcess) -> None:
     assert child.pid is not None
     _never_wait_for(child.pid)
     child.kill()
-    upstream.forget_child(child)
+    process_names.forget_child(child)
 
 
 def abandon_server() -> None:
     """Do the same with the forkserver. The next rank is forked from another one."""
-    server = upstream.forkserver_pid()
+    server = process_names.forkserver_pid()
     assert server is not None
     _never_wait_for(server)
     os.kill(server, signal.SIGKILL)
-    upstream.forget_server()
+    process_names.forget_server()
 
 
 def _never_wait_for(pid: int) -> None:

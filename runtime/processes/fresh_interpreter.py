@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from grpo_run.runtime.named_signals import ignored_signals
+from grpo_run.runtime.processes.named_signals import ignored_signals
 
 STARTED_WITH = "started_with"
 """Name in `__main__` of the names of the modules that the interpreter has started with."""

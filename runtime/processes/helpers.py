@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from grpo_run.runtime.processes.adoption import Reaper, own_children
 from grpo_run.runtime.processes.termination import TerminatedProcess, terminate, wait_for_exits
-from grpo_run.watchdog.duration_text import duration_text
 from grpo_run.watchdog.processes import ProcessStat
 from grpo_run.watchdog.run_processes.keeping import without_kept
 from grpo_run.watchdog.run_processes.ownership import RunProcesses
@@ -24,6 +23,7 @@ from grpo_run.watchdog.run_processes.process_tree import read_processes
 from grpo_run.watchdog.run_processes.remaining import MAX_NAMED, RemainingProcesses, is_service
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import ExitClock
+from grpo_run.watchdog.text import duration_text
 
 OBSERVE_SECONDS = 1.0
 """Time between two observations of helpers that are waited for."""

@@ -20,12 +20,12 @@ from support.slots import fill, snapshot
 from support.torture import contents, resume, unexpected_files, verified_checkpoints
 from support.whole_runs import PATCHED, kill_all, resumed_at
 
-from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.runtime.staging.buffer import SnapshotBuffer
-from grpo_run.runtime.staging.draining.drain import DISK_RESERVE_BYTES, handle_request
-from grpo_run.runtime.staging.draining.drain_messages import DrainFailed, DrainPublished, DrainRequest
-from grpo_run.runtime.staging.index import Record, SafetensorsFile, SnapshotIndex, TorchFile
-from grpo_run.runtime.staging.slot import StagingSlot
+from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.buffer import SnapshotBuffer
+from grpo_run.runtime.snapshots.drain_messages import DrainFailed, DrainPublished, DrainRequest
+from grpo_run.runtime.snapshots.drain_worker import DISK_RESERVE_BYTES, handle_request
+from grpo_run.runtime.snapshots.index import Record, SafetensorsFile, SnapshotIndex, TorchFile
+from grpo_run.runtime.snapshots.slot import StagingSlot
 
 DISK_BYTES = DISK_RESERVE_BYTES + (24 << 20)
 EVENTS = 60

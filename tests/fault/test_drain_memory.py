@@ -13,7 +13,7 @@ import pytest
 from support.many_drains import drain_many
 from support.runs import SCRIPTS, Run
 
-from grpo_run.runtime.upstream import hidden_main
+from grpo_run.runtime.upstream.process_names import hidden_main
 
 pytestmark = pytest.mark.alone
 

@@ -14,7 +14,7 @@ from support.memory_cgroups import MemoryCgroup, memory_cgroup
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, digest
 
-from grpo_run.runtime.host_memory.last_sample import read_last_sample
+from grpo_run.runtime.memory.host_last_sample import read_last_sample
 
 pytestmark = pytest.mark.skipif(memory_cgroups.missing() is not None, reason=str(memory_cgroups.missing()))
 LIMIT_BYTES = 1200 << 20

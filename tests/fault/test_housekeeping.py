@@ -25,7 +25,7 @@ STEPS = 16
 def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A folder in memory and a registry of this test's own: `gc` must not touch the memory of other tests."""
     folder = Path(tempfile.mkdtemp(prefix="grpo-run-test-", dir=SHARED_MEMORY_ROOT))
-    monkeypatch.setattr("grpo_run.cli.housekeeping.areas.SHARED_MEMORY_ROOT", folder)
+    monkeypatch.setattr("grpo_run.cli.removal.SHARED_MEMORY_ROOT", folder)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     yield folder

@@ -11,7 +11,7 @@ from support.references import plain_ranks, undisturbed
 from support.runs import CONFIGS, SCRIPTS, Run, digest
 from support.trainer_and_loop import LOOP, TRAINER
 
-from grpo_run.watchdog.learning.rules import Guard
+from grpo_run.watchdog.learning_rules import Guard
 
 STEPS = ("--max-steps", "12", "--save-steps", "4")
 ROOT = CONFIGS.parent.parent

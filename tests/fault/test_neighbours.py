@@ -13,7 +13,7 @@ from support.references import plain_ranks
 from support.runs import SCRIPTS, digest
 from support.whole_runs import kill_all, memory_of
 
-from grpo_run.runtime.staging.ownership.leftovers import list_areas
+from grpo_run.runtime.snapshots.leftovers import list_areas
 
 Launch = Callable[[str, int, list[str]], Container]
 

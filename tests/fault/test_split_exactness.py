@@ -14,7 +14,7 @@ import pytest
 from support.references import plain_ranks
 from support.runs import SCRIPTS
 
-from grpo_run.runtime.continuity.memory.split_exactness import INEXACT_GRPO_LOSSES
+from grpo_run.runtime.memory.facts import INEXACT_GRPO_LOSSES
 
 CLOSE = 1e-5
 """The rounding of sums, after six steps of Adam in float32; 2e-7 was the largest that was measured."""

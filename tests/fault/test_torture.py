@@ -30,8 +30,8 @@ from support.torture import (
 
 from grpo_run.runtime.checkpoints.manifest import LOCK
 from grpo_run.runtime.checkpoints.search import name_of, snapshot_directory
-from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.runtime.staging.slot import path_of
+from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.slot import path_of
 
 OLDER, STEP, NEXT = 4, 6, 8
 MOST_CALLS = 500

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support.record_ranks import RecordRanks
 
-from grpo_run.watchdog.deadlocks.history import merge
+from grpo_run.watchdog.deadlocks.recording import merge
 
 WAITS, ACTS = True, False
 CALLS = {

@@ -180,7 +180,7 @@ def test_missing_py_spy_is_reported(
     start: Callable[[int, str], int], incident: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Evidence that could not be collected is listed with the reason."""
-    monkeypatch.setattr("grpo_run.watchdog.evidence.py_spy.find_py_spy", lambda: None)
+    monkeypatch.setattr("grpo_run.watchdog.evidence.stack_capture.find_py_spy", lambda: None)
     pids = {0: start(0, IGNORING + SLEEP)}
     found = collect(incident, pids, stack_files(incident, pids))
     assert found.missing == ["rank 0: not ready to write stacks, and py-spy: py-spy is not installed"]

@@ -12,13 +12,11 @@ from support.slots import fill, snapshot
 from grpo_run.cli.launch_options import staging as module
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.journal import Journal, read_journal
-from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.runtime.staging.ownership.acquisition import take_area
-from grpo_run.runtime.staging.ownership.folder import private_folder
-from grpo_run.runtime.staging.ownership.owner import describe_owner
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.journal import Journal, read_journal
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.ownership import describe_owner, private_folder, take_area
 
 
 @pytest.fixture

@@ -12,11 +12,10 @@ from support.measured_memory import job_fields, measure_in_process
 from support.memory_configurations import LIVE_JOBS, OTHER_JOBS, SHAPES, configurations
 
 from grpo_run.cli.main import main
-from grpo_run.trainers.planning.explaining.assumptions import explanations, floor, ranked, without_effect
-from grpo_run.trainers.planning.explaining.pairs import together
-from grpo_run.trainers.planning.job import Job
-from grpo_run.trainers.planning.model_config import load_model_config
-from grpo_run.trainers.planning.prediction import Predictor
+from grpo_run.runtime.planning.explaining import explanations, floor, ranked, together, without_effect
+from grpo_run.runtime.planning.job import Job
+from grpo_run.runtime.planning.model_config import load_model_config
+from grpo_run.runtime.planning.prediction import Predictor
 
 TINY = SHAPES["tiny, Qwen2, 2 layers of 64"]
 PHASES = {"forward", "backward", "optimizer"}

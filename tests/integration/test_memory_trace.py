@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.runs import SCRIPTS, Run
 
-from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.record.status import read_status
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.history.status import read_status
 
 SCRIPT = "kept_memory.py"
 FOUND: dict[str, tuple[str, str, str, str]] = {

@@ -12,7 +12,7 @@ from support import warm
 from support.runs import BIN, QUIET
 
 from grpo_run.dashboards.reward_plot import Summary, draw_run
-from grpo_run.runtime.record.journal import read_journal
+from grpo_run.runtime.history.journal import read_journal
 
 GSM8K = Path(os.environ.get("GRPO_RUN_GSM8K", Path(__file__).parents[3] / "shared" / "data" / "gsm8k"))
 

@@ -18,13 +18,13 @@ import pytest
 from support import memory_cgroups
 from support.memory_cgroups import memory_cgroup
 
-from grpo_run.runtime.continuity.rewards import FailureKind
-from grpo_run.trainers.rewards.deadlines import CallClock, Learned
-from grpo_run.trainers.rewards.workers import host as hosts
-from grpo_run.trainers.rewards.workers import packing
-from grpo_run.trainers.rewards.workers.generators import read_generators, write_generators
-from grpo_run.trainers.rewards.workers.messages import Reply, Task
-from grpo_run.trainers.rewards.workers.pool import Call, WorkerPool
+from grpo_run.runtime.history.rewards import FailureKind
+from grpo_run.runtime.rank.rewards import host as hosts
+from grpo_run.runtime.rank.rewards import packing
+from grpo_run.runtime.rank.rewards.deadlines import CallClock, Learned
+from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
+from grpo_run.runtime.rank.rewards.messages import Reply, Task
+from grpo_run.runtime.rank.rewards.pool import Call, WorkerPool
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 PROMPTS = ["a", "bb", "ccc"]

@@ -25,8 +25,8 @@ def run(program: str, folder: Path, library: str, **variables: str) -> subproces
 
 PROGRAM = """
 import os, sys
-from grpo_run.runtime.processes import forkserver, server_start
-from grpo_run.runtime import upstream
+from grpo_run.runtime.processes import forkserver, forkserver as server_start
+from grpo_run.runtime.upstream import process_names as upstream
 
 said = []
 server_start.await_server(said.append)
@@ -72,8 +72,8 @@ def test_a_server_that_hangs_or_ends_in_an_import_is_replaced(
 FROZEN = """
 import os, sys, time
 from support.freezer import freezer
-from grpo_run.runtime.processes import adoption, forkserver, server_start
-from grpo_run.runtime import upstream
+from grpo_run.runtime.processes import adoption, forkserver, forkserver as server_start
+from grpo_run.runtime.upstream import process_names as upstream
 
 said = []
 with freezer() as cgroup:
@@ -99,8 +99,8 @@ def test_a_server_that_survives_sigkill_is_abandoned(tmp_path: Path) -> None:
 STOPPED = """
 import os, signal, sys, time
 from pathlib import Path
-from grpo_run.runtime import upstream
-from grpo_run.runtime.processes import forkserver, server_start
+from grpo_run.runtime.upstream import process_names as upstream
+from grpo_run.runtime.processes import forkserver, forkserver as server_start
 from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
 from grpo_run.watchdog.processes import read_stat
 

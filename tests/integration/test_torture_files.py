@@ -15,7 +15,7 @@ from grpo_run.runtime.checkpoints.manifest import MANIFEST, TrainCall, remove_ma
 from grpo_run.runtime.checkpoints.search import find_checkpoints
 
 if TYPE_CHECKING:
-    from grpo_run.trainers.resuming.request import RejectedCheckpoint, ResumeRequest
+    from grpo_run.runtime.rank.resuming.request import RejectedCheckpoint, ResumeRequest
 
 STEPS = (2, 4, 6)
 TRIALS = 200
@@ -34,7 +34,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def question(folder: Path, **changes: Any) -> ResumeRequest:
     """Return the question of a later attempt of the run that wrote the checkpoints."""
-    from grpo_run.trainers.resuming.request import ResumeRequest
+    from grpo_run.runtime.rank.resuming.request import ResumeRequest
 
     fields: dict[str, Any] = {
         "call": TrainCall(ordinal=1, trainer_class="Trainer", output_dir=str(folder)), "run_id": "run-1",
@@ -62,7 +62,7 @@ def files(folder: Path) -> list[Path]:
 
 def test_no_damaged_checkpoint_is_ever_chosen(written: Path, tmp_path: Path) -> None:
     """After random damage to one to three files, the newest undamaged checkpoint is chosen, or none."""
-    from grpo_run.trainers.resuming.choice import choose
+    from grpo_run.runtime.rank.resuming.choice import choose
 
     dice, folder = random.Random(200), tmp_path / "out"
     shutil.copytree(written, folder)
@@ -96,7 +96,7 @@ def test_no_damaged_checkpoint_is_ever_chosen(written: Path, tmp_path: Path) -> 
 
 def test_no_truncated_checkpoint_without_a_manifest_is_chosen(written: Path, tmp_path: Path) -> None:
     """`resume_from_checkpoint=True` without manifests skips checkpoints with a truncated or missing file."""
-    from grpo_run.trainers.resuming.choice import choose
+    from grpo_run.runtime.rank.resuming.choice import choose
 
     dice, folder = random.Random(60), tmp_path / "out"
     shutil.copytree(written, folder)

@@ -17,8 +17,8 @@ import trl
 from split_cases import CASES
 from transformers import TrainingArguments
 
-from grpo_run.runtime.continuity.memory_plan import MemoryPlan
-from grpo_run.trainers.memory_plan import configuration, settings
+from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.rank.memory_plan import configuration, settings
 
 PLANS = {
     "again": MemoryPlan(),

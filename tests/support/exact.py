@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from grpo_run.trainers.exact.format import rank_state_path
-from grpo_run.trainers.exact.state import ExactState
+from grpo_run.runtime.rank.exact.format import rank_state_path
+from grpo_run.runtime.rank.exact.state import ExactState
 
 
 class Trainer:

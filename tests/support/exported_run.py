@@ -6,15 +6,15 @@ import os
 import time
 from pathlib import Path
 
-from grpo_run.runtime.board.accounting.memory_area import MemoryAreaWriter
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.continuity.rewards import FailureKind
-from grpo_run.runtime.host_memory.last_sample import LastSample
-from grpo_run.runtime.record.journal import Journal
-from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.record.status import RunStatus, read_status
-from grpo_run.runtime.rollouts.exclusions import Reason
-from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse, ProcessMemory
+from grpo_run.runtime.board.memory_area import MemoryAreaWriter
+from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.rewards import FailureKind
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.history.status import RunStatus, read_status
+from grpo_run.runtime.memory.host_last_sample import LastSample
+from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
 from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 def fail_in_poll() -> None:
     """Let the detector raise once."""
-    from grpo_run.runtime.detection.detector import HangDetector
+    from grpo_run.runtime.supervisor.detection.detector import HangDetector
 
     scan = HangDetector.scan
 
@@ -34,7 +34,7 @@ def fail_in_poll() -> None:
 
 def fail_in_start() -> None:
     """Let the preparation of the second attempt raise."""
-    from grpo_run.runtime.supervision.attempts.attempt import Attempt
+    from grpo_run.runtime.supervisor.attempt import Attempt
 
     make_files = Attempt.make_files
 
@@ -80,7 +80,7 @@ def exhaust_descriptors() -> None:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    from grpo_run.runtime.detection.detector import HangDetector
+    from grpo_run.runtime.supervisor.detection.detector import HangDetector
 
     scan, thread = HangDetector.scan, threading.Thread(target=run, daemon=True)
 

@@ -32,13 +32,13 @@ def imported_files(name: str) -> set[Path]:
     return {FILES[imported].relative_to(REPOSITORY) for imported in edges(name)}
 
 
-def folder_graph(package: str) -> Graph:
-    """Return which folders of a package import which others; files at its root count separately."""
+def graph_of(hall: str) -> Graph:
+    """Return which folders and modules that lie directly in a folder import which others there."""
     found: dict[str, set[str]] = defaultdict(set)
-    for name in _modules_of(package):
-        here = _node(FILES[name].relative_to(REPOSITORY / package))
+    for name in _modules_of(hall):
+        here = _node(FILES[name].relative_to(REPOSITORY / hall))
         found[here] |= {
-            _node(file.relative_to(package)) for file in imported_files(name) if file.parts[0] == package
+            _node(file.relative_to(hall)) for file in imported_files(name) if file.is_relative_to(hall)
         } - {here}
     return found
 
@@ -51,8 +51,13 @@ def package_graph() -> Graph:
     }
 
 
-def _modules_of(package: str) -> list[str]:
-    return [name for name in FILES if name.partition(".")[0] == package]
+def halls() -> list[str]:
+    """Return the folders that hold several folders of modules, the packages first."""
+    return [str(folder) for folder in folders() if sum(other.parent == folder for other in folders()) > 1]
+
+
+def _modules_of(folder: str) -> list[str]:
+    return [name for name, file in FILES.items() if file.is_relative_to(REPOSITORY / folder)]
 
 
 def _node(path: Path) -> str:
@@ -116,12 +121,10 @@ def folder_table() -> str:
 
 
 def drawings() -> str:
-    """Return the graph of the packages, and one for each package with several folders."""
+    """Return the graph of the packages, and one for each folder with several folders."""
     parts = ["### Packages", mermaid(package_graph())]
-    for package in PACKAGES:
-        graph = folder_graph(package)
-        if sum(1 for node in graph if not node.endswith(".py")) > 1:
-            parts += [f"### Inside `{package}/`", mermaid(graph)]
+    for hall in halls():
+        parts += [f"### Inside `{hall}/`", mermaid(graph_of(hall))]
     return "\n\n".join(parts)
 
 

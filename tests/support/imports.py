@@ -67,3 +67,17 @@ def edges(name: str) -> set[str]:
             found.add(inner)
     # `from package import module` names both; only the module is meant
     return {module for module in found if not any(other.startswith(f"{module}.") for other in found)}
+
+
+def room(name: str) -> str:
+    """Return the room of a module: its folder, or the module itself if it lies beside folders."""
+    folder = name if FILES[name].name == "__init__.py" else name.rpartition(".")[0]
+    return name if folder in halls() else folder
+
+
+@functools.cache
+def halls() -> frozenset[str]:
+    """Return the folders that hold folders of modules."""
+    return frozenset(
+        name.rpartition(".")[0] for name, file in FILES.items() if file.name == "__init__.py" and "." in name
+    )

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.record.journal import Journal
-from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.watchdog.evidence.stacks import Frame, Stack, format_stack_groups, group_by_stack
 
 AT = 1_790_000_000.0

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.runtime.staging.draining import drain_scheduler
-from grpo_run.runtime.staging.draining.drain_scheduler import DrainScheduler
+from grpo_run.runtime.snapshots import drain_scheduler
+from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from support.slots import fill, snapshot
 
 EVERY = 50

@@ -129,8 +129,8 @@ def _train(job: dict[str, Any], marked: Marked) -> None:
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
     from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
 
-    from grpo_run.trainers.planning.model_config import load_model_config
-    from grpo_run.trainers.upstream.memory_names import forget_accelerator
+    from grpo_run.runtime.planning.model_config import load_model_config
+    from grpo_run.runtime.upstream.memory_names import forget_accelerator
 
     forget_accelerator()
     words = {"a": 0, "<unk>": 1, "<eos>": 2, "<pad>": 3}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_run.runtime.continuity.memory_facts import MemoryFacts, ModelFacts
+from grpo_run.runtime.memory.facts import MemoryFacts, ModelFacts
 
 _SIZES: dict[str, Any] = {
     "train_call": 1,

@@ -31,25 +31,20 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODULES = {
-    "runtime/supervision/policy.py": "tests/unit/runtime/supervision/policy",
+    "runtime/supervisor/policy.py": "tests/unit/runtime/supervisor/policy",
     "runtime/checkpoints/compatibility.py": "tests/unit/runtime/checkpoints/test_compatibility.py",
-    "watchdog/diagnosis/exits.py": "tests/unit/watchdog/diagnosis",
+    "watchdog/diagnosis/exits.py": "tests/unit/watchdog/diagnosis/exits",
     "watchdog/stalls/deadlines.py": "tests/unit/watchdog/stalls/test_deadlines.py",
-    "watchdog/deadlocks/positions.py": "tests/unit/watchdog/deadlocks",
-    "watchdog/deadlocks/proof.py": "tests/unit/watchdog/deadlocks",
-    "watchdog/deadlocks/completion.py": "tests/unit/watchdog/deadlocks",
+    "watchdog/deadlocks/positions.py": "tests/unit/watchdog/deadlocks/proof",
+    "watchdog/deadlocks/proof.py": "tests/unit/watchdog/deadlocks/proof",
+    "watchdog/deadlocks/collectives.py": "tests/unit/watchdog/deadlocks/proof",
     "watchdog/deadlocks/threads.py": "tests/unit/watchdog/deadlocks/test_threads.py",
-    "watchdog/deadlocks/culprit.py": "tests/unit/watchdog/deadlocks",
-    "watchdog/diagnosis/hangs.py": "tests/unit/watchdog/diagnosis",
+    "watchdog/deadlocks/culprit.py": "tests/unit/watchdog/deadlocks/proof",
+    "watchdog/diagnosis/hangs.py": "tests/unit/watchdog/diagnosis/exits",
     "watchdog/waits/proof.py": "tests/unit/watchdog/waits",
-    "watchdog/progress/step_clock.py": "tests/unit/watchdog/progress",
-    "watchdog/progress/late_ranks.py": "tests/unit/watchdog/progress",
-    "watchdog/learning/capped.py": "tests/unit/watchdog/learning",
-    "watchdog/learning/divergence.py": "tests/unit/watchdog/learning",
-    "watchdog/learning/entropy.py": "tests/unit/watchdog/learning",
-    "watchdog/learning/nonfinite.py": "tests/unit/watchdog/learning",
-    "watchdog/learning/reward_collapse.py": "tests/unit/watchdog/learning",
-    "watchdog/learning/zero_variance.py": "tests/unit/watchdog/learning",
+    "watchdog/stalls/step_clock.py": "tests/unit/watchdog/stalls",
+    "watchdog/stalls/late_ranks.py": "tests/unit/watchdog/stalls",
+    "watchdog/learning_guards.py": "tests/unit/watchdog",
 }
 """The pure deciders, and the tests that must notice a change."""
 EQUIVALENT_OPERATORS = (

@@ -11,8 +11,8 @@ import sys
 
 if __name__ == "__main__":
     from grpo_run.cli.main import main
-    from grpo_run.runtime.staging.draining import drain_requests, drain_scheduler, last_writes
-    from grpo_run.runtime.supervision import policy
+    from grpo_run.runtime.snapshots import drain_requests, drain_scheduler, last_writes
+    from grpo_run.runtime.supervisor import policy
 
     for name, value in json.loads(os.environ["TEST_DRAINS"]).items():
         known = (drain_requests, drain_scheduler, last_writes, policy)

@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from grpo_run.cli.planning.report import Report
-from grpo_run.trainers.planning.changes import Change, Outcome
-from grpo_run.trainers.planning.fit import Fit
-from grpo_run.trainers.planning.job import Job
-from grpo_run.trainers.planning.model_config import Shape
-from grpo_run.trainers.planning.prediction import PhaseMemory, Prediction
-from grpo_run.trainers.planning.terms import Term
+from grpo_run.runtime.planning.changes import Change, Outcome
+from grpo_run.runtime.planning.job import Job
+from grpo_run.runtime.planning.model_config import Shape
+from grpo_run.runtime.planning.prediction import Fit, PhaseMemory, Prediction
+from grpo_run.runtime.planning.terms import Term
 
 GIB = 1 << 30
 SHAPE = Shape(

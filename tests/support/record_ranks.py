@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.detection import flight_recorder
+from grpo_run.runtime.supervisor.detection import collective_records
 from grpo_run.watchdog.deadlocks.collectives import Collective
 from grpo_run.watchdog.deadlocks.recording import parse_recording
 from grpo_run.watchdog.deadlocks.threads import THREADS_HANDLER, ThreadReport
@@ -104,8 +104,8 @@ def _run(rank: int, folder: str) -> None:
     import torch.distributed as dist
     from torch._C import _distributed_c10d
 
-    from grpo_run.trainers.rank.collectives.recorder import Recorder
-    from grpo_run.trainers.rank.worker_server import serve_thread_reports, start_worker_server
+    from grpo_run.runtime.rank.collective_recorder import Recorder
+    from grpo_run.runtime.rank.worker_server import serve_thread_reports, start_worker_server
 
     slot = Board.open(Path(folder) / "board", writable=True).writer(
         rank, rank=rank, pid=os.getpid(), attempt=0
@@ -134,8 +134,8 @@ class Reading:
 
     def __init__(self, board: Board, folder: str) -> None:
         sockets = {rank: f"{folder}/s{rank}" for rank in range(WORLD)}
-        answers, failures = flight_recorder.fetch(sockets, SECONDS)
-        reports, others = flight_recorder.fetch(sockets, SECONDS, THREADS_HANDLER)
+        answers, failures = collective_records.fetch(sockets, SECONDS)
+        reports, others = collective_records.fetch(sockets, SECONDS, THREADS_HANDLER)
         assert (failures, others) == ({}, {})
         self.recorded = {rank: parse_recording(answers[rank]) for rank in sockets}
         self.logged: dict[int, tuple[Collective, ...]] = {

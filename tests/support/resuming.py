@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_run.trainers.resuming.request import ResumeChoice
+from grpo_run.runtime.rank.resuming.request import ResumeChoice
 from support import checkpoint_files
 
 STARTED_AT = 2_000_000_000.0

@@ -21,8 +21,8 @@ from typing import Any
 
 from grpo_run.cli.main import main
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.record.journal import JournalReader
-from grpo_run.runtime.staging.ownership.owner import recorded_areas
+from grpo_run.runtime.history.journal import JournalReader
+from grpo_run.runtime.snapshots.ownership import recorded_areas
 from grpo_run.watchdog.observation import Phase
 from support import warm
 from support.warm import QUIET

@@ -6,12 +6,12 @@ after the other while the ranks go on.
 
 from __future__ import annotations
 
-from grpo_run.runtime.detection.deadlock_detector import Poll
+from grpo_run.runtime.supervisor.detection.deadlock_detector import Poll
 from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
-from grpo_run.watchdog.deadlocks.history import merge
 from grpo_run.watchdog.deadlocks.positions import Position, without_other_threads
 from grpo_run.watchdog.deadlocks.proof import prove
+from grpo_run.watchdog.deadlocks.recording import merge
 from grpo_run.watchdog.deadlocks.threads import ThreadReport, with_threads
 from grpo_run.watchdog.verdict import Location
 from support.collective_programs import MAIN, Step

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective, CollectiveProgress
-from grpo_run.watchdog.deadlocks.completion import can_meet
+from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective, CollectiveProgress, can_meet
 from support.collective_programs import MAIN, SYMMETRIC, Program, Step
 
 RECORDED = {"reduce_scatter": "all_reduce"}

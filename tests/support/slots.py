@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.staging.buffer import SnapshotBuffer
-from grpo_run.runtime.staging.index import Record, SafetensorsFile, SnapshotIndex, TorchFile
-from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
+from grpo_run.runtime.snapshots.buffer import SnapshotBuffer
+from grpo_run.runtime.snapshots.index import Record, SafetensorsFile, SnapshotIndex, TorchFile
+from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
 from support.identities import identity
 
 PLAIN = {"trainer_state.json": b'{"global_step": 5}', "tokenizer/vocab.txt": b"a\nb\n"}

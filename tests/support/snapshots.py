@@ -11,9 +11,9 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from grpo_run.runtime.staging.slot import StagingSlot
-from grpo_run.trainers.saving.flags import SaveFlags
-from grpo_run.trainers.saving.snapshots import Snapshots
+from grpo_run.runtime.rank.saving.reservation import SaveFlags
+from grpo_run.runtime.rank.saving.snapshots import Snapshots
+from grpo_run.runtime.snapshots.slot import StagingSlot
 from support.slots import snapshot
 
 TAKEN, NO_MEMORY, NO_SLOT, FORBIDDEN = "taken", "no memory", "no slot", "forbidden"

@@ -25,13 +25,13 @@ from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, TrainCall, read_manifest
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
 from grpo_run.runtime.checkpoints.search import directories_of_run, snapshot_directories, step_of
-from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.runtime.staging.draining.drain import handle_request
-from grpo_run.runtime.staging.draining.drain_messages import DrainPublished, DrainRequest
-from grpo_run.runtime.staging.draining.drain_policy import next_to_drain
-from grpo_run.runtime.staging.slot import StagedSnapshot, StagingSlot
-from grpo_run.runtime.upstream import hidden_main
-from grpo_run.trainers.patches import override_attributes
+from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.drain_messages import DrainPublished, DrainRequest
+from grpo_run.runtime.snapshots.drain_policy import next_to_drain
+from grpo_run.runtime.snapshots.drain_worker import handle_request
+from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
+from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream.process_names import hidden_main
 from support.syscalls import Stop, Trace, run_and_kill
 
 OUR_RUN = "run-1"
@@ -115,9 +115,9 @@ def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) 
     import torch
     from transformers import set_seed
 
-    from grpo_run.runtime.staging.buffer import SnapshotBuffer
-    from grpo_run.trainers.saving.flags import SaveFlags
-    from grpo_run.trainers.saving.snapshots import Snapshots
+    from grpo_run.runtime.rank.saving.reservation import SaveFlags
+    from grpo_run.runtime.rank.saving.snapshots import Snapshots
+    from grpo_run.runtime.snapshots.buffer import SnapshotBuffer
 
     trainer = _trainer()
     allocate = SnapshotBuffer.allocate
@@ -212,7 +212,7 @@ def _fork(work: Callable[[], object]) -> int:
 
 def _prepare(scratch: Path) -> None:
     """Do once what every fork would do again: create the trainer, and import what a snapshot imports."""
-    from grpo_run.trainers.saving import flags, snapshots  # noqa: F401
+    from grpo_run.runtime.rank.saving import snapshots  # noqa: F401
 
     trainer = _trainer(scratch)
     trainer._save_checkpoint(trainer.model_wrapped, None)
@@ -298,8 +298,8 @@ def verified_checkpoints(output: Path) -> dict[str, dict[str, str]]:
 
 def resume(output: Path, *also_in: Path, ranks: int = 1) -> Path | None:
     """Return the checkpoint that a later attempt resumes from, chosen as the guard does."""
-    from grpo_run.trainers.resuming.choice import choose
-    from grpo_run.trainers.resuming.request import ResumeRequest
+    from grpo_run.runtime.rank.resuming.choice import choose
+    from grpo_run.runtime.rank.resuming.request import ResumeRequest
 
     for directory in directories_of_run(OUR_RUN, output):
         clean_partial_directories(directory)

@@ -9,7 +9,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from grpo_run.runtime.checkpoints.manifest import Identity, TrainCall, installed_versions, write_manifest
-from grpo_run.trainers.saving import description
+from grpo_run.runtime.rank.saving import description
 
 
 class Sum(torch.nn.Module):

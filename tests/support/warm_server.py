@@ -39,13 +39,13 @@ IMPORTED = (
     "grpo_run.dashboards.terminal",
     "grpo_run.runtime.processes.agent",
     "grpo_run.runtime.processes.output",
-    "grpo_run.runtime.staging.draining.drain_scheduler",
+    "grpo_run.runtime.snapshots.drain_scheduler",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "torch.distributed.run",
     "accelerate.commands.launch",
 )
 """What `grpo-run launch` imports in the supervisor; `PRELOAD` is what it imports in the forkserver."""
-PRELOAD = "grpo_run.trainers.preload"
+PRELOAD = "grpo_run.runtime.rank.preload"
 FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
 """pyarrow's allocator, which handles forks itself; the forkserver of every run has this thread too."""
 SUPERVISOR_PID = "GRPO_RUN_SUPERVISOR_PID"
@@ -66,9 +66,7 @@ class Launcher:
 
     def __init__(self, listener: socket.socket, environment: dict[str, str]) -> None:
         self.listener = listener
-        self.read_at_import = importlib.import_module(
-            "grpo_run.runtime.launch.sources.environment_variables"
-        ).READ_AT_IMPORT
+        self.read_at_import = importlib.import_module("grpo_run.runtime.launch.sources").READ_AT_IMPORT
         self.environment = self.import_time(environment)
         self.path = [entry for entry in sys.path if entry]
         for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep):

@@ -14,8 +14,8 @@ from pathlib import Path
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
 from grpo_run.runtime.checkpoints.search import find_candidates, snapshot_directories
-from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.runtime.staging.ownership.owner import recorded_areas
+from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.ownership import recorded_areas
 from support.runs import Run, alive, descendants
 
 PATCHED = (sys.executable, "-P", str(Path(__file__).with_name("patched_launch.py")))

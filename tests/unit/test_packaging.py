@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -33,10 +34,14 @@ def packages_on_disk() -> set[str]:
     }
 
 
-def test_every_package_on_disk_is_listed(project: dict[str, Any]) -> None:
-    """A folder with `__init__.py` that is not listed would be missing from the wheel."""
-    listed = project["tool"]["setuptools"]["packages"]
-    assert sorted(listed) == sorted(packages_on_disk())
+def test_every_package_on_disk_is_found() -> None:
+    """`setup.py` finds the packages; one that it missed would be missing from the wheel."""
+    found: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(REPOSITORY)
+        patch.setattr("setuptools.setup", lambda **arguments: found.extend(arguments["packages"]))
+        runpy.run_path("setup.py")
+    assert sorted(found) == sorted(packages_on_disk())
 
 
 def test_the_five_folders_are_packages() -> None:
@@ -56,20 +61,15 @@ def test_every_folder_with_sources_is_a_package() -> None:
 
 
 def test_package_directories_map_to_their_folders(project: dict[str, Any]) -> None:
-    """`grpo_run.a.b` comes from the folder `a/b`, for each package listed."""
-    setuptools = project["tool"]["setuptools"]
-    expected = {name: name.removeprefix("grpo_run.").replace(".", "/") for name in setuptools["packages"]}
-    assert setuptools["package-dir"] == expected
+    """`grpo_run.a` comes from the folder `a`; setuptools derives the folders below it."""
+    assert project["tool"]["setuptools"]["package-dir"] == {
+        f"grpo_run.{folder}": folder for folder in FOLDERS
+    }
 
 
 def test_every_package_is_marked_as_typed() -> None:
-    """Type checkers of users read our annotations only beside `py.typed`."""
-    unmarked = [
-        name
-        for name in sorted(packages_on_disk())
-        if not (REPOSITORY / name.removeprefix("grpo_run.").replace(".", "/") / "py.typed").is_file()
-    ]
-    assert unmarked == []
+    """Type checkers of users read our annotations only if the top-level package has `py.typed`."""
+    assert [folder for folder in FOLDERS if not (REPOSITORY / folder / "py.typed").is_file()] == []
 
 
 def test_every_data_file_is_installed(project: dict[str, Any]) -> None:
@@ -78,9 +78,12 @@ def test_every_data_file_is_installed(project: dict[str, Any]) -> None:
     patterns = setuptools["package-data"]["*"]
     missing = [
         file.relative_to(REPOSITORY)
-        for folder in setuptools["package-dir"].values()
-        for file in (REPOSITORY / folder).iterdir()
-        if file.is_file() and file.suffix != ".py" and not any(file.match(pattern) for pattern in patterns)
+        for folder in FOLDERS
+        for file in (REPOSITORY / folder).rglob("*")
+        if file.is_file()
+        and "__pycache__" not in file.parts
+        and file.suffix != ".py"
+        and not any(file.match(pattern) for pattern in patterns)
     ]
     assert missing == []
 

@@ -1,5 +1,7 @@
 """Packaged recipes: TRL scripts with YAML settings, which `grpo-run train` and torchrun run alike.
 
-May import `runtime.errors` and nothing of the guard. Start reading at `recipe.py` (what a recipe may contain)
-and `__main__.py` (the script).
+Start with `recipe.py` (what a recipe may contain) and `__main__.py` (the script). `settings.py` parses the
+YAML, `training.py` is shared training code, `arithmetic.py` and `gsm8k.py` are the tasks with rewards in
+`rewards.py`. Imports `runtime/errors.py`, the settings of caps and guards, and `trainers/caps.py`; nothing
+else of the guard.
 """

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from grpo_run.trainers.recipes.answers import MARKER, final_answer
+from grpo_run.trainers.recipes.problems import MARKER, final_answer
 
 Completion = str | Sequence[Mapping[str, Any]]
 

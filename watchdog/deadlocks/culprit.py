@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 
-from grpo_run.watchdog.deadlocks.collectives import BACKWARD, DEFAULT_GROUP, Collective
-from grpo_run.watchdog.deadlocks.completion import can_meet
+from grpo_run.watchdog.deadlocks.collectives import BACKWARD, DEFAULT_GROUP, Collective, can_meet
 from grpo_run.watchdog.verdict import Location
 
 SHORTEST_CONTEXT = 2

@@ -1,15 +1,29 @@
 """A proved deadlock: cause, culprits, and what each rank is in.
 
 Made by `proof.py`, turned into a verdict by `diagnosis`.
+
+Sentences about a deadlock: which ranks are in which collective, at which line, and which rank is at fault.
+
+Called by `proof.py`. Decides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from pathlib import PurePath
+from types import MappingProxyType
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.deadlocks.collectives import Collective
+from grpo_run.watchdog.deadlocks.collectives import (
+    CONSENSUS_GROUP,
+    DEFAULT_GROUP,
+    Collective,
+    element_count,
+    python_dtype_name,
+)
+from grpo_run.watchdog.text import join_words, rank_names
 from grpo_run.watchdog.verdict import Location
 
 
@@ -28,3 +42,108 @@ class Deadlock:
     locations: Mapping[int, Location]
     mismatch: str | None
     sentence: str
+
+
+MAX_SHAPES = 3
+"""Shapes of more tensors are summed up."""
+MAX_CALLS = 3
+"""Ranks of which the last consensus call is named."""
+
+
+def describe_operation(collective: Collective) -> str:
+    """Describe an operation with its inputs, as `all_reduce of 5 float32 elements`."""
+    if not collective.sizes and not collective.dtypes:
+        return collective.operation
+    words = [collective.operation, "of"]
+    if len(collective.sizes) > MAX_SHAPES:
+        words.append(str(element_count(collective)))
+    elif collective.sizes:
+        words.append(" + ".join("×".join(map(str, size)) or "1" for size in collective.sizes))
+    if collective.dtypes:
+        words.append("/".join(dict.fromkeys(map(python_dtype_name, collective.dtypes))))
+    words.append("element" if collective.sizes and element_count(collective) == 1 else "elements")
+    if len(collective.sizes) > MAX_SHAPES:
+        words.append(f"in {len(collective.sizes)} tensors")
+    return " ".join(words)
+
+
+def describe_deadlock(
+    stuck: Mapping[int, Collective],
+    culprits: Sequence[int],
+    locations: Mapping[int, Location],
+    *,
+    exited: bool,
+    exited_ranks: AbstractSet[int],
+    last_calls: Mapping[int, Collective] = MappingProxyType({}),
+) -> str:
+    """Return what keeps the ranks in `stuck` from continuing: one sentence, and one more about consensus calls.
+
+    Args:
+        exited: the culprits have exited or are outside training.
+        exited_ranks: ranks whose process has exited.
+        last_calls: the last consensus call of ranks that others wait for in theirs.
+    """
+    sentence = _describe(stuck, culprits, locations, exited=exited, exited_ranks=exited_ranks)
+    calls = [
+        f"the last consensus call of rank {rank} was call {call.sequence}"
+        + (f" at {PurePath(call.location.file).name}:{call.location.line}" if call.location else "")
+        for rank, call in sorted(last_calls.items())
+    ]
+    text = join_words(calls[:MAX_CALLS])
+    return f"{sentence} {text[0].upper()}{text[1:]}." if text else sentence
+
+
+def _describe(
+    stuck: Mapping[int, Collective],
+    culprits: Sequence[int],
+    locations: Mapping[int, Location],
+    *,
+    exited: bool,
+    exited_ranks: AbstractSet[int],
+) -> str:
+    right = [rank for rank in sorted(stuck) if rank not in culprits]
+    if exited:
+        have, pronoun = ("has", "it") if len(culprits) == 1 else ("have", "them")
+        verb = "exited" if all(rank in exited_ranks for rank in culprits) else "left training"
+        waits = [
+            f"{rank_names(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {pronoun} in {place}"
+            for place, ranks in _places(right, stuck, locations, inputs=False).items()
+        ]
+        return f"Deadlock: {rank_names(culprits)} {have} {verb} while {join_words(waits)}."
+    inputs = len({(here.group, here.sequence, here.operation) for here in stuck.values()}) == 1
+    wrong = [rank for rank in sorted(culprits) if rank in stuck] or right[:1]
+    if not culprits:  # ranks in the same place as the first rank belong to its side
+        sides = _places(right, stuck, locations, inputs=inputs)
+        wrong = next(iter(sides.values()))
+        right = [rank for rank in right if rank not in wrong]
+    clauses = [
+        join_words(
+            f"{rank_names(ranks)} {'is' if len(ranks) == 1 else 'are'} in {place}"
+            for place, ranks in _places(side, stuck, locations, inputs=inputs).items()
+        )
+        for side in (wrong, right)
+        if side
+    ]
+    doubt = "" if culprits else "; the records do not tell which is at fault"
+    return f"Deadlock: {' while '.join(clauses)}{doubt}."
+
+
+def _places(
+    ranks: Sequence[int],
+    stuck: Mapping[int, Collective],
+    locations: Mapping[int, Location],
+    *,
+    inputs: bool,
+) -> dict[str, list[int]]:
+    """Group ranks by the description of the collective they are in; `inputs` adds sizes and dtypes."""
+    places: dict[str, list[int]] = {}
+    for rank in ranks:
+        here, location = stuck[rank], locations.get(rank)
+        line = f"{PurePath(location.file).name}:{location.line}, " if location else ""
+        if here.group == CONSENSUS_GROUP:
+            what, number = "consensus", f"call {here.sequence}"
+        else:
+            what = describe_operation(here) if inputs else here.operation
+            number = f"#{here.sequence}" + ("" if here.group == DEFAULT_GROUP else f" of group {here.group}")
+        places.setdefault(f"{what} ({line}{number})", []).append(rank)
+    return places

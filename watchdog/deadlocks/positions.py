@@ -13,9 +13,9 @@ from grpo_run.watchdog.deadlocks.collectives import (
     DEFAULT_GROUP,
     Collective,
     CollectiveProgress,
+    needed_members,
     share_group,
 )
-from grpo_run.watchdog.deadlocks.completion import needed_members
 from grpo_run.watchdog.verdict import Location
 
 MIN_TIMEOUT_SECONDS = 60.0

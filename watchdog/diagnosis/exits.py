@@ -12,14 +12,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 
-from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.causes import Cause, Origin, origin_of
 from grpo_run.watchdog.diagnosis.lost_peers import is_victim
 from grpo_run.watchdog.diagnosis.out_of_memory import memory_advice, memory_sentence, memory_signature
 from grpo_run.watchdog.diagnosis.place import last_step, phases_of, position_of
+from grpo_run.watchdog.memory.shortage import Shortage, shortage_of, shortage_of_bus_error
 from grpo_run.watchdog.observation import Exit, Phase, ProcessEnd, RankError, Slot
-from grpo_run.watchdog.origins import Origin, origin_of
-from grpo_run.watchdog.out_of_memory.shortage import Shortage, shortage_of, shortage_of_bus_error
-from grpo_run.watchdog.rank_names import rank_names
+from grpo_run.watchdog.text import rank_names
 from grpo_run.watchdog.verdict import Location, Verdict
 
 NOT_OF_SCRIPT = frozenset({"KeyboardInterrupt", "InjectedFault"})

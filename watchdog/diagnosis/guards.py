@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.learning.rules import Guard
+from grpo_run.watchdog.learning_rules import Guard
 from grpo_run.watchdog.observation import Exit, Slot
 from grpo_run.watchdog.verdict import Verdict
 

@@ -1,6 +1,6 @@
 """Diagnosis of ranks killed by the kernel's OOM killer: cause `host_oom`, with the figures.
 
-A bare SIGKILL proves nothing: only a rise of the kernel's own counter does (`host_memory/kills.py`). Called by the incident
+A bare SIGKILL proves nothing: only a rise of the kernel's own counter does (`watchdog/memory/host_kills.py`). Called by the incident
 investigation before other exits are diagnosed. Pure.
 """
 
@@ -13,11 +13,10 @@ from dataclasses import replace
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.diagnosis.exits import diagnose_exits
-from grpo_run.watchdog.duration_text import duration_text
-from grpo_run.watchdog.host_memory.kills import KernelKills
-from grpo_run.watchdog.host_memory.sample import HostSample, describe_use
+from grpo_run.watchdog.memory.host_kills import KernelKills
+from grpo_run.watchdog.memory.host_sample import HostSample, describe_use
 from grpo_run.watchdog.observation import Exit, RankError, Slot
-from grpo_run.watchdog.size_text import size_text
+from grpo_run.watchdog.text import duration_text, size_text
 from grpo_run.watchdog.verdict import Verdict
 
 KILLED_HELPER = re.compile(

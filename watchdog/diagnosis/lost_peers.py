@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from grpo_run.watchdog.memory.error_patterns import recognize
+from grpo_run.watchdog.memory.shortage import shortage_of
 from grpo_run.watchdog.observation import Exit, RankError
-from grpo_run.watchdog.out_of_memory.error_patterns import recognize
-from grpo_run.watchdog.out_of_memory.shortage import shortage_of
 
 _PEER_ERROR = re.compile(
     r"connection (?:closed|reset) by peer|connectFullMesh failed|remote process has|socket (?:timeout|closed)"

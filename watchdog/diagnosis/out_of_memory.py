@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.memory.error_patterns import Source
+from grpo_run.watchdog.memory.figures import Figures
+from grpo_run.watchdog.memory.retries import Retries
+from grpo_run.watchdog.memory.shortage import OUTSIDE, MemoryPhase, Shortage
 from grpo_run.watchdog.observation import Slot
-from grpo_run.watchdog.out_of_memory.error_patterns import Source
-from grpo_run.watchdog.out_of_memory.figures import Figures
-from grpo_run.watchdog.out_of_memory.phases import OUTSIDE, MemoryPhase
-from grpo_run.watchdog.out_of_memory.retries import Retries
-from grpo_run.watchdog.out_of_memory.shortage import Shortage
 from grpo_run.watchdog.verdict import Verdict
 
 _PHASE_ADVICE = {

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from grpo_run.watchdog.callback_names import place_name
+from grpo_run.watchdog.memory.shortage import OUTSIDE, MemoryPhase, Shortage
 from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Exit, Phase, Slot
-from grpo_run.watchdog.out_of_memory.phases import OUTSIDE, MemoryPhase
-from grpo_run.watchdog.out_of_memory.shortage import Shortage
+from grpo_run.watchdog.text import place_name
 
 _STEP_ITSELF = frozenset({Phase.forward_backward, Phase.optimizer})
 """Phases that only the computation of a step has. A callback at the end of the step runs inside them."""

@@ -15,7 +15,7 @@ from grpo_run.watchdog.evidence.stacks import Stack, main_stack
 from grpo_run.watchdog.observation import Phase, RankError
 from grpo_run.watchdog.verdict import RewardFunction
 
-CALLER_FILE = f"{OUR_ROOT}/trainers/rewards/served.py"
+CALLER_FILE = f"{OUR_ROOT}/runtime/rank/rewards/served.py"
 CALLERS = frozenset({"call_in_rank", "served_async", "_until_deadline"})
 """Functions of that file whose next inner frame is a reward function."""
 EVERY_FUNCTION = RewardFunction(file="", function="*")

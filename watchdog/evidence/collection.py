@@ -9,6 +9,10 @@
 Called by the incident investigation between a fault and the termination of the ranks. Limited in time and
 size; files have mode 0600, directories 0700. Does not interpret, and does not ask ranks for their
 collectives: the caller passes them in.
+
+Copies of /proc files of the ranks, and a list of their child processes.
+
+Called by `collection.py`; does not judge.
 """
 
 from __future__ import annotations
@@ -21,13 +25,49 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_run.watchdog.evidence import py_spy, stack_capture
+from grpo_run.watchdog import processes
+from grpo_run.watchdog.evidence import stack_capture
+from grpo_run.watchdog.evidence import stack_capture as py_spy
 from grpo_run.watchdog.evidence.background import BackgroundCall
 from grpo_run.watchdog.evidence.files import MAX_FILE_BYTES, write_private
 from grpo_run.watchdog.evidence.node_memory import read_gpu_memory, read_node_memory
-from grpo_run.watchdog.evidence.process_files import write_process_files
 from grpo_run.watchdog.evidence.stack_capture import Spy
 from grpo_run.watchdog.evidence.stacks import Stack, format_stack_groups, group_by_stack
+
+PROC_FILES = ("stat", "wchan", "limits", "io")
+MAX_CHILDREN = 256
+MAX_COMMAND_CHARACTERS = 500
+
+
+def write_process_files(memory: Path, proc: Path, pids: Mapping[int, int], missing: list[str]) -> None:
+    """Write the files of every rank; append a sentence to `missing` for each that could not be read.
+
+    Args:
+        memory: directory for `rankN.status`.
+        proc: directory for all other files.
+        pids: running ranks.
+    """
+    sessions = processes.members_by_session(list(pids.values()))
+    for rank, pid in pids.items():
+        for name, folder in (("status", memory), *((name, proc) for name in PROC_FILES)):
+            content = processes.read_file(f"/proc/{pid}/{name}")
+            if content is None:
+                missing.append(f"rank {rank}: /proc/{pid}/{name} could not be read")
+            else:
+                write_private(folder / f"rank{rank}.{name}", content)
+        children = [child for child in sessions[pid] if child != pid][:MAX_CHILDREN]
+        write_private(proc / f"rank{rank}.children", "".join(map(_child_line, children)).encode())
+
+
+def _child_line(pid: int) -> str:
+    thread = processes.read_main_thread(pid)
+    if thread is None:
+        return f"{pid} gone\n"
+    content = processes.read_file(f"/proc/{pid}/cmdline") or b""
+    command = content.replace(b"\0", b" ").decode(errors="replace")[:MAX_COMMAND_CHARACTERS].strip()
+    wchan = processes.read_wchan(pid) or "-"
+    return f"{pid} {thread.state} cpu={thread.cpu_seconds:.2f}s wchan={wchan} {command}\n"
+
 
 DEADLINE_SECONDS = 5.0
 GPU_SECONDS = 0.9

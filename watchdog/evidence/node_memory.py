@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_run.watchdog.cgroups import memory_cgroups
+from grpo_run.watchdog.memory.cgroups import memory_cgroups
 from grpo_run.watchdog.processes import read_file
 
 

@@ -14,8 +14,8 @@ OUR_ROOT = str(Path(__file__).parents[2])
 OUR_FOLDERS = tuple(
     f"{OUR_ROOT}/{folder}/" for folder in ("runtime", "trainers", "watchdog", "dashboards", "cli")
 )
-BOOTSTRAP = f"{OUR_ROOT}/trainers/bootstrap.py"
-INJECTION = f"{OUR_ROOT}/trainers/rank/injected/faults.py"
+BOOTSTRAP = f"{OUR_ROOT}/runtime/rank/bootstrap.py"
+INJECTION = f"{OUR_ROOT}/runtime/rank/injected_faults.py"
 """Injected faults stand for the user's own code."""
 STANDARD_LIBRARY = tuple({f"{sysconfig.get_paths()[key]}/" for key in ("stdlib", "platstdlib")})
 LIBRARIES = ("/site-packages/", "/dist-packages/")

@@ -17,7 +17,7 @@ from grpo_run.watchdog.evidence.source import (
     is_outside_frameworks,
     is_user_file,
 )
-from grpo_run.watchdog.rank_names import rank_names
+from grpo_run.watchdog.text import rank_names
 from grpo_run.watchdog.verdict import Location
 
 NATIVE_SUFFIX = re.compile(r"\.(?:so[.\d]*|c|cc|cpp|cxx|cu|h|hpp|rs|S)$")

@@ -1,6 +1,7 @@
-"""Processes of a run beyond its ranks: which exist, which the ranks have started, and what they are connected to.
+"""Processes of a run beyond its ranks: which exist, who started them, and what they are connected to.
 
-Start with `remaining.py`, what remains after the last line of every script; `process_tree.py` reads all processes
-of the machine and `peers.py` the other ends of connections. Imports `watchdog.processes`, `watchdog.socket_tables`
-and `watchdog.stalls`. Reads /proc; judges nothing and ends nothing.
+Start with `remaining.py`, what remains after the last line of every script. `process_tree.py` reads all
+processes of the machine, `ownership.py` proves which belong to the run, `keeping.py` which the user keeps,
+and `peers.py` finds the other ends of connections. Imports the modules of `watchdog/` and
+`watchdog/stalls/`. Reads /proc; judges nothing and ends nothing.
 """

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from grpo_run.watchdog.socket_tables import unix_peers
+from grpo_run.watchdog.processes import unix_peers
 
 MAX_TABLE_BYTES = 8 * 1024 * 1024
 """Part of /proc/net/tcp that is read: about 50,000 connections."""

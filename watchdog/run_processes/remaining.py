@@ -6,7 +6,7 @@
 
 Used by the detector of exit hangs and by the wait for helpers at the end of a run, about once in two seconds. The
 supervisor and the processes that it started itself are neither. Reads /proc; judges nothing
-(`stalls/exit_hangs.py`).
+(`watchdog/stalls/exit_hangs.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Stalls that collectives cannot prove: phases beyond their learned deadline, exit hangs, stragglers.
+"""Stalls that collectives cannot prove: phases beyond their deadline, exit hangs, stragglers.
 
 Start with `detection.py` (`find_stall`). `durations.py` holds what was measured, `deadlines.py` derives
-deadlines from it, `overdue.py` applies them to a rank's open phases, and `nested_phases.py` subtracts the
-time of inner phases. Pure: time is passed in, nothing is measured or terminated here. Imports
-`grpo_run.watchdog.causes`, `observation` and `rank_names` only.
+deadlines from it, and `overdue.py` applies them to a rank's open phases. `stall.py` is the result.
+`step_clock.py`, `awaited.py` and `late_ranks.py` say where a step's time goes, who is waited for, and why a
+rank is late. Pure: time is passed in, and nothing is measured or terminated. Imports the modules of
+`watchdog/` only.
 """

@@ -3,12 +3,17 @@
 The last resort, after exits and after proofs. Called by `runtime.detection.stall_detector` with what it read.
 Pure: reads no clock and terminates nothing. What could not be read is unknown: never a culprit and never a
 reason to act.
+
+Stragglers: ranks that take much longer than the others for their own work.
+
+Reported, never terminated. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 
 from grpo_run.watchdog.observation import Phase, PhaseKey, RankState, Slot
 from grpo_run.watchdog.stalls.deadlines import (
@@ -17,10 +22,8 @@ from grpo_run.watchdog.stalls.deadlines import (
     quiet_deadline_seconds,
 )
 from grpo_run.watchdog.stalls.durations import Durations
-from grpo_run.watchdog.stalls.nested_phases import NestedPhaseTime
-from grpo_run.watchdog.stalls.overdue import PhaseClock, Rule, phase_clocks
-from grpo_run.watchdog.stalls.sentences import describe_culprits, describe_waiting_ranks
-from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
+from grpo_run.watchdog.stalls.overdue import NestedPhaseTime, PhaseClock, Rule, phase_clocks
+from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall, describe_culprits, describe_waiting_ranks
 
 _WATCHED_STATES = (RankState.starting, RankState.training, RankState.between, RankState.returned)
 
@@ -335,3 +338,47 @@ def _is_stopped(facts: ProcessFacts | None) -> bool:
 
 def _is_heartbeat_late(facts: ProcessFacts | None) -> bool:
     return facts is not None and facts.heartbeat_late
+
+
+MIN_RATIO = 1.5
+MIN_DIFFERENCE_SECONDS = 0.05
+MIN_OCCURRENCES = 20
+INDEPENDENT_PHASES = (Phase.generate, Phase.reward, Phase.data, Phase.optimizer, Phase.checkpoint)
+"""Phases in which a rank works mostly for itself; in all others every rank is as slow as the slowest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Straggler:
+    """A rank that takes much longer than the others: its median in one phase and theirs."""
+
+    rank: int
+    phase: Phase
+    median_seconds: float
+    others_seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as the others."""
+        return self.median_seconds / self.others_seconds
+
+
+def find_stragglers(durations_by_rank: Mapping[int, Mapping[PhaseKey, Durations]]) -> list[Straggler]:
+    """Return ranks whose median is at least 1.5 times the median of the others; the largest difference first.
+
+    Medians are interpolated in half-octave buckets, so a ratio near the threshold may fall on either side.
+    """
+    found = []
+    for phase in INDEPENDENT_PHASES:
+        medians = {
+            rank: phases[phase].median_seconds
+            for rank, phases in durations_by_rank.items()
+            if phase in phases and phases[phase].count >= MIN_OCCURRENCES
+        }
+        for rank, own in medians.items():
+            others = [seconds for other, seconds in medians.items() if other != rank]
+            if not others:
+                continue
+            usual = median(others)
+            if own >= MIN_RATIO * usual and own - usual >= MIN_DIFFERENCE_SECONDS:
+                found.append(Straggler(rank=rank, phase=phase, median_seconds=own, others_seconds=usual))
+    return sorted(found, key=lambda one: (one.others_seconds - one.median_seconds, one.rank))

@@ -1,15 +1,23 @@
 """A stall, and the facts about processes on which it is based.
 
 The facts are made by `runtime.detection`, the stall by `detection.py`; `watchdog.diagnosis` turns it into a verdict. Plain data.
+
+Stalls as results: cause and sentence for ranks that missed a deadline.
+
+Called by `detection.py`, which chose the ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase, PhaseKey
+from grpo_run.watchdog.stalls.deadlines import Occurrence
+from grpo_run.watchdog.stalls.durations import Durations
+from grpo_run.watchdog.stalls.overdue import PhaseClock, Rule
+from grpo_run.watchdog.text import place_name, rank_names
 
 HEARTBEAT_LATE_SECONDS = 3.0
 """A heartbeat thread stamps the slot about once per second; after this time without one, the interpreter is
@@ -75,3 +83,115 @@ class Stall:
     def key(self) -> PhaseKey:
         """What the durations of the first culprit's phase are learned by."""
         return self.callback if self.phase is Phase.callback else self.phase
+
+
+_CAUSES = {
+    Phase.generate: Cause.generation_stall,
+    Phase.reward: Cause.reward_stall,
+    Phase.data: Cause.data_stall,
+    Phase.checkpoint: Cause.checkpoint_stall,
+}
+
+
+def cause_of(phase: Phase) -> Cause:
+    """Return the cause of a rank that makes no progress in this phase."""
+    return _CAUSES.get(phase, Cause.no_progress)
+
+
+def describe_culprits(
+    culprits: Sequence[PhaseClock],
+    waiters: tuple[int, ...],
+    processes: Mapping[int, ProcessFacts | None],
+    durations: Durations | None,
+) -> Stall:
+    """Return the stall of these overdue phases, the longest silent one first.
+
+    Args:
+        durations: what is known of the first culprit's phase.
+    """
+    first = culprits[0]
+    facts = processes.get(first.rank)
+    cause = cause_of(first.phase)
+    place = f"in {place_name(first.callback)}" if first.callback else f"in {first.phase.name}"
+    if first.phase is Phase.idle:
+        place = "outside train()"
+    silence = f"{place} for {_seconds(first.silent_seconds)} without progress"
+    if facts is not None and facts.stopped:
+        cause = Cause.interpreter_stuck
+        subject = f"Rank {first.rank} is stopped (SIGSTOP), {silence}"
+    elif facts is not None and facts.heartbeat_late:
+        cause = Cause.interpreter_stuck
+        age = _seconds(max(facts.heartbeat_age_seconds, facts.frozen_seconds))
+        subject = f"Rank {first.rank}'s interpreter has not run for {age}, {silence}"
+    else:
+        subject = f"Rank {first.rank} has been {silence}"
+    blamed = [phase.rank for phase in culprits]
+    sleeping = [rank for rank in blamed if (facts := processes.get(rank)) is not None and facts.state == "D"]
+    others = ""
+    if len(blamed) > 1:
+        pronoun = "its" if len(blamed) == 2 else "their"
+        others = f"; {rank_names(blamed[1:])} missed {pronoun} deadline too"
+    kernel = ""
+    if sleeping:
+        verb = "is" if len(sleeping) == 1 else "are"
+        kernel = f"; {rank_names(sleeping)} {verb} in uninterruptible sleep"
+    basis = _basis(first, durations)
+    return Stall(
+        cause=cause,
+        culprits=tuple(blamed),
+        waiters=waiters,
+        phase=first.phase,
+        callback=first.callback,
+        deadline_seconds=first.deadline_seconds,
+        waited_seconds=first.silent_seconds,
+        sentence=f"{subject} (deadline {_seconds(first.deadline_seconds)}, {basis}){others}{kernel}.",
+        uninterruptible=bool(sleeping),
+        alone={
+            one.rank: describe_culprits(
+                (one,), tuple(sorted({*waiters, *blamed} - {one.rank})), processes, durations
+            )
+            for one in culprits
+            if len(culprits) > 1
+        },
+    )
+
+
+def describe_waiting_ranks(overdue: Mapping[int, PhaseClock]) -> Stall:
+    """Return the stall of ranks that all wait for too long; its time is that of the last one to begin."""
+    last = min(overdue.values(), key=lambda phase: phase.silent_seconds)
+    subject = "All ranks have waited" if len(overdue) > 1 else f"Rank {last.rank} has waited"
+    return Stall(
+        cause=Cause.no_progress,
+        culprits=(),
+        waiters=tuple(sorted(overdue)),
+        phase=last.phase,
+        deadline_seconds=last.deadline_seconds,
+        waited_seconds=last.silent_seconds,
+        sentence=f"{subject} for other ranks for at least {_seconds(last.silent_seconds)} (deadline"
+        f" {_seconds(last.deadline_seconds)}); cannot tell which rank is missing.",
+    )
+
+
+def _basis(clock: PhaseClock, durations: Durations | None) -> str:
+    """What the deadline follows from."""
+    if clock.rule is Rule.quiet:
+        basis = "without CPU time, I/O or traffic while no other rank works"
+    elif clock.rule is Rule.frozen:
+        basis = "for an interpreter that does not run"
+    elif clock.rule is Rule.connected:
+        basis = "with a connection to a process outside the job"
+    elif clock.rule is Rule.computing:
+        basis = "with CPU time as the only activity"
+    elif durations is None or not durations.observed:
+        basis = "nothing learned yet"
+    elif clock.occurrence is Occurrence.first or not durations.count:
+        basis = f"learned from a first occurrence of {_seconds(durations.first_seconds)}"
+    else:
+        basis = f"learned from {durations.count} occurrence{'s' if durations.count > 1 else ''}"
+    if durations is not None and durations.ended_seconds:
+        basis += f"; ended after {_seconds(durations.ended_seconds)} before"
+    return basis
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"

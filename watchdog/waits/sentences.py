@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from grpo_run.watchdog.rank_names import join_words, rank_names
+from grpo_run.watchdog.text import join_words, rank_names
 from grpo_run.watchdog.waits.looks import Wait, WaitKind
 from grpo_run.watchdog.waits.proof import StuckRank
 

@@ -1,1 +1,1 @@
-"""Data only: template, style sheet and script of the incident report, read by `page.py`."""
+"""Data only: the template, style sheet and script of `dashboards/incident_report/page.py`."""

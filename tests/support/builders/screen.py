@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from grpo_run.dashboards.terminal.terminal import Terminal
-from grpo_run.runtime.continuity.recovery import Recovery
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.status import RunStatus
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.recovery import Recovery
+from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import Slot
 
 TIME = re.compile(r"^\d\d:\d\d:\d\d ")

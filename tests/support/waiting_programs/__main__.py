@@ -17,7 +17,7 @@ def main() -> None:
     if name == "lock_beside_tqdms_monitor":
         import tqdm
 
-        from grpo_run.trainers.rank.idle_threads import idle_threads
+        from grpo_run.runtime.rank.heartbeat import idle_threads
 
         tqdm.tqdm(range(3))
     heart = in_thread(_beat)

@@ -15,8 +15,8 @@ from grpo_run.cli.main import main
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.checkpoints.publishing import partial_directory, reject_checkpoint
 from grpo_run.runtime.checkpoints.search import find_checkpoints
-from grpo_run.runtime.record.journal import Journal
-from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.run_directory import RunDirectory
 
 Captured = pytest.CaptureFixture[str]
 

@@ -12,8 +12,8 @@ from grpo_run.cli.launch_options.parse import LaunchCommand, parse
 from grpo_run.cli.launch_options.run_inputs import ChangedFiles
 from grpo_run.cli.main import main
 from grpo_run.dashboards.metrics.address import Listener
-from grpo_run.runtime.record.journal import Journal
-from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.run_directory import RunDirectory
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_run.cli import main as main_module
-from grpo_run.cli.main import COMMANDS, HOUSEKEEPING, PLANNING, main
+from grpo_run.cli.main import COMMANDS, main
 from grpo_run.runtime.errors import ConfigError
 
 Captured = pytest.CaptureFixture[str]
@@ -78,8 +78,7 @@ def test_the_version_is_the_installed_one(capsys: Captured, flag: str) -> None:
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_its_file(name: str) -> None:
     """With a `main` that takes the arguments; checked in the source, without importing it."""
-    folder = "cli.housekeeping" if name in HOUSEKEEPING else "cli.planning" if name in PLANNING else "cli"
-    spec = find_spec(f"grpo_run.{folder}.{name}")
+    spec = find_spec(f"grpo_run.cli.{name}")
     assert spec is not None
     assert spec.origin is not None
     with open(spec.origin, encoding="utf-8") as file:

@@ -9,8 +9,8 @@ import pytest
 from support.incidents import SENTENCE, write_incident
 
 from grpo_run.cli.main import main
-from grpo_run.runtime.record.journal import Journal
-from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.run_directory import RunDirectory
 
 Captured = pytest.CaptureFixture[str]
 

@@ -14,8 +14,8 @@ from support.identities import identity
 from grpo_run.cli.main import main
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.checkpoints.manifest import write_manifest
-from grpo_run.runtime.record.journal import Journal
-from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.run_directory import RunDirectory
 
 Captured = pytest.CaptureFixture[str]
 

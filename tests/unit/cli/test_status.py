@@ -11,8 +11,8 @@ import pytest
 
 from grpo_run.cli.main import main
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.record.journal import Journal
-from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 

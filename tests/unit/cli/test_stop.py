@@ -16,8 +16,8 @@ import pytest
 from grpo_run.cli.main import main
 from grpo_run.runtime.board import stop_requests
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.process_identity import own_identity, own_namespace
-from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.processes.identity import own_identity, own_namespace
 
 Captured = pytest.CaptureFixture[str]
 

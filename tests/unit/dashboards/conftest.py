@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.continuity.own_training import OwnCheckpoint, OwnTraining
-from grpo_run.runtime.continuity.recovery import Checkpoint, Recovery
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.history_parts.wall_time import WallTime
-from grpo_run.runtime.record.status import RunStatus
-from grpo_run.watchdog.accounting.phase_memory import MemoryForecast, PhaseMemory, RankMemory
-from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse, ProcessMemory
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.history_parts import WallTime
+from grpo_run.runtime.history.own_training import OwnCheckpoint, OwnTraining
+from grpo_run.runtime.history.recovery import Checkpoint, Recovery
+from grpo_run.runtime.history.status import RunStatus
+from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
+from grpo_run.watchdog.memory.phase_memory import MemoryForecast, PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 

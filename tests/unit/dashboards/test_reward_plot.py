@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grpo_run.dashboards.curves import Curves, running_mean, series_of, smoothing_window
-from grpo_run.dashboards.reward_plot import draw_run, recovery_label, recovery_labels
-from grpo_run.runtime.continuity.recovery import Recovery
+from grpo_run.dashboards.reward_plot import (
+    Curves,
+    draw_run,
+    recovery_label,
+    recovery_labels,
+    running_mean,
+    series_of,
+    smoothing_window,
+)
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.history.recovery import Recovery
 
 Record = dict[str, Any]
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.watchdog.duration_text import duration_text, step_time_text
+from grpo_run.watchdog.text import duration_text, step_time_text
 
 
 @pytest.mark.parametrize(

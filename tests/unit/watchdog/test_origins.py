@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from grpo_run.runtime.errors import RewardError
+from grpo_run.watchdog.causes import Origin, origin_of
 from grpo_run.watchdog.observation import Exit, RankError
-from grpo_run.watchdog.origins import Origin, origin_of
 
 
 def failed(error_type: str, *bases: str, code: int = 1) -> Exit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.watchdog.size_text import size_text
+from grpo_run.watchdog.text import size_text
 
 
 @pytest.mark.parametrize(

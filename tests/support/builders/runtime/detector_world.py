@@ -13,14 +13,13 @@ import pytest
 
 from grpo_run.runtime.board import collective_log, slot_writer
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.detection import flight_recorder
-from grpo_run.runtime.detection.detector import HangDetector
-from grpo_run.runtime.detection.families import connections
-from grpo_run.runtime.detection.families import usage as families
-from grpo_run.runtime.detection.families.connections import Connections
-from grpo_run.runtime.detection.families.usage import FamilyUsage, Thread
-from grpo_run.runtime.detection.finding import Finding
-from grpo_run.runtime.detection.waits.processes import LookReader
+from grpo_run.runtime.processes import usage as families
+from grpo_run.runtime.processes.usage import FamilyUsage, Thread
+from grpo_run.runtime.supervisor.detection import collective_records, connections
+from grpo_run.runtime.supervisor.detection.connections import Connections
+from grpo_run.runtime.supervisor.detection.detector import HangDetector
+from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.wait_looks import LookReader
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.deadlocks.threads import THREADS_HANDLER, ThreadReport
@@ -51,7 +50,7 @@ class World:
         clock = SimpleNamespace(monotonic_ns=lambda: round(self.now * 1e9))
         for module in (slot_writer, collective_log):
             monkeypatch.setattr(module, "time", clock)
-        monkeypatch.setattr(flight_recorder, "fetch", self._fetch)
+        monkeypatch.setattr(collective_records, "fetch", self._fetch)
         monkeypatch.setattr(processes, "read_main_thread", self._main_thread)
         monkeypatch.setattr(processes, "members_by_session", lambda pids: {pid: [pid] for pid in pids})
         monkeypatch.setattr(LookReader, "main_thread_may_be_stuck", lambda self, pid: False)
@@ -159,7 +158,10 @@ class World:
         )  # fmt: skip
 
     def _fetch(
-        self, sockets: dict[int, str], seconds: float, handler: str = flight_recorder.FLIGHT_RECORDER_HANDLER
+        self,
+        sockets: dict[int, str],
+        seconds: float,
+        handler: str = collective_records.FLIGHT_RECORDER_HANDLER,
     ) -> tuple[dict[int, bytes], dict[int, str]]:
         failures = {rank: self.silent[rank] for rank in sockets if rank in self.silent}
         if handler == THREADS_HANDLER:

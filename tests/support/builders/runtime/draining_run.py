@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.staging.area import StagingArea
-from grpo_run.runtime.staging.draining.drain import handle_request
-from grpo_run.runtime.staging.draining.drain_messages import DrainFailed, DrainRequest
-from grpo_run.runtime.staging.draining.drain_scheduler import POLL_SECONDS, DrainScheduler
-from grpo_run.runtime.staging.slot import StagedSnapshot
+from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.drain_messages import DrainFailed, DrainRequest
+from grpo_run.runtime.snapshots.drain_scheduler import POLL_SECONDS, DrainScheduler
+from grpo_run.runtime.snapshots.drain_worker import handle_request
+from grpo_run.runtime.snapshots.slot import StagedSnapshot
 from support.slots import fill, snapshot
 
 Replies = Callable[[DrainRequest], list[Any]]

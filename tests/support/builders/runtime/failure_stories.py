@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grpo_run.runtime.record.history import History
-from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.origins import Origin
+from grpo_run.runtime.history.history import History
+from grpo_run.watchdog.causes import Cause, Origin
 from grpo_run.watchdog.verdict import Verdict
 
 

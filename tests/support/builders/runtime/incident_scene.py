@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.detection.finding import Finding
-from grpo_run.runtime.record.attempt_files import AttemptFiles
-from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.supervision import incident
-from grpo_run.runtime.supervision.attempts.attempt import Attempt
-from grpo_run.runtime.supervision.attempts.exits import Exits
-from grpo_run.runtime.supervision.incident import IncidentContext, investigate
+from grpo_run.runtime.history.attempt_files import AttemptFiles
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.supervisor import incident
+from grpo_run.runtime.supervisor.attempt import Attempt, Exits
+from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.incident import IncidentContext, investigate
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import Position

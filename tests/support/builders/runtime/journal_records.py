@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_run.runtime.record.history import History
+from grpo_run.runtime.history.history import History
 
 
 def replay(*records: tuple[float, str, dict[str, Any]]) -> History:

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.history.journal import read_journal
+from grpo_run.runtime.history.lifecycle import RunState
+from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes.agent import Directive, RankStart
 from grpo_run.runtime.processes.ranks import RankGroup
-from grpo_run.runtime.record.journal import read_journal
-from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.supervision.lifecycle import RunState
-from grpo_run.runtime.supervision.supervisor import Supervisor
+from grpo_run.runtime.supervisor.supervisor import Supervisor
 from grpo_run.watchdog.observation import Exit, Phase, RankState
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts
 

@@ -9,13 +9,12 @@ from typing import Any
 
 from transformers import TrainerControl, TrainerState
 
-from grpo_run.trainers.calls.requests import UserRequests
-from grpo_run.trainers.calls.step_vote import StepVote
-from grpo_run.trainers.hooks.callback import GuardCallback
-from grpo_run.trainers.learning.guards import LearningGuards
-from grpo_run.trainers.rank.vote import Vote
-from grpo_run.trainers.saving.cadence import Cadence
-from grpo_run.watchdog.learning.observations import StepValues
+from grpo_run.runtime.rank.hooks.callback import GuardCallback
+from grpo_run.runtime.rank.learning import LearningGuards
+from grpo_run.runtime.rank.saving.cadence import Cadence
+from grpo_run.runtime.rank.step.step_vote import StepVote, UserRequests
+from grpo_run.runtime.rank.vote import Vote
+from grpo_run.watchdog.learning_observations import StepValues
 from grpo_run.watchdog.observation import Slot
 
 Reading = Callable[[], Slot]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_run.runtime.launch.injections.parsing import parse_all
-from grpo_run.trainers.rank.injected.injector import Injector
+from grpo_run.runtime.launch.injections import parse_all
+from grpo_run.runtime.rank.injector import Injector
 from grpo_run.watchdog.observation import Phase
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import torch
 
-from grpo_run.runtime.staging.buffer import SnapshotBuffer
-from grpo_run.runtime.staging.buffer_reader import SnapshotBufferReader
-from grpo_run.runtime.staging.headroom import Headroom
-from grpo_run.runtime.staging.index import SnapshotIndex, parse_index
-from grpo_run.runtime.staging.writer import write_files
+from grpo_run.runtime.snapshots.buffer import SnapshotBuffer, SnapshotBufferReader
+from grpo_run.runtime.snapshots.headroom import Headroom
+from grpo_run.runtime.snapshots.index import SnapshotIndex, parse_index
+from grpo_run.runtime.snapshots.writer import write_files
 
 Made = Callable[..., bytes | None]
 DTYPES = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.cli.launch_options import help as help_text
+from grpo_run.cli.launch_options import flags as help_text
 from grpo_run.cli.launch_options.flags import build_parser
 
 

@@ -19,10 +19,10 @@ from grpo_run.cli.launch_options.resume_from import check_against_run
 from grpo_run.cli.launch_options.run_inputs import ChangedFiles, check_inputs, inputs_of
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.launch.git_commit import commit_of
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.journal import Journal, read_journal
-from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.journal import Journal, read_journal
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.inputs import commit_of
 
 PAGE = Path(__file__).parents[4] / "docs" / "checkpoints.md"
 CONTINUES, SAID = "continues", "continues, and says so"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.cli.launch_options.memory_plan import parse_memory_plan
-from grpo_run.runtime.continuity.memory_plan import OPTION_NAMES, MemoryPlan
+from grpo_run.cli.launch_options.values import parse_memory_plan
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.memory.plan import OPTION_NAMES, MemoryPlan
 
 
 def test_a_plan_is_a_list_of_names_and_numbers() -> None:

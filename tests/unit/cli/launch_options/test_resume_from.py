@@ -11,9 +11,9 @@ from grpo_run.cli.launch_options.parse import parse
 from grpo_run.cli.launch_options.resume_from import check_against_run, check_resume_from
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.run_directory import RunDirectory
-from grpo_run.runtime.staging.slot import STAGED
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.snapshots.slot import STAGED
 
 OWN = Path("runs/mine")
 

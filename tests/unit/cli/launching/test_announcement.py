@@ -9,8 +9,8 @@ import pytest
 
 from grpo_run.cli.launch import open_listener
 from grpo_run.cli.launch_options.parse import parse
-from grpo_run.cli.launching.announcement import announce
-from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.cli.launching.supervise import announce
+from grpo_run.runtime.history.run_directory import RunDirectory
 
 
 class Notes:

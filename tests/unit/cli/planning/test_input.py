@@ -9,12 +9,12 @@ from packaging.specifiers import SpecifierSet
 
 from grpo_run.cli.main import main
 from grpo_run.cli.planning.options import build_parser, parse_size
-from grpo_run.cli.planning.reading.source import Source
-from grpo_run.cli.planning.reading.sources import read_source
 from grpo_run.cli.planning.requested_job import job_of
+from grpo_run.cli.planning.source import Source
+from grpo_run.cli.planning.sources import read_source
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.trainers.planning.job import Job
-from grpo_run.trainers.upstream import versions
+from grpo_run.runtime.planning.job import Job
+from grpo_run.runtime.upstream import versions
 
 SHAPE = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
 

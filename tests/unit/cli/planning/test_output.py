@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from support.predictions import GIB, a_prediction, a_report
 
-from grpo_run.cli.planning.as_json import as_json
 from grpo_run.cli.planning.explained import Explained, explained_json, print_explained
 from grpo_run.cli.planning.output import print_plan, sentences, verdict
-from grpo_run.trainers.planning.explaining.assumptions import Explanation, ranked, without_effect
-from grpo_run.trainers.planning.fit import Fit
-from grpo_run.trainers.planning.prediction import PhaseMemory
+from grpo_run.cli.planning.report import as_json
+from grpo_run.runtime.planning.explaining import Explanation, ranked, without_effect
+from grpo_run.runtime.planning.prediction import Fit, PhaseMemory
 
 MIB = 1 << 20
 ALONE = [

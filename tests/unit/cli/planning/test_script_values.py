@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from grpo_run.cli.planning.reading.source import Source
-from grpo_run.cli.planning.reading.sources import read_source
+from grpo_run.cli.planning.source import Source
+from grpo_run.cli.planning.sources import read_source
 
 NAME = "per_device_train_batch_size"
 

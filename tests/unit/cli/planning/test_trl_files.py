@@ -8,11 +8,11 @@ import pytest
 
 from grpo_run.cli.main import main
 from grpo_run.cli.planning.options import build_parser
-from grpo_run.cli.planning.reading.source import Source
-from grpo_run.cli.planning.reading.sources import read_source
 from grpo_run.cli.planning.requested_job import job_of
+from grpo_run.cli.planning.source import Source
+from grpo_run.cli.planning.sources import read_source
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.trainers.planning.job import Job
+from grpo_run.runtime.planning.job import Job
 
 BASE = "model_name_or_path: some/model\ndataset_name: some/data\n"
 

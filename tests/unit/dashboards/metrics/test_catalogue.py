@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from grpo_run.dashboards.metrics.catalogue import (
-    ALL_METRICS,
-    EXPORTER_METRICS,
-    LABELS,
-    RUN_METRICS,
+from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, EXPORTER_METRICS, LABELS, RUN_METRICS
+from grpo_run.dashboards.metrics.metric import (
+    CAUSES,
+    DECIDED_ACTIONS,
+    INCIDENT_CAUSES,
+    RUN_STATES,
+    Metric,
+    Observation,
 )
-from grpo_run.dashboards.metrics.labels import CAUSES, DECIDED_ACTIONS, INCIDENT_CAUSES, RUN_STATES
-from grpo_run.dashboards.metrics.metric import Metric, Observation
-from grpo_run.runtime.continuity.recovery import Recovery
-from grpo_run.runtime.continuity.rewards import RewardLatency
-from grpo_run.runtime.record.status import RunStatus
+from grpo_run.runtime.history.recovery import Recovery
+from grpo_run.runtime.history.rewards import RewardLatency
+from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import Phase, Slot
 
 REPOSITORY = Path(__file__).parents[4]
@@ -58,14 +59,14 @@ def sources(*folders: str) -> Iterator[ast.Module]:
 
 def test_every_cause_of_a_verdict_is_exported_and_no_other() -> None:
     """A cause that no verdict uses has no series."""
-    trees = sources("watchdog", "runtime/detection", "runtime/supervision")
+    trees = sources("watchdog", "runtime/supervisor/detection", "runtime/supervisor")
     used = {name for tree in trees for name in members_used(tree, "Cause")}
     assert used == {cause.name for cause in INCIDENT_CAUSES}
 
 
 def test_every_action_that_is_decided_is_exported_and_no_other() -> None:
     """An action that no function of the supervision decides has no series."""
-    nodes = (node for tree in sources("runtime/supervision") for node in ast.walk(tree))
+    nodes = (node for tree in sources("runtime/supervisor") for node in ast.walk(tree))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     used = {name for function in functions for name in members_used(function, "Action")}
     assert used == {action.name for action in DECIDED_ACTIONS}

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS
 from grpo_run.dashboards.metrics.collector import ObservationFailed, RunCollector
-from grpo_run.runtime.record.status import RunStatus
+from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import RankState
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from grpo_run.dashboards.metrics.server import DEFAULT_ADDRESS, MetricsServer, start
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.record.status import RunStatus
+from grpo_run.runtime.history.status import RunStatus
 
 DEADLINE_SECONDS = 20.0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo_run.dashboards.terminal.incidents import fault_lines
-from grpo_run.runtime.record.history import History
+from grpo_run.runtime.history.history import History
 
 
 def lines(folder: Path, file: str) -> list[str]:

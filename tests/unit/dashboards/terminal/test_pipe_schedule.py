@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable
 
 import pytest
 
-from grpo_run.dashboards.terminal.pipe_schedule import PipeSchedule
 from grpo_run.dashboards.terminal.progress import LineKind
+from grpo_run.dashboards.terminal.terminal import PipeSchedule
 
 Text = Callable[[float], tuple[LineKind, str, Hashable]]
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from grpo_run.dashboards.terminal.progress import LineKind, ProgressLine, count, progress_line
-from grpo_run.runtime.continuity.recovery import Checkpoint, Recovery
-from grpo_run.runtime.record.history import History
-from grpo_run.runtime.record.history_parts.step_times import StepTimes
-from grpo_run.runtime.record.status import RunStatus
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.history_parts import StepTimes
+from grpo_run.runtime.history.recovery import Checkpoint, Recovery
+from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 

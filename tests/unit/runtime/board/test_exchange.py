@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.board import exchange as exchange_module
-from grpo_run.runtime.board import futex
-from grpo_run.runtime.board.accounting.memory_area import MEMORY_AREA_BYTES
+from grpo_run.runtime.board import exchange as futex
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.exchange import CHANNELS, MAX_MESSAGE_BYTES, Exchange, Message
+from grpo_run.runtime.board.memory_area import MEMORY_AREA_BYTES
 
 VOTE, CONSENSUS = CHANNELS
 RANKS = 3

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.board.header.header import HEADER_BYTES
+from grpo_run.runtime.board.header import HEADER_BYTES
 from grpo_run.runtime.board.slot_layout import SLOT_BYTES
 from grpo_run.watchdog.observation import Slot
 

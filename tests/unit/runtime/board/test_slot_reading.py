@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo_run.runtime.board import slot_reading as reading_module
+from grpo_run.runtime.board import board as reading_module
 from grpo_run.runtime.board import slot_writer
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.board.header.header import HEADER_BYTES
+from grpo_run.runtime.board.header import HEADER_BYTES
 from grpo_run.runtime.board.slot_layout import SLOT_BYTES
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.watchdog.observation import Slot

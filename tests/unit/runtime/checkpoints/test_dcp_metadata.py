@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from grpo_run.runtime.checkpoints.dcp_metadata import UnreadableMetadataError, read_file_sizes
+from grpo_run.runtime.checkpoints.file_checks import UnreadableMetadataError, read_file_sizes
 
 
 @pytest.fixture

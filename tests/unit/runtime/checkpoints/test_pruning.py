@@ -7,9 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.runtime.checkpoints.listing import CheckpointEntry, CheckpointState
+from grpo_run.runtime.checkpoints.listing import CheckpointEntry, CheckpointState, select_prunable
 from grpo_run.runtime.checkpoints.manifest import Manifest, TrainCall
-from grpo_run.runtime.checkpoints.pruning import select_prunable
 
 
 def entry(

@@ -13,9 +13,7 @@ from grpo_run.runtime.launch.inputs import (
     collect,
     files_named,
 )
-from grpo_run.runtime.launch.sources.environment_variables import variables_read
-from grpo_run.runtime.launch.sources.local_modules import imported_names, local_modules
-from grpo_run.runtime.launch.sources.syntax import parsed
+from grpo_run.runtime.launch.sources import imported_names, local_modules, parsed, variables_read
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from grpo_run.runtime.launch.config import Budget, Timeouts
-from grpo_run.runtime.launch.injections.parsing import parse_injection
+from grpo_run.runtime.launch.injections import parse_injection
 from grpo_run.runtime.launch.rank_settings import VARIABLE, RankSettings
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 

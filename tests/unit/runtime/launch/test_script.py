@@ -8,9 +8,7 @@ import pytest
 
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.script import source_of
-from grpo_run.runtime.launch.sources.environment_variables import read_at_import, variables_set
-from grpo_run.runtime.launch.sources.local_modules import local_modules
-from grpo_run.runtime.launch.sources.syntax import parsed
+from grpo_run.runtime.launch.sources import local_modules, parsed, read_at_import, variables_set
 
 WAYS = {
     "assignment": 'os.environ["HF_HOME"] = "x"',

@@ -12,13 +12,12 @@ from grpo_run.watchdog.deadlocks.collectives import (
     BACKWARD,
     Collective,
     CollectiveProgress,
+    can_meet,
     dtype_name,
     operation_name,
     share_group,
 )
-from grpo_run.watchdog.deadlocks.completion import can_meet
-from grpo_run.watchdog.deadlocks.history import merge
-from grpo_run.watchdog.deadlocks.recording import parse_recording
+from grpo_run.watchdog.deadlocks.recording import merge, parse_recording
 from grpo_run.watchdog.verdict import Location
 
 LINE = Location(file="/home/user/train.py", line=88, function="reward")

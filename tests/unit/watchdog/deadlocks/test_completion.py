@@ -11,9 +11,11 @@ from grpo_run.watchdog.deadlocks.collectives import (
     BACKWARD,
     Collective,
     CollectiveProgress,
+    element_count,
+    needed_members,
     python_dtype_name,
+    size_bytes,
 )
-from grpo_run.watchdog.deadlocks.completion import element_count, needed_members, size_bytes
 
 
 def collective(operation: str = "all_reduce", **changes: Any) -> Collective:

@@ -8,8 +8,7 @@ import pytest
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.diagnosis.guards import diagnose_guard
-from grpo_run.watchdog.learning.alarm import Trip
-from grpo_run.watchdog.learning.rules import Guard, Response
+from grpo_run.watchdog.learning_rules import Guard, Response, Trip
 from grpo_run.watchdog.observation import Exit, RankError
 
 

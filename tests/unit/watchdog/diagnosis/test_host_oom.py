@@ -9,8 +9,8 @@ import pytest
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
-from grpo_run.watchdog.host_memory.kills import KernelKills
-from grpo_run.watchdog.host_memory.sample import HostSample, LimitUse, ProcessMemory
+from grpo_run.watchdog.memory.host_kills import KernelKills
+from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
 from grpo_run.watchdog.observation import Exit, RankError, Slot
 
 MakeExit = Callable[..., Exit]

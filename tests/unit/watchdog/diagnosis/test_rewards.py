@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.trainers.rewards import served
+from grpo_run.runtime.rank.rewards import served
 from grpo_run.watchdog.diagnosis import rewards
 from grpo_run.watchdog.diagnosis.rewards import CALLER_FILE, EVERY_FUNCTION, hung_reward, raised_reward
 from grpo_run.watchdog.evidence.stacks import Frame, Stack
@@ -98,5 +98,5 @@ def test_the_frames_are_those_of_the_wrapper() -> None:
     methods: list[Callable[..., Any]] = [served.call_in_rank, served.Rewards._until_deadline]
     assert {method.__name__ for method in methods} | {"served_async"} == rewards.CALLERS
     assert "async def served_async(" in Path(served.__file__).read_text()
-    assert served.__file__.endswith("/trainers/rewards/served.py")
-    assert CALLER_FILE.endswith("/trainers/rewards/served.py")
+    assert served.__file__.endswith("/runtime/rank/rewards/served.py")
+    assert CALLER_FILE.endswith("/runtime/rank/rewards/served.py")

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from grpo_run.watchdog import processes
-from grpo_run.watchdog.evidence import collection, files, process_files, stack_capture
+from grpo_run.watchdog.evidence import collection, files, stack_capture
+from grpo_run.watchdog.evidence import collection as process_files
 
 ME = os.getpid()
 DUMP = (

@@ -98,7 +98,7 @@ def test_untested_versions_are_refused(at_home: Path, monkeypatch: pytest.Monkey
     """`--allow-untested` accepts them."""
     from packaging.specifiers import SpecifierSet
 
-    from grpo_run.trainers.upstream import versions
+    from grpo_run.runtime.upstream import versions
 
     monkeypatch.setattr(versions, "tested_versions", lambda: {"pytest": SpecifierSet("<0.1")})
     assert "--allow-untested" in error("train.py")

@@ -9,8 +9,8 @@ import pytest
 from support.builders.refused_commands import error
 
 from grpo_run.cli.launch_options.parse import parse
-from grpo_run.runtime.record.journal import Journal
-from grpo_run.runtime.record.run_directory import RunDirectory
+from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.run_directory import RunDirectory
 
 
 def finished(path: Path, *words: str, code: int = 0) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from support.builders.screen import Open, Screen
 
-from grpo_run.dashboards.terminal import pipe_schedule
+from grpo_run.dashboards.terminal import terminal
 from grpo_run.dashboards.terminal import terminal as module
-from grpo_run.runtime.record.history import History
+from grpo_run.runtime.history.history import History
 
 
 def test_the_progress_line_is_printed_in_a_pipe(screen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line per interval, when it has changed."""
     monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
-    monkeypatch.setattr(pipe_schedule, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(terminal, "INTERVAL_SECONDS", 0.01)
     made = Screen(width=None, shown=frozenset())
     made.terminal.start()
     while not made.lines():

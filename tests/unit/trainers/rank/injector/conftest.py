@@ -7,8 +7,8 @@ import time
 import pytest
 from support.builders.trainers.injections import Log
 
-from grpo_run.trainers.rank.injected import injector
-from grpo_run.trainers.rank.injected.faults import FAULTS
+from grpo_run.runtime.rank import injector
+from grpo_run.runtime.rank.injected_faults import FAULTS
 
 
 @pytest.fixture

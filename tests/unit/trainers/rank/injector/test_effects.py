@@ -12,8 +12,8 @@ import pytest
 import torch
 from support.builders.trainers.injections import Log, make, steps
 
-from grpo_run.trainers.rank.injected import faults
-from grpo_run.trainers.rank.injected.injector import Injector
+from grpo_run.runtime.rank import injected_faults
+from grpo_run.runtime.rank.injector import Injector
 from grpo_run.watchdog.observation import Phase
 
 
@@ -147,6 +147,6 @@ def test_the_random_state_is_unchanged(log: Log, monkeypatch: pytest.MonkeyPatch
     """A recovered run ends with the weights of a run without faults."""
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
     before = torch.random.get_rng_state()
-    faults._ones(3)
+    injected_faults._ones(3)
     steps(make(log, "slow@rank1:step2", "hang@rank1:step3:seconds=1"), 1, 4)
     assert torch.equal(torch.random.get_rng_state(), before)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from support.builders.trainers.injections import Log, alone
 
-from grpo_run.runtime.launch.injections.parsing import parse_all
-from grpo_run.trainers.rank.injected.injector import Injector
+from grpo_run.runtime.launch.injections import parse_all
+from grpo_run.runtime.rank.injector import Injector
+from grpo_run.watchdog.memory.error_patterns import recognize
+from grpo_run.watchdog.memory.shortage import MemoryPhase
 from grpo_run.watchdog.observation import Phase
-from grpo_run.watchdog.out_of_memory.error_patterns import recognize
-from grpo_run.watchdog.out_of_memory.phases import MemoryPhase
 
 
 class Board:

@@ -6,8 +6,8 @@ import pytest
 from support.builders.trainers.injections import Log, alone, make, steps
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.launch.injections.kinds import KINDS
-from grpo_run.trainers.rank.injected.faults import FAULTS, InjectedFault
+from grpo_run.runtime.launch.injections import KINDS
+from grpo_run.runtime.rank.injected_faults import FAULTS, InjectedFault
 from grpo_run.watchdog.observation import Phase
 
 

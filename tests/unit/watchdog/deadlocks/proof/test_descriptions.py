@@ -21,9 +21,8 @@ from support.builders.watchdog.collective_positions import (
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
-from grpo_run.watchdog.deadlocks.history import merge
 from grpo_run.watchdog.deadlocks.positions import Position
-from grpo_run.watchdog.deadlocks.recording import parse_recording
+from grpo_run.watchdog.deadlocks.recording import merge, parse_recording
 
 
 def test_many_ranks_are_named_as_a_range() -> None:

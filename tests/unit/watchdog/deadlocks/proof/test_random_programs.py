@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.builders.watchdog.collective_positions import VOTE, Call, at_line, ran
 
-from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
-from grpo_run.watchdog.deadlocks.completion import can_meet
+from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress, can_meet
 from grpo_run.watchdog.deadlocks.positions import Position, without_other_threads
 from grpo_run.watchdog.deadlocks.proof import prove
 

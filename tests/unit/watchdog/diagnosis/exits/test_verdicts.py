@@ -7,10 +7,9 @@ import signal
 import pytest
 from support.builders.watchdog.failed_ranks import MakeError, MakeExit, MakeSlot
 
-from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.causes import Cause, Origin
 from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, signal_name
 from grpo_run.watchdog.observation import OpenPhase, Phase
-from grpo_run.watchdog.origins import Origin
 
 
 def test_an_exit_without_an_exception_is_described_by_its_code(

@@ -1,0 +1,145 @@
+"""Run the command of `--on-end`, with the outcome of the run on its standard input.
+
+    grpo-run launch --on-end 'curl -s -d @- https://example.org/hook' cli/train.py
+
+Called by `supervise.py` and `cli/launch.py` after every end: finished, stopped, failed, and a failure of grpo-run itself. The command has
+a minute, and its failure is a warning: the exit code of the run is decided before.
+
+The input of the command of `--on-end`: a JSON object about the run that has ended. Reads one file.
+
+Called by `on_end.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.history.status import RunStatus, read_status
+
+LONGEST_SECONDS = 60.0
+"""Time for a request to a chat or a pager with its retries; the node may be taken away soon after a stop."""
+POLL_SECONDS = 0.05
+
+
+def run_on_end(
+    command: str,
+    record: Mapping[str, Any],
+    *,
+    warn: Callable[[str], None],
+    interrupted: Callable[[], bool] = lambda: False,
+    longest_seconds: float = LONGEST_SECONDS,
+) -> None:
+    """Run the command with a shell and wait until it has ended. Its output is not captured.
+
+    Args:
+        command: as the user typed it.
+        record: given to the command as JSON, followed by the end of its input.
+        warn: receives one line if the command fails, is interrupted, or takes too long; it is killed then.
+        interrupted: whether the user wants to exit now.
+        longest_seconds: how long the command may take.
+    """
+    text = json.dumps(record, default=str).encode()
+    # a file, not a pipe: a command that does not read its input must not block anyone
+    descriptor = os.memfd_create("grpo-run-on-end", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, text)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        process = subprocess.Popen(["/bin/sh", "-c", command], stdin=descriptor, start_new_session=True)
+    except OSError as error:
+        warn(f"the command of --on-end could not be started: {error.strerror or error}")
+        return
+    finally:
+        os.close(descriptor)
+    deadline = time.monotonic() + longest_seconds
+    while process.poll() is None:
+        if interrupted() or time.monotonic() >= deadline:
+            why = "was interrupted" if interrupted() else f"had not ended after {longest_seconds:g} s"
+            _kill(process)
+            warn(f"the command of --on-end {why} and was killed")
+            return
+        time.sleep(POLL_SECONDS)
+    if process.returncode:
+        how = (
+            f"was killed by signal {-process.returncode}"
+            if process.returncode < 0
+            else f"exited with code {process.returncode}"
+        )
+        warn(f"the command of --on-end {how}")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the command and what it has started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # it has ended meanwhile
+    process.wait()
+
+
+SCHEMA = 1
+MAX_VERDICT_BYTES = 1 << 20
+"""A verdict has a few kilobytes; with the tracebacks of all ranks, some hundred."""
+STATUS_FIELDS = (
+    "step", "target_steps", "attempts", "goodput", "checkpoint", "snapshot_step", "own_training",
+    "own_checkpoint", "recoveries", "warnings",
+)  # fmt: skip
+"""Fields of `grpo-run status --json` that say how a run has ended."""
+
+
+def end_record(
+    *, run_id: str, directory: Path, state: str, exit_code: int, sentence: str, status: RunStatus | None
+) -> dict[str, Any]:
+    """Return the object.
+
+    Args:
+        run_id, directory: of the run.
+        state: `finished`, `stopped` or `failed`.
+        exit_code: with which `grpo-run launch` exits.
+        sentence: how the run ended.
+        status: of the run; None if it could not be read, and then its fields are null.
+    """
+    fields: dict[str, Any] = dict.fromkeys(STATUS_FIELDS)
+    incident: str | None = None
+    if status is not None:
+        values = status.as_json()
+        fields = {name: values[name] for name in STATUS_FIELDS}
+        recoveries = status.history.recoveries
+        incident = recoveries[-1].incident if recoveries else None
+    return {
+        "schema": SCHEMA,
+        "run_id": run_id,
+        "run_directory": str(directory),
+        "node": os.uname().nodename,
+        "state": state,
+        "exit_code": exit_code,
+        "sentence": sentence,
+        **fields,
+        "incident": incident,
+        "verdict": read_verdict(Path(incident)) if incident is not None else None,
+    }
+
+
+def read_verdict(incident: Path) -> dict[str, Any] | None:
+    """Return the verdict of an incident; None if its file is missing or not valid."""
+    try:
+        with open(incident / "verdict.json", "rb") as file:
+            value = json.loads(file.read(MAX_VERDICT_BYTES))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def status_or_none(directory: RunDirectory) -> RunStatus | None:
+    """Read the status of a run whose launch has failed; None where that fails too."""
+    try:
+        return read_status(directory)
+    except Exception:  # noqa: BLE001 - what is known of the end is told in any case
+        return None

@@ -1,0 +1,198 @@
+"""`grpo-run plan`: predict the memory of a training job, what fits, and which changes need less.
+
+Parses, reads the recipe or script, asks `trainers.planning`, and prints a table or JSON. Starts no process and needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from grpo_run.cli.planning.options import build_parser, parse_size, parse_steps
+from grpo_run.cli.planning.output import print_plan
+from grpo_run.cli.planning.plot import check_path, write_plot
+from grpo_run.cli.planning.report import Report, as_json
+from grpo_run.cli.planning.requested_job import job_of
+from grpo_run.cli.planning.source import Source
+from grpo_run.cli.planning.sources import read_source
+from grpo_run.cli.text import print_paragraph
+from grpo_run.runtime.errors import ConfigError, UsageError
+from grpo_run.runtime.planning.job import MAX_TOKENS, Job
+from grpo_run.runtime.upstream.versions import check_versions
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Predict and print; returns the exit code."""
+    options = build_parser().parse_args(arguments)
+    for sentence in check_versions(allow_untested=options.allow_untested):
+        print(f"grpo-run: {sentence}; accepted because of --allow-untested", file=sys.stderr)
+    gpu_bytes = None if options.gpu is None else parse_size("--gpu", options.gpu)
+    observed = None if options.explain is None else parse_size("--explain", options.explain)
+    if options.pad_to is not None and not 1 <= options.pad_to <= MAX_TOKENS:
+        raise UsageError(f"--pad-to is {options.pad_to}, expected 1 to {MAX_TOKENS}")
+    if options.pad_to is not None and observed is None:
+        raise UsageError("--pad-to is for --explain SIZE")
+    steps = None if options.steps is None else parse_steps(options.steps)
+    if steps is not None and observed is None:
+        raise UsageError("--steps is for --explain SIZE")
+    source = Source() if options.source is None else read_source(options.source, options.algorithm)
+    model = options.model or source.settings.get("model")
+    if not isinstance(model, str):
+        what = "a folder with config.json, a cached repository, or a shape"
+        if "model" in source.unread:
+            raise UsageError(
+                f"the model cannot be read from the script, which is not executed; give --model: {what}"
+            )
+        raise UsageError(f"plan needs --model: {what}")
+    if source.settings.get("dtype") == "auto" and options.dtype is None:
+        source.settings["dtype"] = _saved_dtype(model)
+    job = job_of(options, source)
+    if options.pad_to is not None and options.pad_to <= job.length:
+        raise UsageError(f"--pad-to is {options.pad_to}, but rows have {job.lengths} already")
+    if job.vllm_share is not None and gpu_bytes is None:
+        raise UsageError("--vllm-share is a share of the GPU; give --gpu SIZE too")
+    if options.preset is not None:
+        _check_preset(options, job, observed)
+    if options.plot is not None:
+        check_path(options.plot)
+        if observed is not None:
+            raise UsageError("--plot draws a prediction; leave out --explain")
+    if options.attention is None and "attention" not in source.settings:
+        job = _with_default_attention(job, model, source)
+    if observed is None:
+        return _plan(options, model, job, gpu_bytes, source.notes)
+    return _explain(options, model, job, observed, steps, source.notes)
+
+
+def _with_default_attention(job: Job, model: str, source: Source) -> Job:
+    """Return the job with the attention that transformers chooses for its model, and note it where it stores matrices."""
+    from grpo_run.runtime.planning.model_config import default_attention, load_model_config
+
+    attention = default_attention(load_model_config(model))
+    if attention == "eager":
+        source.notes.append(
+            "transformers has no fused attention for this model: attention matrices are stored (eager)."
+        )
+    return replace(job, attention=attention)
+
+
+def _check_preset(options: argparse.Namespace, job: Job, observed: int | None) -> None:
+    if not job.generates:
+        raise UsageError("--preset chooses groups of completions, and SFT generates none")
+    if options.gpu is None:
+        raise UsageError("--preset needs --gpu SIZE, the memory that it is for")
+    if observed is not None:
+        raise UsageError("--preset and --explain ask two questions; give one of them")
+    for option in ("batch", "accumulation", "steps_per_generation", "gradient_checkpointing"):
+        if getattr(options, option) is not None:
+            raise UsageError(f"--preset chooses what --{option.replace('_', '-')} says; give one of them")
+
+
+def _saved_dtype(model: str) -> str:
+    """Return the type in which weights are saved, which transformers keeps unless it is told another."""
+    from grpo_run.runtime.planning.model_config import load_model_config
+
+    saved = load_model_config(model).dtype
+    return "float32" if saved is None else str(saved).removeprefix("torch.")
+
+
+def _check_length(job: Job, positions: int | None) -> None:
+    if positions is not None and job.length > positions:
+        raise ConfigError(f"{job.lengths} are more than the model's longest context of {positions}")
+
+
+def _plan(
+    options: argparse.Namespace, model: str, job: Job, gpu_bytes: int | None, notes: Sequence[str]
+) -> int:
+    # these import torch and TRL, which takes seconds: bad input is reported before
+    from grpo_run.runtime.planning.changes import largest_batch, largest_completion, try_changes
+    from grpo_run.runtime.planning.model_config import load_model_config
+    from grpo_run.runtime.planning.prediction import Predictor
+    from grpo_run.runtime.planning.presets import choose
+
+    predictor = Predictor(load_model_config(model), gpu_bytes=gpu_bytes, all_layers=options.all_layers)
+    _check_length(job, predictor.shape.positions)
+    changes, batch, completion, choice = [], None, None, None
+    if options.preset is not None:
+        choice = choose(predictor, job, options.preset)
+        prediction = choice.prediction
+    else:
+        prediction = predictor.predict(job, fitted=True)
+        if not options.no_changes:
+            changes = try_changes(predictor, prediction)
+            batch = largest_batch(predictor, prediction)
+            completion = largest_completion(predictor, prediction)
+    report = Report(
+        model=model,
+        shape=predictor.shape,
+        gpu_bytes=gpu_bytes,
+        prediction=prediction,
+        changes=changes,
+        largest_batch=batch,
+        largest_completion=completion,
+        choice=choice,
+        notes=notes,
+    )
+    if options.plot is not None:
+        write_plot(check_path(options.plot), report, predictor)
+    if options.json:
+        print(json.dumps(as_json(report), indent=2))
+    else:
+        print_plan(report)
+    return 0
+
+
+def _explain(
+    options: argparse.Namespace,
+    model: str,
+    job: Job,
+    observed_bytes: int,
+    steps: tuple[int, int] | None,
+    notes: Sequence[str],
+) -> int:
+    from grpo_run.cli.planning.explained import Explained, accounted_for, explained_json, print_explained
+    from grpo_run.runtime.planning.explaining import (
+        Growth,
+        explanations,
+        floor,
+        kept_each_step,
+        ranked,
+        together,
+        without_effect,
+    )
+    from grpo_run.runtime.planning.model_config import load_model_config
+    from grpo_run.runtime.planning.prediction import Predictor
+
+    predictor = Predictor(load_model_config(model), all_layers=options.all_layers)
+    _check_length(job, predictor.shape.positions)
+    prediction = predictor.predict(job)
+    alone = explanations(predictor, prediction, padded_to=options.pad_to)
+    same = without_effect(alone)
+    order = ranked([one for one in alone if one not in same], observed_bytes)
+    pairs = (
+        [] if accounted_for(order, observed_bytes) else together(predictor, prediction, alone, observed_bytes)
+    )
+    found = Explained(
+        order=order,
+        observed_bytes=observed_bytes,
+        floor=floor(prediction, predictor.shape.parameters),
+        pairs=pairs,
+        same=same,
+        growth=None
+        if steps is None
+        else Growth(
+            start_bytes=prediction.allocated_bytes,
+            steps=steps,
+            kept=kept_each_step(predictor, prediction, alone),
+        ),
+    )
+    if options.json:
+        print(json.dumps({**explained_json(found), "notes": list(notes)}, indent=2))
+    else:
+        for note in notes:
+            print_paragraph(f"Note: {note}")
+        print_explained(found)
+    return 0

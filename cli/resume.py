@@ -1,0 +1,132 @@
+"""`grpo-run resume RUN`: start the recorded command of a run again, in its directory and with its variables.
+
+The command is `grpo-run launch` with the words in `run.json`. What else has changed since is judged there, as for a
+command that is typed again.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_run.cli.command_parser import CommandParser
+from grpo_run.runtime.catalog import find_run
+from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.journal import read_journal
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.inputs import DIGEST, Inputs, recorded_value
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start the command; returns the run's exit code."""
+    parser = CommandParser(
+        prog="grpo-run resume",
+        description="Start the recorded command of a run again, in the directory in which it was launched, with the"
+        " environment variables that its script reads as they were then.",
+    )
+    parser.add_argument("run", metavar="RUN", help="run directory or run id")
+    parser.add_argument(
+        "--accept-change",
+        action="store_true",
+        help="as of grpo-run launch: continue although something that affects training has changed",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the command, and start nothing")
+    options = parser.parse_args(arguments)
+    run = find_run(options.run)
+    fields = run.read_run()
+    owner = run.owner()
+    if owner is not None:
+        raise UsageError(f"the run in {run.path} is running (supervisor {owner})")
+    folder = working_directory(run, fields)
+    words = launch_words(run, fields, accept_change=options.accept_change)
+    try:
+        values = variables(fields, os.environ)
+    except UsageError:
+        if not History.of(read_journal(run.journal)).completed:
+            raise
+        values = {}  # nothing is left to train; what is only in memory is written
+    print(f"grpo-run: in {folder}: {command_text(words, values)}", flush=True)
+    if options.dry_run:
+        return 0
+    from grpo_run.cli import launch
+
+    os.chdir(folder)
+    os.environ.update(values)
+    return launch.main(words)
+
+
+def working_directory(run: RunDirectory, fields: Mapping[str, Any]) -> Path:
+    """Return the directory in which the run was launched.
+
+    Raises:
+        UsageError: it is not recorded, or does not exist.
+    """
+    recorded = fields.get("working_directory")
+    if not isinstance(recorded, str):
+        raise UsageError(
+            f"{run.run_json} does not say where the run was launched (an earlier release wrote it); run its command"
+            f" there: {command_text([str(word) for word in fields.get('typed') or ()], {})}"
+        )
+    folder = Path(recorded)
+    if not folder.is_dir():
+        raise UsageError(f"the run in {run.path} was launched in {folder}, which does not exist any more")
+    return folder
+
+
+def launch_words(run: RunDirectory, fields: Mapping[str, Any], *, accept_change: bool) -> list[str]:
+    """Return the words of `grpo-run launch` that continue the run.
+
+    `--fresh` started it and would start another one. The directory is named, whatever its id is derived from.
+
+    Raises:
+        UsageError: the words are not recorded.
+    """
+    from grpo_run.cli.launch_options.flags import build_parser
+    from grpo_run.cli.launch_options.words import OptionWords
+
+    typed = fields.get("typed")
+    if not isinstance(typed, list) or not typed:
+        raise UsageError(f"{run.run_json} does not hold the command of the run (an earlier release wrote it)")
+    rest = [str(word) for word in typed]
+    splitter = OptionWords(build_parser())
+    words = ["--run-dir", str(run.path.resolve())]
+    if accept_change:
+        words.append("--accept-change")
+    rest = splitter.split_generation(rest)
+    while option := splitter.next_option(rest):
+        if option[0].partition("=")[0] not in ("--fresh", "--run-id", "--run-dir", "--accept-change"):
+            words += option
+    return [*words, *rest]
+
+
+def variables(fields: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the recorded environment variables that have another value now.
+
+    Raises:
+        UsageError: one of them is a secret, of which only a digest is recorded, and it is not set as it was.
+    """
+    recorded = Inputs.from_json(fields.get("inputs"))
+    if recorded is None:
+        return {}
+    changed = {}
+    for name, value in recorded.variables.items():
+        present = environment.get(name)
+        if present is not None and recorded_value(name, present) == value:
+            continue
+        if value.startswith(DIGEST):
+            state = "has another value" if present is not None else "is not set"
+            raise UsageError(
+                f"{name} {state}: set it as it was when the run was launched; only its digest is recorded"
+            )
+        changed[name] = value
+    return changed
+
+
+def command_text(words: Sequence[str], values: Mapping[str, str]) -> str:
+    """Return the command as it can be typed."""
+    settings = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    return " ".join([*settings, shlex.join(["grpo-run", "launch", *words])])

@@ -1,4 +1,0 @@
-"""Text that several commands print: aligned tables and paragraphs.
-
-Imports nothing of this project. Start at `table.py`.
-"""

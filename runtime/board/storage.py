@@ -1,0 +1,165 @@
+"""What every part of a board can rely on, however its bytes are reached. See `storage.py` and `storage.py`.
+
+A board as the supervisor and the commands see it: an open file, read and written with system calls.
+
+The file may be truncated at any time, also between a look at its size and an access to a mapping, and that access would
+kill the process with SIGBUS. A read call returns less instead, or fails on a disk with errors, and what is missing reads as
+zeros: as if no rank had written it. It costs less than asking for the size before every access (0.8 and 1.2 µs).
+
+On some network and user-space file systems, read calls do not see what others write through mappings. The creator of a
+board tries that and notes it in the file; then reads use a mapping too, after a look at the size. Used by `board.py`.
+
+A board as its ranks see it: a mapping, and no descriptor that a script could close.
+
+A rank writes several times per step, and a store to a mapping costs less than a system call. A process that touches a
+mapped page beyond the end of its file is killed by SIGBUS: if the file is truncated, the ranks end, and the next attempt
+gets a new file. The supervisor must not end with them and uses `storage.py`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+from pathlib import Path
+from typing import Protocol
+
+from grpo_run.runtime.files import close_with, is_open_at
+
+
+class BoardBytes(Protocol):
+    """The bytes of one board file."""
+
+    size_bytes: int
+    """The size that the file should have."""
+
+    @property
+    def has_full_size(self) -> bool:
+        """Whether the file has that size."""
+
+    def is_at(self, path: Path) -> bool:
+        """Whether the path names this file, and not another one of the same name."""
+
+    @property
+    def mapping(self) -> mmap.mmap:
+        """The mapped file, for the writers of slots and for the addresses that ranks wait at.
+
+        Raises:
+            OSError, ValueError: it cannot be mapped.
+        """
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Return a copy of some bytes; zeros where the file was truncated or cannot be read. Not atomic beyond eight aligned bytes."""
+
+    def write(self, offset: int, content: bytes) -> None:
+        """Replace some bytes. Does nothing if the file was truncated."""
+
+
+READS_MAPPING_AT = 56
+"""Where the header notes that read calls do not see what is written to mappings: one byte."""
+_TRIAL_AT = 64
+_TRIAL_BYTES = 8
+
+
+class BoardFile:
+    """The bytes of a board, through an open file.
+
+    Args:
+        descriptor: of the file. It is closed with this object.
+        size_bytes: the size that the file should have.
+        writable: whether the descriptor can write.
+    """
+
+    def __init__(self, descriptor: int, size_bytes: int, *, writable: bool) -> None:
+        self.size_bytes = size_bytes
+        self._descriptor = descriptor
+        self._writable = writable
+        self._mapped: mmap.mmap | None = None
+        self.close = close_with(self, descriptor)
+        """Closes the descriptor, once."""
+        self._reads_mapping = os.pread(descriptor, 1, READS_MAPPING_AT) == b"\1"
+
+    def try_reads(self) -> None:
+        """Find out whether read calls see what is written to mappings, and note it. Call it once, for a new board.
+
+        Raises:
+            OSError, ValueError: the file cannot be mapped.
+        """
+        content = secrets.token_bytes(_TRIAL_BYTES)
+        trial = slice(_TRIAL_AT, _TRIAL_AT + _TRIAL_BYTES)
+        self.mapping[trial] = content
+        seen = os.pread(self._descriptor, _TRIAL_BYTES, _TRIAL_AT) == content
+        os.pwrite(self._descriptor, bytes(_TRIAL_BYTES), _TRIAL_AT)
+        if not seen or self.mapping[trial] != bytes(_TRIAL_BYTES):
+            self._reads_mapping = True
+            os.pwrite(self._descriptor, b"\1", READS_MAPPING_AT)
+
+    @property
+    def has_full_size(self) -> bool:
+        """Whether the file has its size."""
+        try:
+            return os.fstat(self._descriptor).st_size >= self.size_bytes
+        except OSError:  # removed on a network file system
+            return False
+
+    def is_at(self, path: Path) -> bool:
+        """Whether the path names this file, and not another one of the same name."""
+        return is_open_at(self._descriptor, path)
+
+    @property
+    def mapping(self) -> mmap.mmap:
+        """The mapped file, made when it is needed for the first time.
+
+        Raises:
+            OSError, ValueError: it cannot be mapped, or is too short.
+        """
+        if self._mapped is None:
+            access = mmap.ACCESS_WRITE if self._writable else mmap.ACCESS_READ
+            self._mapped = mmap.mmap(self._descriptor, self.size_bytes, access=access)
+        return self._mapped
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Return a copy of some bytes; zeros where the file was truncated or cannot be read."""
+        if self._reads_mapping:
+            return self.mapping[offset : offset + size_bytes] if self.has_full_size else bytes(size_bytes)
+        try:
+            content = os.pread(self._descriptor, size_bytes, offset)
+        except OSError:
+            return bytes(size_bytes)
+        return content if len(content) == size_bytes else content.ljust(size_bytes, b"\0")
+
+    def write(self, offset: int, content: bytes) -> None:
+        """Replace some bytes. Does nothing if the file was truncated."""
+        if not self.has_full_size:
+            return
+        if self._reads_mapping:
+            self.mapping[offset : offset + len(content)] = content
+        else:
+            os.pwrite(self._descriptor, content, offset)
+
+
+class MappedBoard:
+    """The bytes of a board, through a mapping.
+
+    Args:
+        mapping: of the whole file.
+    """
+
+    has_full_size = True
+    """Not known without a descriptor."""
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self.size_bytes = len(mapping)
+        self.mapping = mapping
+
+    def is_at(self, path: Path) -> bool:
+        """Return True: not known without a descriptor."""
+        return True
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Return a copy of some bytes."""
+        return self.mapping[offset : offset + size_bytes]
+
+    def write(self, offset: int, content: bytes) -> None:
+        """Replace some bytes."""
+        self.mapping[offset : offset + len(content)] = content

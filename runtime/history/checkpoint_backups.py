@@ -1,0 +1,222 @@
+"""Keep a run's checkpoints while its script starts: some scripts clear their output directory first.
+
+Before each attempt the supervisor makes hard links of the checkpoints (`HeldCheckpoints`). When the ranks are about to
+choose one, rank 0 puts back those that are gone (`put_back`). If the start does not get so far, the next start puts them
+back, or the end of the run, or `grpo-run gc`. Nothing is copied. Links need one file system: the run
+directory's, else the output directory's parent; where neither works, nothing is held.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, Manifest, read_manifest
+from grpo_run.runtime.checkpoints.publishing import partial_directory, publish
+from grpo_run.runtime.checkpoints.search import FoundCheckpoint, directories_of_run, find_checkpoints
+from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.history.train_calls import TrainCalls
+
+MAX_HELD = 64
+"""Checkpoints of one directory that are held, newest first."""
+
+
+class HeldCheckpoints:
+    """The hard links of one run, for its supervisor.
+
+    Args:
+        folder: of links in the run directory.
+        run_id: checkpoints of other runs are not held.
+        calls: the run's calls; the checkpoints in their directories are held.
+        warn: called with what was put back.
+    """
+
+    def __init__(self, folder: Path, run_id: str, calls: TrainCalls, warn: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._run_id = run_id
+        self._calls = calls
+        self._warn = warn
+        self._held: list[str] = []
+        self._starting = False
+
+    def hold(self) -> None:
+        """Make links of all complete checkpoints of the run.
+
+        Links are left if the last start committed no step. What is missing is put back from them first.
+        """
+        self._held, self._starting = output_directories(self._calls), True
+        self._put_back(self._held)
+        still_missing = self._remove()
+        for directory in self._held:
+            if directory in still_missing:
+                continue  # its links are all that is left, and stay
+            places = directories_of_run(self._run_id, Path(directory))
+            own = (one for one in find_checkpoints(*places) if one.manifest.run_id == self._run_id)
+            found = list(itertools.islice(own, MAX_HELD))
+            for place in _places(self._folder, directory) if found else ():
+                with suppress(OSError):
+                    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+                if all(_link_tree(one.path, place / one.path.relative_to(directory)) for one in found):
+                    break
+                shutil.rmtree(place, ignore_errors=True)
+
+    def release(self) -> None:
+        """Remove the links, except the last ones of a checkpoint: the script has started. The checkpoints are not changed.
+
+        Called after every committed step; only the first one of an attempt has something to remove.
+        """
+        if self._starting:
+            self._starting = False
+            self._remove()
+
+    def forget(self) -> None:
+        """Remove the links: checkpoints were set aside on purpose, and must not be put back."""
+        remove(self._folder, self._held or output_directories(self._calls))
+
+    def end(self, *, finished: bool) -> None:
+        """Remove the links when all ranks have ended; put back what is missing, unless the run has finished."""
+        if finished:
+            remove(self._folder, self._held)
+        else:
+            self._put_back(self._held)
+            self._remove()
+
+    def _remove(self) -> list[str]:
+        """Remove the links; return the output directories whose links are the last ones of a checkpoint, and stay."""
+        last = {one.output_dir for one in find_held(self._folder, self._run_id, self._held) if one.missing}
+        remove(self._folder, (directory for directory in self._held if directory not in last))
+        return sorted(last)
+
+    def _put_back(self, directories: Iterable[str]) -> None:
+        for directory in directories:
+            names = put_back(self._folder, self._run_id, directory)
+            if names:
+                self._warn(put_back_sentence(names, directory))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldFolder:
+    """Links to the checkpoints of one output directory.
+
+    Attributes:
+        missing: the checkpoints that exist nowhere else, and would be put back.
+    """
+
+    path: Path
+    output_dir: str
+    missing: tuple[str, ...]
+
+
+def output_directories(calls: TrainCalls) -> list[str]:
+    """Return the output directories of a run's calls."""
+    return list(dict.fromkeys(one.path for call in calls for one in call.directories))
+
+
+def find_held(folder: Path, run_id: str, directories: Iterable[str]) -> list[HeldFolder]:
+    """Return the links that exist.
+
+    Args:
+        folder: of links in the run directory.
+        run_id: of the run.
+        directories: its output directories.
+    """
+    return [
+        HeldFolder(path=place, output_dir=directory, missing=tuple(held.path.name for held, _ in wanted))
+        for directory in directories
+        for place in _places(folder, directory)
+        if place.is_dir()
+        for wanted in [_missing(place, run_id, directory)]
+    ]
+
+
+def put_back(folder: Path, run_id: str, directory: str) -> list[str]:
+    """Restore the held checkpoints of an output directory if the newest is missing there. Returns their names.
+
+    If it or a newer one exists, older ones were rotated away. A name that exists is left alone.
+    """
+    restored = []
+    for place in _places(folder, directory):
+        for held, target in _missing(place, run_id, directory):
+            if _restore(held, target):
+                restored.append(target.name)
+    return restored
+
+
+def _restore(held: FoundCheckpoint, target: Path) -> bool:
+    """Give a held checkpoint its name again; return whether it has it. Otherwise it stays held."""
+    try:
+        with partial_directory(target.parent, held.manifest.step) as partial:
+            if not _link_tree(held.path, partial):
+                return False
+            publish(partial, target)
+    except (OSError, CheckpointError):
+        return False
+    return True
+
+
+def put_back_sentence(names: Iterable[str], directory: str) -> str:
+    """What users are told."""
+    return f"the script has removed {', '.join(names)} in {directory}; restored"
+
+
+def remove(folder: Path, directories: Iterable[str]) -> None:
+    """Remove the links to the checkpoints of output directories."""
+    for directory in directories:
+        for place in _places(folder, directory):
+            shutil.rmtree(place, ignore_errors=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _missing(place: Path, run_id: str, directory: str) -> list[tuple[FoundCheckpoint, Path]]:
+    """Return the held checkpoints that are to be restored, each with where."""
+    found = [
+        (one, Path(directory) / one.path.relative_to(place))
+        for one in find_checkpoints(*directories_of_run(run_id, place))
+        if one.manifest.run_id == run_id
+    ]
+    if not found:
+        return []
+    newest, path = max(found, key=lambda one: _position(one[0].manifest))
+    there = find_checkpoints(*directories_of_run(run_id, Path(directory)))
+    if path.exists() or any(
+        one.manifest.run_id == run_id and _position(one.manifest) >= _position(newest.manifest)
+        for one in there
+    ):
+        return []
+    return [(one, target) for one, target in found if not target.exists()]
+
+
+def _position(manifest: Manifest) -> tuple[int, int]:
+    return manifest.train_call.ordinal, manifest.step
+
+
+def _places(folder: Path, directory: str) -> tuple[Path, Path]:
+    """Where the checkpoints of an output directory may be held, in the order of preference."""
+    digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:8]
+    beside = f".grpo-run-held-{folder.parent.name}-{digest}"
+    return folder / digest, Path(directory).parent / beside
+
+
+def _link_tree(source: Path, target: Path) -> bool:
+    """Link every file of a checkpoint, its manifest last. Return whether all of it could be linked."""
+    try:
+        names = sorted(
+            (str(file.relative_to(source)) for file in source.rglob("*") if file.is_file()),
+            key=lambda name: name == MANIFEST,
+        )
+        for name in names:
+            if name == LOCK:
+                continue  # of a writer that was killed after it had published
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            os.link(source / name, target / name)
+        read_manifest(target)
+    except (OSError, CheckpointError):
+        return False  # another file system, or removed meanwhile
+    return True

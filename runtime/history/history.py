@@ -1,0 +1,381 @@
+"""The history of a run, replayed from its journal: attempts, steps, checkpoints, recoveries.
+
+The supervisor replays the journal when it starts, so that counters survive a restart of the supervisor, and
+then applies event by event. `grpo-run status` and the metrics replay the same journal. Pure: takes records,
+does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
+from grpo_run.runtime.history.exclusions import Exclusions
+from grpo_run.runtime.history.history_parts import (
+    MemoryRestarts,
+    PhaseRecords,
+    StepTimes,
+    WallTime,
+    apply_action,
+    apply_mismatch,
+    apply_progress,
+    apply_resumed,
+    is_restarting,
+    mean_time_between_failures,
+)
+from grpo_run.runtime.history.lost_checkpoints import LostCheckpoints
+from grpo_run.runtime.history.memory_findings import MemoryFindings
+from grpo_run.runtime.history.own_training import OwnTraining
+from grpo_run.runtime.history.quarantine import Quarantine
+from grpo_run.runtime.history.recovery import Checkpoint, Recovery
+from grpo_run.runtime.history.rewards import RewardRecord
+from grpo_run.runtime.history.train_calls import TrainCalls
+from grpo_run.runtime.memory.plan import MemoryRecord
+
+ENDED = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped"}
+"""State of a run that has ended, by its exit code; with any other code it has failed."""
+
+
+@dataclass(kw_only=True)
+class History:
+    """State of a run after the events applied so far. `apply` is the only method that changes it.
+
+    Positions are pairs (train call, step). `attempts` and `supervisors` are counts;
+    `unreadable` counts records that could not be interpreted.
+    """
+
+    run_id: str = ""
+    state: str = "starting"
+    train_call: int = 0
+    step: int = 0
+    target_steps: int = 0
+    attempts: int = 0
+    time: WallTime = field(default_factory=WallTime)
+    checkpoint: Checkpoint | None = None
+    """The furthest checkpoint that was published since the present attempt began, or before if it resumed there."""
+    snapshot_step: int | None = None
+    """Step of the newest snapshot in memory; None once the memory is freed."""
+    save_seconds: float | None = None
+    """How long the last save took: to memory, or of its file to disk; None before the first."""
+    saved_model: tuple[int, str] | None = None
+    """The call after which the script has saved its model with `save_model`, and where; None if it has not."""
+    lost: LostCheckpoints = field(default_factory=LostCheckpoints)
+    """Checkpoints that the script has scheduled and that are not on its disk."""
+    completed: bool = False
+    """Whether the script of every rank ran to its end, whatever is on disk."""
+    checkpoint_trouble: str | None = None
+    """Why checkpoints cannot be written to disk; None while they can."""
+    recoveries: list[Recovery] = field(default_factory=list)
+    exit_code: int | None = None
+    sentence: str = ""
+    warnings: int = 0
+    reward: float | None = None
+    loss: float | None = None
+    best_position: tuple[int, int] = (0, 0)
+    """The furthest committed position of all attempts."""
+    highest_checkpoint: tuple[int, int] = (0, 0)
+    """The furthest position ever checkpointed. The restart budget refills when it rises."""
+    failures_without_progress: int = 0
+    recoveries_at_progress: int = 0
+    """How many of `recoveries` came before the last progress."""
+    recoveries_at_start: int = 0
+    """How many of `recoveries` an earlier supervisor has handled."""
+    committed_in_attempt: int = 0
+    """How many commits the present attempt has had; steps that follow each other fast share one."""
+    supervisors: int = 0
+    ranks_stopped: bool = False
+    """Whether a rank of the present attempt has exited after an agreed stop."""
+    phases: PhaseRecords = field(default_factory=PhaseRecords)
+    """How long phases and callbacks took so far."""
+    unreadable: int = 0
+    injections_fired: list[str] = field(default_factory=list)
+    steps: StepTimes = field(default_factory=StepTimes)
+    calls: TrainCalls = field(default_factory=TrainCalls)
+    """The run's `train()` calls."""
+    exclusions: Exclusions = field(default_factory=Exclusions)
+    """Samples that were excluded from the loss."""
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    """Prompts that are replaced."""
+    own: OwnTraining = field(default_factory=OwnTraining)
+    """What the script trains by itself, with no Trainer and no loop."""
+    rewards: RewardRecord = field(default_factory=RewardRecord)
+    """The run's reward functions."""
+    memory: MemoryRecord = field(default_factory=MemoryRecord)
+    """What has been changed so that the run needs less memory."""
+    memory_restarts: MemoryRestarts = field(default_factory=MemoryRestarts)
+    memory_trace: MemoryFindings = field(default_factory=MemoryFindings)
+    """What `--memory-trace` has found."""
+    resume_mismatches: int = 0
+    """How often an attempt repeated or left out work that the run has a checkpoint of."""
+    guard_trips: Counter[str] = field(default_factory=Counter)
+    """How often each learning guard has tripped, by name."""
+    snapshot_interval: int | None = None
+    """Steps between snapshots in memory, as rank 0 chose it last; None before."""
+    _before_checkpoint: bool = False
+    """Whether the present attempt began before `checkpoint`, which is damaged, set aside or unwanted then."""
+
+    @classmethod
+    def of(cls, records: Iterable[dict[str, Any]]) -> History:
+        """Replay a whole journal."""
+        history = cls()
+        for record in records:
+            history.apply(record)
+        return history
+
+    def apply(self, record: dict[str, Any]) -> None:
+        """Apply one journal record. Unknown events are ignored; records without valid fields are counted."""
+        time = record.get("time") or 0.0
+        if not isinstance(time, (int, float)):
+            self.unreadable += 1
+            return
+        self.time.apply_event(time)
+        event = record["event"]
+        handler = getattr(self, f"_on_{event}", None)
+        if handler is None and event not in _FORWARDED:
+            return
+        try:
+            if handler is not None:
+                handler(record, time)
+            else:
+                _FORWARDED[event](self, record)
+        except (LookupError, TypeError, ValueError, ArithmeticError):
+            self.unreadable += 1  # truncated to its header, or written by another version
+
+    def _on_run_started(self, record: dict[str, Any], time: float) -> None:
+        self.run_id = record.get("run") or self.run_id
+        self.supervisors += 1
+        self.recoveries_at_start = len(self.recoveries)
+        self.own.without_trainer = record.get("may_use_trainer") is False
+        if record.get("accept_change"):
+            self.calls.forget_left()  # the script may decide otherwise now
+        if self.exit_code == EXIT_GAVE_UP:
+            self._reset_budget()  # the user has started the run again after it was given up
+        self.exit_code = None
+        self.completed = False
+        self.sentence = ""
+        self.state = "starting"
+        self.steps.interrupt()
+        self.time.apply_run_started(time)
+
+    def _on_state_changed(self, record: dict[str, Any], time: float) -> None:
+        self.state = record["to"]
+
+    def _on_attempt_started(self, record: dict[str, Any], time: float) -> None:
+        self.attempts = max(self.attempts, int(record["attempt"]) + 1)
+        self.ranks_stopped = False
+        self.steps.interrupt()
+        self.committed_in_attempt = 0
+        self.own.apply_attempt_started()
+        self.calls.apply_attempt_started(record, time)
+
+    def _on_resume_chosen(self, record: dict[str, Any], time: float) -> None:
+        self.calls.apply_resume_chosen(record)
+        if record.get("mismatch"):
+            self._mismatch(str(record["mismatch"]))
+
+    def _on_resume_missed(self, record: dict[str, Any], time: float) -> None:
+        self._mismatch(str(record["mismatch"]))
+
+    def _mismatch(self, text: str) -> None:
+        self.resume_mismatches += 1
+        apply_mismatch(self.recoveries, text)
+
+    def _on_train_started(self, record: dict[str, Any], time: float) -> None:
+        if record.get("rank") not in (0, None):
+            return
+        call, resumed = int(record["train_call"]), int(record.get("step") or 0)
+        self.train_call, self.target_steps = call, int(record.get("target_steps") or 0)
+        self._before_checkpoint = self.checkpoint is not None and (call, resumed) < self.checkpoint.position
+        self.steps.begin(call, resumed, time)
+        self.calls.apply_train_started(record, time)
+        self.own.apply_train_started()
+        apply_resumed(self.recoveries, call, resumed)
+
+    def _on_step_committed(self, record: dict[str, Any], time: float) -> None:
+        step, call = int(record["step"]), int(record.get("train_call") or self.train_call)
+        at = float(record.get("committed_at") or time)
+        self.steps.commit(call, step, at)
+        self.step, self.train_call = step, call
+        self.committed_in_attempt += 1
+        self.calls.apply_step_committed(call, step)
+        self.best_position = max(self.best_position, (call, step))
+        if record.get("target_steps"):
+            self.target_steps = int(record["target_steps"])
+        apply_progress(self.recoveries, at)
+
+    def _on_own_training(self, record: dict[str, Any], time: float) -> None:
+        if self.own.apply_noted(record):
+            apply_progress(self.recoveries, time)
+
+    def _on_own_checkpoint(self, record: dict[str, Any], time: float) -> None:
+        if self.own.apply_saved(record, time):
+            self._reset_budget()
+
+    def _on_step_logged(self, record: dict[str, Any], time: float) -> None:
+        for name in ("reward", "loss"):
+            if record.get(name) is not None:
+                setattr(self, name, float(record[name]))
+
+    def _on_checkpoint_published(self, record: dict[str, Any], time: float) -> None:
+        call, step = int(record.get("train_call") or 0), int(record["step"])
+        # a run that ends writes its newest snapshot first, and an older scheduled checkpoint after it
+        if self.checkpoint is None or self._before_checkpoint or (call, step) >= self.checkpoint.position:
+            self._before_checkpoint = False
+            self.checkpoint = Checkpoint(
+                step=step, path=record["path"], verified=bool(record.get("verified")), train_call=call
+            )
+        self._record_save(record)
+        if record.get("durable", True):
+            self.checkpoint_trouble = None
+            if self.exit_code is not None:
+                self.snapshot_step = None  # the snapshot that a full disk had kept in memory is on disk now
+        self.calls.apply_saved(call, step, record["path"])
+        self.lost.apply_published(record)
+        self._progressed(call, step)
+
+    def _on_checkpoint_staged(self, record: dict[str, Any], time: float) -> None:
+        # it survives the ranks, and is made loadable before the next attempt
+        self.snapshot_step = int(record["step"])
+        self._record_save(record)
+        self.calls.apply_saved(int(record.get("train_call") or 0), self.snapshot_step, None)
+        self._progressed(int(record.get("train_call") or 0), int(record["step"]))
+
+    def _record_save(self, record: dict[str, Any]) -> None:
+        seconds = record.get("seconds")
+        self.save_seconds = float(seconds) if seconds is not None else None
+
+    def _on_snapshot_interval(self, record: dict[str, Any], time: float) -> None:
+        self.snapshot_interval = int(record["steps"])
+
+    def _on_checkpoint_failed(self, record: dict[str, Any], time: float) -> None:
+        self.checkpoint_trouble = str(record.get("reason"))
+        self.lost.apply_failed(record)
+
+    def _on_model_saved(self, record: dict[str, Any], time: float) -> None:
+        self.saved_model = self.train_call, str(record["path"])
+
+    def _progressed(self, call: int, step: int) -> None:
+        position = (self.calls.lineage(call), step)
+        if position > self.highest_checkpoint:
+            self.highest_checkpoint = position
+            self._reset_budget()
+
+    def _reset_budget(self) -> None:
+        self.failures_without_progress = 0
+        self.recoveries_at_progress = len(self.recoveries)
+
+    def _on_incident(self, record: dict[str, Any], time: float) -> None:
+        self.recoveries.append(Recovery.of(record, time, self.train_call, resuming=self.calls.resuming))
+        self.rewards.apply_incident(record)
+        self.failures_without_progress += 1
+
+    def _on_action(self, record: dict[str, Any], time: float) -> None:
+        if apply_action(self.recoveries, record):
+            self.failures_without_progress -= 1
+
+    def _on_guard_tripped(self, record: dict[str, Any], time: float) -> None:
+        self.guard_trips[str(record["guard"])] += 1
+
+    def _on_rolled_back(self, record: dict[str, Any], time: float) -> None:
+        self.calls.apply_rolled_back(int(record["train_call"]), int(record["step"]))
+        self.recoveries[-1].rolled_back = True
+
+    def _on_fault_injected(self, record: dict[str, Any], time: float) -> None:
+        self.injections_fired.append(str(record.get("injection")))
+
+    def _on_rank_completed(self, record: dict[str, Any], time: float) -> None:
+        self.ranks_stopped |= record.get("exit_code") == EXIT_STOPPED
+
+    def _on_warning(self, record: dict[str, Any], time: float) -> None:
+        self.warnings += 1
+
+    def _on_run_ended(self, record: dict[str, Any], time: float) -> None:
+        self.exit_code = record.get("exit_code")
+        if self.exit_code is not None:
+            # a script that trains by itself may end a stop with any code
+            self.state = "stopped" if record.get("stopped") else ENDED.get(self.exit_code, "failed")
+        self.completed = bool(record.get("completed", self.finished))
+        # journals of earlier versions do not say whether the memory was freed
+        if not record.get("snapshots_kept", self.checkpoint_trouble is not None):
+            self.snapshot_step = None  # all snapshots needed are on disk, and the memory is freed
+        self.sentence = record.get("sentence") or ""
+        self.time.apply_run_ended(time)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the script of every rank ran to its end."""
+        return self.exit_code == EXIT_FINISHED and self.state != "stopped"
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the script has used a Trainer or the loop, whose steps are counted."""
+        return len(self.calls) > 0 or self.best_position > (0, 0)
+
+    @property
+    def restarting(self) -> bool:
+        """Whether the last fault was answered by a restart after which no step has been committed yet."""
+        return is_restarting(self.recoveries)
+
+    def productive_seconds(self) -> float:
+        """Return the seconds spent on steps that were committed and not repeated after a recovery."""
+        return self.steps.productive_seconds()
+
+    def step_seconds(self) -> float | None:
+        """Return how long a step takes at present, in seconds; None until a few have been committed."""
+        return self.steps.typical_seconds(self.train_call)
+
+    def remaining_seconds(self) -> float | None:
+        """Return how long the rest of the train() call takes at the present pace; None until known."""
+        seconds = self.step_seconds()
+        if seconds is None or not self.target_steps:
+            return None
+        return max(0, self.target_steps - self.step) * seconds
+
+    def mean_time_between_failures(self) -> float:
+        """Return the mean seconds between failures so far. Time without a supervisor does not count."""
+        return mean_time_between_failures(self.time.seconds_to_last_event(), len(self.recoveries))
+
+    def goodput(self, now: float | None = None) -> float | None:
+        """Return the share of wall time spent on productive steps, from 0 to 1.
+
+        None before the first event, and for a script that trains by itself: its steps are not counted.
+        Time without a supervisor does not count.
+
+        Args:
+            now: seconds since the epoch, for a run that is live; the time of the last event if None.
+        """
+        if self.time.first is None or (self.own.seen and self.best_position == (0, 0)):
+            return None
+        wall = self.time.seconds(now)
+        return min(1.0, max(0.0, self.productive_seconds() / wall)) if wall > 0 else None
+
+
+_FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
+    "checkpoint_rejected": lambda history, record: history.lost.apply_failed(record),
+    "sample_excluded": lambda history, record: history.exclusions.apply_sample_excluded(record),
+    "group_excluded": lambda history, record: history.exclusions.apply_group_excluded(record),
+    "prompt_quarantined": lambda history, record: history.quarantine.apply(record),
+    "reward_moved": lambda history, record: history.rewards.apply_moved(record),
+    "reward_failed": lambda history, record: history.rewards.apply_failed(record),
+    "reward_latency": lambda history, record: history.rewards.apply_latency(record),
+    "reward_worker_replaced": lambda history, record: history.rewards.apply_replaced(),
+    "trainer_imported": lambda history, record: history.own.apply_trainer_imported(),
+    "memory_finding": lambda history, record: history.memory_trace.apply_found(record),
+    "memory_snapshot": lambda history, record: history.memory_trace.apply_snapshot(record),
+    "plan_changed": lambda history, record: history.memory.apply(record),
+    "memory_plan_given": lambda history, record: history.memory.apply_given(record),
+    "phase_learned": lambda history, record: history.phases.apply(record),
+    "rank_started": lambda history, record: history.calls.apply_rank_started(record),
+    "train_restored": lambda history, record: history.calls.apply_train_restored(record),
+    "loop_left": lambda history, record: history.calls.apply_loop_left(record),
+    "train_ended": lambda history, record: history.calls.apply_train_ended(record),
+    "memory_restart": lambda history, record: history.memory_restarts.apply_restart(record),
+    "memory_short": lambda history, record: history.memory_restarts.apply_short(),
+    "state_saved": lambda history, record: history.own.apply_state_saved(record),
+    "nan_read_as_none": lambda history, record: history.exclusions.apply_nan_read_as_none(record),
+    "rewards_repeated": lambda history, record: history.exclusions.apply_rewards_repeated(),
+}
+"""Events that concern one part of the history only."""

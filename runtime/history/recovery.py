@@ -1,0 +1,222 @@
+"""Faults and checkpoints of a run, as recorded in its journal. Plain data.
+
+Replayed as part of `runtime.record.history`; read by the recovery policy, status, metrics and reports.
+
+A decision of the recovery policy: an action and its reason. Plain data; made by `policy.py` and `guard_policy.py`.
+
+An order to use fresh seeds: from a step on, ranks draw other random numbers than in earlier attempts.
+
+Decided by the recovery policy, kept with the faults in the run's history, carried to the ranks by `RankSettings`, and obeyed by `grpo_run.runtime.rank`. Plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+@dataclass(kw_only=True)
+class Recovery:
+    """One fault and its recovery. Durations in seconds; None until known.
+
+    Args:
+        cause, rank, sentence, signature, incident: from the verdict; `incident` is the folder.
+        step, train_call: the position at which the fault happened.
+        action: chosen by the policy; empty until then.
+        detection_seconds: from the fault to the verdict.
+        recovery_seconds: from the fault to the next committed step.
+        lost_steps: number of steps repeated after the restart.
+        at: time of the fault, in seconds since the epoch.
+        from_checkpoint: the step that the next attempt resumed from; None if it restarted the `train()` call.
+    """
+
+    cause: str
+    rank: int | None
+    step: int
+    action: str
+    detection_seconds: float | None = None
+    recovery_seconds: float | None = None
+    lost_steps: int | None = None
+    incident: str | None = None
+    at: float = 0.0
+    train_call: int = 0
+    from_checkpoint: int | None = None
+    signature: str = ""
+    sentence: str = ""
+    reason: str = ""
+    """Why the action was chosen."""
+    lost_connection: tuple[int, ...] = ()
+    """Ranks that failed only because they lost their connection to `rank`."""
+    mismatch: str = ""
+    """How the next attempt did not continue what the run has; empty if it did."""
+    starting: bool = False
+    """It failed outside the steps of a `train()` call."""
+    patient: bool = False
+    """It is tried again for minutes, and does not count against the restart budget."""
+    also_failed: tuple[int, ...] = ()
+    """Further ranks that failed by themselves."""
+    guard: str | None = None
+    """The learning guard that ended the attempt."""
+    before_step: int | None = None
+    """The step from which on checkpoints of the call are set aside; None unless the run goes back."""
+    fresh_from: int | None = None
+    """The first step that uses fresh sampling seeds; None for an exact repetition."""
+    rolled_back: bool = False
+    """The checkpoints from `before_step` on have been set aside."""
+    memory_plan: str = ""
+    """The memory plan in which it happened, as text."""
+    repeat_key: str = ""
+    """What an exception of the script is recognized by at any step, see `Verdict`; empty for other faults."""
+    resuming: bool = False
+    """It happened while the attempt loaded what it resumed from."""
+    shortage: Mapping[str, Any] = field(default_factory=dict)
+    """The memory that was exhausted, as in the verdict; empty if none was."""
+
+    @classmethod
+    def of(
+        cls, record: Mapping[str, Any], time: float, train_call: int, *, resuming: bool = False
+    ) -> Recovery:
+        """Return the fault of one `incident` event.
+
+        Args:
+            time: of the event, for one that does not say when it failed.
+            train_call: the present call, for an event that names none.
+            resuming: the attempt had not loaded yet what it resumed from.
+        """
+        return cls(
+            cause=record["cause"],
+            rank=record.get("culprit"),
+            step=int(record.get("step") or 0),
+            action="",
+            detection_seconds=record.get("detection_seconds"),
+            incident=record.get("incident"),
+            at=float(record.get("failed_at") or time),
+            train_call=int(record.get("train_call") or train_call),
+            signature=record.get("signature") or "",
+            starting=bool(record.get("starting")),
+            sentence=record.get("sentence") or "",
+            lost_connection=tuple(int(rank) for rank in record.get("lost_connection") or ()),
+            also_failed=tuple(int(rank) for rank in record.get("also_failed") or ()),
+            guard=str(record["guard"]["guard"]) if record.get("guard") else None,
+            memory_plan=record.get("memory_plan") or "",
+            repeat_key=record.get("repeat_key") or "",
+            resuming=resuming,
+            shortage=record.get("shortage") or {},
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object shown by `grpo-run status --json`."""
+        keys = [
+            "cause",
+            "rank",
+            "step",
+            "action",
+            "detection_seconds",
+            "recovery_seconds",
+            "lost_steps",
+            "incident",
+        ]
+        return {key: getattr(self, key) for key in keys}
+
+
+def fails_to_resume(recoveries: Sequence[Recovery]) -> bool:
+    """Whether the last two faults are the same exception of the script while it resumed.
+
+    The first attempt loads from memory if it can, and the second from disk; what is damaged is skipped by either.
+    """
+    last = recoveries[-2:]
+    return (
+        len(last) == 2
+        and all(one.resuming for one in last)
+        and last[0].repeat_key == last[1].repeat_key != ""
+    )
+
+
+def pending_rollback(recoveries: Sequence[Recovery]) -> Recovery | None:
+    """Return the last fault if checkpoints have to be set aside before the next attempt."""
+    last = recoveries[-1] if recoveries else None
+    return None if last is None or last.before_step is None or last.rolled_back else last
+
+
+@dataclass(kw_only=True)
+class Checkpoint:
+    """A published checkpoint, as recorded in the journal."""
+
+    step: int
+    path: str
+    verified: bool
+    train_call: int = 0
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The ordinal of its train() call and its step."""
+        return self.train_call, self.step
+
+
+class Action(str, Enum):
+    """What follows an incident. The values appear in the journal and as metric labels."""
+
+    restart = "restart"
+    restart_from_earlier_checkpoint = "restart_from_earlier_checkpoint"
+    restart_with_plan_change = "restart_with_plan_change"
+    quarantine_batch = "quarantine_batch"
+    checkpoint_and_stop = "checkpoint_and_stop"
+    stop = "stop"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+RESTARTS = frozenset(
+    {
+        Action.restart,
+        Action.restart_from_earlier_checkpoint,
+        Action.restart_with_plan_change,
+        Action.quarantine_batch,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """An action, and the reason shown to the user.
+
+    Attributes:
+        delay_seconds: wait before the restart.
+        patient: the failure does not count against the restart budget.
+        before_step: checkpoints of the interrupted call from this step on are set aside before the restart.
+        fresh_from: the first step that uses fresh sampling seeds; None for an exact repetition.
+    """
+
+    action: Action
+    reason: str
+    delay_seconds: float = 0.0
+    patient: bool = False
+    before_step: int | None = None
+    fresh_from: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshSeeds:
+    """New seeds for a `train()` call, from a step on.
+
+    Attributes:
+        number: of the order in the run, from 1. A checkpoint records which orders its state has obeyed.
+        train_call: the number of the call.
+        step: the first optimizer step, counted from 1.
+    """
+
+    number: int
+    train_call: int
+    step: int
+
+
+def orders_of(recoveries: Sequence[Recovery]) -> tuple[FreshSeeds, ...]:
+    """Return the orders of a run, oldest first."""
+    return tuple(
+        FreshSeeds(number=number, train_call=recovery.train_call, step=recovery.fresh_from)
+        for number, recovery in enumerate(recoveries, start=1)
+        if recovery.fresh_from is not None
+    )

@@ -1,0 +1,105 @@
+"""Reports of the supervisor: events for the journal and the history, one-line messages for the user.
+
+Every part of the supervisor that reports something uses this object. Does not decide what is worth a message.
+
+The history of a run as its supervisor maintains it, from its own events and those of the ranks.
+
+The supervisor decides from this history, so an event that it writes must count immediately and even if the
+disk does not accept it. The reader skips the supervisor's own lines afterwards: every event is applied
+exactly once. Used by the supervisor only; other commands replay the file (`History.of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.journal import Journal, JournalReader
+
+
+def _ignore(record: dict[str, Any]) -> None:
+    pass
+
+
+class LiveHistory:
+    """A journal that is written to, and the history replayed from it.
+
+    Args:
+        path: the journal; events that earlier supervisors and ranks have written are replayed.
+        run_id: of the run.
+        on_rank_event: called with each event that another process appended since, after it was applied.
+    """
+
+    def __init__(
+        self, path: Path, run_id: str, *, on_rank_event: Callable[[dict[str, Any]], None] = _ignore
+    ) -> None:
+        self.journal = Journal(path, run_id)
+        self._reader = JournalReader(path, self.journal)
+        self._on_rank_event = on_rank_event
+        self.history = History.of(self._reader.new())
+
+    def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> bool:
+        """Append an event and apply it to the history.
+
+        Events that ranks have written before are applied first.
+
+        Returns:
+            whether the disk accepted the event. The history contains it in either case.
+        """
+        entry = self.journal.entry(event, rank=rank, step=step, **fields)
+        self.read_ranks()
+        accepted = self.journal.append(entry)
+        if accepted:
+            self._reader.skip(entry.line)
+        self.history.apply(entry.record)
+        return accepted
+
+    def read_ranks(self) -> None:
+        """Apply the events that ranks have appended since the last call."""
+        for record in self._reader.new():
+            self.history.apply(record)
+            self._on_rank_event(record)
+
+
+class Reporter:
+    """Writes events and messages.
+
+    Args:
+        live: journal and history of the run.
+        directory: the run directory, for messages.
+        notify: shows a one-line message to the user.
+    """
+
+    def __init__(self, live: LiveHistory, directory: str, notify: Callable[[str], None]) -> None:
+        self._live = live
+        self._directory = directory
+        self.notify = notify
+        self._warned: set[Hashable] = set()
+
+    def begin_attempt(self) -> None:
+        """Allow messages that appear once per attempt to appear again."""
+        self._warned.clear()
+
+    def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> None:
+        """Append an event to the journal and apply it to the history."""
+        if not self._live.write(event, rank=rank, step=step, **fields) and self._first_time("journal"):
+            self.notify(
+                f"cannot write to {self._directory}, the disk may be full: journal and evidence are incomplete"
+            )
+
+    def warn(self, rank: int | None, text: str) -> None:
+        """Show a warning and append it to the journal."""
+        self.write("warning", rank=rank, text=text)
+        self.notify(text)
+
+    def warn_once(self, rank: int, subject: str, text: str) -> None:
+        """Warn once per attempt, rank and subject."""
+        if self._first_time((rank, subject)):
+            self.warn(rank, text)
+
+    def _first_time(self, key: Hashable) -> bool:
+        first = key not in self._warned
+        self._warned.add(key)
+        return first

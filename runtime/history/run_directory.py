@@ -1,0 +1,326 @@
+"""The run directory: journal, board, logs and incidents of a run, and the lock of its supervisor.
+
+    runs/<run-id>/            mode 0700
+      run.json                configuration: command, world size, versions
+      journal.jsonl           events
+      board.mmap              one slot per rank
+      lock                    held by the supervisor
+      processes.json          the last supervisor, and the token of its ranks
+      attempts/000/rank0.log  output, one file per rank, or with rank0.err one for each stream
+      incidents/0001-signal/  verdict.json and evidence
+      held/                   links to checkpoints, while the script starts
+      memory_facts.json       what decides how the last `train()` call could use less memory
+      plan_traces/            how much memory it would use with other memory plans
+      memory_forecast/        what passes of each rank have needed, and how it has split micro-batches
+      memory_trace/           snapshots of the CUDA allocator, with `--memory-trace`
+
+The supervisor owns the directory and holds the lock; commands that display a run only read. Checkpoints are
+not here: they stay in the script's `output_dir`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.files import NO_SPACE_ERRNOS, lock_exclusively, write_json
+from grpo_run.runtime.history import memory_findings
+from grpo_run.runtime.memory import files
+from grpo_run.runtime.processes.identity import ProcessIdentity, own_identity
+
+DEFAULT_ROOT = Path("runs")
+LOCK_WAIT_SECONDS = 0.2
+"""How long to wait for a command that holds the lock only to read who owns the run."""
+ID_DIGITS = 6
+OWN_NAMES = (
+    "run.json",
+    "journal.jsonl",
+    "board.mmap",
+    "host_memory.mmap",
+    "lock",
+    "processes.json",
+    "attempts",
+    "incidents",
+    "held",
+    "quarantine.json",
+    files.FILE_NAME,
+    files.TRACE_FOLDER,
+    files.FORECAST_FOLDER,
+    memory_findings.FOLDER,
+)
+"""What grpo-run writes into a run directory. `--run-dir` may name a directory with files of the user."""
+_NAMES = "|".join(map(re.escape, OWN_NAMES))
+_OWN_NAME = re.compile(rf"{_NAMES}|(?:board|host_memory)\.mmap\.new|\.({_NAMES})\..*|\.probe-[0-9]+")
+"""With the temporary names of files that are replaced, which a killed process leaves."""
+MAX_LOCK_BYTES = 4096
+_IDENTITY = pydantic.TypeAdapter(ProcessIdentity)
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def default_run_id(target: str, command: Sequence[str]) -> str:
+    """Return the script's name and a short digest of the command.
+
+    The same command gives the same id, so it finds its run again.
+
+    Args:
+        target: path of the script, or name of the module.
+        command: words that identify the run. The caller omits flags that differ between nodes.
+    """
+    name = Path(target).stem if "/" in target or target.endswith(".py") else target
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
+    text = "\0".join([os.getcwd(), *command])
+    digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+    return f"{name or 'run'}-{digest[:ID_DIGITS]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDirectory:
+    """Paths and lock of one run."""
+
+    path: Path
+
+    @property
+    def journal(self) -> Path:
+        """The event log."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def board(self) -> Path:
+        """The memory-mapped board."""
+        return self.path / "board.mmap"
+
+    @property
+    def run_json(self) -> Path:
+        """The recorded configuration."""
+        return self.path / "run.json"
+
+    @property
+    def lock(self) -> Path:
+        """The lock file, which contains the supervisor's process id and identity."""
+        return self.path / "lock"
+
+    @property
+    def host_memory(self) -> Path:
+        """The last sample of the host's memory."""
+        return self.path / "host_memory.mmap"
+
+    @property
+    def processes(self) -> Path:
+        """Names the last supervisor and the token of its ranks' processes."""
+        return self.path / "processes.json"
+
+    @property
+    def quarantine(self) -> Path:
+        """The prompts that are replaced. The user may edit it."""
+        return self.path / "quarantine.json"
+
+    @property
+    def incidents(self) -> Path:
+        """The folder of all incidents."""
+        return self.path / "incidents"
+
+    @property
+    def held(self) -> Path:
+        """The folder of links to checkpoints, while the script starts."""
+        return self.path / "held"
+
+    def own_files(self) -> list[Path]:
+        """Return the files and folders in the directory that grpo-run has written, also temporary ones."""
+        try:
+            return [self.path / name for name in sorted(os.listdir(self.path)) if _OWN_NAME.fullmatch(name)]
+        except OSError:
+            return []
+
+    def attempt(self, number: int) -> Path:
+        """Return the directory of one attempt."""
+        return self.path / "attempts" / f"{number:03d}"
+
+    def create(self) -> str | None:
+        """Create the directory (mode 0700) and its folders, unless they exist.
+
+        An empty directory that other users can write gets mode 0700.
+
+        Returns:
+            what was changed, for the user; None if nothing was.
+
+        Raises:
+            RunDirectoryError: it cannot be created or written, or another user could replace files of the run.
+        """
+        changed = None
+        try:
+            try:
+                self.path.mkdir(parents=True, mode=0o700)
+            except FileExistsError:
+                changed = self._claim()
+            for folder in (self.path / "attempts", self.incidents):
+                folder.mkdir(exist_ok=True, mode=0o700)
+            self._probe()
+        except OSError as error:
+            raise RunDirectoryError(
+                f"run directory {self.path} cannot be written: {error.strerror or error};"
+                " choose another with --run-dir"
+            ) from error
+        return changed
+
+    def _probe(self) -> os.stat_result:
+        """Return the status of a new file of mode 0600 in the directory, which is removed again. Raises OSError."""
+        probe = self.path / f".probe-{os.getpid()}"
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            return os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+            probe.unlink()
+
+    def _claim(self) -> str | None:
+        """Take an existing directory, if only this user can write it. Returns and raises as `create`."""
+        directory, own = self.path.stat(), self._probe()
+        # compared with a file of ours, because a network file system may give root another number
+        present = list(self.path.iterdir())
+        for path in (self.path, *(path for path in present if path.name in OWN_NAMES)):
+            owner = directory.st_uid if path == self.path else path.lstat().st_uid
+            if owner != own.st_uid:
+                raise RunDirectoryError(
+                    f"run directory {self.path}: {path} belongs to another user ({owner}), who could replace files of"
+                    " the run; choose another with --run-dir"
+                )
+        mode = stat.S_IMODE(directory.st_mode)
+        if not mode & WRITABLE_BY_OTHERS or own.st_mode & 0o077:
+            return None  # or the file system has no modes
+        if present:
+            raise RunDirectoryError(
+                f"run directory {self.path} can be written by other users (mode {mode:04o}), who could replace files of the"
+                f" run; use `chmod 700 {self.path}`, or choose another with --run-dir"
+            )
+        self.path.chmod(0o700)
+        return f"run directory {self.path} could be written by other users (mode {mode:04o}); its mode is 0700 now"
+
+    def acquire(self) -> int:
+        """Become the only supervisor of this run.
+
+        Returns:
+            the descriptor that holds the lock; keep it open.
+
+        Raises:
+            RunDirectoryError: a live supervisor holds the lock; the message names its process id.
+        """
+        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not lock_exclusively(descriptor, LOCK_WAIT_SECONDS):
+            owner = _first_line(descriptor)
+            os.close(descriptor)
+            raise RunDirectoryError(
+                f"run directory {self.path} is in use by a live supervisor (pid {owner or 'unknown'});"
+                " stop it with `grpo-run stop`, or choose another --run-id"
+            )
+        own = own_identity()
+        os.ftruncate(descriptor, os.pwrite(descriptor, f"{own.pid}\n{json.dumps(vars(own))}\n".encode(), 0))
+        return descriptor
+
+    def owner(self) -> int | None:
+        """Return the process id of the live supervisor; None if no process holds the lock.
+
+        It may be a pid of another container or machine: use `supervisor` for more than a message.
+        """
+        supervisor = self.supervisor()
+        return supervisor.pid if supervisor is not None else None
+
+    def supervisor(self) -> ProcessIdentity | None:
+        """Return the live supervisor; None if no process holds the lock."""
+        try:
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _read_identity(descriptor)
+        finally:
+            os.close(descriptor)
+        return None
+
+    def write_run(self, fields: dict[str, Any]) -> None:
+        """Write `run.json` atomically, unless it has this content.
+
+        Raises:
+            RunDirectoryError: it cannot be written; the old content is unchanged.
+        """
+        if self.run_json.is_file() and self.read_run() == fields:
+            return
+        try:
+            write_json(self.run_json, fields)
+        except OSError as error:
+            reason = "the disk is full" if error.errno in NO_SPACE_ERRNOS else (error.strerror or str(error))
+            raise RunDirectoryError(f"{self.run_json} cannot be written: {reason}") from error
+
+    def read_run(self) -> dict[str, Any]:
+        """Return the contents of `run.json`.
+
+        Raises:
+            RunDirectoryError: it is missing or is not a JSON object.
+        """
+        try:
+            value = json.loads(self.run_json.read_text())
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"{self.path} is not a run directory: run.json: {error}") from error
+        if not isinstance(value, dict):
+            raise RunDirectoryError(f"{self.run_json} is not a JSON object")
+        return value
+
+
+def require_same_machine(run: RunDirectory, supervisor: ProcessIdentity) -> None:
+    """Refuse to ask a supervisor that does not share memory with this process.
+
+    Raises:
+        RunDirectoryError: it runs on another machine.
+    """
+    if not supervisor.is_on_this_machine:
+        raise RunDirectoryError(
+            f"the run in {run.path} is supervised on another machine ({supervisor.host or 'unknown'}, pid {supervisor.pid});"
+            " use this command there"
+        )
+
+
+def _first_line(descriptor: int) -> str:
+    return os.pread(descriptor, 32, 0).decode(errors="replace").partition("\n")[0]
+
+
+def _read_identity(descriptor: int) -> ProcessIdentity | None:
+    """Return the supervisor that a lock file names; one without more than a pid if an earlier release wrote it."""
+    text = _first_line(descriptor)
+    try:
+        fields = json.loads(os.pread(descriptor, MAX_LOCK_BYTES, 0).partition(b"\n")[2])
+        return _IDENTITY.validate_python(fields)
+    except ValueError:  # pydantic's errors too
+        return ProcessIdentity(pid=int(text), started_ticks=0, namespace="") if text.isdigit() else None
+
+
+def find_run(path: str | None, root: Path = DEFAULT_ROOT) -> RunDirectory:
+    """Return the run that a command refers to.
+
+    Args:
+        path: a run directory or a run id; None for the newest run.
+        root: the folder that contains runs.
+
+    Raises:
+        RunDirectoryError: there is no such run.
+    """
+    if path is not None:
+        for candidate in (Path(path), root / path):
+            if (candidate / "run.json").is_file():
+                return RunDirectory(path=candidate)
+        raise RunDirectoryError(f"{path} is not a run directory (no run.json in it or under {root}/)")
+    runs = sorted(root.glob("*/run.json"), key=lambda file: file.stat().st_mtime)
+    if not runs:
+        raise RunDirectoryError(f"no run under {root}/; name a run directory")
+    return RunDirectory(path=runs[-1].parent)

@@ -1,0 +1,201 @@
+"""The facts of a `train()` call that decide how it could use less memory, as published by its ranks.
+
+The first rank of each node writes `memory_facts.json` into the run directory when a `train()` call begins
+(`grpo_run.runtime.rank.memory_plan.facts`); the supervisor reads it after an out-of-memory error, when no rank is left to ask.
+Sizes are those that the script has set: a memory plan in effect is named apart. Plain data; `files.py` reads and writes the file.
+
+Whether smaller micro-batches, accumulated over more of them, give the same update: for which losses, and why not for others.
+
+The sums of gradients are the same up to rounding if each micro-batch of a step has the same weight, or if the loss is divided by
+a number that belongs to the whole step. The ladder of memory plans refuses a split where they are not; tests train each loss both
+ways (`tests/fault/test_memory_plans.py`). Pure. Reads TRL 1.16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pydantic
+
+from grpo_run.runtime.memory.plan import MemoryPlan
+
+
+class _Facts(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
+
+
+class ModelFacts(_Facts):
+    """Sizes of the model that is trained, without adapters' bases left out; 0 for what its configuration does not say."""
+
+    parameters: int = 0
+    trainable_parameters: int = 0
+    parameter_bytes: int = 0
+    trainable_bytes: int = 0
+    layers: int = 0
+    hidden_size: int = 0
+    intermediate_size: int = 0
+    vocabulary_size: int = 0
+    attention_heads: int = 0
+    key_value_heads: int = 0
+    head_size: int = 0
+
+
+class Computation(_Facts):
+    """How the model is computed, as far as a trace of it depends on that; empty where it is not known."""
+
+    configuration: dict[str, Any] = {}
+    """The model's configuration of transformers, as JSON."""
+    weights: str = ""
+    """Data type of the weights, such as `bfloat16`; with adapters that of the model below them."""
+    autocast: str = ""
+    """Data type of the forward pass under autocast; empty if there is none."""
+    attention: str = ""
+    """Implementation in transformers: `sdpa`, `eager`, `flash_attention_2`."""
+    optimizer: str = ""
+    """Name of transformers' `optim`."""
+    device: str = ""
+    """`cuda` or `cpu`."""
+    lora_rank: int = 0
+    """Of peft's LoRA; 0 without adapters."""
+    lora_targets: tuple[str, ...] = ()
+    """Names of the modules that have adapters."""
+    lora_dropout: float = 0.0
+    special: tuple[str, ...] = ()
+    """What a trace does not know, as clauses: adapters other than plain LoRA, quantized weights, kernels of Liger."""
+
+
+class MemoryFacts(_Facts):
+    """What a `train()` call tells of itself, as far as its memory and its update depend on it."""
+
+    train_call: int = pydantic.Field(ge=1)
+    """Number of the call in the attempt."""
+    trainer_class: str
+    trainer: Literal["grpo", "rloo", "sft", "transformers", "other"]
+    """Whose loss it is: that of a trainer of TRL, of `transformers.Trainer`, or another."""
+    overridden: tuple[str, ...] = ()
+    """What of the trainer's own computation of the loss the script replaces: names of methods, or `compute_loss_func`."""
+    world_size: int = pydantic.Field(ge=1)
+    layout: str
+    """How state is spread over ranks: `ddp`, `deepspeed-zero3`, `fsdp2`, as in the manifest of a checkpoint."""
+
+    per_device_train_batch_size: int = pydantic.Field(ge=1)
+    gradient_accumulation_steps: int = pydantic.Field(ge=1)
+    steps_per_generation: int | None = None
+    generation_batch_size: int | None = None
+    """Samples of one rollout over all ranks."""
+    num_generations: int | None = None
+    num_iterations: int | None = None
+    max_completion_length: int | None = None
+    """In tokens."""
+    max_length: int | None = None
+    """Longest sample of SFT in tokens; None if there is no limit."""
+    samples: int | None = None
+    """In the training set; None for a stream."""
+    drop_last: bool = False
+    explicit_sizes: tuple[str, ...] = ()
+    """Sizes of the batch that the script also sets elsewhere, by the name of the setting: in DeepSpeed's configuration, or in
+    accelerate's."""
+
+    loss_type: str | None = None
+    beta: float = 0.0
+    reference_model: bool = False
+    """Whether a second model is in memory."""
+    entropy_bonus: bool = False
+    top_entropy_quantile: float = 1.0
+    auxiliary_loss: bool = False
+    """Whether a mixture of experts adds its loss over the load of experts."""
+    dropout: bool = False
+    counts_tokens: bool = False
+    """Whether the loss is divided by the tokens of the whole optimizer step, not of one micro-batch."""
+    averages_tokens_across_ranks: bool = True
+
+    generates: Literal[
+        "", "transformers", "continuous_batching", "vllm_colocate", "vllm_server", "script"
+    ] = ""
+    """What generates; empty if nothing does, `script` for a rollout function of the script's own."""
+    greedy: bool = False
+    """Whether generation draws no random numbers."""
+    vllm_gpu_memory_utilization: float | None = None
+    vllm_sleep: bool = False
+    gradient_checkpointing: bool = False
+    """Whether the script has turned it on."""
+    checkpointing_set_later: bool = False
+    """Whether the script sets it after its configuration was built, so that a plan would not take effect."""
+    supports_gradient_checkpointing: bool = False
+    optimizer_offload: bool = False
+    """Whether the script already keeps the optimizer's state in host memory."""
+    deepspeed: bool = False
+    model: ModelFacts = ModelFacts()
+    computation: Computation = Computation()
+
+    plan: MemoryPlan = MemoryPlan()
+    """The memory plan in effect."""
+    divided_by: int = pydantic.Field(default=1, ge=1)
+    """By what the plan has divided `per_device_train_batch_size`: its divisor, or as much of it as divides the size."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one micro-batch on one rank, with the plan in effect."""
+        return self.per_device_train_batch_size // self.divided_by
+
+    @property
+    def has_ragged_batch(self) -> bool:
+        """Whether the last batch of an epoch may be filled up, or dropped, otherwise if the micro-batch is smaller.
+
+        Rollouts are always whole. With one rank and nothing dropped, the last step has the samples that are left in any case.
+        """
+        if self.generates or (self.world_size == 1 and not self.drop_last and self.samples is not None):
+            return False
+        return (
+            self.samples is None or self.samples % (self.per_device_train_batch_size * self.world_size) != 0
+        )
+
+
+EXACT_GRPO_LOSSES = frozenset({"grpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"})
+"""Values of GRPO's `loss_type`: means over samples, and sums divided by the tokens of the whole rollout."""
+INEXACT_GRPO_LOSSES: Mapping[str, str] = {
+    "bnpo": "loss_type='bnpo' divides by the tokens of each micro-batch",
+}
+EXACT_SFT_LOSSES = frozenset({"nll", "dft", "chunked_nll"})
+"""Values of SFT's `loss_type`; the last is an older name of the first."""
+
+
+def split_refusals(facts: MemoryFacts) -> tuple[str, ...]:
+    """Return why smaller micro-batches would change the update, each as a clause; empty if they would not."""
+    reasons = []
+    if facts.trainer == "other":
+        reasons.append(f"the loss of {facts.trainer_class} is not known")
+    if facts.overridden:
+        reasons.append(f"{facts.trainer_class} has its own {', '.join(facts.overridden)}")
+    if facts.explicit_sizes:
+        reasons.append(f"the batch is also set by {', '.join(facts.explicit_sizes)}")
+    if facts.trainer == "grpo" and facts.loss_type not in EXACT_GRPO_LOSSES:
+        unknown = f"loss_type={facts.loss_type!r} is not known"
+        reasons.append(INEXACT_GRPO_LOSSES.get(facts.loss_type or "", unknown))
+    if facts.entropy_bonus:
+        reasons.append("the entropy bonus is a mean over the tokens of each micro-batch")
+    if facts.top_entropy_quantile < 1.0:
+        reasons.append(
+            f"top_entropy_quantile={facts.top_entropy_quantile:g} takes its threshold from each micro-batch"
+        )
+    if facts.auxiliary_loss:
+        reasons.append("the load of experts is balanced within each micro-batch")
+    if facts.trainer in ("sft", "transformers"):
+        if facts.trainer == "sft" and facts.loss_type not in EXACT_SFT_LOSSES:
+            reasons.append(f"loss_type={facts.loss_type!r} is not known")
+        if not facts.counts_tokens:
+            reasons.append("the loss is a mean over the tokens of each micro-batch")
+        elif facts.world_size > 1 and not facts.averages_tokens_across_ranks:
+            reasons.append("average_tokens_across_devices=False divides by the tokens of each rank")
+    return tuple(reasons)
+
+
+def split_differences(facts: MemoryFacts) -> tuple[str, ...]:
+    """Return what differs after a split although the update means the same, each as a clause; usually nothing."""
+    differences = []
+    if facts.dropout:
+        differences.append("dropout draws other random numbers")
+    if facts.has_ragged_batch:
+        differences.append("the last batch of an epoch is filled up with other samples, or drops others")
+    return tuple(differences)

@@ -1,0 +1,273 @@
+"""The file of the facts of a call: `memory_facts.json` in the run directory.
+
+Written by ranks, read by the supervisor. Does not say what follows from the facts.
+
+The files of the forecast: for each rank, `memory_forecast/rank-N.jsonl` in the run directory.
+
+A rank appends what its passes have needed and how it has split the micro-batches of each rollout, and reads the file in the next
+attempt. The first line says what the others hold for. Appending does not wait for a disk, as replacing the file would; a line that was
+cut when the rank died is left out. Does not predict (`trainers.forecast`).
+
+Request and answer of the process that traces plans after an out-of-memory error: two files in the run directory.
+
+    <run>/plan_traces/request.json   written by the supervisor (`runtime.supervision.memory.tracing`)
+    <run>/plan_traces/peaks.jsonl    a line per plan, appended by the process (`grpo_run.runtime.planning`)
+    <run>/plan_traces/output.log     what the process prints
+
+The supervisor imports no torch, so it cannot trace. Plain data and its files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pydantic
+
+from grpo_run.runtime.files import replace_file, write_json
+from grpo_run.runtime.memory.closed_form import Sizes
+from grpo_run.runtime.memory.facts import MemoryFacts
+from grpo_run.runtime.memory.plan import MemoryPlan
+
+FILE_NAME = "memory_facts.json"
+"""Name of the file in the run directory."""
+MAX_FACTS_BYTES = 1 << 20
+"""Far above the size of any such file. A larger one is not read."""
+
+
+def write_facts(run_directory: Path, facts: MemoryFacts) -> None:
+    """Write the facts, atomically and with mode 0600.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    write_json(run_directory / FILE_NAME, facts.model_dump(mode="json"), durable=False)
+
+
+def read_facts(run_directory: Path) -> MemoryFacts | None:
+    """Return the facts of the last `train()` call that began; None if there are none, or they cannot be read."""
+    path = run_directory / FILE_NAME
+    try:
+        if path.stat().st_size > MAX_FACTS_BYTES:
+            return None
+        return MemoryFacts.model_validate(json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError):  # pydantic's error is a ValueError
+        return None
+
+
+FORECAST_FOLDER = "memory_forecast"
+"""Name of the folder in the run directory."""
+MAX_FORECAST_BYTES = 1 << 18
+"""A file that has grown to this size is written anew, with what still counts: after some thousand rollouts."""
+MOST_ROLLOUTS = 64
+"""Rollouts that are kept; a recovery repeats a few."""
+MOST_SIZES = 24
+"""Sizes of passes that are kept of each kind, as many as a fit keeps."""
+
+Entry = tuple[int, int, int]
+"""Rows, padded length, and the peak in bytes."""
+
+
+class SplitRollout(pydantic.BaseModel):
+    """How the micro-batches of one rollout were split."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+    rollout: int
+    """The number of the micro-step for which it was generated."""
+    rows: int
+    """Of a micro-batch."""
+    length: int
+    """To which the rows of this rank are padded."""
+    pieces: int = pydantic.Field(ge=1)
+
+
+class Kept(pydantic.BaseModel):
+    """What one line of the file adds."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+    passes: tuple[Entry, ...] = ()
+    """Of forward and backward passes: the peaks above what is allocated between passes, without gradients."""
+    scoring: tuple[Entry, ...] = ()
+    """Likewise of passes that score a rollout."""
+    rollouts: tuple[SplitRollout, ...] = ()
+    """The last ones, oldest first."""
+
+
+class ForecastRecord(Kept):
+    """What one rank keeps of its forecasts; the first line of the file."""
+
+    train_call: int
+    world_size: int
+    plan: str
+    """The memory plan in effect, without the size of micro-batches: with another one, passes need something else."""
+
+
+class ForecastFile:
+    """The file of one rank, as it writes it.
+
+    Args:
+        run_directory: of the run.
+        rank: whose file it is.
+    """
+
+    def __init__(self, run_directory: Path, rank: int) -> None:
+        self._path = _path(run_directory, rank)
+
+    def append(
+        self,
+        *,
+        passes: Iterable[Entry] = (),
+        scoring: Iterable[Entry] = (),
+        rollouts: Iterable[SplitRollout] = (),
+    ) -> bool:
+        """Add a line, and return whether the file is so long by now that it is to be begun anew.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        line = Kept(passes=tuple(passes), scoring=tuple(scoring), rollouts=tuple(rollouts))
+        text = line.model_dump_json(exclude_defaults=True).encode() + b"\n"
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text)
+            return os.fstat(descriptor).st_size > MAX_FORECAST_BYTES
+        finally:
+            os.close(descriptor)
+
+    def begin(self, record: ForecastRecord) -> None:
+        """Replace the file by one that holds a record only.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        replace_file(self._path, record.model_dump_json().encode() + b"\n")
+
+
+def read_forecast(run_directory: Path, rank: int) -> ForecastRecord | None:
+    """Return what a rank has kept; None if there is nothing, or it cannot be read."""
+    path = _path(run_directory, rank)
+    try:
+        if path.stat().st_size > 2 * MAX_FORECAST_BYTES:
+            return None
+        first, *lines = path.read_bytes().splitlines()
+        record = ForecastRecord.model_validate(json.loads(first))
+        parts: list[Kept] = [record]
+        for line in lines:
+            try:
+                parts.append(Kept.model_validate(json.loads(line)))
+            except (ValueError, RecursionError):
+                continue  # cut
+    except (OSError, ValueError, RecursionError):  # pydantic's error is a ValueError
+        return None
+    rollouts = {one.rollout: one for part in parts for one in part.rollouts}
+    return record.model_copy(
+        update={
+            "passes": _highest(entry for part in parts for entry in part.passes),
+            "scoring": _highest(entry for part in parts for entry in part.scoring),
+            "rollouts": tuple(rollouts[number] for number in sorted(rollouts)[-MOST_ROLLOUTS:]),
+        }
+    )
+
+
+def _path(run_directory: Path, rank: int) -> Path:
+    return run_directory / FORECAST_FOLDER / f"rank-{rank}.jsonl"
+
+
+def _highest(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """The highest peak of each size; of too many, those of the largest passes."""
+    peaks: dict[tuple[int, int], int] = {}
+    for rows, length, peak in entries:
+        if rows > 0 and length > 0:
+            peaks[rows, length] = max(peak, peaks.get((rows, length), 0))
+    largest = sorted(peaks, key=lambda size: size[0] * size[1])[-MOST_SIZES:]
+    return tuple((rows, length, peaks[rows, length]) for rows, length in largest)
+
+
+TRACE_FOLDER = "plan_traces"
+"""In the run directory."""
+VARIABLE = "GRPO_RUN_PLAN_TRACES"
+"""Names the folder to the process."""
+MAX_TRACE_BYTES = 4 << 20
+"""Far above the size of any such file. A larger one is not read."""
+
+
+class _Message(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+
+class TracedJob(_Message):
+    """A plan, and the sizes of the run with it."""
+
+    plan: MemoryPlan
+    sizes: Sizes
+
+
+class TraceRequest(_Message):
+    """What is traced, in this order, until a plan needs less in the phase than the first one."""
+
+    facts: MemoryFacts
+    jobs: tuple[TracedJob, ...] = pydantic.Field(min_length=1)
+    phase: str
+    below_bytes: float | None = None
+    """The peak to be lowered, if it is known; else it is that of the first job."""
+
+
+class TraceReply(_Message):
+    """The peaks of one plan, or why there are none and nothing follows."""
+
+    plan: MemoryPlan | None = None
+    peaks: dict[str, float] = {}
+    """By phase, in bytes of torch's allocator."""
+    refusal: str = ""
+    """As a clause."""
+
+
+def write_request(folder: Path, request: TraceRequest) -> None:
+    """Write a request into an empty folder.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    write_json(folder / "request.json", request.model_dump(mode="json"), durable=False)
+
+
+def read_request(folder: Path) -> TraceRequest:
+    """Return the request in a folder.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    return TraceRequest.model_validate(json.loads((folder / "request.json").read_bytes()))
+
+
+def replies_file(folder: Path) -> Path:
+    """Return the file of the replies."""
+    return folder / "peaks.jsonl"
+
+
+def output_file(folder: Path) -> Path:
+    """Return the file of what the process prints."""
+    return folder / "output.log"
+
+
+def read_replies(folder: Path) -> list[TraceReply]:
+    """Return the replies that have been written so far; a line that was not finished is left out."""
+    path, replies = replies_file(folder), []
+    try:
+        if path.stat().st_size > MAX_TRACE_BYTES:
+            return []
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            reply = TraceReply.model_validate_json(line)
+        except ValueError:  # pydantic's error is one
+            break
+        if all(math.isfinite(size) and size >= 0 for size in reply.peaks.values()):
+            replies.append(reply)
+    return replies

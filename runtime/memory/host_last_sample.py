@@ -1,0 +1,84 @@
+"""The last sample of host memory, in a small file of the run directory that outlives every process.
+
+The supervisor writes it about once a second. It is not mapped: a mapped file that is truncated would end the supervisor.
+`grpo-run status` reads it, and so
+does the next launch, if the kernel has killed this supervisor together with its ranks. One record as JSON, with a
+sequence number before it that is odd during a write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+
+from grpo_run.runtime.files import close_with
+from grpo_run.watchdog.memory.host_sample import HostSample
+
+FILE_BYTES = 64 * 1024
+"""Enough for some 300 ranks of a node; a longer record is written without ranks."""
+READ_ATTEMPTS = 10
+_HEAD = struct.Struct("<QI")  # sequence number, length of the text
+
+
+class LastSample:
+    """The writing side.
+
+    Args:
+        path: of the file, created anew with mode 0600.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor: int | None = None
+        self._sequence = 0
+        temporary = path.with_name(path.name + ".new")
+        try:
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return  # the disk is full: samples are known to this process only
+        close_with(self, descriptor)
+        try:
+            os.posix_fallocate(descriptor, 0, FILE_BYTES)
+            os.replace(temporary, path)
+        except OSError:
+            return
+        self._descriptor = descriptor
+
+    def write(self, sample: HostSample) -> None:
+        """Replace the record."""
+        if self._descriptor is None:
+            return
+        text = _encode(sample)
+        self._sequence += 2
+        try:
+            os.pwrite(self._descriptor, _HEAD.pack(self._sequence - 1, 0), 0)
+            os.pwrite(self._descriptor, text, _HEAD.size)
+            os.pwrite(self._descriptor, _HEAD.pack(self._sequence, len(text)), 0)
+        except OSError:
+            self._descriptor = None  # truncated on a disk that is full now
+
+
+def read_last_sample(path: Path) -> HostSample | None:
+    """Return the sample in a file; None if there is none, or if it is damaged or of another version."""
+    for _ in range(READ_ATTEMPTS):
+        try:
+            raw = path.read_bytes()
+            sequence, length = _HEAD.unpack_from(raw, 0)
+        except (OSError, struct.error):
+            return None
+        if sequence % 2 or sequence == 0:
+            continue
+        try:
+            return HostSample.from_json(json.loads(raw[_HEAD.size : _HEAD.size + length]))
+        except (ValueError, TypeError, LookupError, AttributeError):
+            continue
+    return None
+
+
+def _encode(sample: HostSample) -> bytes:
+    value = sample.as_json()
+    text = json.dumps(value, separators=(",", ":")).encode()
+    if _HEAD.size + len(text) > FILE_BYTES:
+        text = json.dumps({**value, "ranks": {}}, separators=(",", ":")).encode()
+    return text

@@ -1,0 +1,10 @@
+"""Predict how much memory a training job needs, by tracing TRL's own code on tensors without data.
+
+Start with `prediction.py`. `job.py` says what is planned, `trace.py` runs TRL's trainer on fake tensors
+(`traced_trainer.py`) and records a timeline (`tracker.py`, `timeline.py`), `allocator.py` replays it, and
+`terms.py` adds what a trace does not show. `changes.py`, `presets.py` and `explaining.py` ask the same
+predictor about other jobs. `plan_worker.py` is the process that traces a run for the supervisor.
+
+Imports `runtime/memory/`, `runtime/processes/`, `runtime/upstream/` and the modules of `runtime/`. Called
+by `grpo-run plan`. Loads no weights and uses no GPU.
+"""

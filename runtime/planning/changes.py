@@ -1,0 +1,198 @@
+"""What fits on a GPU, and which single changes need less memory, each predicted again.
+
+Called by `cli.planning` and `presets.py`. Does not say whether a change is right for an experiment; it says what it costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.planning.job import MAX_ROWS, MAX_TOKENS, NAMED_OPTIMIZERS, Job
+from grpo_run.runtime.planning.prediction import Prediction, Predictor
+from grpo_run.runtime.planning.terms import terms
+
+LORA_RANK = 16
+EIGHT_BITS = "adamw_bnb_8bit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One change of a job.
+
+    Attributes:
+        name: what to set.
+        cost: what it costs, in a few words.
+        exact: the optimizer takes the same steps; otherwise training is another one.
+        job: with the change.
+        defragments: the allocator's unusable memory is gone.
+    """
+
+    name: str
+    cost: str
+    exact: bool
+    job: Job
+    defragments: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A change and what was predicted for it, in bytes of device memory."""
+
+    change: Change
+    high_bytes: float
+    saved_bytes: float
+    fits: bool | None
+
+
+def candidates(job: Job) -> Iterator[Change]:
+    """Yield the changes that apply to a job, the cheapest first."""
+    if job.device == "cuda":
+        yield Change(
+            name="PYTORCH_ALLOC_CONF=expandable_segments:True",
+            cost="none; less fragmentation",
+            exact=True,
+            job=job,
+            defragments=True,
+        )
+    if job.vllm_share is not None and not job.vllm_sleeps:
+        yield Change(
+            name="vllm_enable_sleep_mode=True",
+            cost="vLLM wakes once per rollout",
+            exact=True,
+            job=replace(job, vllm_sleeps=True),
+        )
+    if not job.checkpointing:
+        yield Change(
+            name="gradient_checkpointing=True",
+            cost="one more forward pass",
+            exact=True,
+            job=replace(job, checkpointing=True),
+        )
+    if job.batch % 2 == 0:
+        halved = job.batch // 2
+        yield Change(
+            name=f"per_device_train_batch_size={halved}, accumulation x2",
+            cost="smaller matrices",
+            exact=True,
+            job=replace(
+                job,
+                batch=halved,
+                accumulation=2 * job.accumulation,
+                rollout_batches=2 * job.rollout_batches,
+            ),
+        )
+    if job.ranks > 1 and job.layout == "ddp":
+        for layout, cost in (("zero2", "none or little"), ("zero3", "weights are gathered per layer")):
+            yield Change(name=f"DeepSpeed {layout}", cost=cost, exact=True, job=replace(job, layout=layout))
+    if job.layout == "zero3" and job.gathers and job.transformers_generates:
+        yield Change(
+            name="ds3_gather_for_generation=False",
+            cost="weights are gathered again for every token",
+            exact=True,
+            job=replace(job, gathers=False),
+        )
+    if job.optimizer not in NAMED_OPTIMIZERS and not job.deepspeed:
+        yield Change(
+            name=f"optim={EIGHT_BITS!r}",
+            cost="the optimizer's state is rounded to 8 bits",
+            exact=False,
+            job=replace(job, optimizer=EIGHT_BITS),
+        )
+    if not job.lora_rank:
+        yield Change(
+            name=f"LoRA of rank {LORA_RANK} (peft_config)",
+            cost="only adapters are trained",
+            exact=False,
+            job=replace(job, lora_rank=LORA_RANK),
+        )
+    if job.as_run.weights == "float32":
+        yield Change(
+            name="weights in bfloat16",
+            cost="updates are rounded to 8 bits",
+            exact=False,
+            job=replace(job, weights="bfloat16"),
+        )
+    if job.completion > 3:
+        yield Change(
+            name=f"{'max_completion_length' if job.generates else 'max_length'}={job.completion // 2}",
+            cost="another experiment",
+            exact=False,
+            job=replace(job, completion=job.completion // 2),
+        )
+    if job.reference:
+        yield Change(
+            name="beta=0.0, no reference model",
+            cost="another loss",
+            exact=False,
+            job=replace(job, reference=False),
+        )
+
+
+def try_changes(predictor: Predictor, before: Prediction) -> list[Outcome]:
+    """Predict every change; those that fit first, of these the cheapest first, then the largest savings."""
+    outcomes = []
+    for change in candidates(before.job):
+        try:
+            high = (
+                before.high_bytes - before.fragmentation_bytes
+                if change.defragments
+                else predictor.predict(change.job).high_bytes
+            )
+        except ConfigError:  # peft is not installed, or knows no modules of this model
+            continue
+        fits = None if predictor.gpu_bytes is None else high <= predictor.gpu_bytes
+        outcomes.append(
+            Outcome(change=change, high_bytes=high, saved_bytes=before.high_bytes - high, fits=fits)
+        )
+    useful = [outcome for outcome in outcomes if outcome.saved_bytes > 0]
+    return sorted(useful, key=lambda one: (not one.fits, 0 if one.fits else -one.saved_bytes))
+
+
+def largest_batch(predictor: Predictor, fitted: Prediction) -> int | None:
+    """Return the most rows of a micro-batch that fit; None if none does, or no GPU is known.
+
+    The rollout of all ranks has whole groups of `num_generations`, as TRL demands.
+    """
+    job = fitted.job
+    unit = job.num_generations // math.gcd(job.num_generations, job.ranks * job.rollout_batches) or 1
+    found = _largest(predictor, fitted, lambda value: replace(job, batch=value * unit), MAX_ROWS // unit)
+    return None if found is None else found * unit
+
+
+def largest_completion(predictor: Predictor, fitted: Prediction) -> int | None:
+    """Return the longest completion in tokens that fits; None if not even one does, or no GPU is known."""
+    most = min(predictor.shape.positions or MAX_TOKENS, MAX_TOKENS) - fitted.job.prompt
+    return _largest(predictor, fitted, lambda value: replace(fitted.job, completion=value), most)
+
+
+def _largest(predictor: Predictor, fitted: Prediction, job_of: Callable[[int], Job], most: int) -> int | None:
+    if predictor.gpu_bytes is None or most < 1:
+        return None
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if estimate(predictor, fitted, job_of(middle)) <= predictor.gpu_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low or None
+
+
+def estimate(predictor: Predictor, fitted: Prediction, job: Job) -> float:
+    """Return the device memory of a job that differs in its lengths only, on the fits of all windows."""
+    added = terms(job.as_run, predictor.shape, predictor.gpu_bytes, fitted.trained_parameters)
+    before = {term.name: term.high_bytes for term in fitted.terms}
+    needed = []
+    for phase, memory in fitted.phases.items():
+        grown = sum(term.high_bytes - before[term.name] for term in added if phase in term.phases)
+        rows = job.batch
+        if phase == "generate":  # the rows of a whole rollout
+            rows = job.batch * job.rollout_batches // fitted.job.rollout_batches
+        peaks = [found.at(rows, job.length) for (name, _), found in fitted.fits.items() if name == phase]
+        if peaks:
+            grown += max(peaks) - sum(memory.traced.values())
+        needed.append(memory.high_bytes + grown)
+    return max(needed)

@@ -1,0 +1,111 @@
+"""What one rank holds in the course of an optimizer step, instant by instant. Called by `cli.planning`, which draws it.
+
+The order of allocations is known, their times are not: instants are spread evenly over a phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grpo_run.runtime.planning.allocator import rounded
+from grpo_run.runtime.planning.prediction import PhaseMemory, Prediction, Predictor
+from grpo_run.runtime.planning.terms import share_of_rank
+from grpo_run.runtime.planning.timeline import PHASES, Timeline
+from grpo_run.runtime.planning.trace import open_trace
+
+INSTANTS = 120
+"""Instants of a phase; of all that fall into one, the highest is kept."""
+GENERATE = "generate"
+OTHERS = "outside torch"
+OUTSIDE = ("CUDA context", "cuBLAS workspaces", "NCCL", "vLLM's share", "vLLM beyond its share")
+"""Terms that torch's allocator does not hold."""
+ADDED = "buffers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A phase of the step.
+
+    Attributes:
+        name: of the phase.
+        instants: bytes by kind, in order.
+        spread_bytes: what the highest figure of the device's memory is above the lowest: fragmentation, and terms that are ranges.
+    """
+
+    name: str
+    instants: Sequence[dict[str, float]]
+    spread_bytes: float
+
+
+def over_a_step(predictor: Predictor, prediction: Prediction) -> list[Phase]:
+    """Return the phases of a later step in order, the generation first if there is one. Traces all layers of the model.
+
+    Args:
+        predictor: of the model.
+        prediction: of the job that is drawn.
+    """
+    job = prediction.job.as_run
+    with open_trace(job, predictor.config, predictor.shape.layers) as trace:
+        trace.step(job.batch, job.completion)
+        number = trace.step(job.batch, job.completion)
+        timeline = trace.timeline
+    weights = [
+        (rounded(size) if job.device == "cuda" else size) * share_of_rank(job, kind)
+        for size, kind in zip(timeline.sizes, timeline.kinds, strict=True)
+    ]
+    found = _traced(timeline, number, weights)
+    if GENERATE in prediction.phases and GENERATE not in found:  # by vLLM, which is not traced
+        found[GENERATE] = [dict(prediction.phases[GENERATE].traced)] * INSTANTS
+    return [_with_terms(phase, found[phase], prediction.phases[phase]) for phase in PHASES if phase in found]
+
+
+def _traced(timeline: Timeline, step: int, weights: Sequence[float]) -> dict[str, list[dict[str, float]]]:
+    """Return the instants of each traced phase of a step."""
+    bounds: dict[str, tuple[int, int]] = {}
+    for mark, end in zip(
+        timeline.marks, [*(one.event for one in timeline.marks[1:]), len(timeline.events)], strict=True
+    ):
+        if mark.step == step and mark.phase in PHASES:
+            bounds[mark.phase] = (bounds.get(mark.phase, (mark.event, 0))[0], end)
+    alive = dict.fromkeys(timeline.kinds, 0.0)
+    found: dict[str, list[dict[str, float]]] = {}
+    at = 0
+    for phase, (start, end) in bounds.items():
+        for event in timeline.events[at:start]:
+            _apply(event, timeline, weights, alive)
+        at, instants, total = start, [], sum(alive.values())
+        for number in range(INSTANTS):
+            until = start + (end - start) * (number + 1) // INSTANTS
+            best, held = total, dict(alive)
+            for event in timeline.events[at:until]:
+                total += _apply(event, timeline, weights, alive)
+                if total > best:
+                    best, held = total, dict(alive)
+            at = until
+            instants.append(held)
+        found[phase] = instants
+    return found
+
+
+def _apply(event: int, timeline: Timeline, weights: Sequence[float], alive: dict[str, float]) -> float:
+    number = event if event >= 0 else ~event
+    change = weights[number] if event >= 0 else -weights[number]
+    alive[timeline.kinds[number]] += change
+    return change
+
+
+def _with_terms(phase: str, instants: Sequence[dict[str, float]], memory: PhaseMemory) -> Phase:
+    added: dict[str, float] = {}
+    for name, (low, _) in memory.extra.items():
+        kind = _kind(name)
+        added[kind] = added.get(kind, 0.0) + low
+    return Phase(
+        name=phase,
+        instants=[{**held, **added} for held in instants],
+        spread_bytes=memory.high_bytes - memory.low_bytes,
+    )
+
+
+def _kind(term: str) -> str:
+    return OTHERS if term in OUTSIDE else ADDED

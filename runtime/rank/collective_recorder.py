@@ -1,0 +1,534 @@
+"""Log every collective that this rank issues from Python, with its source line and waiting thread.
+
+Installed by the session when `torch.distributed` is imported. Wraps the methods of torch's process group and
+`Work.wait`. Collectives that C++ issues, such as DDP's gradient all-reduces, appear only in torch's Flight
+Recorder; `backward` logs each DDP backward pass as a whole. Sends and receives are not logged but counted,
+because they advance Gloo's sequence number of the group and not the Flight Recorder's. `worker_server.py`
+publishes which threads wait. Does not change what a collective does.
+
+Describe the calls of collectives: names, inputs and source line, encoded once for each line and input.
+
+Encoding is half of the time of an entry, and a step of GRPO issues twenty collectives from the same lines.
+Called by `collective_recorder.py` for each entry. Does not write the log.
+
+Read the arguments of a collective: its tensors, and whether it has a timeout. Called by `collective_recorder.py`.
+
+What the recorder needs to know about a torch process group, read once per group. Called by `collective_recorder.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import CodeType, FrameType, MappingProxyType
+from typing import Any, NamedTuple
+
+from grpo_run.runtime.board import exchange
+from grpo_run.runtime.board.collective_log import ROOTED_OPERATIONS, Description, describe
+from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.upstream import torch_names
+from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress, dtype_name
+from grpo_run.watchdog.evidence.source import is_outside_frameworks
+
+MAX_FRAMES = 60
+"""Number of frames that are searched for the caller."""
+MAX_TENSORS = 4
+"""Sizes of more tensors are not logged, because logging hundreds would take longer than the collective."""
+MAX_DESCRIPTIONS = 4096
+"""Number of encoded descriptions that are kept; sequence lengths may give a source line many sizes."""
+
+
+class CallDescriptions:
+    """Descriptions of one rank's calls. Threads may share it.
+
+    Args:
+        capacity: number of descriptions that are kept.
+    """
+
+    def __init__(self, capacity: int = MAX_DESCRIPTIONS) -> None:
+        self._capacity = capacity
+        # by identity: to hash a code object is to read all of it, which takes longer than the rest of an entry. Both keep
+        # the code objects, so that no other one is made at the address of a freed one
+        self._frameworks: dict[int, CodeType] = {}
+        self._callers: dict[int, CodeType] = {}
+        self._descriptions: dict[tuple[object, ...], Description] = {}
+
+    def __len__(self) -> int:
+        return len(self._descriptions)
+
+    def describe(
+        self, group: str, operation: str, tensors: Sequence[Any], frame: FrameType | None
+    ) -> Description:
+        """Return the description of a call.
+
+        Args:
+            group: name of the process group.
+            operation: name of the process group method.
+            tensors: the inputs.
+            frame: the innermost frame; its first caller outside torch and grpo-run is the one that counts.
+        """
+        frame = self._caller(frame)
+        if len(tensors) > MAX_TENSORS:
+            tensors = ()
+        shapes = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
+        key = (
+            (group, operation, shapes, id(frame.f_code), frame.f_lasti)
+            if frame is not None
+            else (group, operation, shapes)
+        )
+        try:
+            description = self._descriptions.get(key)
+        except TypeError:  # sizes are symbolic during tracing, and have no hash
+            return _describe(group, operation, shapes, frame)
+        if description is None:
+            if len(self._descriptions) >= self._capacity:
+                self._descriptions.clear()
+            description = self._descriptions[key] = _describe(group, operation, shapes, frame)
+        return description
+
+    def _caller(self, frame: FrameType | None) -> FrameType | None:
+        """Return the innermost frame outside torch, its wrappers, Python and grpo-run."""
+        frameworks, callers = self._frameworks, self._callers
+        for _ in range(MAX_FRAMES):
+            if frame is None:
+                return None
+            code = frame.f_code
+            if id(code) not in frameworks:
+                if id(code) in callers:
+                    return frame
+                known = callers if is_outside_frameworks(code.co_filename) else frameworks
+                known[id(code)] = code
+                if known is callers:
+                    return frame
+            frame = frame.f_back
+        return None
+
+
+def _describe(
+    group: str, operation: str, shapes: Sequence[tuple[Any, Any]], frame: FrameType | None
+) -> Description:
+    """Encode what collectives of one source line with the same inputs have in common.
+
+    Args:
+        shapes: shape and dtype of each input.
+        frame: of the caller.
+    """
+    return describe(
+        group=group,
+        operation=operation,
+        sizes=";".join(",".join(map(str, shape)) for shape, _ in shapes),
+        dtypes=";".join(dtype_name(str(dtype)) for _, dtype in shapes),
+        file=frame.f_code.co_filename if frame else "",
+        line=frame.f_lineno if frame else 0,
+        function=frame.f_code.co_name if frame else "",
+    )
+
+
+_NO_TIME = timedelta(0)
+
+
+def is_torchs(frame: FrameType) -> bool:
+    """Whether a frame belongs to torch's functions for scripts."""
+    return frame.f_code.co_filename.endswith(torch_names.CALLS_FILE)
+
+
+def is_limit(option: Any) -> bool:
+    """Whether an argument of a collective is a time limit, or options with one."""
+    limit = option if isinstance(option, timedelta) else getattr(option, "timeout", None)
+    return isinstance(limit, timedelta) and limit >= _NO_TIME
+
+
+def tensors_of(value: Any) -> list[Any]:
+    if type(value) is list and len(value) == 1 and hasattr(value[0], "shape"):
+        return value  # the usual case
+    if hasattr(value, "shape"):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for one in value for tensor in tensors_of(one)]
+    return []
+
+
+@dataclass(kw_only=True, slots=True)
+class GroupFacts:
+    """A torch process group, as far as its log entries need it.
+
+    `reference` returns the group, or None once it is gone. `members` are its global ranks as a bit mask (0
+    beyond 64 ranks). `comparable`: its sequence numbers can be compared with other ranks'. `uncounted` is by
+    how many its sequence number is ahead of the Flight Recorder's, and `counting` how many calls are about to
+    change that.
+    """
+
+    name: str
+    reference: Callable[[], Any]
+    ranks: tuple[int, ...]
+    members: int
+    on_host: bool
+    comparable: bool
+    uncounted: int = 0
+    counting: int = 0
+
+
+def examine(group: Any) -> GroupFacts:
+    """Return facts about a torch process group."""
+    import torch.distributed as dist
+
+    ranks = tuple(dist.get_process_group_ranks(group))
+    backends = {part.rpartition(":")[2] for part in dist.get_backend_config(group).split(",")}
+    return GroupFacts(
+        name=group.group_name,
+        reference=weakref.ref(group),
+        ranks=ranks,
+        members=0 if max(ranks, default=64) >= 64 else sum(1 << rank for rank in ranks),
+        on_host=dist.get_backend(group) == "gloo",
+        comparable=len(backends) == 1,
+    )
+
+
+MAX_TRACKED = 256
+"""Number of `Work` handles that are tracked until their `wait`; the oldest are dropped first."""
+
+
+class LoggedCall(NamedTuple):
+    """A collective that is about to be issued: its log entry, and the sequence number that it should get."""
+
+    number: int
+    sequence: int
+    operation: str
+    on_host: bool
+    limited: bool
+    facts: GroupFacts
+
+
+class Recorder:
+    """Writes the collective log of this rank's slot.
+
+    `waiting` are the threads that are blocked in a collective, and `in_backward` those in a DDP backward
+    pass, by identifier; `wait_codes` are the functions in which the first ones are. `uses_futures`: the
+    completion of a collective may run code of the script.
+
+    Args:
+        warn: called once if a collective cannot be logged.
+    """
+
+    def __init__(self, slot: SlotWriter, warn: Callable[[str], None] = lambda text: None) -> None:
+        self._slot = slot
+        self._warn = warn
+        self._warned = False
+        self._log = slot.collective_log
+        self._calls = CallDescriptions()
+        self._groups: dict[str, GroupFacts] = {}
+        self._by_identity: dict[int, GroupFacts] = {}
+        self._own_groups: dict[str, int] = {}
+        self._counting_lock = threading.Lock()
+        self._tracked: dict[int, tuple[int, bool, weakref.ref[Any]]] = {}
+        self._limited: set[int] = set()
+        self.waiting: set[int] = set()
+        self.in_backward: set[int] = set()
+        self.wait_codes: set[CodeType] = {exchange.wait.__code__}
+        self.uses_futures = False
+
+    def install(self, c10d: Any) -> None:
+        """Wrap torch's process group methods and `Work.wait`.
+
+        Args:
+            c10d: the module `torch._C._distributed_c10d`.
+        """
+        for name in torch_names.COLLECTIVE_METHODS:
+            if hasattr(c10d.ProcessGroup, name):
+                setattr(c10d.ProcessGroup, name, self._logging(getattr(c10d.ProcessGroup, name), name))
+        for name in torch_names.UNRECORDED_METHODS:
+            if hasattr(c10d.ProcessGroup, name):
+                setattr(c10d.ProcessGroup, name, self._counting(getattr(c10d.ProcessGroup, name), name))
+        if hasattr(c10d.Work, "get_future"):
+            original_get_future = c10d.Work.get_future
+
+            @functools.wraps(original_get_future)
+            def get_future(work: Any) -> Any:
+                self.uses_futures = True
+                return original_get_future(work)
+
+            c10d.Work.get_future = get_future
+        original_wait = c10d.Work.wait
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            key = id(work)
+            number, on_host, tracked = self._tracked.get(key, (0, True, None))
+            # a new handle at the address of a freed one; or a wait with a time limit, which will return
+            if tracked is None or tracked() is not work or args or kwargs:
+                return original_wait(work, *args, **kwargs)
+            self._log.mark(number, CollectiveProgress.waiting)
+            thread = threading.get_ident()
+            if number not in self._limited:
+                self.waiting.add(thread)
+            try:
+                result = original_wait(work)
+            except BaseException:
+                # not completed, but no thread waits any more
+                self._log.mark(number, CollectiveProgress.enqueued)
+                raise
+            finally:
+                self.waiting.discard(thread)
+            self._tracked.pop(key, None)
+            self._limited.discard(number)
+            # on a device, wait() only orders streams; the Flight Recorder knows when the work is done
+            self._log.mark(number, CollectiveProgress.completed if on_host else CollectiveProgress.enqueued)
+            return result
+
+        self.wait_codes.add(wait.__code__)
+        c10d.Work.wait = functools.wraps(original_wait)(wait)
+
+    def issued(self) -> dict[str, int]:
+        """Return how many collectives this rank has issued in each group that Python has used."""
+        found = dict(self._own_groups)
+        for name, facts in list(self._groups.items()):
+            group = facts.reference()
+            if group is not None:
+                found[name] = torch_names.sequence_number(group) - facts.uncounted
+        return found
+
+    def _logging(self, original: Any, name: str) -> Any:
+        @functools.wraps(original)
+        def issue(group: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                call = self.log(group, name, args, kwargs, sys._getframe(1))
+            except Exception as error:  # noqa: BLE001 - a foreign process group may raise anything
+                self._warn_once(name, error)
+                return original(group, *args, **kwargs)
+            try:
+                work = original(group, *args, **kwargs)
+            except BaseException:
+                self._log.amend(call.number, count=0)
+                raise
+            facts = call.facts
+            if facts.on_host and torch_names.sequence_number(group) - facts.uncounted != call.sequence:
+                self._settle(group, call)
+            if work is not None:
+                if call.limited:
+                    self._limited.add(call.number)
+                self.track(work, call.number, call.on_host)
+            return work
+
+        return issue
+
+    def _counting(self, original: Any, name: str) -> Any:
+        @functools.wraps(original)
+        def issue(group: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                facts = self._facts(group)[0]
+            except Exception:  # noqa: BLE001 - a foreign process group may raise anything
+                return original(group, *args, **kwargs)
+            with self._counting_lock:
+                facts.counting += 1
+            try:
+                result = original(group, *args, **kwargs)
+            except BaseException:
+                facts.comparable = False
+                raise
+            with self._counting_lock:
+                facts.counting -= 1
+                if facts.on_host:
+                    facts.uncounted += torch_names.uncounted_numbers(name, group.rank(), len(facts.ranks))
+            return result
+
+        return issue
+
+    def _settle(self, group: Any, call: LoggedCall) -> None:
+        """Correct an entry whose sequence number is not the group's, now that the collective is issued on the host.
+
+        They differ if another thread has issued one at the same time; then the entry is excluded from proof.
+        Gloo issues a `reduce_scatter` of a list as one collective per rank.
+        """
+        issued = torch_names.sequence_number(group) - call.facts.uncounted - call.sequence + 1
+        if issued == len(call.facts.ranks) and call.operation == "reduce_scatter":
+            self._log.amend(call.number, count=issued)
+        elif issued != 1:
+            self._log.exclude(call.number)
+
+    def _try_log(
+        self, group: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> LoggedCall | None:
+        """Log a collective; return None if that fails, as logging must not prevent the collective."""
+        try:
+            return self.log(group, name, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - a foreign process group may raise anything
+            self._warn_once(name, error)
+            return None
+
+    def track(self, work: Any, number: int, on_host: bool) -> None:
+        """Mark the log entry as waiting while a thread waits for `work`.
+
+        Args:
+            number: of the log entry.
+            on_host: whether the collective runs on the host, so that `wait` returns when it is complete.
+        """
+        tracked = self._tracked
+        if len(tracked) >= MAX_TRACKED:
+            tracked.pop(next(iter(tracked)), None)
+        try:
+            tracked[id(work)] = (number, on_host, weakref.ref(work))
+        except TypeError as error:  # a foreign handle; the caller must get it
+            self._warn_once("a Work handle", error)
+
+    def _warn_once(self, what: str, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(
+                f"{what} could not be logged ({type(error).__name__}: {error}); other collectives may be missing too"
+            )
+
+    def log(
+        self,
+        group: Any,
+        operation: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+        frame: FrameType | None = None,
+    ) -> LoggedCall:
+        """Log a collective that is about to be issued on a torch process group.
+
+        Args:
+            operation: name of the process group method.
+            args, kwargs: its arguments.
+            frame: the method's caller; default: the frame that calls this function.
+        """
+        frame = frame or sys._getframe(1)
+        facts, reused = self._facts(group)
+        on_host = facts.on_host
+        inputs = 1 if operation in torch_names.OUTPUT_FIRST else 0
+        tensors = tensors_of(args[inputs]) if len(args) > inputs else ()
+        if tensors:
+            on_host = tensors[0].is_cpu
+        limited, root = False, -1
+        rooted = operation in ROOTED_OPERATIONS
+        # to read a limit takes longer than the rest of an entry
+        if rooted or operation in torch_names.CALLS_WITH_LIMIT or not is_torchs(frame):
+            for option in (*args[-1:], *kwargs.values()):
+                limited = limited or is_limit(option)
+                if rooted and hasattr(option, "rootRank"):
+                    root = facts.ranks[option.rootRank]
+        sequence = torch_names.sequence_number(group) + 1 - facts.uncounted
+        number = self._add(
+            facts.name,
+            sequence,
+            operation,
+            tensors,
+            facts.members,
+            frame,
+            root=root,
+            on_device=not on_host,
+            limited=limited,
+            # sequence numbers of several backends are not comparable, as with point-to-point operations
+            point_to_point=reused or not facts.comparable or facts.counting > 0,
+        )
+        return LoggedCall(number, sequence, operation, on_host, limited, facts)
+
+    def _facts(self, group: Any) -> tuple[GroupFacts, bool]:
+        """Return facts about a group, and whether its name belonged to another group before."""
+        known = self._by_identity.get(id(group))
+        if known is not None and known.reference() is group:
+            return known, False
+        found = examine(group)
+        previous = self._groups.get(found.name)
+        self._by_identity = {key: one for key, one in self._by_identity.items() if one is not previous}
+        self._groups[found.name] = self._by_identity[id(group)] = found
+        return found, previous is not None
+
+    def _add(
+        self,
+        group: str,
+        sequence: int,
+        operation: str,
+        tensors: Sequence[Any],
+        members: int,
+        frame: FrameType,
+        *,
+        root: int = -1,
+        on_device: bool = False,
+        limited: bool = False,
+        point_to_point: bool = False,
+        in_memory: bool = False,
+    ) -> int:
+        description = self._calls.describe(group, operation, tensors, frame)
+        return self._log.add(
+            description,
+            sequence=sequence,
+            step=self._slot.step + 1,
+            members=members,
+            root=root,
+            on_device=on_device,
+            limited=limited,
+            point_to_point=point_to_point,
+            in_memory=in_memory,
+        )
+
+    def log_own(
+        self,
+        group: str,
+        sequence: int,
+        operation: str,
+        tensor: Any,
+        work: Any,
+        *,
+        members: int,
+        limited: bool = False,
+    ) -> int:
+        """Log a collective of grpo-run's own groups, which torch's Python layer does not know.
+
+        Args:
+            tensor: the input, or whatever has its shape and dtype.
+            work: the handle that torch returned; None for a collective in memory, which torch does not know at all.
+            members: global ranks of the group as a bit mask; 0 beyond 64 ranks.
+            limited: it will soon time out by itself.
+
+        Returns:
+            The number of the entry, for `mark`; 0 if it could not be logged.
+        """
+        self._own_groups[group] = sequence
+        try:
+            number = self._add(
+                group,
+                sequence,
+                operation,
+                [tensor],
+                members,
+                sys._getframe(1),
+                limited=limited,
+                in_memory=work is None,
+            )
+        except Exception as error:  # noqa: BLE001 - the vote must not fail with its log entry
+            self._warn_once("a vote", error)
+            return 0
+        if work is not None:
+            self.track(work, number, True)
+        return number
+
+    def mark(self, number: int, progress: CollectiveProgress) -> None:
+        """Set the progress of an entry of `log_own`; ignore number 0."""
+        if number:
+            self._log.mark(number, progress)
+
+    @contextlib.contextmanager
+    def backward(self, model: Any) -> Iterator[None]:
+        """Log a DDP backward pass as one entry, which starts at the group's next sequence number.
+
+        Other models are not logged: FSDP has a process group too, but issues its collectives from Python.
+        """
+        call = None
+        thread = threading.get_ident()
+        if type(model).__name__ == "DistributedDataParallel":
+            call = self._try_log(model.process_group, "backward", (), {})
+            self.in_backward.add(thread)
+        try:
+            yield
+        finally:
+            self.in_backward.discard(thread)
+            if call is not None:
+                issued = torch_names.sequence_number(model.process_group) - call.facts.uncounted
+                self._log.amend(call.number, count=issued - call.sequence + 1)
+                self._log.mark(call.number, CollectiveProgress.completed)

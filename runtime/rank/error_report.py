@@ -1,0 +1,230 @@
+"""The error file of a rank: the exception that ended its script, for the supervisor.
+
+Written by the bootstrap, read by `runtime/supervisor`. Only one file per rank and attempt. Does not print
+anything.
+
+Whether the `__context__` of an exception had already been handled when the exception was raised.
+
+Called by `error_report.py`: an exhausted GPU that a cleanup fails on is what ended the rank; one that the script has caught
+and gone on after, as a search for a batch size does, is not. Reads the source of the function that caught it; where there is none,
+nothing counts as swallowed.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import linecache
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from grpo_run.runtime.board.slot_writer import phases_of
+from grpo_run.runtime.errors import GuardTripped
+from grpo_run.runtime.files import write_json
+from grpo_run.runtime.rank.session import Session
+from grpo_run.watchdog.evidence.source import is_user_file
+
+MAX_SOURCE_CHARACTERS = 2 << 20
+"""A longer source is not read."""
+
+
+def swallowed(error: BaseException) -> bool:
+    """Whether `error.__context__` was caught by an `except` clause that neither passes it on nor raises `error` itself.
+
+    Passing on is a `raise` as the last thing that the clause does; a cleanup before it may have failed. Exceptions
+    that are raised in `finally` or on the way out of a `with` block did not end the context.
+    """
+    context = error.__context__
+    caught = context.__traceback__ if context is not None else None
+    if caught is None:
+        return False
+    raised = next((step for step in _steps(error.__traceback__) if step.tb_frame is caught.tb_frame), None)
+    if raised is None:
+        return False
+    tree = _source_of(raised)
+    handler = _innermost_handler(tree, caught.tb_lineno, raised.tb_lineno) if tree is not None else None
+    if handler is None:
+        return False
+    at = raised.tb_lineno
+    raises_itself = any(isinstance(node, ast.Raise) and _covers(node, at) for node in ast.walk(handler))
+    return not raises_itself and not _passes_on(handler, at)
+
+
+def _steps(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _source_of(step: TracebackType) -> ast.Module | None:
+    code = step.tb_frame.f_code
+    text = "".join(linecache.getlines(code.co_filename, step.tb_frame.f_globals))
+    if not text or len(text) > MAX_SOURCE_CHARACTERS:
+        return None
+    try:
+        return ast.parse(text)
+    except (
+        SyntaxError,
+        ValueError,
+        RecursionError,
+    ):  # the file has changed since it was imported, or is no Python
+        return None
+
+
+def _innermost_handler(tree: ast.Module, caught_at: int, raised_at: int) -> ast.ExceptHandler | None:
+    """Return the `except` clause that contains one line, of a `try` block that contains the other."""
+    found = None
+    for node in ast.walk(tree):  # outer nodes come before inner ones
+        if isinstance(node, ast.Try) and any(_covers(part, caught_at) for part in node.body):
+            found = next((one for one in node.handlers if _covers(one, raised_at)), found)
+    return found
+
+
+def _passes_on(handler: ast.ExceptHandler, after: int) -> bool:
+    """Whether the clause always raises what it has caught, after a line."""
+    last = handler.body[-1]
+    if not isinstance(last, ast.Raise) or last.lineno <= after:
+        return False
+    return last.exc is None or (isinstance(last.exc, ast.Name) and last.exc.id == handler.name)
+
+
+def _covers(node: ast.stmt | ast.ExceptHandler, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+MAX_TRACEBACK_CHARACTERS = 32_000
+MAX_MESSAGE_CHARACTERS = 4000
+MAX_ROOT_CHARACTERS = 200
+MAX_CAUSES = 8
+"""Exceptions of a chain (`raise ... from ...`) whose classes are recorded."""
+
+
+def user_traceback(error: BaseException, launcher: str) -> TracebackType | None:
+    """Return the error's traceback from the first frame of the script on.
+
+    Args:
+        launcher: source file whose frames, and those of runpy, are omitted.
+    """
+    frame = error.__traceback__
+    while frame is not None:
+        name = frame.tb_frame.f_code.co_filename
+        if name != launcher and "runpy" not in name:
+            return frame
+        frame = frame.tb_next
+    return error.__traceback__
+
+
+def write_error(session: Session, error: BaseException) -> None:
+    """Write the exception and its location to the rank's error file; nothing in a process forked from it.
+
+    If the disk is full, a warning is journaled instead; the supervisor then knows the exit code only.
+    """
+    if not session.is_rank:
+        return
+    try:
+        write_json(
+            Path(session.settings.error), _describe(error, session.own_steps), indent=None, durable=False
+        )
+    except OSError as failure:
+        session.warn_in_journal(f"the error file could not be written: {failure}")
+
+
+def _describe(error: BaseException, own_steps: int) -> dict[str, Any]:
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_user_file(frame.filename)]
+    last = next(reversed(own or list(frames)), None)
+    raised = phases_of(error)
+    return {
+        "type": type(error).__name__,
+        "message": _message(error)[:MAX_MESSAGE_CHARACTERS],
+        "traceback": text
+        if len(text) <= MAX_TRACEBACK_CHARACTERS
+        else "…" + text[-MAX_TRACEBACK_CHARACTERS:],
+        "location": [last.filename, last.lineno or 0, last.name] if last is not None else None,
+        "wall_time": time.time(),
+        "phases": [phase.name for phase in raised.phases] if raised is not None else None,
+        "callback": raised.callback if raised is not None else "",
+        "bases": _bases(error),
+        "chain": [_raised(one) for one in _chain(error)],
+        "root": _root(error),
+        "own_steps": own_steps,
+        "trip": error.trip.as_json() if isinstance(error, GuardTripped) and error.trip is not None else None,
+    }
+
+
+def _bases(error: BaseException) -> list[str]:
+    """The full names of the classes of an exception, and of those that it was raised from."""
+    names: dict[str, None] = {}
+    chained: BaseException | None = error
+    for _ in range(MAX_CAUSES):
+        if chained is None:
+            break
+        names.update(
+            dict.fromkeys(f"{base.__module__}.{base.__qualname__}" for base in type(chained).__mro__[:-1])
+        )
+        chained = chained.__cause__
+    return list(names)
+
+
+def _root(error: BaseException) -> str:
+    """The exception at the end of the chain that this one was raised from (`raise ... from ...`), as Python prints it."""
+    root = error
+    for _ in range(MAX_CAUSES):
+        root = root.__cause__ if root.__cause__ is not None else root
+    if root is error:
+        return ""
+    first_line = _message(root).strip().partition("\n")[0][:MAX_ROOT_CHARACTERS]
+    return f"{type(root).__name__}: {first_line}" if first_line else type(root).__name__
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The exception, those that it was raised from, and those that were passed on when they were raised."""
+    found: list[BaseException] = []
+    waiting: list[BaseException | None] = [error]
+    while waiting and len(found) < MAX_CAUSES:
+        one = waiting.pop(0)
+        if one is None or any(one is known for known in found):
+            continue
+        found.append(one)
+        hidden = one.__suppress_context__ or swallowed(one)
+        waiting += [*_grouped(one), one.__cause__, None if hidden else one.__context__]
+    return found
+
+
+def _grouped(error: BaseException) -> list[BaseException]:
+    """The exceptions of a group, such as a task group of asyncio raises; Python 3.10 has no class of its own for them."""
+    grouped = getattr(error, "exceptions", ())
+    return [one for one in grouped if isinstance(one, BaseException)] if isinstance(grouped, tuple) else []
+
+
+def _raised(error: BaseException) -> dict[str, Any]:
+    phases = phases_of(error)
+    return {
+        "types": [f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__[:-1]],
+        "message": _message(error)[:MAX_MESSAGE_CHARACTERS],
+        "phases": [phase.name for phase in phases.phases] if phases is not None else None,
+        "by_script": _is_raised_by_script(error),
+    }
+
+
+def _is_raised_by_script(error: BaseException) -> bool:
+    """Whether the innermost frame is the script's, at a `raise` statement and not in a call of a library."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or not is_user_file(trace.tb_frame.f_code.co_filename):
+        return False
+    # the same instruction number in any interpreter of this version
+    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the script's own __str__ may raise anything
+        return "no message: str() of the exception failed"

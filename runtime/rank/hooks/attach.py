@@ -1,0 +1,181 @@
+"""Attaches the guard to every `transformers.Trainer` of an unmodified script.
+
+The bootstrap calls `install_guard` before the script runs. When the script imports `transformers.trainer`,
+`Trainer.train` is wrapped on the class, so TRL's trainers and the user's own subclasses are guarded when
+`train()` is called. `train_call.py` runs the guarded call. This module imports neither torch nor
+transformers: the script's own import order is preserved.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import wrapt
+
+from grpo_run.runtime.call_names import LOOP
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.rank.hooks.no_trainer import watch_optimizer_steps, watch_state_saving
+from grpo_run.runtime.rank.memory_plan import configuration, deepspeed, later_assignments
+from grpo_run.runtime.rank.memory_plan.settings import Record
+from grpo_run.runtime.rank.rollouts import caps_settings as caps
+from grpo_run.runtime.rank.rollouts.caps_settings import own_caps
+from grpo_run.runtime.rank.session import Session, current
+from grpo_run.runtime.rank.step.guard import Guard, guard_of
+from grpo_run.runtime.upstream import trainer_names
+
+_GUARDED = "_grpo_run_guard"
+
+
+def install_guard(session: Session) -> None:
+    """Register import hooks that wrap `Trainer.train` and, if caps or a memory plan are set, configuration classes.
+
+    A script that trains by itself is watched, too.
+    """
+    guard = guard_of(session)
+    for module, watch in (
+        ("torch.optim.optimizer", watch_optimizer_steps),
+        ("accelerate.accelerator", watch_state_saving),
+    ):
+        wrapt.register_post_import_hook(
+            functools.partial(watch, session=session, guarded=lambda: guard.running is not None), module
+        )
+    wrapt.register_post_import_hook(functools.partial(wrap_train, guard=guard), "transformers.trainer")
+    wrapt.register_post_import_hook(
+        lambda module: later_assignments.install(module.TrainingArguments), "transformers.training_args"
+    )
+    if session.settings.memory_plan.changed:
+        wrapt.register_post_import_hook(
+            functools.partial(_plan_memory, session=session), "transformers.training_args"
+        )
+    if own_caps(session.config.generation).stops or session.settings.memory_plan.generation_sub_batches > 1:
+        wrapt.register_post_import_hook(_wrap_generate, "transformers.generation.utils")
+    if session.config.generation:
+
+        def journal(**fields: Any) -> None:
+            if session.is_main:
+                session.journal.write("generation_capped", rank=0, **fields)
+
+        def cap(name: str, loaded: Any) -> None:
+            caps.install(getattr(loaded, name), session.config.generation, journal)
+
+        for module, name in (("grpo_config", "GRPOConfig"), ("rloo_config", "RLOOConfig")):
+            wrapt.register_post_import_hook(functools.partial(cap, name), f"trl.trainer.{module}")
+
+
+def _plan_memory(module: Any, session: Session) -> None:
+    """Apply the memory plan to every configuration that the script builds."""
+
+    def report(made: Any, record: Record) -> None:
+        if session.is_main:
+            session.journal.write(
+                "memory_plan_applied",
+                rank=0,
+                config=type(made).__name__,
+                plan=session.settings.memory_plan.text,
+                per_device_train_batch_size=made.per_device_train_batch_size,
+                gradient_accumulation_steps=made.gradient_accumulation_steps,
+                divided_by=record.divided_by,
+            )
+
+    configuration.install(module.TrainingArguments, session.settings.memory_plan, report)
+
+
+def _wrap_generate(module: Any) -> None:
+    """Wrap `generate` before a script can keep it in a function of its own."""
+    from grpo_run.runtime.rank.rollouts import generate_calls
+
+    generate_calls.install()
+
+
+def wrap_train(module: Any, guard: Guard) -> None:
+    """Wrap `Trainer.train` of the `transformers.trainer` module. A second call has no effect."""
+    original = module.Trainer.train
+    if getattr(original, _GUARDED, False):
+        return
+    if guard.session.is_rank:
+        guard.session.journal.write("trainer_imported", rank=guard.session.rank)
+
+    @functools.wraps(original)
+    def train(
+        self: Any, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        # a hyperparameter search restarts training itself; a process forked from the rank is not the rank
+        if trial is not None or not guard.session.is_rank:
+            return original(self, resume_from_checkpoint, trial, *args, **kwargs)
+        # imports torch, which only the script may import first
+        from grpo_run.runtime.rank.hooks.train_call import run_inner_call, run_train_call
+
+        if guard.running == LOOP:
+            raise ConfigError(
+                f"{type(self).__name__}.train() is called inside a loop of grpo_run.trainers.loop: call it before or"
+                " after the loop; a loop over `while` ends with `run.end()`"
+            )
+        if guard.running:
+            return run_inner_call(guard, self, original, resume_from_checkpoint, args, kwargs)
+        check_trainer(guard.session, self)
+        guard.running = type(self).__qualname__
+        try:
+            return run_train_call(guard, self, original, resume_from_checkpoint, args, kwargs)
+        finally:
+            guard.running = None
+
+    setattr(train, _GUARDED, True)
+    module.Trainer.train = train
+    _watch_saved_models(module.Trainer, guard.session)
+
+
+def _watch_saved_models(trainer_class: Any, session: Session) -> None:
+    """Journal where the script saves its model by `save_model`: the end of the run says so."""
+    original = trainer_class.save_model
+
+    @functools.wraps(original)
+    def save_model(self: Any, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        returned = original(self, output_dir, *args, **kwargs)
+        internal = args[0] if args else kwargs.get(trainer_names.INTERNAL_SAVE, False)
+        if session.is_rank and session.is_main and not internal:
+            session.journal.write(
+                "model_saved",
+                rank=0,
+                step=int(self.state.global_step),
+                path=os.path.abspath(output_dir or self.args.output_dir),
+            )
+        return returned
+
+    trainer_class.save_model = save_model
+
+
+def guard(trainer: Any) -> Any:
+    """Check a trainer now instead of at its `train()` call; see `grpo_run.trainers.guard`."""
+    session = current()
+    if session is not None:
+        check_trainer(session, trainer)
+    return trainer
+
+
+def check_trainer(session: Session, trainer: Any) -> None:
+    """Check that the trainer can be guarded and that the run's settings reached it, and let an offloaded optimizer stay the same.
+
+    Raises:
+        ConfigError: a generation cap, the memory plan or the expected parallelism did not take effect, or the trainer
+            lacks a method that the guard wraps.
+    """
+    caps.check(trainer, session.config.generation)
+    if session.settings.memory_plan.optimizer_offload:
+        plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+        if plugin is not None:
+            deepspeed.keep_optimizer(plugin)
+    if (warning := configuration.check(trainer, session.settings.memory_plan)) is not None:
+        session.warn(warning)
+    expected = session.config.expected_distributed_type
+    if expected is not None:
+        # only runs with such a setting need it, and every rank imports this module
+        from grpo_run.runtime.launch.accelerate import check_took_effect
+
+        check_took_effect(expected, trainer.accelerator, world_size=session.world_size)
+    missing = [name for name in trainer_names.TRAINER_METHODS if not hasattr(trainer, name)]
+    if missing and not session.config.allow_untested:
+        raise ConfigError(
+            f"{type(trainer).__name__} lacks {', '.join(missing)}: not a Trainer this release can guard"
+        )

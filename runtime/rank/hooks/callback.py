@@ -1,0 +1,151 @@
+"""The guard's `TrainerCallback`: what happens at the events of a `train()` call.
+
+Tells `runtime/rank/step/steps.py` of the call's steps, restores the exact state, and publishes what the trainer logs. One
+callback per `train()` call, added by `train_call.py`. Does not wrap methods (`phases.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from grpo_run.runtime.rank.exact.state import ExactState
+from grpo_run.runtime.rank.hooks.resume import RestoredCall
+from grpo_run.runtime.rank.learning import LearningGuards, StepReader
+from grpo_run.runtime.rank.saving.saver import Saver
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.step.logged import known_metrics, publish_metrics
+from grpo_run.runtime.rank.step.step_vote import StepVote
+from grpo_run.runtime.rank.step.steps import CallSteps
+from grpo_run.watchdog.observation import Phase
+
+
+class GuardCallback(TrainerCallback):  # type: ignore[misc]
+    """The callback of one `train()` call.
+
+    Args:
+        ordinal: the number of the call, from 1.
+        guards: judge each step.
+        reader: reads from the trainer what they judge.
+        restoring: the call was finished in an earlier attempt and takes no steps now.
+        resumed_from: the checkpoint directory that `train()` loads, if any.
+        restored: the call as that checkpoint has it.
+        record: what the journal records of the call besides its steps.
+        loaded: called when everything is loaded.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        ordinal: int,
+        step_vote: StepVote,
+        saver: Saver,
+        exact: ExactState,
+        guards: LearningGuards,
+        reader: StepReader,
+        *,
+        restoring: bool = False,
+        resumed_from: Path | None = None,
+        restored: RestoredCall | None = None,
+        record: Mapping[str, Any] = MappingProxyType({}),
+        loaded: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._session = session
+        self._ordinal = ordinal
+        self._step_vote = step_vote
+        self._saver = saver
+        self._steps = CallSteps(session, ordinal, step_vote, saver, guards)
+        self._guards = guards
+        self._reader = reader
+        self._exact = exact
+        self._restoring = restoring
+        self._resumed_from = resumed_from
+        self._restored = restored
+        self._record = record
+        self._loaded = loaded
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Restore the exact state and publish the call; the checkpoint's weights are loaded already."""
+        self._exact.begin(self._resumed_from)
+        self._loaded()
+        # what one rollout takes at most; other trainers do not generate
+        self._session.slot.generation_limit = float(getattr(args, "max_completion_length", None) or math.nan)
+        self._steps.begin(
+            state.global_step,
+            state.max_steps,
+            record=self._record,
+            restoring=self._restoring,
+            engine_sleeps=bool(
+                getattr(args, "use_vllm", False) and getattr(args, "vllm_enable_sleep_mode", False)
+            ),
+        )
+        if self._restored is not None and not self._restoring:
+            self._saver.saved_step = state.global_step
+            self._restored.begin()
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Record the sampler's state before it draws the epoch's order."""
+        self._exact.begin_epoch()
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Enter the forward and backward pass; the step's batches have been read."""
+        self._exact.begin_step()
+        self._guards.begin_step(state.global_step + 1)
+        self._reader.begin_step()
+        self._session.slot.replace(Phase.forward_backward)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Commit the previous step before the optimizer changes the weights."""
+        self._step_vote.collect()
+        self._session.slot.replace(Phase.optimizer)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the vote on the finished step, and act on the result of the previous vote."""
+        self._steps.finished(state.global_step, self._reader.take())
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Let the saver take a snapshot after the events at the end of the epoch."""
+        self._exact.end_epoch()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Publish the logged metrics on the board; rank 0 also journals those of a step."""
+        logs = logs or {}
+        publish_metrics(
+            self._session,
+            known_metrics(logs),
+            step=state.global_step,
+            train_call=self._ordinal,
+            # the summary at the end of training carries train_runtime; its loss is a mean over the call
+            journaled="train_runtime" not in logs,
+        )
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Commit the last step."""
+        self._exact.end()
+        self._steps.end()

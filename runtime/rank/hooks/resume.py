@@ -1,0 +1,106 @@
+"""Describe a `train()` call for the choice of its checkpoint, and restore a finished call without training.
+
+Called by `train_call.py` around the original `train()`. `runtime/rank/step/resume.py` agrees on the checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from grpo_run.runtime.rank.exact.state import ExactState
+from grpo_run.runtime.rank.resuming.identification import settings_digest
+from grpo_run.runtime.rank.saving import description
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.step.resume import CallFacts
+from grpo_run.runtime.upstream import trainer_names
+from grpo_run.runtime.upstream.patches import override_attributes
+
+
+def facts_of(trainer: Any, session: Session) -> CallFacts:
+    """Return what the checkpoints of a trainer's call must fit."""
+    return CallFacts(
+        batch=description.batch(trainer, session.world_size),
+        parameters=description.named_shapes(trainer) if session.is_main else (),
+        settings=settings_digest(trainer) if session.is_main else "",
+    )
+
+
+@contextmanager
+def skip_training(trainer: Any, *, only_at_end: bool = False) -> Iterator[None]:
+    """Make `train()` load a finished call's state and return without taking a step.
+
+    Args:
+        only_at_end: train normally if the script now asks for more steps than the finished call took.
+    """
+    run_epoch = getattr(trainer, trainer_names.RUN_EPOCH)
+
+    def skip_epoch(*args: Any, **kwargs: Any) -> Any:
+        if only_at_end and trainer.state.global_step < trainer.state.max_steps:
+            return run_epoch(*args, **kwargs)
+        trainer.control.should_training_stop = True
+        return None
+
+    with override_attributes(trainer, **{trainer_names.RUN_EPOCH: skip_epoch}):
+        yield
+
+
+class RestoredCall:
+    """A call that goes on from a checkpoint, or was over at its step.
+
+    A callback may end a call early (early stopping), and transformers ends it at the last step. If a rank is killed
+    after the checkpoint of that step, nothing would end the call again: it would take a step more than the undisturbed
+    call. The events at the end of the epoch, which follow the step, are made up for.
+
+    Args:
+        ignore_keys: of the evaluation, as the script gave them to `train()`.
+    """
+
+    def __init__(self, trainer: Any, session: Session, exact: ExactState, ignore_keys: Any = None) -> None:
+        self._trainer = trainer
+        self._session = session
+        self._exact = exact
+        self._ignore_keys = ignore_keys
+        self._over = False
+
+    def begin(self) -> None:
+        """Call when the exact state is restored. Collective.
+
+        A call that the script had ended on some ranks only is a fault, which a restart must not repeat.
+        """
+        trainer, state = self._trainer, self._trainer.state
+        over = self._exact.script_stopped or state.global_step >= state.max_steps
+        self._over = self._session.votes.maximum(int(not over)) == 0
+        if not self._over or self._exact.epoch_ended:
+            return
+        self._exact.load_rng()
+        trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, state, trainer.control)
+        getattr(trainer, trainer_names.AFTER_STEP)(
+            getattr(trainer, trainer_names.PENDING_LOSS),
+            None,
+            trainer.model_wrapped,
+            None,
+            state.epoch,
+            self._ignore_keys,
+            time.time(),
+        )
+
+    @contextmanager
+    def ended(self) -> Iterator[None]:
+        """Within the block, `train()` takes no step if the call was over, and does not evaluate at its start again."""
+        trainer = self._trainer
+        run_epoch = getattr(trainer, trainer_names.RUN_EPOCH)
+
+        def run_or_end(*args: Any, **kwargs: Any) -> Any:
+            if not self._over:
+                return run_epoch(*args, **kwargs)
+            trainer.control.should_training_stop = True
+            return None
+
+        with (
+            override_attributes(trainer, **{trainer_names.RUN_EPOCH: run_or_end}),
+            override_attributes(trainer.args, eval_on_start=False),
+        ):
+            yield

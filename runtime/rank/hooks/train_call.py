@@ -1,0 +1,231 @@
+"""One guarded `train()` call: resume, hook the trainer, train, record the end, remove the hooks.
+
+Called by the wrapper that `attach.py` puts on `Trainer.train`. Every hook is a context manager on one
+`ExitStack`, so a call that raises leaves the trainer as it was. Methods of the trainer are wrapped, never
+copied.
+
+Records activity inside long phases: counts forward passes, logs DDP's backward as one collective.
+
+Called by `train_call.py`. The counts show the watchdog that a rank inside a long phase, such as generation,
+still makes progress. Uses torch's public forward hooks. A compiled model gets no hook, because a hook would
+break its graph. Does not change any value.
+
+The order in which a trainer reads its data: shuffled, as given, or sorted by length.
+
+Said at the start, because ranks take fixed parts of each batch: in a data set that is sorted, the same rank always has the
+longest completions, and all others wait for it. Called by `train_call.py`. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from typing import Any
+
+from transformers import TrainerCallback
+
+from grpo_run.runtime.rank.exact.state import ExactState
+from grpo_run.runtime.rank.hooks.callback import GuardCallback
+from grpo_run.runtime.rank.hooks.phases import mark_callbacks
+from grpo_run.runtime.rank.hooks.resume import RestoredCall, facts_of, skip_training
+from grpo_run.runtime.rank.hooks.rollout_hooks import rollouts_hooked
+from grpo_run.runtime.rank.learning import LearningGuards, StepReader, read_steps
+from grpo_run.runtime.rank.memory_plan.facts import publish_facts
+from grpo_run.runtime.rank.resuming import request
+from grpo_run.runtime.rank.resuming.renamed_weights import restore_renamed_weights
+from grpo_run.runtime.rank.rollouts.capping import capped_rollouts
+from grpo_run.runtime.rank.rollouts.forecast import prepare
+from grpo_run.runtime.rank.saving import description
+from grpo_run.runtime.rank.saving.saver import Saver
+from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents, save_through
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.step.guard import Guard
+from grpo_run.runtime.rank.step.resume import agree_on_resume, resumed_directory, serve_snapshot
+from grpo_run.runtime.rank.step.step_vote import StepVote
+from grpo_run.runtime.rank.step.steps import finish, leave
+from grpo_run.runtime.upstream import trainer_names
+from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.watchdog.stalls.late_ranks import DataOrder
+
+
+@contextmanager
+def record_model_activity(trainer: Any, session: Session) -> Iterator[None]:
+    """Count the model's forward passes and log its backward passes for the length of the block."""
+    slot, accelerator, model = session.slot, trainer.accelerator, trainer.model
+    handle = None
+    if getattr(model, "_compiled_call_impl", None) is None and not trainer.args.torch_compile:
+        handle = model.register_forward_pre_hook(lambda module, inputs: slot.record_pass())
+    backward = accelerator.backward
+
+    @functools.wraps(backward)
+    def logged_backward(*args: Any, **kwargs: Any) -> Any:
+        if not accelerator.sync_gradients:
+            return backward(*args, **kwargs)
+        with session.recorder.backward(trainer.model_wrapped):
+            return backward(*args, **kwargs)
+
+    try:
+        with override_attributes(accelerator, backward=logged_backward):
+            yield
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+SAMPLES = 256
+"""Rows that are looked at, evenly spread over the data set."""
+SORTED_SHARE = 0.9
+"""Share of neighbours in one order from which a data set counts as sorted; of random ones, half are."""
+TEXT_COLUMNS = ("prompt", "text", "messages", "question", "input_ids")
+
+
+def data_order(trainer: Any) -> DataOrder:
+    """Return the order of the training data; unknown for trainers that do not say whether they shuffle.
+
+    Of trainers that generate, `shuffle_dataset` is the sampler's order. SFT has a setting of that name, too: it shuffles once in
+    advance, and the sampler of `transformers.Trainer` is random in any case.
+    """
+    generates = hasattr(trainer, trainer_names.GENERATE)
+    shuffles = getattr(trainer.args, "shuffle_dataset", None) if generates else None
+    if shuffles is None:
+        return DataOrder.unknown
+    if shuffles:
+        return DataOrder.shuffled
+    return (
+        DataOrder.sorted_by_length if _is_sorted(getattr(trainer, "train_dataset", None)) else DataOrder.kept
+    )
+
+
+def warning(order: DataOrder) -> str | None:
+    """Return the warning about an order; None for one that is harmless or unknown."""
+    if order not in (DataOrder.kept, DataOrder.sorted_by_length):
+        return None
+    how = " and the data set is sorted by length" if order is DataOrder.sorted_by_length else ""
+    return (
+        f"shuffle_dataset=False{how}: each rank takes a fixed part of every batch, so one rank may always have the longest"
+        " completions while the others wait; shuffle the data set unless its order matters"
+    )
+
+
+def _is_sorted(dataset: Any) -> bool:
+    """Whether the lengths of the first text column rise or fall from row to row."""
+    columns = getattr(dataset, "column_names", None)
+    column = next((name for name in TEXT_COLUMNS if name in (columns or ())), None)
+    # only a data set of Hugging Face can be read without a transform, which may draw random numbers
+    if column is None or not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
+        return False
+    step = max(1, len(dataset) // SAMPLES)
+    rows = dataset.with_format(None).select(range(0, len(dataset), step))
+    lengths = [len(str(value)) for value in rows[column]]
+    rises = sum(later > earlier for earlier, later in pairwise(lengths))
+    falls = sum(later < earlier for earlier, later in pairwise(lengths))
+    return max(rises, falls) >= SORTED_SHARE * (rises + falls) > 0 and rises + falls >= len(lengths) // 2
+
+
+def run_train_call(
+    guard: Guard,
+    trainer: Any,
+    original: Callable[..., Any],
+    script_argument: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run `original` (`Trainer.train`) guarded, and return its result. Collective.
+
+    Args:
+        script_argument: the script's `resume_from_checkpoint` argument.
+        args, kwargs: the remaining arguments of the script's `train()` call.
+
+    Raises:
+        Stopped: all ranks agreed to stop before the call's last step.
+        GuardTripped: all ranks agreed that a learning guard ends the attempt.
+    """
+    session = guard.session
+    chosen = str(trainer.args.output_dir)
+    script_argument = request.script_argument(session.config, chosen, script_argument)
+    trainer.args.output_dir = request.output_directory(session.config, chosen)
+    call = guard.begin_call(type(trainer).__qualname__, trainer.args.output_dir)
+    publish_facts(trainer, session, call.ordinal, layout=description.layout(trainer))
+    facts = facts_of(trainer, session)
+    agreed = agree_on_resume(session, call, script_argument or None, facts, claimed=guard.claimed)
+    call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice
+    guards = LearningGuards(session, call.ordinal, sampling_group=sampling_group(trainer, session.rank))
+    step_vote = StepVote(session, guard.requests, guards)
+    reader = StepReader(trainer)
+    forecasts = prepare(trainer, session, call.ordinal)
+    order = data_order(trainer)
+    if (text := warning(order)) is not None and session.world_size > 1:
+        session.warn(text)
+    with ExitStack() as hooks:
+        exact = ExactState(
+            trainer, rank=session.rank, world_size=session.world_size, warn=session.warn, guards=guards
+        )
+        hooks.callback(exact.close)
+        if session.injector is not None:
+            session.injector.prepare(session.votes.maximum)
+            hooks.enter_context(session.injector.attached(trainer))
+        hooks.enter_context(rollouts_hooked(trainer, session, call.ordinal, step_vote, forecasts))
+        hooks.enter_context(read_steps(trainer, reader))
+        hooks.enter_context(record_model_activity(trainer, session))
+        contents = TrainerContents(trainer, session, call, exact)
+        saver = Saver(contents, session, snapshots=guard.snapshots, collect_vote=step_vote.collect)
+        hooks.enter_context(save_through(saver, trainer, contents))
+        hooks.enter_context(mark_callbacks(trainer.callback_handler, TrainerCallback, session.slot))
+        resumed_from = resumed_directory(resume.argument, call)
+        restored = None
+        if resumed_from is not None:
+            restored = RestoredCall(trainer, session, exact, kwargs.get("ignore_keys_for_eval"))
+            hooks.enter_context(restored.ended())
+            hooks.enter_context(restore_renamed_weights(trainer, session.warn))
+        loading = hooks.enter_context(ExitStack())
+        loading.enter_context(serve_snapshot(guard, resume))
+        callback = GuardCallback(
+            session,
+            call.ordinal,
+            step_vote,
+            saver,
+            exact,
+            guards,
+            reader,
+            restoring=resume.finished and not resume.foreign,
+            resumed_from=resumed_from,
+            restored=restored,
+            record={**agreed.record, "data_order": str(order)},
+            loaded=loading.close,
+        )
+        trainer.add_callback(callback)
+        hooks.callback(trainer.remove_callback, callback)
+        if resume.finished:
+            hooks.enter_context(skip_training(trainer, only_at_end=resume.foreign))
+        result = original(trainer, resume.argument, None, *args, **kwargs)
+        if not resume.finished or resume.foreign:
+            finish(session, call, saver, trainer.state.global_step)
+    leave(session)
+    return result
+
+
+def sampling_group(trainer: Any, rank: int) -> int:
+    """Return what ranks have in common that must draw the same random numbers: those of one vLLM engine, else one rank."""
+    args = trainer.args
+    shared = getattr(args, "use_vllm", False) and getattr(args, "vllm_mode", "") == "colocate"
+    return rank // int(getattr(args, "vllm_tensor_parallel_size", 1) or 1) if shared else rank
+
+
+def run_inner_call(
+    guard: Guard,
+    trainer: Any,
+    original: Callable[..., Any],
+    script_argument: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a `train()` call that a callback or a reward of another call makes, as transformers would.
+
+    It is a part of the outer call's step, so it has no steps, votes or checkpoints of its own. A number of its own
+    would not identify it: a resumed run makes only the inner calls of the steps that are left.
+    """
+    guard.warn_of_inner_call(trainer)
+    with record_model_activity(trainer, guard.session), capped_rollouts(trainer, guard.session, None):
+        return original(trainer, script_argument, None, *args, **kwargs)

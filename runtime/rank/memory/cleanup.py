@@ -1,0 +1,108 @@
+"""Hygiene after the steps of one call: what this rank needs, and what all ranks have agreed to do.
+
+Used by `runtime/rank/step/steps.py`. A rank's need is put into its next vote, and every rank acts on the result after the same step.
+
+Collects garbage and returns cached device memory, and measures what that costs and frees.
+
+Called by `cleanup.py` between two steps, on every rank on the same step: if each rank did it at a step of its own, all would
+wait each time. Never called during generation, nor in a run whose vLLM engine sleeps. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.rank.memory.cleanup_policy import NOTHING, HygienePolicy, Need, Outcome, StepMemory
+from grpo_run.runtime.rank.memory.device import DeviceMemory
+from grpo_run.runtime.rank.memory.phases import Host
+from grpo_run.watchdog.observation import Phase
+
+
+def clean(what: Need, slot: SlotWriter, device: DeviceMemory, host: Host) -> tuple[Outcome, StepMemory]:
+    """Free what the ranks have agreed on. Return the outcome, and the memory afterwards."""
+    began = time.perf_counter()
+    slot.enter(Phase.hygiene)
+    before = _memory(device, host)
+    collected = gc.collect() if what.collect else 0
+    if what.release:
+        device.release()
+    after = _memory(device, host)
+    slot.leave(Phase.hygiene)
+    outcome = Outcome(
+        seconds=time.perf_counter() - began,
+        freed_bytes=max(0, before.anonymous - after.anonymous),
+        freed_device_bytes=max(0, before.allocated - after.allocated),
+        released_bytes=max(0, before.reserved - after.reserved),
+        collected=collected,
+    )
+    slot.hygiene_runs += 1
+    slot.hygiene_seconds += outcome.seconds
+    totals = slot.memory_area.totals
+    totals.released_bytes += outcome.released_bytes
+    totals.freed_bytes += outcome.freed_bytes
+    slot.memory_area.publish()
+    return outcome, after
+
+
+def _memory(device: DeviceMemory, host: Host) -> StepMemory:
+    allocated, reserved = device.sizes()
+    own = host.read()
+    return StepMemory(
+        allocated=allocated, reserved=reserved, peak_allocated=allocated, resident=own.resident,
+        anonymous=own.anonymous, capacity=0,
+    )  # fmt: skip
+
+
+class StepHygiene:
+    """Hygiene of one call on this rank.
+
+    Args:
+        every: steps that are looked at together; 0 for no hygiene.
+        journal: takes the fields of a `hygiene` event; None on ranks that journal nothing.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        every: int,
+        slot: SlotWriter,
+        device: DeviceMemory,
+        host: Host,
+        *,
+        journal: Callable[..., object] | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._policy = HygienePolicy(every, clock)
+        self._slot = slot
+        self._device = device
+        self._host = host
+        self._journal = journal
+        self._need: Need = NOTHING
+
+    def observe(self, step: int, memory: StepMemory | None) -> None:
+        """Look at the memory after a step; None if it was not measured."""
+        if memory is not None:
+            self._need = self._policy.observe(step, memory, self._device.free_bytes)
+
+    def take_need(self) -> Need:
+        """Return what this rank votes for, once."""
+        need, self._need = self._need, NOTHING
+        return need
+
+    def clean(self, step: int, agreed: Need) -> None:
+        """Do what all ranks have agreed on; nothing if that is nothing."""
+        if not any(agreed):
+            return
+        outcome, memory = clean(agreed, self._slot, self._device, self._host)
+        self._policy.cleaned(outcome, memory)
+        if self._journal is not None:
+            fields: dict[str, Any] = {
+                "seconds": outcome.seconds, "garbage": agreed.collect, "caches": agreed.release,
+                "collected": outcome.collected, "freed_bytes": outcome.freed_bytes,
+                "freed_device_bytes": outcome.freed_device_bytes, "released_bytes": outcome.released_bytes,
+            }  # fmt: skip
+            self._journal(step=step, **fields)

@@ -1,0 +1,236 @@
+"""Memory of the rank's device, as counted by torch's CUDA allocator, also on ROCm.
+
+Called by `phases.py` when a phase ends. Reading asks the allocator and not the driver: it waits for no kernel. A rank
+that has not initialized CUDA has no figures, and reading them never initializes it.
+
+Peak statistics of torch's CUDA allocator by phase, without the script seeing that they are reset.
+
+The allocator keeps one peak since its last reset. A phase has a peak of its own only if the statistics are reset when it
+begins, and a script that logs `torch.cuda.max_memory_allocated()` would then see less than it has used. The functions
+that read and reset the statistics are therefore wrapped: what a reset of ours has discarded is added to what the script
+reads, until the script itself resets. Functions such as `max_memory_allocated` and `memory_summary` call the wrapped
+ones. Used by `device.py`. Wraps public functions of torch only; a script that reads `torch._C` sees the allocator's own
+values.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+Statistics = dict[Any, Any]
+"""Nested, as `torch.cuda.memory_stats_as_nested_dict` returns them."""
+_PEAK = "peak"
+
+
+class PeakStatistics:
+    """Reads the statistics of a device and starts new peaks, hidden from the script.
+
+    Args:
+        module: `torch.cuda.memory`.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._read: Callable[..., Statistics] = module.memory_stats_as_nested_dict
+        self._reset: Callable[..., None] = module.reset_peak_memory_stats
+        self._hidden: dict[int, dict[str, int]] = {}
+        """By device: the highest peaks that were discarded since the script's last reset, by name."""
+        self._discarded: dict[int, dict[str, int]] = {}
+        """By device: the peaks that the script has discarded since the last `take`."""
+
+    def take(self, device: int) -> tuple[Statistics, dict[str, int]]:
+        """Return the statistics of a device with its peaks by name since the last `take`, and begin new peaks."""
+        statistics = self._read(device)
+        peaks = _peaks(statistics)
+        self._reset(device)
+        _keep_highest(self._hidden.setdefault(device, {}), peaks)
+        _keep_highest(peaks, self._discarded.pop(device, {}))
+        return statistics, peaks
+
+    def hide(self) -> None:
+        """Wrap the functions of torch that read and reset these statistics."""
+        package = sys.modules.get("torch.cuda")
+
+        @functools.wraps(self._read)
+        def read(device: Any = None) -> Statistics:
+            statistics = self._read(device=device)
+            if self._hidden and statistics:
+                _raise_peaks(statistics, self._hidden.get(self._index(device), {}))
+            return statistics
+
+        @functools.wraps(self._reset)
+        def reset(device: Any = None) -> None:
+            self._discard(device)
+            self._reset(device=device)
+
+        for wrapper in (read, reset):
+            name = wrapper.__name__
+            original = getattr(self._module, name)
+            setattr(self._module, name, wrapper)
+            if package is not None and getattr(package, name, None) is original:
+                setattr(package, name, wrapper)
+
+    def hide_from_accelerator(self, module: ModuleType) -> None:
+        """Wrap the functions of `torch.accelerator.memory`, which read the same statistics."""
+        package = sys.modules.get("torch.accelerator")
+        read_all, reset_all = module.memory_stats, module.reset_peak_memory_stats
+
+        @functools.wraps(read_all)
+        def read(device_index: Any = None, /) -> Statistics:
+            statistics: Statistics = read_all(device_index)
+            if self._hidden and statistics:
+                for name, peak in self._hidden.get(self._index(device_index), {}).items():
+                    key = f"{name}.{_PEAK}"
+                    if key in statistics:
+                        statistics[key] = max(statistics[key], peak)
+            return statistics
+
+        @functools.wraps(reset_all)
+        def reset(device_index: Any = None, /) -> None:
+            self._discard(device_index)
+            reset_all(device_index)
+
+        for wrapper, original in ((read, read_all), (reset, reset_all)):
+            setattr(module, wrapper.__name__, wrapper)
+            if package is not None and getattr(package, wrapper.__name__, None) is original:
+                setattr(package, wrapper.__name__, wrapper)
+
+    def _discard(self, device: Any) -> None:
+        """The script resets the peaks: nothing is hidden from now on, and the phase keeps what it has had."""
+        if self._hidden:
+            index = self._index(device)
+            _keep_highest(self._discarded.setdefault(index, {}), _peaks(self._read(index)))
+            self._hidden[index] = {}
+
+    def _index(self, device: Any) -> int:
+        """The number of a device as torch's functions take it: None, a number, a name or a `torch.device`."""
+        torch: Any = sys.modules["torch"]
+        if device is None:
+            return int(torch.cuda.current_device())
+        if isinstance(device, int):
+            return device
+        index = torch.device(device).index
+        return int(torch.cuda.current_device()) if index is None else int(index)
+
+
+def _peaks(statistics: Statistics, prefix: str = "") -> dict[str, int]:
+    """Return every peak by the names that lead to it, joined as `torch.cuda.memory_stats` joins them."""
+    found: dict[str, int] = {}
+    for key, value in statistics.items():
+        if isinstance(value, dict):
+            name = prefix + (key if isinstance(key, str) else "_".join(map(str, key)))
+            if _PEAK in value:
+                found[name] = value[_PEAK]
+            else:
+                found.update(_peaks(value, f"{name}."))
+    return found
+
+
+def _raise_peaks(statistics: Statistics, hidden: dict[str, int], prefix: str = "") -> None:
+    """Raise the peaks in statistics that are about to be returned to those that were hidden."""
+    for key, value in statistics.items():
+        if isinstance(value, dict):
+            name = prefix + (key if isinstance(key, str) else "_".join(map(str, key)))
+            if _PEAK in value:
+                value[_PEAK] = max(value[_PEAK], hidden.get(name, 0))
+            else:
+                _raise_peaks(value, hidden, f"{name}.")
+
+
+def _keep_highest(peaks: dict[str, int], others: dict[str, int]) -> None:
+    for name, peak in others.items():
+        if peak > peaks.get(name, 0):
+            peaks[name] = peak
+
+
+class DeviceReading(NamedTuple):
+    """Figures of one device, in bytes. Peaks are those since the reading before; counters are the allocator's."""
+
+    capacity: int
+    allocated: int
+    reserved: int
+    inactive_split: int
+    peak_allocated: int
+    peak_reserved: int
+    retries: int
+    ooms: int
+
+
+class DeviceMemory:
+    """Reads the device that is current in the calling thread, once `connect` has been called."""
+
+    def __init__(self) -> None:
+        self._peaks: PeakStatistics | None = None
+        self._cuda: Any = None
+        self._capacities: dict[int, int] = {}
+
+    def connect(self, module: ModuleType) -> None:
+        """Use `torch.cuda.memory`, which was just imported."""
+        self._peaks = PeakStatistics(module)
+        self._peaks.hide()
+        self._cuda = sys.modules["torch.cuda"]
+
+    def connect_accelerator(self, module: ModuleType) -> None:
+        """Hide our resets from `torch.accelerator.memory`, too; it is imported after `torch.cuda.memory`."""
+        if self._peaks is not None:
+            self._peaks.hide_from_accelerator(module)
+
+    def read(self) -> DeviceReading | None:
+        """Return the figures of now, and begin new peaks; None without an initialized device."""
+        if self._peaks is None or not self._cuda.is_initialized():
+            return None
+        device = self._cuda.current_device()
+        if device not in self._capacities:
+            self._capacities[device] = int(self._cuda.get_device_properties(device).total_memory)
+        statistics, peaks = self._peaks.take(device)
+        return DeviceReading(
+            capacity=self._capacities[device],
+            allocated=_current(statistics, "allocated_bytes"),
+            reserved=_current(statistics, "reserved_bytes"),
+            inactive_split=_current(statistics, "inactive_split_bytes"),
+            peak_allocated=peaks.get("allocated_bytes.all", 0),
+            peak_reserved=peaks.get("reserved_bytes.all", 0),
+            retries=statistics.get("num_alloc_retries", 0),
+            ooms=statistics.get("num_ooms", 0),
+        )
+
+    def sizes(self) -> tuple[int, int]:
+        """Return (allocated, reserved) of now, and leave the peaks alone; 0 without an initialized device."""
+        if self._peaks is None or not self._cuda.is_initialized():
+            return 0, 0
+        return int(self._cuda.memory_allocated()), int(self._cuda.memory_reserved())
+
+    def free_bytes(self) -> int:
+        """Return how much of the device nobody uses, as the driver says; 0 without an initialized device."""
+        if self._peaks is None or not self._cuda.is_initialized():
+            return 0
+        return int(self._cuda.mem_get_info()[0])
+
+    def usable_bytes(self) -> int:
+        """Return what torch's allocator may hold in all: what others leave, and no more than the script allows.
+
+        0 without an initialized device, or with an allocator that does not tell.
+        """
+        if self._peaks is None or not self._cuda.is_initialized():
+            return 0
+        try:
+            free, total = self._cuda.mem_get_info()
+            share = float(self._cuda.get_per_process_memory_fraction())
+            return min(int(free) + int(self._cuda.memory_reserved()), int(share * total))
+        except RuntimeError:  # an allocator of the script's own (`CUDAPluggableAllocator`) does not tell
+            return 0
+
+    def release(self) -> None:
+        """Return to the device what the allocator holds and no tensor uses."""
+        if self._peaks is not None and self._cuda.is_initialized():
+            self._cuda.empty_cache()
+
+
+def _current(statistics: dict[str, Any], name: str) -> int:
+    """Allocators other than torch's own lack some statistics."""
+    value: int = statistics.get(name, {}).get("all", {}).get("current", 0)
+    return value

@@ -1,0 +1,253 @@
+"""Collect the facts of a `train()` call that decide how it could use less memory, and publish them for the supervisor.
+
+Called by `runtime/rank/hooks/train_call.py` when a call begins, before anything of the trainer is hooked. After an out-of-memory error no rank
+is left to ask, so the facts are in the run directory (`runtime.continuity.memory_facts`). Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any, Literal
+
+from grpo_run.runtime.memory.facts import MemoryFacts, ModelFacts, split_refusals
+from grpo_run.runtime.memory.files import write_facts
+from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.rank.memory_plan import later_assignments
+from grpo_run.runtime.rank.memory_plan.computation import computation_of
+from grpo_run.runtime.rank.memory_plan.overrides import passes_on
+from grpo_run.runtime.rank.memory_plan.settings import TrainerKind, record_of, settings_of
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.upstream import trainer_names
+
+TRAINERS: Mapping[tuple[str, str], TrainerKind] = {
+    ("trl.trainer.grpo_trainer", "GRPOTrainer"): "grpo",
+    ("trl.trainer.rloo_trainer", "RLOOTrainer"): "rloo",
+    ("trl.trainer.sft_trainer", "SFTTrainer"): "sft",
+    ("transformers.trainer", "Trainer"): "transformers",
+}
+CAUSAL = "ForCausalLM"
+"""End of the names of transformers' language models."""
+NO_DROPOUT = 0.0
+
+
+def publish_facts(trainer: Any, session: Session, train_call: int, *, layout: str) -> None:
+    """Write the facts of a call that begins into the run directory, on the first rank of each node.
+
+    A trainer that is like no other, or a full disk, loses them, with a note in the journal: without them no plan can be
+    chosen. A warning says that the plan has
+    divided a micro-batch whose update is not the same then, which only the trainer shows.
+
+    Args:
+        train_call: the number of the call.
+        layout: how state is spread over ranks.
+    """
+    if session.rank % session.local_world_size != 0:
+        return
+    plan = session.settings.memory_plan
+    try:
+        facts = collect_facts(trainer, train_call, layout=layout, world_size=session.world_size, plan=plan)
+    except (AttributeError, TypeError, ValueError) as error:  # pydantic's error is a ValueError
+        session.warn_in_journal(
+            f"what the run's memory depends on cannot be read from the trainer: {error!r}"
+        )
+        return
+    if facts.divided_by > 1 and (reasons := split_refusals(facts)):
+        session.warn(
+            f"the memory plan divides the micro-batch of {facts.trainer_class}, whose update is not the same then:"
+            f" {'; '.join(reasons)}"
+        )
+    try:
+        write_facts(session.config.run_directory, facts)
+    except OSError as error:
+        session.warn_in_journal(f"what the run's memory depends on cannot be written: {error}")
+
+
+def collect_facts(
+    trainer: Any, train_call: int, *, layout: str, world_size: int, plan: MemoryPlan | None = None
+) -> MemoryFacts:
+    """Return the facts of a trainer.
+
+    Args:
+        train_call: the number of the call.
+        layout: how state is spread over ranks.
+        plan: in effect.
+    """
+    args, model = trainer.args, getattr(trainer, "model", None)
+    record = record_of(args)
+    kind, base = _kind(trainer)
+    steps = getattr(args, "steps_per_generation", None)
+    settings = settings_of(args)
+    if _is_set_later(args):
+        settings["explicit_sizes"] += (f"an assignment after {type(args).__name__} was built",)
+    plugin = _deepspeed_plugin(trainer)
+    dataset = getattr(trainer, "train_dataset", None)
+    return MemoryFacts(
+        train_call=train_call,
+        trainer_class=type(trainer).__qualname__,
+        trainer=kind,
+        overridden=tuple(_overridden(trainer, base)),
+        world_size=world_size,
+        layout=layout,
+        per_device_train_batch_size=record.per_device_train_batch_size,
+        gradient_accumulation_steps=record.gradient_accumulation_steps,
+        steps_per_generation=steps // record.divided_by if isinstance(steps, int) else None,
+        generation_batch_size=getattr(args, "generation_batch_size", None),
+        num_generations=getattr(args, "num_generations", None),
+        num_iterations=getattr(args, "num_iterations", None),
+        max_completion_length=getattr(args, "max_completion_length", None),
+        max_length=getattr(args, "max_length", None),
+        samples=len(dataset) if isinstance(dataset, Sized) else None,
+        **settings,
+        reference_model=getattr(trainer, "ref_model", None) is not None,
+        auxiliary_loss=_has_auxiliary_loss(trainer),
+        dropout=_has_dropout(model),
+        counts_tokens=_counts_tokens(trainer, kind),
+        generates=_generates(trainer),
+        greedy=(getattr(args, "generation_kwargs", None) or {}).get("do_sample") is False,
+        vllm_gpu_memory_utilization=getattr(args, "vllm_gpu_memory_utilization", None),
+        vllm_sleep=bool(getattr(args, "vllm_enable_sleep_mode", False)),
+        gradient_checkpointing=record.gradient_checkpointing,
+        checkpointing_set_later=later_assignments.checkpointing_is_set_later(args),
+        supports_gradient_checkpointing=bool(getattr(model, "supports_gradient_checkpointing", False)),
+        optimizer_offload=_offloads_optimizer(plugin),
+        deepspeed=plugin is not None,
+        model=_model_facts(model),
+        computation=computation_of(trainer),
+        plan=plan or MemoryPlan(),
+        divided_by=record.divided_by,
+    )
+
+
+def _is_set_later(args: Any) -> bool:
+    """Whether a script has set the size of the batch again after the configuration was built, or TRL had derived a rollout from it.
+
+    A plan is applied when the configuration is built, and would not take effect.
+    """
+    if later_assignments.size_is_set_later(args):
+        return True
+    rollout, steps = getattr(args, "generation_batch_size", None), getattr(args, "steps_per_generation", None)
+    if not isinstance(rollout, int) or not isinstance(steps, int):
+        return False
+    return rollout != int(args.per_device_train_batch_size * args.world_size * steps)
+
+
+def _kind(trainer: Any) -> tuple[TrainerKind, type | None]:
+    """Return whose trainer it is, and that class; another trainer of TRL is no `transformers.Trainer` as it is."""
+    for base in type(trainer).__mro__:
+        kind = TRAINERS.get((base.__module__, base.__name__))
+        if kind is not None:
+            return kind, base
+        if f"{base.__module__}.".startswith("trl."):
+            return "other", None
+    return "other", None
+
+
+def _overridden(trainer: Any, base: type | None) -> Iterator[str]:
+    """Yield what of a library's trainer a script replaces, in a subclass or on the object, and does not only pass on."""
+    if base is None:
+        return
+    classes = type(trainer).__mro__[: type(trainer).__mro__.index(base)]
+    for name in trainer_names.LOSS_METHODS:
+        replaced = [vars(one)[name] for one in (trainer, *classes) if name in vars(one)]
+        if not all(passes_on(method, name) for method in replaced):
+            yield name
+    if getattr(trainer, "compute_loss_func", None) is not None:
+        yield "compute_loss_func"
+
+
+def _counts_tokens(trainer: Any, kind: TrainerKind) -> bool:
+    """Whether the loss is divided by the tokens of the whole step.
+
+    transformers takes any model that accepts further keywords for one that does so. Its language models do; a model of the
+    script's own, or one that classifies, may take the mean over each micro-batch all the same.
+    """
+    if not getattr(trainer, "model_accepts_loss_kwargs", False):
+        return False
+    if kind != "transformers":
+        return True  # SFTTrainer divides itself
+    model: Any = trainer.model
+    model = type(model.get_base_model() if hasattr(model, "peft_config") else model)
+    return f"{model.__module__}.".startswith("transformers.") and model.__name__.endswith(CAUSAL)
+
+
+def _deepspeed_plugin(trainer: Any) -> Any | None:
+    if not getattr(trainer, "is_deepspeed_enabled", False):
+        return None
+    return getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+
+
+def _offloads_optimizer(plugin: Any | None) -> bool:
+    if plugin is None:
+        return False
+    configuration = getattr(plugin, "deepspeed_config", None) or {}
+    offload = (configuration.get("zero_optimization") or {}).get("offload_optimizer") or {}
+    return offload.get("device", "none") not in (None, "none")
+
+
+def _has_auxiliary_loss(trainer: Any) -> bool:
+    """Whether a mixture of experts adds a loss; TRL's trainers know, of others the model's configuration says."""
+    enabled = getattr(trainer, "aux_loss_enabled", None)
+    if enabled is None:
+        configuration = getattr(getattr(trainer, "model", None), "config", None)
+        return bool(getattr(configuration, "output_router_logits", False))
+    return bool(enabled)
+
+
+def _has_dropout(model: Any) -> bool:
+    """Whether training draws random numbers for dropout, in a module or in attention."""
+    if model is None or not hasattr(model, "modules"):
+        return False
+    configuration = getattr(model, "config", None)
+    if float(getattr(configuration, "attention_dropout", NO_DROPOUT) or NO_DROPOUT) > NO_DROPOUT:
+        return True
+    return any(
+        "Dropout" in type(module).__name__ and float(getattr(module, "p", NO_DROPOUT)) > NO_DROPOUT
+        for module in model.modules()
+    )
+
+
+def _generates(
+    trainer: Any,
+) -> Literal["", "transformers", "continuous_batching", "vllm_colocate", "vllm_server", "script"]:
+    args = trainer.args
+    if not hasattr(trainer, trainer_names.GENERATE):
+        return ""
+    if getattr(trainer, "rollout_func", None) is not None:
+        return "script"
+    if getattr(args, "use_vllm", False):
+        return "vllm_server" if getattr(args, "vllm_mode", "") == "server" else "vllm_colocate"
+    if getattr(args, "use_transformers_continuous_batching", False):
+        return "continuous_batching"
+    return "transformers"
+
+
+def _model_facts(model: Any) -> ModelFacts:
+    if model is None or not hasattr(model, "parameters"):
+        return ModelFacts()
+    sizes = [
+        # under ZeRO-3 a parameter is empty and its size is in `ds_numel`
+        (getattr(one, "ds_numel", one.numel()), one.element_size(), one.requires_grad)
+        for one in model.parameters()
+    ]
+    configuration: Any = getattr(model, "config", None)
+    if hasattr(configuration, "get_text_config"):
+        configuration = configuration.get_text_config()
+
+    def size(name: str) -> int:
+        value = getattr(configuration, name, 0)
+        return value if isinstance(value, int) else 0
+
+    heads = size("num_attention_heads")
+    return ModelFacts(
+        parameters=sum(count for count, _, _ in sizes),
+        trainable_parameters=sum(count for count, _, trained in sizes if trained),
+        parameter_bytes=sum(count * width for count, width, _ in sizes),
+        trainable_bytes=sum(count * width for count, width, trained in sizes if trained),
+        layers=size("num_hidden_layers"),
+        hidden_size=size("hidden_size"),
+        intermediate_size=size("intermediate_size"),
+        vocabulary_size=size("vocab_size"),
+        attention_heads=heads,
+        key_value_heads=size("num_key_value_heads") or heads,
+        head_size=size("head_dim") or (size("hidden_size") // heads if heads else 0),
+    )

@@ -1,0 +1,172 @@
+"""Facts about loss and batch from a configuration alone, and why its micro-batch must not be divided.
+
+Called by `configuration.py`, where there is no trainer yet, and by `facts.py`. A script with several stages has one plan: the
+stage that ran out of memory may be split, and another may have a loss that may not.
+
+The script's own settings in a configuration that a memory plan has changed.
+
+Kept as an attribute of the configuration, in plain values: transformers pickles the configuration into each checkpoint, which must
+load without grpo-run. Read by everything that must see a trainer as its script has built it, as the recognition of `train()`
+calls does.
+
+Warn that a memory plan has no effect on training without a Trainer.
+
+A plan is applied to the configuration of a Trainer. Called at the first optimizer step of a script's own, and when a hand-written
+loop begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
+from grpo_run.runtime.rank.memory_plan import deepspeed
+from grpo_run.runtime.rank.session import Session
+
+TrainerKind = Literal["grpo", "rloo", "sft", "transformers", "other"]
+CONFIGURATIONS: Mapping[tuple[str, str], TrainerKind] = {
+    ("trl.trainer.grpo_config", "GRPOConfig"): "grpo",
+    ("trl.trainer.rloo_config", "RLOOConfig"): "rloo",
+    ("trl.trainer.sft_config", "SFTConfig"): "sft",
+    ("transformers.training_args", "TrainingArguments"): "transformers",
+}
+
+
+def settings_of(arguments: Any) -> dict[str, Any]:
+    """Return the fields of `MemoryFacts` that depend on a trainer's arguments alone."""
+    loss_type = getattr(arguments, "loss_type", None)
+    return {
+        "drop_last": bool(getattr(arguments, "dataloader_drop_last", False)),
+        "explicit_sizes": tuple(_explicit_sizes(arguments)),
+        "loss_type": loss_type if loss_type is None or isinstance(loss_type, str) else str(loss_type),
+        "beta": float(getattr(arguments, "beta", 0.0) or 0.0),
+        "entropy_bonus": bool(
+            getattr(arguments, "entropy_coef", 0.0) or getattr(arguments, "use_adaptive_entropy", False)
+        ),
+        "top_entropy_quantile": float(getattr(arguments, "top_entropy_quantile", 1.0)),
+        "averages_tokens_across_ranks": bool(getattr(arguments, "average_tokens_across_devices", True)),
+    }
+
+
+def why_not_divided(arguments: Any) -> str:
+    """Return why the micro-batch of a configuration is not to be divided, as a clause; empty if it may be.
+
+    Args:
+        arguments: the configuration, which may not have validated itself yet.
+    """
+    facts = MemoryFacts(
+        train_call=1,
+        trainer_class=type(arguments).__name__,
+        trainer=_kind(type(arguments)),
+        world_size=1,
+        layout="",
+        per_device_train_batch_size=max(1, arguments.per_device_train_batch_size),
+        gradient_accumulation_steps=max(1, arguments.gradient_accumulation_steps),
+        counts_tokens=True,  # only the trainer knows
+        **settings_of(arguments),
+    )
+    return "; ".join(split_refusals(facts))
+
+
+def _kind(arguments_class: type) -> TrainerKind:
+    """Return whose configuration it is; another one of TRL is no `TrainingArguments` as it is."""
+    for base in arguments_class.__mro__:
+        kind = CONFIGURATIONS.get((base.__module__, base.__name__))
+        if kind is not None:
+            return kind
+        if f"{base.__module__}.".startswith("trl."):
+            return "other"
+    return "other"
+
+
+def _explicit_sizes(arguments: Any) -> Iterator[str]:
+    """Yield the settings, beside the arguments' own, that fix the sizes of a batch."""
+    yield from deepspeed.explicit_sizes(arguments)
+    accelerator = getattr(arguments, "accelerator_config", None)
+    if isinstance(accelerator, Mapping):  # before it is validated
+        keywords = accelerator.get("gradient_accumulation_kwargs")
+    else:
+        keywords = getattr(accelerator, "gradient_accumulation_kwargs", None)
+    if (keywords or {}).get("num_steps") is not None:
+        yield "num_steps in accelerator_config"
+    if getattr(arguments, "auto_find_batch_size", False):
+        yield "auto_find_batch_size"
+
+
+ATTRIBUTE = "_grpo_run_memory_plan"
+"""Attribute of a configuration that a plan has changed."""
+CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
+"""Names of one setting, the one that counts first; transformers before 5.20 has the second only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The values of a configuration before a plan changed it, and by what its micro-batch was divided."""
+
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    gradient_checkpointing: bool
+    divided_by: int = 1
+    not_divided: str = ""
+    """Why the micro-batch is not divided although the plan says so, as a clause."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings that the plan has changed, by name."""
+
+    def keep(self, configuration: Any) -> None:
+        """Attach the record to a configuration."""
+        setattr(configuration, ATTRIBUTE, asdict(self))
+
+    @property
+    def divided(self) -> tuple[int, int]:
+        """The planned `per_device_train_batch_size` and `gradient_accumulation_steps`."""
+        return (
+            self.per_device_train_batch_size // self.divided_by,
+            self.gradient_accumulation_steps * self.divided_by,
+        )
+
+
+def record_of(configuration: Any) -> Record:
+    """Return what the script has set in a configuration; its present values if no plan has changed it."""
+    kept = vars(configuration).get(ATTRIBUTE)
+    if kept is not None:
+        return Record(**kept)
+    return Record(
+        per_device_train_batch_size=configuration.per_device_train_batch_size,
+        gradient_accumulation_steps=configuration.gradient_accumulation_steps,
+        gradient_checkpointing=checkpoints_activations(configuration),
+    )
+
+
+def checkpoints_activations(configuration: Any) -> bool:
+    """Whether gradient checkpointing is turned on in a configuration, which may not have resolved its names yet."""
+    values = (getattr(configuration, name, None) for name in CHECKPOINTING)
+    return bool(next((value for value in values if value is not None), False))
+
+
+def original_settings(configuration: Any) -> dict[str, Any]:
+    """Return the settings that a plan changes, with the values that the script has set, by name; empty without a plan."""
+    if ATTRIBUTE not in vars(configuration):
+        return {}
+    record = record_of(configuration)
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": record.per_device_train_batch_size,
+        "gradient_accumulation_steps": record.gradient_accumulation_steps,
+    }
+    steps = getattr(configuration, "steps_per_generation", None)
+    if steps is not None:
+        settings["steps_per_generation"] = steps // record.divided_by
+    for name in CHECKPOINTING:
+        if hasattr(configuration, name):
+            settings[name] = record.gradient_checkpointing
+    return {**settings, **record.others}
+
+
+def warn_of_no_effect(session: Session) -> None:
+    """Warn, unless the plan is empty or of a kind that the allocator alone applies."""
+    plan = session.settings.memory_plan.model_copy(update={"expandable_segments": False})
+    if plan.changed:
+        session.warn(
+            f"the memory plan {plan.text} has no effect on training of the script's own: it changes the configuration of a Trainer"
+        )

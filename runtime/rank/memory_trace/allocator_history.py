@@ -1,0 +1,251 @@
+"""Records the history of an allocator, and saves snapshots of it.
+
+Made by `attach.py`. Begins once the script has initialized CUDA. Where the script records the history itself, its settings stay, and
+snapshots show what it has recorded. What fails is a warning: the training goes on.
+
+When a snapshot of the allocator is saved, in which file, and how it is kept within a bound. Pure.
+
+Used by `allocator_history.py`. An attempt saves three at most: at the first finding, when memory runs out for the first time, and at the end of
+the script. The last of these replaces the first, of which it shows everything that is still alive.
+
+The CUDA allocator as snapshots need it, behind an interface that tests replace: most machines that test this have no GPU.
+
+Used by `allocator_history.py`. Imports nothing of torch by itself, and never initializes CUDA: that is up to the script.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+from grpo_run.runtime.files import replace_file
+from grpo_run.runtime.upstream import memory_names
+
+MOST_ENTRIES = 50_000
+"""Entries of the ring buffer, for each device: some dozens of steps of a small model, and one or a few of a large one."""
+MOST_BYTES = 64 << 20
+"""Size of a file. torch expects several KB for an entry with its stacks, most of which are shared in the file."""
+PROTOCOL = 4
+"""Of pickle: the default of the Pythons that PyTorch's viewer was written for."""
+
+
+class Reason(str, Enum):
+    """Why a snapshot is saved. The values appear in the journal."""
+
+    finding = "finding"
+    out_of_memory = "out of memory"
+    end = "end of the script"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class SnapshotPolicy:
+    """Which snapshots of an attempt are saved: one for each reason."""
+
+    def __init__(self) -> None:
+        self._saved: set[Reason] = set()
+
+    def takes(self, reason: Reason) -> bool:
+        """Whether a snapshot is saved now; if so, none for the same reason is saved again."""
+        if reason in self._saved:
+            return False
+        self._saved.add(reason)
+        return True
+
+
+def file_name(rank: int, reason: Reason) -> str:
+    """Return the name of a rank's file. Running out of memory has one of its own, which nothing else replaces."""
+    return f"rank-{rank}-out-of-memory.pickle" if reason is Reason.out_of_memory else f"rank-{rank}.pickle"
+
+
+class TooLarge(Exception):
+    """The blocks alone, without history, are larger than the bound."""
+
+
+def pickled_within(snapshot: dict[str, Any], most_bytes: int) -> tuple[bytes, int]:
+    """Return a snapshot as a file's content, with as much of the newest history as fits, and the number of its entries.
+
+    Args:
+        snapshot: of the allocator; its history is in `device_traces`, one list for each device, oldest first.
+        most_bytes: that the content may have.
+
+    Raises:
+        TooLarge: it does not fit without any history either.
+    """
+    traces = snapshot.get("device_traces", [])
+    longest = max(map(len, traces), default=0)
+    while True:
+        shortened = {
+            **snapshot,
+            "device_traces": [
+                trace[len(trace) - longest :] if len(trace) > longest else trace for trace in traces
+            ],
+        }
+        content = _pickled(shortened, most_bytes)
+        if content is not None:
+            return content, sum(map(len, shortened["device_traces"]))
+        if longest == 0:
+            raise TooLarge
+        longest //= 2
+
+
+class _Full(Exception):
+    pass
+
+
+class _Bounded(io.BytesIO):
+    """A buffer that takes a number of bytes and no more."""
+
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__()
+        self._most = most_bytes
+
+    def write(self, data: Any) -> int:
+        if self.tell() + memoryview(data).nbytes > self._most:
+            raise _Full
+        return super().write(data)
+
+
+def _pickled(value: Any, most_bytes: int) -> bytes | None:
+    buffer = _Bounded(most_bytes)
+    try:
+        pickle.dump(value, buffer, protocol=PROTOCOL)
+    except _Full:
+        return None
+    return buffer.getvalue()
+
+
+class Allocator(Protocol):
+    """An allocator that can record its history."""
+
+    def is_ready(self) -> bool:
+        """Whether the script uses it."""
+
+    def is_recording(self) -> bool:
+        """Whether its history is recorded, by whomever."""
+
+    def record(self, most_entries: int) -> None:
+        """Record from now on, in a ring buffer. Raises RuntimeError if it cannot."""
+
+    def observe_out_of_memory(self, call: Callable[[], None]) -> bool:
+        """Call a function when memory runs out, before that is raised. Returns whether it will."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return its blocks and its history."""
+
+
+class CudaAllocator:
+    """torch's caching allocator of this process."""
+
+    def is_ready(self) -> bool:
+        """Whether the script has initialized CUDA, which it does on the devices of its choice."""
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        return cuda is not None and bool(cuda.is_initialized())
+
+    def is_recording(self) -> bool:
+        """Whether its history is recorded: the script may do that itself."""
+        return memory_names.allocator_records()
+
+    def record(self, most_entries: int) -> None:
+        """Record from now on. Raises RuntimeError for an allocator without a history, such as `cudaMallocAsync`."""
+        memory_names.record_allocations(most_entries)
+
+    def observe_out_of_memory(self, call: Callable[[], None]) -> bool:
+        """Call a function when memory runs out."""
+        return memory_names.observe_out_of_memory(call)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return its blocks and its history; peaks and other statistics stay as they are."""
+        return memory_names.allocator_snapshot()
+
+
+class AllocatorHistory:
+    """The history of one rank's allocator.
+
+    Args:
+        allocator: whose history it is.
+        folder: for the files; made with mode 0700 when there is one to save.
+        rank: names the files.
+        saved: called with a file's path, the reason, its bytes and the entries of its history.
+        warn: called with what could not be done, in a sentence.
+        most_bytes: of a file.
+    """
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        folder: Path,
+        rank: int,
+        *,
+        saved: Callable[[Path, Reason, int, int], object],
+        warn: Callable[[str], object],
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self._allocator = allocator
+        self._folder = folder
+        self._rank = rank
+        self._saved = saved
+        self._warn = warn
+        self._most_bytes = most_bytes
+        self._policy = SnapshotPolicy()
+        self._begun = False
+        self._active = True
+
+    def begin(self) -> None:
+        """Record from now on, if the script uses the allocator; call it again until it does."""
+        if self._begun or not self._active or not self._allocator.is_ready():
+            return
+        self._begun = True
+        try:
+            if not self._allocator.is_recording():
+                self._allocator.record(MOST_ENTRIES)
+            self._allocator.observe_out_of_memory(self.out_of_memory)
+        except (RuntimeError, AttributeError) as error:  # another allocator, or names of another torch
+            self._active = False
+            self._warn(f"the history of the CUDA allocator cannot be recorded: {_first_line(error)}")
+
+    def end(self) -> None:
+        """Save nothing any more; called in a process that was forked from the rank."""
+        self._active = False
+
+    def found(self) -> None:
+        """The trace has found something."""
+        self._save(Reason.finding)
+
+    def out_of_memory(self) -> None:
+        """Memory has run out, in any thread."""
+        self._save(Reason.out_of_memory)
+
+    def script_ended(self) -> None:
+        """The script has run its last line."""
+        self._save(Reason.end)
+
+    def _save(self, reason: Reason) -> None:
+        if not (self._begun and self._active and self._policy.takes(reason)):
+            return
+        try:
+            if not self._allocator.is_recording():
+                return  # the script has ended it
+            content, entries = pickled_within(self._allocator.snapshot(), self._most_bytes)
+            path = self._folder / file_name(self._rank, reason)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            replace_file(path, content)
+        except TooLarge:
+            self._warn(
+                f"no snapshot of the CUDA allocator is saved: it is larger than {self._most_bytes} bytes"
+            )
+        # an exception would take the place of the one that says that memory has run out
+        except (OSError, RuntimeError, MemoryError, TypeError, ValueError, AttributeError) as error:
+            self._warn(f"no snapshot of the CUDA allocator is saved: {_first_line(error)}")
+        else:
+            self._saved(path, reason, len(content), entries)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).partition("\n")[0][:200]

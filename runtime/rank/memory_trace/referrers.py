@@ -1,0 +1,222 @@
+"""From an object to those that refer to it, through `gc`.
+
+Used by the other modules of this package. Local variables of running functions are no objects that `gc` knows, so they are looked
+up in the frames of all threads. Holds nothing after a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import (
+    AsyncGeneratorType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    ModuleType,
+)
+from typing import Any, NamedTuple
+
+from grpo_run.watchdog.evidence.source import OUR_FOLDERS
+
+MOST_REFERRERS = 48
+"""Objects of one level; each is compared with all references of the process."""
+MOST_LEVELS = 10
+OPTIMIZED = 1
+"""`CO_OPTIMIZED` of a code object: its local variables are not a dictionary of a module or class."""
+
+
+class Local(NamedTuple):
+    """A local variable of a running function."""
+
+    name: str
+    code: CodeType
+
+
+def _stacks() -> list[FrameType | None]:
+    """Return the innermost frame of each other thread, and the frame above the caller.
+
+    No function may hold its own frame: that is a cycle, which would keep what its callers hold.
+    """
+    others = sys._current_frames()
+    others.pop(threading.get_ident(), None)
+    return [*others.values(), sys._getframe(2)]
+
+
+def running_frames() -> set[int]:
+    """Return the ids of the frames that run."""
+    found: set[int] = set()
+    for frame in _stacks():
+        while frame is not None:
+            found.add(id(frame))
+            frame = frame.f_back
+    return found
+
+
+def running_lines() -> set[tuple[str, int]]:
+    """Return file and line of each function that runs."""
+    found: set[tuple[str, int]] = set()
+    for frame in _stacks():
+        while frame is not None:
+            found.add((frame.f_code.co_filename, frame.f_lineno))
+            frame = frame.f_back
+    return found
+
+
+OWN_REFERENCES = 3
+"""References to the copy of a frame's variables before Python 3.13: the frame's, ours, and the argument of `getrefcount`.
+With more of them the script has called `locals()` and keeps the copy."""
+
+
+def running_locals() -> dict[int, Local]:
+    """Return the local variables of the script's and libraries' running functions, by the object's id."""
+    found: dict[int, Local] = {}
+    for frame in _stacks():
+        while frame is not None:
+            code = frame.f_code
+            if code.co_flags & OPTIMIZED and not code.co_filename.startswith(OUR_FOLDERS):
+                for name, identity in _identities_of_locals(frame):
+                    found.setdefault(identity, Local(name, code))
+            frame = frame.f_back
+    return found
+
+
+def suspended_locals(holder: Any, named: Any) -> list[Local]:
+    """Return the local variables that have a value in a generator or coroutine which waits to go on."""
+    frame = next(
+        (getattr(holder, f"{one}_frame") for kind, one in _SUSPENDED if isinstance(holder, kind)), None
+    )
+    if frame is None:
+        return []
+    return [
+        Local(name, frame.f_code) for name, identity in _identities_of_locals(frame) if identity == id(named)
+    ]
+
+
+_SUSPENDED = ((GeneratorType, "gi"), (CoroutineType, "cr"), (AsyncGeneratorType, "ag"))
+
+
+def _identities_of_locals(frame: FrameType) -> list[tuple[str, int]]:
+    """Return the names of a function's local variables with the ids of their values. Keeps none of them alive."""
+    values = frame.f_locals
+    found = [(name, id(value)) for name, value in list(values.items())]
+    if sys.version_info < (3, 13) and sys.getrefcount(values) <= OWN_REFERENCES:
+        values.clear()  # a copy, which would keep them alive until the function returns
+    return found
+
+
+def referrers(targets: Collection[Any], ignored: set[int]) -> list[Any]:
+    """Return what refers to any of the targets, without frames that run, our own objects and what is ignored.
+
+    Args:
+        ignored: ids of objects that are left out; those found are added to it.
+    """
+    found: list[Any] = []
+    for candidate in gc.get_referrers(*targets):
+        if id(candidate) in ignored or candidate is targets or _is_ours(candidate):
+            continue
+        ignored.add(id(candidate))
+        found.append(candidate)
+    return found[:MOST_REFERRERS]
+
+
+def levels(start: Collection[Any], ignored: Iterable[int] = ()) -> Iterator[list[Any]]:
+    """Yield the referrers of some objects, then the referrers of those, and so on. Does not go beyond modules and classes."""
+    left_out = {*ignored, *map(id, start)}
+    level = list(start)
+    for _ in range(MOST_LEVELS):
+        level = referrers(level, left_out)
+        left_out.add(id(level))
+        if not level:
+            return
+        yield level
+        level = [one for one in level if not is_namespace(one) and not isinstance(one, (type, ModuleType))]
+        if not level:
+            return
+
+
+def is_namespace(candidate: Any) -> bool:
+    """Whether an object is the dictionary of a module."""
+    return type(candidate) is dict and "__builtins__" in candidate and "__name__" in candidate
+
+
+def reached(start: Any, kinds: Collection[type], most: int) -> list[Any]:
+    """Return the objects of some classes that an object holds, directly or through others.
+
+    Does not enter modules, classes, and objects with parameters such as models and optimizers. Of functions that it holds itself,
+    such as registered hooks, what they have captured counts, as far as that is of the classes.
+
+    Args:
+        most: how many objects are looked at.
+    """
+    seen = {id(start)}
+    waiting = [start]
+    found: list[Any] = []
+    for function in gc.get_referents(start):
+        if isinstance(function, FunctionType):
+            new = {
+                id(part): part for part in _captured(function) if type(part) in kinds and id(part) not in seen
+            }
+            seen.update(new)
+            found.extend(new.values())
+    while waiting and len(seen) < most:
+        for part in gc.get_referents(waiting.pop()):
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            if type(part) in kinds:
+                found.append(part)
+            elif gc.is_tracked(part) and not _is_closed(part):
+                waiting.append(part)
+    return found
+
+
+def _captured(function: FunctionType) -> Iterator[Any]:
+    """Yield the values of a function's closure, and those of its arguments' defaults."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not assigned yet
+            yield cell.cell_contents
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+
+
+def _is_closed(part: Any) -> bool:
+    return (
+        isinstance(part, (type, ModuleType, FunctionType, CodeType))
+        or is_namespace(part)
+        or (hasattr(type(part), "parameters") or hasattr(type(part), "param_groups"))
+    )
+
+
+def attributes(holder: Any) -> Mapping[str, Any]:
+    """Return the attributes of an instance, without running code of its class."""
+    try:
+        own = object.__getattribute__(holder, "__dict__")
+    except AttributeError:
+        own = {}
+    found = dict(own) if isinstance(own, dict) else {}
+    for kind in type(holder).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            descriptor = kind.__dict__.get(name)
+            if descriptor is not None and hasattr(descriptor, "__get__"):
+                try:
+                    found[name] = descriptor.__get__(holder, kind)
+                except AttributeError:  # not set
+                    continue
+    return found
+
+
+def _is_ours(candidate: Any) -> bool:
+    if isinstance(candidate, FrameType):
+        return candidate.f_code.co_filename.startswith(OUR_FOLDERS)
+    if isinstance(
+        candidate, GeneratorType
+    ):  # of this package, while it looks: what it holds would hold it in turn
+        return candidate.gi_code.co_filename.startswith(OUR_FOLDERS)
+    return str(type(candidate).__module__).startswith(("grpo_run.runtime.rank.memory_trace", "weakref"))

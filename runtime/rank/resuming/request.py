@@ -1,0 +1,166 @@
+"""Data types of the choice of a checkpoint: what it depends on, and its result.
+
+Used by the other modules of this package and by the guard. Makes no decision and reads no weights.
+
+Output directories of a run that has started over, because the run before it could not be resumed.
+
+Its calls write beside the directories that the script names, so nothing of the earlier run is overwritten or deleted, and
+do not resume from checkpoints there. Called at the start of each call. Moves no files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from grpo_run.runtime.checkpoints.compatibility import Batch, NamedShape
+from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
+from grpo_run.runtime.checkpoints.search import FoundCheckpoint
+from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.rank.resuming.snapshot_folder import OpenSnapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeRequest:
+    """Everything the choice of a checkpoint for one `train()` call depends on."""
+
+    call: TrainCall
+    run_id: str
+    world_size: int
+    first_attempt: bool
+    run_started_at: float
+    """Wall time in seconds."""
+    script_argument: str | bool | None
+    """The script's own `resume_from_checkpoint`."""
+    resume_from: str | None
+    """The value of `--resume-from`: a run id or a checkpoint directory."""
+    fresh: bool = False
+    """Whether the user asked for a new run in spite of other runs' checkpoints."""
+    batch: Batch | None = None
+    """The script's batch; None if not known."""
+    parameters: tuple[NamedShape, ...] = ()
+    """The model's parameters before it is wrapped; empty if not known."""
+    also_search: tuple[Path, ...] = field(default=())
+    """Other directories that may contain checkpoints of this run; at equal steps, `output_dir` wins."""
+    in_memory: FoundCheckpoint | None = None
+    """A complete snapshot of this call that every rank can load; it wins unless `output_dir` has a later step."""
+
+    @property
+    def output_dir(self) -> Path:
+        """The script's `output_dir`."""
+        return Path(self.call.output_dir)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeChoice:
+    """The `resume_from_checkpoint` argument to pass to `train()`, and where it comes from."""
+
+    argument: str | bool | None
+    checkpoint: FoundCheckpoint | None = None
+    """The chosen checkpoint, if it has a manifest and belongs to this `train()` call."""
+    foreign: bool = False
+    """The checkpoint is of another run: a call that finished there may take more steps here."""
+    in_memory: bool = False
+    """The checkpoint is `ResumeRequest.in_memory`."""
+    snapshot: OpenSnapshot | None = None
+    """The snapshot of this rank, open, if the checkpoint is in memory. Not sent to other ranks."""
+    from_script: bool = False
+    """`argument` is the script's own, on each rank."""
+    notice: str | None = None
+    """A one-line message for the user."""
+    ordinal: int = 0
+    """The number of the call in the run, as rank 0 has recognized it; 0 for its position in the script."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the checkpoint is the end of a finished call, which is restored and not trained again."""
+        return self.checkpoint is not None and self.checkpoint.manifest.finished
+
+    def to_text(self) -> str:
+        """Serialize the choice for the other ranks."""
+        return json.dumps(
+            {
+                "argument": self.argument,
+                "checkpoint": str(self.checkpoint.path) if self.checkpoint else None,
+                "foreign": self.foreign,
+                "in_memory": self.in_memory,
+                "from_script": self.from_script,
+                "notice": self.notice,
+                "ordinal": self.ordinal,
+            }
+        )
+
+    @classmethod
+    def from_text(cls, text: str, request: ResumeRequest) -> ResumeChoice:
+        """Parse rank 0's choice on another rank.
+
+        Args:
+            text: the result of `to_text`.
+            request: of this rank.
+
+        Raises:
+            CheckpointError: this rank cannot see the checkpoint.
+        """
+        fields = json.loads(text)
+        if fields["from_script"]:
+            return cls(
+                argument=request.script_argument,
+                from_script=True,
+                notice=fields["notice"],
+                ordinal=fields["ordinal"],
+            )
+        checkpoint = None
+        if fields["in_memory"]:
+            checkpoint = request.in_memory
+        elif fields["checkpoint"] is not None:
+            path = Path(fields["checkpoint"])
+            checkpoint = FoundCheckpoint(path=path, manifest=read_manifest(path))
+        elif isinstance(fields["argument"], str) and not Path(fields["argument"]).is_dir():
+            raise CheckpointError(f"{fields['argument']} does not exist")
+        return cls(
+            argument=fields["argument"],
+            checkpoint=checkpoint,
+            foreign=fields["foreign"],
+            in_memory=fields["in_memory"],
+            notice=fields["notice"],
+            ordinal=fields["ordinal"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectedCheckpoint:
+    """A checkpoint that is not used, and why."""
+
+    path: Path
+    step: int | None
+    reason: str
+    corrupt: bool = False
+    """Its contents prove it invalid, so that no run can use it."""
+    own: bool = True
+    """It is of this run. A checkpoint of another run is left in place."""
+
+
+ReportRejected = Callable[[RejectedCheckpoint], None]
+ReshardingProblem = Callable[[Path, int], "str | None"]
+"""(checkpoint, world size) to the reason why that many ranks cannot resume its exact state, or None."""
+
+
+def output_directory(config: RunConfig, chosen: str) -> str:
+    """Return where a call writes: in the directory that the script names, or beside it if the run has started over."""
+    suffix = _suffix(config)
+    return chosen if chosen.endswith(suffix) else f"{chosen.rstrip('/')}{suffix}"
+
+
+def script_argument(config: RunConfig, chosen: str, argument: str | bool | None) -> str | bool | None:
+    """Return the script's `resume_from_checkpoint`; None if it means a checkpoint in the directory that is left alone."""
+    if not config.starts_over or not argument:
+        return argument
+    left = Path(chosen.removesuffix(_suffix(config))).resolve()
+    return None if argument is True or left in Path(argument).resolve().parents else argument
+
+
+def _suffix(config: RunConfig) -> str:
+    return f".{config.run_id}" if config.starts_over else ""

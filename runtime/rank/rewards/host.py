@@ -1,0 +1,345 @@
+"""The host of a rank's workers: a process that has imported what they need, and forks one in milliseconds.
+
+Forked from the rank before its script runs, while the rank has no threads and has not opened an accelerator; it shares the
+memory of the libraries that the rank was forked with. Starts keepers when the rank asks for it. Dies with the rank.
+`start` is called by the bootstrap; `Host` is the rank's side, used by `pool.py`.
+
+The keeper of one worker: its parent, which ends it with everything that it has started.
+
+As a subreaper the keeper adopts every process that descends from its worker and loses its parent, also one in a session of
+its own. When the rank asks for the end, or the worker exits, the keeper kills its children until it has none, which
+reaches all of them; none is left as a zombie. Forked by the host. Dies with the host, and the worker with the keeper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from grpo_run.runtime.processes.parent_death import die_with_parent
+from grpo_run.runtime.rank.rewards.messages import receive_frame, send_frame
+from grpo_run.runtime.rank.rewards.worker import work
+from grpo_run.watchdog.processes import list_processes, read_stat
+
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+END_SECONDS = 10.0
+"""How long killed processes may take to exit. One in uninterruptible sleep may take longer, and is left then."""
+_LOOK_SECONDS = 0.01
+
+
+def keep(control: socket.socket, tasks: socket.socket, heartbeat: int) -> NoReturn:
+    """Fork the worker, wait for its end or the rank's request, and end everything.
+
+    Args:
+        control: a frame on it, or its end, is the request. The keeper reports `started`, `exited` and `gone` on it.
+        tasks: the worker's connection to the rank.
+        heartbeat: descriptor of the memory that the worker stamps.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    keeper = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        _become_worker(control, tasks, heartbeat, keeper)
+    tasks.close()
+    os.close(heartbeat)
+    _report(control, "started", pid=worker)
+    status = _await_end(control, worker)
+    if status is not None:
+        _report(control, "exited", status=status)
+    killed = _end_all(worker)
+    _report(control, "gone", killed=killed)
+    os._exit(0)
+
+
+def _become_worker(control: socket.socket, tasks: socket.socket, heartbeat: int, keeper: int) -> NoReturn:
+    try:
+        die_with_parent(keeper)
+        control.close()
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            # the kernel's choice if memory runs out: the rank would lose its step
+            with open("/proc/self/oom_score_adj", "w") as file:
+                file.write("1000")
+        except OSError:
+            pass
+        work(tasks, heartbeat)
+    except BaseException:  # noqa: BLE001 - the keeper's code must not go on in this process
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _await_end(control: socket.socket, worker: int) -> int | None:
+    """Return the worker's wait status; None if the rank has asked for the end."""
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(woken, select.POLLIN)
+    while True:
+        for pid in _children():
+            if pid != worker:
+                _reap(pid)
+        found, status = os.waitpid(worker, os.WNOHANG)
+        if found:
+            return status
+        # without a time limit: the hang detector proves that a rank is stuck only if its processes are
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if control.fileno() in ready:
+            receive_frame(control)
+            return None
+        os.read(woken, 4096)
+
+
+def _end_all(worker: int) -> int:
+    """Kill children until there are none, and return how many there were besides the worker."""
+    killed: set[int] = set()
+    deadline = time.monotonic() + END_SECONDS
+    while (children := _children()) and time.monotonic() < deadline:
+        for pid in children:
+            if pid not in killed:
+                killed.add(pid)
+                os.kill(pid, signal.SIGKILL)  # a child of this process, also if it is a zombie
+            _reap(pid)
+        time.sleep(_LOOK_SECONDS)
+    return len(killed - {worker})
+
+
+def _children() -> list[int]:
+    own = os.getpid()
+    try:
+        with open(f"/proc/self/task/{own}/children", "rb") as file:
+            return [int(pid) for pid in file.read().split()]
+    except FileNotFoundError:  # a kernel without this file
+        stats = (read_stat(pid) for pid in list_processes())
+        return [stat.pid for stat in stats if stat is not None and stat.parent == own]
+
+
+def _reap(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):  # it is not a child any more
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _report(control: socket.socket, event: str, **fields: int) -> None:
+    with contextlib.suppress(OSError):  # the rank does not listen any more
+        send_frame(control, json.dumps({"event": event, **fields}).encode())
+
+
+PREPARE_SECONDS = 300.0
+"""How long the host may take to import libraries."""
+HIDDEN_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_MESSAGE = struct.Struct("<BQ")
+_PREPARE, _START = 1, 2
+_started: Host | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What of the rank a worker must find again.
+
+    Attributes:
+        environment: of the rank.
+        directory: its working directory.
+        path: its import path.
+        modules: to import before workers are forked, with those that cannot be imported left out.
+        torch_threads: number of torch's threads, on which sums of floats depend.
+        torch_dtype: name of torch's default dtype, such as `float32`.
+        recursion_limit: of the interpreter.
+        has_process_group: whether the rank is a member of torch's default process group.
+    """
+
+    environment: dict[str, str]
+    directory: str
+    path: tuple[str, ...]
+    modules: tuple[str, ...]
+    torch_threads: int
+    torch_dtype: str
+    recursion_limit: int
+    has_process_group: bool
+
+
+class Host:
+    """The rank's side of its host. One thread uses it at a time.
+
+    Args:
+        connection: to the host.
+        pid: of the host.
+    """
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self._connection = connection
+        self._rank = os.getpid()
+        self.pid = pid
+
+    def prepare(self, surroundings: Surroundings) -> None:
+        """Give the host the rank's surroundings and wait until it has imported the modules.
+
+        Raises:
+            OSError: the host has ended, or it took too long.
+        """
+        content = pickle.dumps(surroundings)
+        self._connection.settimeout(PREPARE_SECONDS)
+        self._connection.sendall(_MESSAGE.pack(_PREPARE, len(content)) + content)
+        if not self._connection.recv(1):
+            raise ConnectionError("the host of the reward workers has ended")
+
+    def start_worker(self, control: socket.socket, tasks: socket.socket, heartbeat: int) -> None:
+        """Start a keeper with its worker.
+
+        Args:
+            control, tasks: their ends of the connections; the caller closes its own copies.
+            heartbeat: descriptor of the memory that the worker stamps.
+
+        Raises:
+            OSError: the host has ended.
+        """
+        self._connection.settimeout(PREPARE_SECONDS)
+        socket.send_fds(
+            self._connection, [_MESSAGE.pack(_START, 0)], [control.fileno(), tasks.fileno(), heartbeat]
+        )
+
+    def close(self) -> None:
+        """End the host. Its workers must have been ended before."""
+        if os.getpid() != self._rank:
+            return
+        self._connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def start() -> Host:
+    """Fork the host from this process, which must have one thread only."""
+    global _started
+    ours, theirs = socket.socketpair()
+    rank = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            die_with_parent(rank)
+            _serve(theirs)
+        finally:
+            os._exit(1)
+    theirs.close()
+    _started = Host(ours, pid)
+    return _started
+
+
+def started() -> Host | None:
+    """Return the host that this process has started."""
+    return _started
+
+
+def _serve(connection: socket.socket) -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the rank decides
+    with contextlib.suppress(ImportError):
+        import setproctitle
+
+        setproctitle.setproctitle("grpo-run reward workers")
+    signal.signal(signal.SIGCHLD, lambda number, frame: _reap_keepers())
+    while True:
+        # without a time limit: the hang detector proves that a rank is stuck only if its processes are
+        header, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE.size, 3)
+        while header and len(header) < _MESSAGE.size:
+            header += connection.recv(_MESSAGE.size - len(header))
+        if not header:
+            os._exit(0)  # the rank has closed
+        kind, size = _MESSAGE.unpack(header)
+        if kind == _PREPARE:
+            _prepare(pickle.loads(_receive(connection, size)))
+            connection.sendall(b"\1")
+        else:
+            _start_keeper(connection, descriptors)
+
+
+def _start_keeper(connection: socket.socket, descriptors: list[int]) -> None:
+    control, tasks = (socket.socket(fileno=descriptor) for descriptor in descriptors[:2])
+    heartbeat = descriptors[2]
+    host = os.getpid()
+    if os.fork() == 0:
+        try:
+            connection.close()
+            die_with_parent(host)
+
+            keep(control, tasks, heartbeat)
+        finally:
+            os._exit(1)
+    control.close()
+    tasks.close()
+    os.close(heartbeat)
+
+
+def _prepare(surroundings: Surroundings) -> None:
+    os.environ.clear()
+    os.environ.update(surroundings.environment)
+    os.environ.update(dict.fromkeys(HIDDEN_DEVICES, ""))
+    with contextlib.suppress(OSError):  # it may be gone
+        os.chdir(surroundings.directory)
+    sys.path[:] = surroundings.path
+    sys.setrecursionlimit(surroundings.recursion_limit)
+    import torch
+
+    torch.set_num_threads(surroundings.torch_threads)
+    torch.set_default_dtype(getattr(torch, surroundings.torch_dtype))
+    # the worker's own modules first, so that a fork has nothing left to import
+    for name in ("grpo_run.runtime.rank.rewards.host", *surroundings.modules):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    if surroundings.has_process_group:
+        from grpo_run.runtime.rank.rewards import process_group
+
+        process_group.install()
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        chunk = connection.recv(size - len(parts))
+        if not chunk:
+            os._exit(0)
+        parts += chunk
+    return bytes(parts)
+
+
+def _reap_keepers() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def surroundings(modules: frozenset[str]) -> Surroundings:
+    """Return those of this process.
+
+    Args:
+        modules: that the functions need.
+    """
+    torch: Any = sys.modules["torch"]
+    return Surroundings(
+        environment=dict(os.environ),
+        directory=os.getcwd(),
+        path=tuple(sys.path),
+        modules=tuple(sorted(modules)),
+        torch_threads=torch.get_num_threads(),
+        torch_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
+        recursion_limit=sys.getrecursionlimit(),
+        has_process_group=torch.distributed.is_available() and torch.distributed.is_initialized(),
+    )

@@ -1,0 +1,308 @@
+"""Wraps the reward functions of a trainer, so that a call runs in a worker if required.
+
+Called for each guarded `train()` call; a function is wrapped once, and stays so, because the script may call it between two
+`train()` calls. Functions are moved by `--reward-workers`, or one by one after they have hung twice at one step
+(`runtime.continuity.rewards`). A function in the rank is called as before, through `call_in_rank`, by which a stack shows
+which function hangs. Reward models are left alone.
+
+Latencies of reward functions, written to the journal periodically. Called by the wrappers of `served.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.rewards import ALL, FailureKind, MovedReward
+from grpo_run.runtime.rank.rewards import host
+from grpo_run.runtime.rank.rewards.failures import FailureLog, Sample
+from grpo_run.runtime.rank.rewards.messages import Failure
+from grpo_run.runtime.rank.rewards.pool import memory_limit_bytes
+from grpo_run.runtime.rank.rewards.service import MovedFunction, RewardService
+from grpo_run.runtime.rank.rollouts.reward_outputs import failed
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.snapshots.headroom import least_headroom
+from grpo_run.runtime.upstream.async_functions import finished_within, is_coroutine_function
+from grpo_run.watchdog.stalls.durations import Durations
+
+WRITE_SECONDS = 60.0
+"""Time between two events of one function."""
+
+
+class LatencyLog:
+    """Counts the calls of one function in this rank and attempt, and writes the totals so far.
+
+    Args:
+        name: of the function.
+        write: writes a journal event, with fields.
+        clock: returns monotonic seconds.
+    """
+
+    def __init__(self, name: str, write: Callable[..., None], clock: Callable[[], float]) -> None:
+        self._name = name
+        self._write = write
+        self._clock = clock
+        self._calls = self._written_calls = 0
+        self._total_seconds = self._longest_seconds = 0.0
+        self._write_at = clock()
+
+    def add(self, seconds: float) -> None:
+        """A call has returned, or was ended."""
+        self._calls += 1
+        self._total_seconds += seconds
+        self._longest_seconds = max(self._longest_seconds, seconds)
+        if self._clock() >= self._write_at:
+            self.write()
+
+    def write(self) -> None:
+        """Write the totals, if there were calls since the last time."""
+        self._write_at = self._clock() + WRITE_SECONDS
+        if self._calls == self._written_calls:
+            return
+        self._written_calls = self._calls
+        self._write(
+            "reward_latency",
+            function=self._name,
+            calls=self._calls,
+            total_seconds=round(self._total_seconds, 6),
+            longest_seconds=round(self._longest_seconds, 6),
+        )
+
+
+_SERVED = "_grpo_run_served"
+
+
+_rewards: Rewards | None = None
+
+
+def rewards_of(session: Session) -> Rewards:
+    """Return the reward functions of the session's rank."""
+    global _rewards
+    if _rewards is None:
+        _rewards = Rewards(session)
+    return _rewards
+
+
+def close_rewards() -> None:
+    """End the workers of this rank, if it has any."""
+    if _rewards is not None:
+        _rewards.close()
+
+
+class Rewards:
+    """The reward functions of one rank. The session's bootstrap has forked the host of their workers, if any may be used.
+
+    Args:
+        session: of the rank.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._service: RewardService | None = None
+        self._latencies: list[LatencyLog] = []
+        self._log = FailureLog(self._write, self._warn)
+
+    @contextmanager
+    def served(self, trainer: Any) -> Iterator[None]:
+        """Wrap the functions of a trainer; at the end of the block, write their latencies."""
+        functions = getattr(trainer, "reward_funcs", None)
+        if isinstance(functions, list):
+            self._wrap(functions, list(getattr(trainer, "reward_func_names", ())))
+        try:
+            yield
+        finally:
+            for latency in self._latencies:
+                latency.write()
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._service is not None and self._session.is_rank:
+            self._service.close()
+            self._service = None
+
+    def _wrap(self, functions: list[Any], names: list[str]) -> None:
+        plain = [
+            (index, names[index] if index < len(names) else _name(function))
+            for index, function in enumerate(functions)
+            if callable(function)
+            and not isinstance(function, type)
+            and not hasattr(function, "forward")
+            and not getattr(function, _SERVED, False)
+        ]
+        moving = [(functions[index], name) for index, name in plain if self._is_moved(functions[index])]
+        moved: list[MovedFunction] = []
+        if moving:
+            moved = self._open_service(len(moving)).add(moving)
+        by_function = {id(one.function): one for one in moved}
+        for index, name in plain:
+            function = functions[index]
+            functions[index] = self._wrapped(function, name, by_function.get(id(function)))
+
+    def _is_moved(self, function: Any) -> bool:
+        if host.started() is None:
+            return False
+        if self._session.config.reward_workers:
+            return True
+        moved = self._session.settings.moved_rewards
+        return ALL in moved or _place(function) in moved
+
+    def _open_service(self, functions: int) -> RewardService:
+        if self._service is None:
+            session, opened = self._session, host.started()
+            assert opened is not None
+            workers = session.config.reward_workers or functions
+            available = least_headroom(Path("/dev/shm")).usable_bytes
+            self._service = RewardService(
+                opened,
+                session.config,
+                earlier=_durations(session.settings.reward_durations),
+                workers=workers,
+                memory_limit_bytes=memory_limit_bytes(available, workers * session.local_world_size),
+                log=self._log,
+                warn=self._warn,
+                on_waiting=session.slot.record_work,
+            )
+        return self._service
+
+    def _wrapped(self, function: Any, name: str, moved: MovedFunction | None) -> Any:
+        latency = LatencyLog(name, self._write, time.monotonic)
+        self._latencies.append(latency)
+
+        def score(arguments: dict[str, Any]) -> list[Any] | None:
+            """Return what a worker returns; None if the function is to be called in the rank."""
+            if moved is None or moved.stays or self._service is None or not self._session.is_rank:
+                return None
+            return self._service.score(moved, arguments)
+
+        if is_coroutine_function(function):
+
+            async def served_async(*args: Any, **kwargs: Any) -> Any:
+                began = time.monotonic()
+                try:
+                    values = await _in_thread(lambda: score(kwargs)) if moved and not args else None
+                    if values is not None:
+                        return values
+                    if moved is None:
+                        return await function(*args, **kwargs)
+                    with moved.take_trial() as trial:
+                        trial.values = await self._until_deadline(moved, function, args, kwargs)
+                    return trial.values
+                finally:
+                    latency.add(time.monotonic() - began)
+
+            wrapper: Callable[..., Any] = served_async
+        else:
+
+            def served(*args: Any, **kwargs: Any) -> Any:
+                began = time.monotonic()
+                try:
+                    values = score(kwargs) if not args else None
+                    if values is not None:
+                        return values
+                    if moved is None:
+                        return call_in_rank(function, args, kwargs)
+                    with moved.take_trial() as trial:
+                        trial.values = call_in_rank(function, args, kwargs)
+                    return trial.values
+                finally:
+                    latency.add(time.monotonic() - began)
+
+            wrapper = served
+        functools.update_wrapper(wrapper, function)
+        if not hasattr(function, "__name__"):
+            wrapper.__name__ = _name(function)
+        setattr(wrapper, _SERVED, True)
+        return wrapper
+
+    async def _until_deadline(
+        self, moved: MovedFunction, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Await a function that cannot leave the rank; one that takes too long is cancelled."""
+        seconds = moved.learned.longest_call_seconds()
+        began = time.monotonic()
+        task = await finished_within(function(*args, **kwargs), seconds)
+        if task is not None:
+            moved.learned.add(time.monotonic() - began)
+            return task.result()
+        prompts, completions = kwargs["prompts"], kwargs["completions"]
+        failure = Failure(kind=FailureKind.timeout, message=f"did not return within {seconds:.3g} s")
+        samples = [
+            Sample(index=index, failure=failure, prompt=prompt, completion=completions[index])
+            for index, prompt in enumerate(prompts)
+        ]
+        self._log.failed(moved.name, failure, samples, len(prompts))
+        return [failed(Reason.timeout)] * len(prompts)
+
+    def _write(self, event: str, **fields: Any) -> None:
+        session = self._session
+        if session.is_rank:
+            session.journal.write(event, rank=session.rank, step=session.slot.step + 1, **fields)
+
+    def _warn(self, text: str) -> None:
+        session = self._session
+        if session.is_main:
+            session.warn(text)
+        elif session.is_rank:
+            session.warn_in_journal(text)
+
+
+def call_in_rank(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a reward function here. The supervisor recognizes this frame (`watchdog.evidence.reward_frames`)."""
+    return function(*args, **kwargs)
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """Run a call that blocks, without blocking the event loop. The thread ends with the call, which has a deadline."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def finish(value: Any, error: BaseException | None) -> None:
+        if future.done():
+            return  # cancelled
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = call()
+        except BaseException as raised:  # noqa: BLE001 - it is raised in the event loop
+            error = raised
+        loop.call_soon_threadsafe(finish, value, error)
+
+    threading.Thread(target=run, daemon=True, name="grpo-run-reward").start()
+    return await future
+
+
+def _durations(known: dict[str, Any] | None) -> Durations | None:
+    """What earlier attempts have recorded; None if another version has written it."""
+    try:
+        return Durations.from_json(known) if known is not None else None
+    except ValueError:
+        return None
+
+
+def _place(function: Any) -> MovedReward | None:
+    """Where the code of a function is; None if it has no Python code."""
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    inner = inspect.unwrap(inner)
+    if not hasattr(inner, "__code__"):
+        inner = inspect.unwrap(getattr(inner, "__func__", None) or type(inner).__call__)
+    code = getattr(inner, "__code__", None)
+    return MovedReward(file=code.co_filename, function=code.co_name) if code is not None else None
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)

@@ -1,0 +1,104 @@
+"""A time limit for one rollout or one generation loop.
+
+Used by `rollout.py` and by hand-written generation loops. It is the time of this rank alone: a loop with
+collectives ends on all ranks together only through `consensus` or through generation that all ranks leave together.
+Interrupts nothing.
+
+Record what the deadline did to each rollout, so that a rollout repeated after a fault ends after the same token.
+
+A deadline depends on the clock, and a step that is done again would otherwise end in other weights. Each rank journals its
+rollouts while `max_time` is set (`capping.py`), and reads them when a `train()` call begins. On another
+number of ranks, rollouts are others, and nothing is reapplied.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.history.journal import read_newest
+
+
+class Deadline:
+    """A time limit that begins now.
+
+    Args:
+        seconds: how long the limit is.
+        clock: returns the time in seconds; it never goes back.
+
+    Raises:
+        UsageError: the limit is not above 0.
+    """
+
+    def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        if not seconds > 0:
+            raise UsageError(f"a deadline of {seconds} s: expected more than 0")
+        self.seconds = seconds
+        self._clock = clock
+        self._end = clock() + seconds
+
+    def passed(self) -> bool:
+        """Return whether the time is over on this rank."""
+        return self._clock() >= self._end
+
+
+EVENT = "rollout_ended"
+MAX_READ_BYTES = 64 << 20
+"""At most the end of a journal is read: the rollouts of some hundred thousand steps. A fault repeats a few."""
+
+
+class RolloutKey(NamedTuple):
+    """Which rollout of a rank."""
+
+    train_call: int
+    step: int
+    """Optimizer steps done before it."""
+    mode: str
+    """`train` or `eval`."""
+    number: int
+    """Among those of this step and mode, from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What the deadline did to a rollout.
+
+    Args:
+        steps: decoding steps of the rollout, over all turns.
+        timed_out_after: decoding steps after which it was ended; None if it ended itself.
+    """
+
+    steps: int
+    timed_out_after: int | None
+
+    def over(self, steps: int) -> bool | None:
+        """Return whether the rollout is over after so many steps; None where it has become another one.
+
+        A rollout that once ended itself and now goes on longer is another one: it was sampled with other seeds.
+        """
+        if self.timed_out_after is not None:
+            return steps >= self.timed_out_after
+        return False if steps <= self.steps else None
+
+
+def read_decisions(journal: Path, rank: int, world_size: int) -> dict[RolloutKey, Decision]:
+    """Return this rank's decisions from the run's journal; the newest of each rollout. A missing file has none."""
+    found: dict[RolloutKey, Decision] = {}
+    for record in read_newest(journal, EVENT, MAX_READ_BYTES):
+        if (record.get("rank"), record.get("world_size")) != (rank, world_size):
+            continue
+        try:
+            key = RolloutKey(
+                int(record["train_call"]), int(record["step"]), str(record["mode"]), int(record["number"])
+            )
+            after = record["timed_out_after"]
+            found[key] = Decision(
+                steps=int(record["decoding_steps"]), timed_out_after=None if after is None else int(after)
+            )
+        except (ValueError, KeyError, TypeError):
+            continue  # of another version
+    return found

@@ -1,0 +1,254 @@
+"""Add to transformers' `generate` during a trainer's turn: a stopping criterion, and the division into parts.
+
+`install` wraps `GenerationMixin.generate` once. `turn` says for which block a criterion is added to those that the script
+passes, and `in_parts` for which block a call is divided (`generate_calls.py`); each part then has a criterion of its own. Only the
+outermost call in this thread is changed: a model that a tool or a reward uses, or an assistant model inside the call, generates
+as ever. Called by `capping.py` and `runtime/rank/hooks/rollout_hooks.py`. Does not know what the criterion does.
+
+Divide a call of transformers' `generate` into calls of fewer rows, and join what they return.
+
+Rows keep their padding, so greedy decoding generates the same tokens. Parts that sample draw other random numbers than the whole.
+Called by `generate_calls.py`. Does not generate.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from transformers import GenerationMixin, StoppingCriteriaList
+
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.rank.rollouts.criteria import CapCriteria
+from grpo_run.runtime.rank.rollouts.rollout import Cut
+
+ROWS = frozenset({"inputs", "input_ids", "attention_mask", "token_type_ids", "position_ids"})
+"""Tensors with one row for each prompt. Any other, as images have, makes a call that is not divided."""
+KEYWORDS = "kwargs"
+
+
+def divided(arguments: Mapping[str, Any], count: int) -> list[dict[str, Any]] | None:
+    """Return the arguments of each part, in the order of the rows; None if the call cannot be divided.
+
+    Parts differ by one row at most.
+
+    Args:
+        arguments: of the call, by parameter of `generate`; its keywords as `kwargs`.
+        count: parts, at most one for each row.
+    """
+    keywords = arguments.get(KEYWORDS, {})
+    tensors = {
+        name: value
+        for name, value in (*arguments.items(), *keywords.items())
+        if isinstance(value, torch.Tensor)
+    }
+    prompts = tensors.get("input_ids", tensors.get("inputs"))
+    if prompts is None or not tensors.keys() <= ROWS:
+        return None
+    rows = len(prompts)
+    if any(len(value) != rows for value in tensors.values()):
+        return None
+    count = min(count, rows)
+    if count < 2:
+        return None
+    split = {name: torch.tensor_split(value, count) for name, value in tensors.items()}
+
+    def part(values: Mapping[str, Any], number: int) -> dict[str, Any]:
+        return {name: split[name][number] if name in split else value for name, value in values.items()}
+
+    parts = [part(arguments, number) for number in range(count)]
+    for number, one in enumerate(parts):
+        if KEYWORDS in one:
+            one[KEYWORDS] = part(keywords, number)
+    return parts
+
+
+def joined(results: Sequence[torch.Tensor], arguments: Mapping[str, Any]) -> torch.Tensor:
+    """Return the rows of all parts, filled up to the longest as `generate` fills up a row that has ended.
+
+    Args:
+        results: prompt and completion of each row, of each part.
+        arguments: of one part.
+    """
+    configuration = arguments.get("generation_config") or arguments["self"].generation_config
+    padding = getattr(configuration, "pad_token_id", None)
+    if padding is None:  # as `generate` chooses it
+        end = configuration.eos_token_id
+        padding = end[0] if isinstance(end, (list, tuple)) else (end or 0)
+    longest = max(result.shape[1] for result in results)
+    return torch.cat(
+        [
+            torch.nn.functional.pad(result, (0, longest - result.shape[1]), value=int(padding))
+            for result in results
+        ]
+    )
+
+
+MakeCriteria = Callable[[int, Collection[int], int], CapCriteria]
+"""Makes a criterion, from the length of the prompt, the tokens that end a completion or fill it up, and the decoding steps of the
+turn's earlier parts."""
+
+
+class Turn:
+    """One turn: the criterion that its call of `generate` gets; one for each part if it is divided.
+
+    Args:
+        criteria: makes a criterion.
+        end_tokens: the tokens that end a completion.
+    """
+
+    def __init__(self, criteria: MakeCriteria, end_tokens: Collection[int]) -> None:
+        self._make = criteria
+        self._end_tokens = end_tokens
+        self._parts: list[tuple[int, CapCriteria]] = []
+        """Rows and criterion of each part."""
+
+    @property
+    def steps(self) -> int:
+        """Decoding steps so far."""
+        return sum(criteria.steps for _, criteria in self._parts)
+
+    @property
+    def begun(self) -> bool:
+        """Whether `generate` was called."""
+        return bool(self._parts)
+
+    def cuts(self, lengths: Sequence[int]) -> list[Cut | None]:
+        """Return where and why each completion was ended, as `CapCriteria.cuts` does.
+
+        Args:
+            lengths: of the completions as generated.
+        """
+        cuts: list[Cut | None] = []
+        for rows, criteria in self._parts:
+            cuts += criteria.cuts(list(lengths[len(cuts) : len(cuts) + rows]))
+        return cuts
+
+    def add_to(self, arguments: dict[str, Any], *, part: bool = False) -> None:
+        """Add a criterion to the arguments of a call.
+
+        Args:
+            part: the call is one part of a call.
+
+        Raises:
+            ConfigError: a second call in this turn: which completion a row belongs to is then not known.
+        """
+        if self._parts and not part:
+            raise ConfigError(
+                "caps on repetition and time need a model that generates a batch in one call of transformers'"
+                " `generate`; this model calls it several times. Use grpo_run.trainers.caps in its loop instead"
+            )
+        own = arguments.get("stopping_criteria") or []
+        end_tokens = set(self._end_tokens)
+        config = arguments.get("generation_config")
+        padding = getattr(config, "pad_token_id", None)
+        if own and padding is not None:
+            end_tokens.add(padding)  # the script's criteria end completions without a token of their own
+        others = arguments.get("kwargs", {})
+        prompts = others["input_ids"] if "input_ids" in others else arguments["inputs"]
+        criteria = self._make(prompts.shape[1], end_tokens, self.steps)
+        self._parts.append((len(prompts), criteria))
+        arguments["stopping_criteria"] = StoppingCriteriaList([*own, criteria])
+
+
+class Parts:
+    """Into how many parts the calls of a block are divided.
+
+    Attributes:
+        calls: calls of `generate` in the block.
+        whole: calls that could not be divided.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.calls = 0
+        self.whole = 0
+
+
+_INSTALLED = "_grpo_run_caps"
+_turn: ContextVar[Turn | None] = ContextVar("grpo_run_turn", default=None)
+_parts: ContextVar[Parts | None] = ContextVar("grpo_run_parts", default=None)
+
+
+@contextmanager
+def turn(present: Turn) -> Iterator[None]:
+    """Add the criterion of this turn to the next call of `generate` in the block.
+
+    Raises:
+        ConfigError: the block ended and transformers' `generate` was not called.
+    """
+    token = _turn.set(present)
+    try:
+        yield
+    finally:
+        _turn.reset(token)
+    if not present.begun:
+        raise ConfigError(
+            "caps on repetition and time did not take effect: the model does not generate with transformers'"
+            " `generate`. Use grpo_run.trainers.caps in its loop instead"
+        )
+
+
+@contextmanager
+def in_parts(count: int) -> Iterator[Parts]:
+    """Divide each outermost call of `generate` in the block into parts; yields what came of it.
+
+    Args:
+        count: parts, at most one for each row.
+    """
+    parts = Parts(count)
+    token = _parts.set(parts)
+    try:
+        yield parts
+    finally:
+        _parts.reset(token)
+
+
+def install() -> None:
+    """Let transformers' `generate` look for a turn and for parts. A second call has no effect.
+
+    It stays: a script may keep the method in a function of its own, which would then be another one than that of the class.
+    """
+    original = GenerationMixin.generate
+    if getattr(original, _INSTALLED, False):
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        present, parts = _turn.get(), _parts.get()
+        if present is None and parts is None:
+            return original(self, *args, **kwargs)
+        call = signature.bind_partial(self, *args, **kwargs)
+        tokens = _turn.set(None), _parts.set(None)
+        try:
+            return _generate(original, call, present, parts)
+        finally:
+            _turn.reset(tokens[0])
+            _parts.reset(tokens[1])
+
+    setattr(generate, _INSTALLED, True)
+    GenerationMixin.generate = generate
+
+
+def _generate(
+    original: Callable[..., Any], call: inspect.BoundArguments, turn: Turn | None, parts: Parts | None
+) -> Any:
+    """Generate, in one call or in parts, each with its criterion."""
+    calls = [call.arguments]
+    if parts is not None:
+        parts.calls += 1
+        calls = divided(call.arguments, parts.count) or calls
+        parts.whole += len(calls) == 1 and parts.count > 1
+    results = []
+    for arguments in calls:
+        if turn is not None:
+            turn.add_to(arguments, part=len(calls) > 1)
+        call.arguments = arguments
+        results.append(original(*call.args, **call.kwargs))
+    return results[0] if len(results) == 1 else joined(results, calls[0])

@@ -1,0 +1,151 @@
+"""Attaches quarantine to a GRPO or RLOO trainer for the length of a `train()` call.
+
+Called by `runtime/rank/hooks/train_call.py`. The sampler's order is not touched: a quarantined prompt keeps its place, and its rows
+are replaced before generation. Every rank replaces the prompts of the same list, so the rows of a group leave
+together; `row_reasons` names them to `exclusion`, which leaves them out of baseline and loss.
+
+Which rows of a rollout are replaced, and by which. Pure; called by `quarantine.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.quarantine import MAX_PREVIEW_CHARACTERS, PromptDigest, RolloutPosition
+from grpo_run.runtime.history.quarantine_file import RecordedRollout, write_rollout
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.upstream import trainer_names
+from grpo_run.runtime.upstream.patches import override_attributes
+
+Row = Mapping[str, Any]
+PROMPT = "prompt"
+"""Column of TRL's data sets that holds the prompt: text, or a list of messages."""
+
+
+def prompt_digest(row: Row) -> PromptDigest:
+    """Return the digest of a row's prompt; that of a row without a prompt covers all its columns."""
+    prompt = row.get(PROMPT, dict(row))
+    # what is not JSON (an image) counts by its type: its text may hold an address in memory
+    text = json.dumps(prompt, sort_keys=True, default=lambda value: type(value).__qualname__)
+    preview = prompt if isinstance(prompt, str) else text
+    return PromptDigest(
+        sha256=hashlib.sha256(text.encode()).hexdigest(),
+        preview=preview.encode("ascii", "backslashreplace").decode()[:MAX_PREVIEW_CHARACTERS],
+    )
+
+
+def replaced_rows(
+    rows: Sequence[Row], quarantined: Collection[str], spare: Callable[[], Row | None]
+) -> dict[int, Row]:
+    """Return the rows that take the place of quarantined ones, by position.
+
+    Args:
+        rows: of this rank's rollout.
+        quarantined: SHA-256 of prompts.
+        spare: returns a row of the data set that is not quarantined, for a rank all of whose prompts are; None if there
+            is no such row.
+    """
+    kept = [position for position, row in enumerate(rows) if prompt_digest(row).sha256 not in quarantined]
+    leaving = sorted(set(range(len(rows))) - set(kept))
+    if not leaving:
+        return {}
+    if kept:
+        return {
+            position: rows[min(kept, key=lambda other: (abs(other - position), other))]
+            for position in leaving
+        }
+    found = spare()
+    return {} if found is None else dict.fromkeys(leaving, found)
+
+
+EndReasons = Callable[[], Sequence[str] | None]
+MAX_SEARCHED_ROWS = 1000
+"""Rows of the data set that are looked at to find one that is not quarantined."""
+
+
+class PromptQuarantine:
+    """Replaces quarantined prompts in the rollouts of one trainer, and records the prompts of a suspected rollout.
+
+    Args:
+        train_call: number of the call in the run.
+    """
+
+    def __init__(self, trainer: Any, session: Session, train_call: int) -> None:
+        self._trainer = trainer
+        self._session = session
+        self._train_call = train_call
+        self._prompts = [one for one in session.settings.quarantine if one.train_call == train_call]
+        self._reasons: list[str] = []
+
+    def row_reasons(self, ends: EndReasons) -> EndReasons:
+        """Return a function that says why each row of this rank's last rollout leaves, its quarantine first.
+
+        Args:
+            ends: the same for the completions that a cap has cut. Returns None while no cap is set on any rank.
+        """
+
+        def reasons() -> Sequence[str] | None:
+            ended = ends()
+            if not self._prompts:
+                return ended
+            return [own or cut for own, cut in zip(self._reasons, ended or self._reasons, strict=True)]
+
+        return reasons
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Replace prompts for the length of the block; a trainer that does not generate is left alone."""
+        suspected = self._session.settings.suspected_rollout
+        original = getattr(self._trainer, trainer_names.GENERATE_AND_SCORE, None)
+        concerns = suspected is not None and suspected.train_call == self._train_call
+        if original is None or not (self._prompts or concerns):
+            yield
+            return
+
+        @functools.wraps(original)
+        def replaced(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(self._replace(inputs), *args, **kwargs)
+
+        with override_attributes(self._trainer, **{trainer_names.GENERATE_AND_SCORE: replaced}):
+            yield
+
+    def _replace(self, rows: Sequence[Row]) -> Sequence[Row]:
+        self._reasons = [""] * len(rows)
+        if not self._trainer.model.training:
+            return rows  # an evaluation measures its own prompts
+        step = int(self._trainer.state.global_step) + 1
+        position = RolloutPosition(train_call=self._train_call, step=step)
+        if position == self._session.settings.suspected_rollout:
+            self._record(rows, position)
+        quarantined = {one.sha256 for one in self._prompts if one.from_step <= step}
+        if not quarantined:
+            return rows
+        replaced = replaced_rows(rows, quarantined, self._spare(quarantined))
+        for row in replaced:
+            self._reasons[row] = Reason.quarantined.value
+        return [replaced.get(row, own) for row, own in enumerate(rows)]
+
+    def _spare(self, quarantined: set[str]) -> Callable[[], Row | None]:
+        def find() -> Row | None:
+            rows = islice(iter(self._trainer.train_dataset or ()), MAX_SEARCHED_ROWS)
+            return next((row for row in rows if prompt_digest(row).sha256 not in quarantined), None)
+
+        return find
+
+    def _record(self, rows: Sequence[Row], position: RolloutPosition) -> None:
+        rollout = RecordedRollout(position=position, prompts=tuple(prompt_digest(row) for row in rows))
+        path = Path(self._session.settings.prompts)
+        try:
+            write_rollout(path, rollout)
+        except OSError as error:
+            self._session.warn_in_journal(
+                f"{path} cannot be written: {error.strerror}; no prompt can be replaced"
+            )

@@ -1,0 +1,108 @@
+"""Exclude the same samples again in a step that is repeated after a recovery.
+
+A reward that did not come in time the first time may come the second time; the step would then not be the one that the
+run had taken. A sample is known again by its place and its tokens: after a change of the seeds or the script nothing is excluded
+that was not. Read from the journal when `runtime/rank/hooks/train_call.py` begins a call, used by `sample_masking.py`. Completions that a cap
+has cut are not kept here.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.journal import read_newest
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.rank.session import Session
+
+EVENT = "sample_excluded"
+MAX_JOURNAL_BYTES = 8 * 1024 * 1024
+"""How much of the journal's end is read: thousands of steps, where a recovery repeats some."""
+
+
+class FailedReward(NamedTuple):
+    """A reward that failed: why, and the digest of its completion."""
+
+    reason: Reason
+    digest: int
+
+
+Failures = Mapping[int, Mapping[str, Mapping[int, FailedReward]]]
+"""By rollout, name of the function, and number of the sample in the rollout of all ranks."""
+
+
+def completion_checksum(tokens: Sequence[int]) -> int:
+    """Return a checksum of a completion."""
+    return zlib.crc32(",".join(map(str, tokens)).encode())
+
+
+def read_earlier(session: Session, train_call: int) -> EarlierExclusions:
+    """Read what earlier attempts have excluded in a call."""
+    attempt = session.settings.attempt
+    if attempt == 0:
+        return EarlierExclusions({})
+    journal = RunDirectory(path=session.config.run_directory).journal
+    records = read_newest(journal, EVENT, MAX_JOURNAL_BYTES)
+    return EarlierExclusions.of(records, train_call=train_call, attempt=attempt)
+
+
+class EarlierExclusions:
+    """Failed rewards of earlier attempts."""
+
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+
+    @classmethod
+    def of(cls, records: Iterable[dict[str, Any]], *, train_call: int, attempt: int) -> EarlierExclusions:
+        """Take them from events of the journal.
+
+        Args:
+            train_call: the number of the call that is continued.
+            attempt: the present one; only events of earlier attempts count, and of a rollout those of the last.
+        """
+        newest: dict[int, tuple[int, dict[str, dict[int, FailedReward]]]] = {}
+        for record in records:
+            if (
+                record.get("train_call") != train_call
+                or record.get("evaluating")
+                or not record.get("digests")
+            ):
+                continue
+            try:
+                at, rollout, function = (
+                    int(record["attempt"]),
+                    int(record["rollout"]),
+                    str(record["function"]),
+                )
+                reason = Reason(record["reason"])
+                found = {
+                    int(number): FailedReward(reason, int(digest))
+                    for number, digest in zip(record["samples"], record["digests"], strict=True)
+                }
+            except (KeyError, TypeError, ValueError):
+                continue  # truncated, or written by another version
+            if at >= attempt or at < newest.get(rollout, (at,))[0]:
+                continue
+            if rollout not in newest or at > newest[rollout][0]:
+                newest[rollout] = at, {}
+            newest[rollout][1].setdefault(function, {}).update(found)
+        return cls({rollout: failures for rollout, (_, failures) in newest.items()})
+
+    def rows(
+        self, rollout: int, function: str, first: int, completion_ids: Sequence[Sequence[int]]
+    ) -> dict[int, Reason]:
+        """Return why rewards of a function failed in one rank when the same completions were scored before, by row.
+
+        Args:
+            rollout: its number: the micro-step for which it is generated.
+            first: number of the rank's first sample in the rollout of all ranks.
+            completion_ids: tokens of the rank's completions.
+        """
+        return {
+            number - first: failed.reason
+            for number, failed in self._failures.get(rollout, {}).get(function, {}).items()
+            if first <= number < first + len(completion_ids)
+            and completion_checksum(completion_ids[number - first]) == failed.digest
+        }

@@ -1,0 +1,467 @@
+"""Attaches exclusion to a GRPO or RLOO trainer for the length of a `train()` call.
+
+Called by `runtime/rank/hooks/train_call.py`. TRL's own code computes baselines and advantages: it leaves out a row of its table of
+rewards in which every column is NaN, so an excluded sample becomes such a row. The table is gathered over the ranks by TRL,
+so every rank finds the same, and nothing is sent unless a sample is excluded. Then the rows are masked in what TRL
+returns. A rollout without exclusions is returned as it is.
+
+Removes samples from the loss: masks the rows of excluded samples in what TRL computes after the rewards.
+
+Called by `sample_masking.py` on every rank when any rank has an excluded sample. GRPO multiplies its per-token loss by `tool_mask`,
+which is not part of the attention mask, so log-probabilities stay as they are. RLOO has `completion_mask` only; the sum of
+log-probabilities of a masked row is 0, and so must be the old one, or its ratio would be an exponential of hundreds. Whether a
+masked row also leaves the divisor is TRL's: dapo, cispo, vespo and bnpo divide by tokens that count, the others by rows.
+
+What TRL logs of a rollout, kept correct when samples are excluded or rewards are computed again.
+
+Called by `sample_masking.py`.
+
+Reward functions whose results are checked while TRL computes rewards.
+
+Called by `sample_masking.py` around TRL's method, so that functions which the script calls itself are as they were. A wrapper keeps the
+function's kind (coroutine or not) and passes its arguments on. Reward models are left alone: what they return is checked in
+the gathered table.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from grpo_run.runtime.errors import RewardError
+from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.rank.memory_plan.settings import record_of
+from grpo_run.runtime.rank.rollouts.masking_report import OwnSample, Reporter
+from grpo_run.runtime.rank.rollouts.masking_selection import Kind, Selection, select
+from grpo_run.runtime.rank.rollouts.repeated_masking import (
+    EarlierExclusions,
+    FailedReward,
+    completion_checksum,
+)
+from grpo_run.runtime.rank.rollouts.reward_outputs import RETURNED_NAN, check, describe, failed
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.upstream import trainer_names
+from grpo_run.runtime.upstream.async_functions import is_coroutine_function
+from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream.rollout_names import (
+    ADVANTAGES,
+    COMPLETION_IDS,
+    COMPLETION_MASK,
+    ITEMS,
+    OLD_LOGPS,
+    PENDING_TABLES,
+    TOOL_MASK,
+    ZERO_STD,
+    leaves_out_nan,
+)
+
+
+def can_mask(rollout: Any) -> bool:
+    """Whether a rollout is one of GRPO's or RLOO's."""
+    return (
+        isinstance(rollout, dict)
+        and COMPLETION_MASK in rollout
+        and (ITEMS in rollout or OLD_LOGPS in rollout)
+    )
+
+
+def mask(rollout: dict[str, Any], rows: Collection[int], gather: Callable[[Any], Any]) -> None:
+    """Mask rows of a rollout of this rank. Collective for GRPO: every rank calls it, also without rows.
+
+    Args:
+        rollout: what TRL's method returned; changed in place.
+        rows: the excluded rows of this rank.
+        gather: the accelerator's, which concatenates over the ranks.
+    """
+    keep = rollout[COMPLETION_MASK].new_ones(len(rollout[COMPLETION_MASK]))
+    keep[list(rows)] = 0
+    dropped = keep == 0
+    if ADVANTAGES in rollout:
+        advantages = rollout[ADVANTAGES]
+        rollout[ADVANTAGES] = advantages.masked_fill(_like(dropped, advantages), 0)
+    if ITEMS in rollout:
+        present = rollout.get(TOOL_MASK)
+        tool_mask = (
+            rollout[COMPLETION_MASK].new_ones(rollout[COMPLETION_MASK].shape) if present is None else present
+        )
+        rollout[TOOL_MASK] = tool_mask * _like(keep, tool_mask)
+        counted = (rollout[COMPLETION_MASK] * rollout[TOOL_MASK]).sum()
+        rollout[ITEMS] = gather(counted).sum()
+    else:
+        rollout[COMPLETION_MASK] = rollout[COMPLETION_MASK] * _like(keep, rollout[COMPLETION_MASK])
+        rollout[OLD_LOGPS] = rollout[OLD_LOGPS].masked_fill(_like(dropped, rollout[OLD_LOGPS]), 0)
+
+
+def _like(rows: Any, tensor: Any) -> Any:
+    """Give one value for each row the shape that broadcasts over a tensor."""
+    return rows.view(-1, *[1] * (tensor.dim() - 1))
+
+
+class PendingTables:
+    """A copy of what reward functions have logged so far of the rollout that is being scored."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._tables = [
+            (table, {key: list(values) for key, values in table.items()})
+            for name in PENDING_TABLES
+            if (table := getattr(trainer, name, None)) is not None
+        ]
+
+    def restore(self) -> None:
+        """Put the copy back, so that rewards which are computed again are not logged twice."""
+        for table, kept in self._tables:
+            table.clear()
+            for key, values in kept.items():
+                table[key] = list(values)
+
+
+def correct_zero_std(trainer: Any, selection: Selection, *, training: bool) -> None:
+    """Take groups without samples out of the share of groups in which all rewards are equal.
+
+    TRL divides by all groups. The value is left out of the average of the log line if there is no group left.
+    """
+    values = getattr(trainer, trainer_names.METRICS)["train" if training else "eval"].get(ZERO_STD)
+    if not values or not selection.groups:
+        return
+    left = selection.group_count - len(selection.groups)
+    values[-1] = min(1.0, values[-1] * selection.group_count / left) if left else math.nan
+
+
+FailedBefore = Callable[[Sequence[Sequence[int]]], Mapping[int, Reason]]
+"""Returns the rewards that failed before, by row, for the tokens of the completions."""
+
+
+class RowFaults:
+    """Why rewards of this rank are not valid, by row and column, and which completions they are of."""
+
+    def __init__(self) -> None:
+        self._failed: dict[tuple[int, int], FailedReward] = {}
+        self.returned: dict[int, tuple[Any, int]] = {}
+        """What each function returned, and for how many completions, by column."""
+
+    def note(
+        self, column: int, reasons: Mapping[int, Reason], completion_ids: Sequence[Sequence[int]]
+    ) -> None:
+        """Note the faults of one function, by row."""
+        for row, reason in reasons.items():
+            self._failed[row, column] = FailedReward(reason, completion_checksum(completion_ids[row]))
+
+    def of(self, row: int, column: int) -> FailedReward | None:
+        """Return what is known of one reward; None if it comes from a model."""
+        return self._failed.get((row, column))
+
+
+def is_model(function: Any) -> bool:
+    """Whether TRL calls a reward function as a model: it is a torch module."""
+    return isinstance(function, torch.nn.Module)
+
+
+def checked(
+    function: Callable[..., Any],
+    column: int,
+    faults: RowFaults,
+    failed_before: FailedBefore = lambda completion_ids: {},
+) -> Callable[..., Any]:
+    """Return the function with its result checked; a reward model is returned unchanged.
+
+    Args:
+        column: of the function in TRL's table.
+        faults: receives the reasons of rewards that are not valid.
+        failed_before: returns the rewards that failed when the same completions were scored before, by row.
+    """
+    if is_model(function):
+        return function
+
+    def examine(returned: Any, arguments: Mapping[str, Any]) -> Any:
+        completion_ids = arguments[COMPLETION_IDS]
+        values, reasons = check(returned, len(completion_ids))
+        faults.returned[column] = returned, len(completion_ids)
+        for row, reason in failed_before(completion_ids).items():
+            if row not in reasons:
+                values = list(values)
+                values[row], reasons[row] = failed(reason), reason
+        faults.note(column, reasons, completion_ids)
+        return values
+
+    if is_coroutine_function(function):
+
+        async def examined_async(*args: Any, **kwargs: Any) -> Any:
+            return examine(await function(*args, **kwargs), kwargs)
+
+        return functools.update_wrapper(examined_async, function)
+
+    def examined(*args: Any, **kwargs: Any) -> Any:
+        return examine(function(*args, **kwargs), kwargs)
+
+    return functools.update_wrapper(examined, function)
+
+
+ROLLOUTS_WITHOUT_REWARD = 10
+"""So many rollouts in a row without one valid reward end the run: it learns nothing. Ten cost minutes; fewer could all be
+bad luck where a rollout is small, or a judge that is away for a moment."""
+
+EndReasons = Callable[[], Sequence[str] | None]
+"""Why each completion of this rank's last rollout ended, a row each; None while no cap is set on any rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scored:
+    """One computation of a rollout's rewards: the table of all ranks, what leaves it, and this rank's faults."""
+
+    table: Any
+    selection: Selection
+    faults: RowFaults
+
+
+class SampleExclusion:
+    """Excludes samples of one trainer's rollouts.
+
+    Args:
+        end_reasons: of the completions, if caps are set.
+        train_call: the number of the call in the run.
+        earlier: failed rewards of steps that are done again.
+        generators: reads and sets the states of the random generators that reward functions may draw from.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        session: Session,
+        end_reasons: EndReasons = lambda: None,
+        *,
+        train_call: int = 1,
+        earlier: EarlierExclusions | None = None,
+        generators: tuple[Callable[[], Any], Callable[[Any], None]] = (lambda: None, lambda states: None),
+    ) -> None:
+        self._trainer = trainer
+        self._config = session.config.exclusion
+        self._end_reasons = end_reasons
+        self._cut: list[str] = []
+        self._selection: Selection | None = None
+        self._functions = list(getattr(trainer, "reward_func_names", ()))
+        self._reporter = Reporter(session, self._functions, train_call)
+        self._earlier = earlier or EarlierExclusions({})
+        self._read_generators, self._set_generators = generators
+        self._rollouts_without_reward = 0
+        """In a row, up to the last one."""
+        self._first_without_reward = ""
+        """What the functions returned in the first of them, and in which step."""
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Mask the excluded samples of each rollout for the length of the block. Enter it before phases are marked."""
+        with self._wrapped(trainer_names.GENERATE_AND_SCORE, self._score):
+            yield
+
+    @contextmanager
+    def rewarding(self) -> Iterator[None]:
+        """Exclude samples from each table of rewards for the length of the block. Enter it after phases are marked.
+
+        Rewards that are computed again then count as a phase of their own in the vote's fingerprint.
+        """
+        with self._wrapped(trainer_names.CALCULATE_REWARDS, self._reward):
+            yield
+
+    @contextmanager
+    def _wrapped(self, name: str, wrapper: Callable[..., Any]) -> Iterator[None]:
+        if not leaves_out_nan(self._trainer):
+            yield
+            return
+        original = getattr(self._trainer, name)
+        with override_attributes(
+            self._trainer, **{name: functools.wraps(original)(functools.partial(wrapper, original))}
+        ):
+            yield
+
+    def _score(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._selection = None
+        rollout = original(*args, **kwargs)
+        selection = self._selection
+        if selection is None or not selection.samples:
+            return rollout
+        if can_mask(rollout):
+            first, end = self._own_rows(len(rollout[COMPLETION_MASK]))
+            rows = [number - first for number in selection.samples if first <= number < end]
+            mask(rollout, rows, self._trainer.accelerator.gather)
+        correct_zero_std(self._trainer, selection, training=self._is_training)
+        return rollout
+
+    def _reward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        pending, generators = PendingTables(self._trainer), self._read_generators()
+        scored = self._compute(original, args, kwargs)
+        share = scored.selection.failed_share
+        if share > self._config.repeat_rewards_above:
+            after_first, drawn = PendingTables(self._trainer), self._read_generators()
+            pending.restore()
+            self._set_generators(
+                generators
+            )  # what is drawn later does not depend on how often rewards were computed
+            again = self._compute(original, args, kwargs)
+            self._reporter.repeated(step=self._step, share=share, left=again.selection.failed_share)
+            if again.selection.failed_share < share:
+                scored = again
+            else:
+                after_first.restore()
+                self._set_generators(drawn)
+        self._selection = scored.selection
+        if self._is_training:
+            self._reporter.rollout(is_empty=scored.selection.is_empty, step=self._step)
+        leaves = bool(scored.selection.samples or scored.selection.not_applicable)
+        if leaves:
+            self._report(scored)
+        if self._is_training:
+            self._count_rollouts_without_reward(scored)
+        return _without(scored.table, scored.selection) if leaves else scored.table
+
+    def _compute(
+        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _Scored:
+        """Let TRL compute and gather the rewards, and decide what leaves. Collective."""
+        faults = RowFaults()
+        functions = self._trainer.reward_funcs
+        examined = [
+            checked(function, column, faults, functools.partial(self._failed_before, column))
+            for column, function in enumerate(functions)
+        ]
+        with override_attributes(self._trainer, reward_funcs=examined):
+            table = original(*args, **kwargs)
+        if table.dim() != 2 or table.shape[1] != len(functions) or len(table) % self._generations:
+            # a subclass computes something else of the rewards: failures are None to it, as NaN is under TRL
+            nothing = Selection(samples={})
+            return _Scored(table=table.masked_fill(table.isinf(), math.nan), selection=nothing, faults=faults)
+        cut = self._cut_rows(table)
+        if not cut and bool(table.isfinite().all()):
+            return _Scored(table=table, selection=Selection(samples={}), faults=faults)
+        models = [column for column, function in enumerate(functions) if is_model(function)]
+        selection = select(table.tolist(), self._generations, models, cut)
+        return _Scored(table=table, selection=selection, faults=faults)
+
+    def _failed_before(self, column: int, completion_ids: Sequence[Sequence[int]]) -> Mapping[int, Reason]:
+        """The rewards of this rank that failed when this rollout was scored before a recovery, by row."""
+        if not self._is_training:
+            return {}
+        first, _ = self._own_rows(len(completion_ids))
+        return self._earlier.rows(self._rollout, self._functions[column], first, completion_ids)
+
+    def _cut_rows(self, table: Any) -> set[int]:
+        """The samples of all ranks whose completions are to be masked. Collective if caps are set, on every rank alike."""
+        reasons = self._end_reasons()
+        if reasons is None:
+            return set()
+        self._cut = list(reasons)
+        assert len(self._cut) * self._trainer.accelerator.num_processes == len(table)
+        masked = {*self._config.masked_ends, Reason.quarantined.value}
+        flags = table.new_tensor([float(reason in masked) for reason in self._cut])
+        gathered = self._trainer.accelerator.gather(flags)
+        return {row for row, masked in enumerate(gathered.tolist()) if masked}
+
+    def _report(self, scored: _Scored) -> None:
+        selection = scored.selection
+        if selection.not_applicable:
+            self._reporter.not_applicable(selection.not_applicable, step=self._step)
+        if not selection.samples:
+            return
+        first, end = self._own_rows(len(scored.table) // self._trainer.accelerator.num_processes)
+        own = {
+            number: self._own(scored, number, number - first)
+            for number in selection.samples
+            if first <= number < end
+        }
+        nothing_left = self._is_training and selection.is_empty
+        self._reporter.excluded(
+            selection,
+            own,
+            step=self._step,
+            rollout=self._rollout,
+            evaluating=not self._is_training,
+            steps_without_samples=self._steps_of_a_rollout if nothing_left else 0,
+        )
+
+    def _own(self, scored: _Scored, number: int, row: int) -> OwnSample:
+        """What this rank knows of one of its excluded samples."""
+        excluded = scored.selection.samples[number]
+        if excluded.kind is Kind.small_group:
+            return OwnSample(Reason.small_group)
+        if excluded.kind is Kind.cut:
+            return OwnSample(Reason(self._cut[row]))
+        assert excluded.column is not None
+        failed = scored.faults.of(row, excluded.column)
+        if failed is not None:
+            return OwnSample(failed.reason, failed.digest)
+        return OwnSample(Reason.nan if excluded.kind is Kind.nan else Reason.infinite)
+
+    def _count_rollouts_without_reward(self, scored: _Scored) -> None:
+        """Warn at the first training rollout without one valid reward, and end the run after too many in a row.
+
+        The table is the same on every rank, so all of them raise.
+
+        Raises:
+            RewardError: this was one too many.
+        """
+        if not scored.selection.none_valid:
+            self._rollouts_without_reward = 0
+            return
+        self._rollouts_without_reward += 1
+        if self._rollouts_without_reward == 1:
+            self._first_without_reward = f"in step {self._step} {self._what_was_returned(scored)}"
+            self._reporter.no_reward(self._first_without_reward, most=ROLLOUTS_WITHOUT_REWARD)
+        if self._rollouts_without_reward >= ROLLOUTS_WITHOUT_REWARD:
+            raise RewardError(
+                f"no valid reward in {ROLLOUTS_WITHOUT_REWARD} rollouts in a row; {self._first_without_reward}"
+            )
+
+    def _what_was_returned(self, scored: _Scored) -> str:
+        """What this rank's reward functions have returned that have given no reward at all; or of all, if each has given some."""
+        columns = range(scored.table.shape[1])
+        broken = [column for column in columns if not bool(scored.table[:, column].isfinite().any())]
+        said = []
+        for column in broken or columns:
+            found = scored.faults.returned.get(column)  # None for a reward model
+            text = describe(*found) if found is not None else "no finite number"
+            said.append(f"reward function {self._functions[column]} returned {text}")
+        return ", and ".join(said)
+
+    @property
+    def _is_training(self) -> bool:
+        return bool(self._trainer.model.training)
+
+    @property
+    def _generations(self) -> int:
+        name = "num_generations" if self._is_training else "num_generations_eval"
+        return int(getattr(self._trainer, name, None) or 1)
+
+    @property
+    def _step(self) -> int:
+        """The optimizer step that is being computed."""
+        return int(self._trainer.state.global_step) + 1
+
+    @property
+    def _rollout(self) -> int:
+        """The number of the rollout that is being scored: the micro-step for which it was generated, as the script has
+        set their size."""
+        micro_step = int(getattr(self._trainer, trainer_names.MICRO_STEP, 0))
+        return micro_step // record_of(self._trainer.args).divided_by
+
+    @property
+    def _steps_of_a_rollout(self) -> int:
+        arguments = self._trainer.args
+        micro_steps = arguments.steps_per_generation * self._trainer.num_iterations
+        return max(1, int(micro_steps) // int(arguments.gradient_accumulation_steps))
+
+    def _own_rows(self, count: int) -> tuple[int, int]:
+        """The first of this rank's samples in the rollout of all ranks, and the first of the next rank's."""
+        first = int(self._trainer.accelerator.process_index) * count
+        return first, first + count
+
+
+def _without(table: Any, selection: Selection) -> Any:
+    """The table with NaN in the rows that leave, and where NaN was returned by a function that does not apply."""
+    without = table.masked_fill(table == RETURNED_NAN, math.nan)
+    without[list(selection.samples)] = math.nan
+    return without

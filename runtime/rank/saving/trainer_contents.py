@@ -1,0 +1,217 @@
+"""The checkpoints of a `train()` call: the trainer's own files and the exact state, and the trainer's own schedule.
+
+Called by `runtime/rank/hooks/train_call.py`, which makes the trainer's checkpoint method go through the `Saver` (`save_through`).
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.checkpoints.manifest import TrainCall
+from grpo_run.runtime.rank.exact.state import ExactState
+from grpo_run.runtime.rank.saving import description
+from grpo_run.runtime.rank.saving.contents import CheckpointContents, SaveMode, save_mode
+from grpo_run.runtime.rank.saving.saver import Saver
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.snapshots.headroom import is_full
+from grpo_run.runtime.upstream import trainer_names
+from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream.process_names import FILTERS_CHANGED
+
+
+class TrainerContents(CheckpointContents):
+    """The contents of the checkpoints of one `train()` call.
+
+    Args:
+        exact: saves what the trainer's own method leaves out.
+    """
+
+    def __init__(self, trainer: Any, session: Session, call: TrainCall, exact: ExactState) -> None:
+        # described now, because wrapping the model for training casts and renames its parameters
+        super().__init__(
+            session,
+            call,
+            description=description.manifest_fields(trainer, session.world_size),
+            size_bytes=description.checkpoint_bytes(trainer),
+        )
+        self._trainer = trainer
+        self._exact = exact
+        self._save_checkpoint = getattr(trainer, trainer_names.SAVE_CHECKPOINT)
+
+    @property
+    def step(self) -> int:
+        """The trainer's `global_step`."""
+        return int(self._trainer.state.global_step)
+
+    @property
+    def call_ends(self) -> bool:
+        """Whether a callback or the number of steps ends the call."""
+        return bool(self._trainer.control.should_training_stop) or self.step >= self._trainer.state.max_steps
+
+    @property
+    def awaits_events(self) -> bool:
+        """Whether the step is the last of an epoch, whose evaluation and callbacks follow."""
+        epoch_ends = (
+            self.call_ends
+            or self._trainer.control.should_epoch_stop
+            or float(self._trainer.state.epoch or 0).is_integer()
+        )
+        return epoch_ends and not self._exact.epoch_ended
+
+    @property
+    def limit(self) -> int | None:
+        """The script's `save_total_limit`."""
+        limit: int | None = self._trainer.args.save_total_limit
+        return limit
+
+    def parameters(self) -> Iterable[Any]:
+        """Return the model's parameters."""
+        parameters: Iterable[Any] = self._trainer.model.parameters()
+        return parameters
+
+    def best(self) -> str | None:
+        """Return the directory name of the script's best checkpoint so far."""
+        best = self._trainer.state.best_model_checkpoint
+        return Path(best).name if best else None
+
+    def save_mode(self) -> SaveMode:
+        """Return the mode that the trainer's settings and callbacks need."""
+        return save_mode(self._trainer)
+
+    def write(self, folder: Path, *args: Any, **kwargs: Any) -> Any:
+        """Write this rank's part, and return what the trainer's method returns.
+
+        Collective with sharded state.
+
+        Args:
+            folder: the checkpoint's directory.
+            args, kwargs: of the trainer's method; those that the trainer itself passes by default.
+        """
+        if not args and not kwargs:
+            args = (self._trainer.model_wrapped, None)
+        with (
+            # complete checkpoints during the run, because one of the model alone cannot be resumed
+            override_attributes(self._trainer.args, save_total_limit=None, save_only_model=False),
+            override_attributes(
+                self._trainer, create_model_card=self._tolerate_full_disk(self._trainer.create_model_card)
+            ),
+            self._output_in(folder.parent),
+        ):
+            returned = self._save_checkpoint(*args, **kwargs)
+        self._exact.save(folder)
+        return returned
+
+    @contextmanager
+    def _output_in(self, directory: Path) -> Iterator[None]:
+        """Let the trainer's method write below another directory than the script's `output_dir`."""
+        if directory == Path(self.call.output_dir):
+            yield
+            return
+        with override_attributes(
+            self._trainer, **{trainer_names.OUTPUT_DIR: lambda trial=None: str(directory)}
+        ):
+            yield
+
+    def _tolerate_full_disk(self, create_model_card: Callable[..., None]) -> Callable[..., None]:
+        """Wrap TRL's method so that a disk that is full or read-only loses only the model card.
+
+        Only rank 0 calls it, during the save: if it raised, the other ranks would wait in the save.
+        """
+
+        def create(*args: Any, **kwargs: Any) -> None:
+            try:
+                create_model_card(*args, **kwargs)
+            except OSError as error:
+                if error.errno != errno.EROFS and not is_full(error, Path(self.call.output_dir)):
+                    raise
+                self._session.warn_in_journal(f"no model card: {error}")
+
+        return create
+
+    @contextmanager
+    def unnoticed(self) -> Iterator[None]:
+        """Suppress the side effects of a save that the script did not ask for.
+
+        No model card, upload, progress bar or warning, and the checkpoint does not become the best one. The trainer's
+        record of callbacks stays that of the last save that the script asked for, also in the checkpoint: transformers
+        changes it at each save, and our exact state has the callbacks' present state.
+        """
+        from transformers.trainer_utils import SaveStrategy
+
+        callbacks = self._trainer.state.stateful_callbacks
+        unchanged = _UnchangedRecord(
+            {
+                name: _UnchangedList(value) if isinstance(value, list) else value
+                for name, value in callbacks.items()
+            }
+        )
+        with (
+            override_attributes(self._trainer.state, stateful_callbacks=unchanged),
+            _quiet(),
+            override_attributes(self._trainer, create_model_card=lambda *args, **kwargs: None),
+            override_attributes(self._trainer.args, push_to_hub=False, save_strategy=SaveStrategy.NO),
+        ):
+            yield
+
+
+class _UnchangedRecord(dict[str, Any]):
+    """A mapping in which nothing is set after its creation."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Ignore the value."""
+
+
+class _UnchangedList(list[Any]):
+    """A list to which nothing is appended."""
+
+    def append(self, value: Any) -> None:
+        """Ignore the value."""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress progress bars and warnings.
+
+    Python forgets which warnings it has shown whenever a block changes its filters, and a save of torch does too. The
+    filters are those of before when the block ends, so Python is not told: else the script's own warnings would be printed
+    again after each snapshot.
+    """
+    from transformers.utils import logging
+
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with override_attributes(warnings, **{FILTERS_CHANGED: lambda: None}), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def save_through(saver: Saver, trainer: Any, contents: TrainerContents) -> Iterator[None]:
+    """Within the block, replace the trainer's checkpoint method and take snapshots after steps."""
+    save_checkpoint = getattr(trainer, trainer_names.SAVE_CHECKPOINT)
+    after_step = getattr(trainer, trainer_names.AFTER_STEP)
+
+    @functools.wraps(save_checkpoint)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        return saver.save(lambda folder: contents.write(folder, *args, **kwargs))
+
+    @functools.wraps(after_step)
+    def after(*args: Any, **kwargs: Any) -> Any:
+        result = after_step(*args, **kwargs)
+        saver.after_step()
+        return result
+
+    with override_attributes(
+        trainer, **{trainer_names.SAVE_CHECKPOINT: save, trainer_names.AFTER_STEP: after}
+    ):
+        yield

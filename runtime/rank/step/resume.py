@@ -1,0 +1,259 @@
+"""What a call resumes from: agreed on by all ranks, reported and journaled.
+
+Called by `runtime/rank/hooks/train_call.py` and `runtime/rank/loops/run.py` before anything is loaded. `runtime/rank/resuming/choice.py` chooses the checkpoint
+and `runtime/rank/resuming/choice.py` distributes the choice; this module collects their inputs and reports the outcome.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.checkpoints.compatibility import Batch, NamedShape
+from grpo_run.runtime.checkpoints.manifest import TrainCall
+from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
+from grpo_run.runtime.checkpoints.search import directories_of_run, step_of
+from grpo_run.runtime.errors import ResumeMismatchError, Stopped
+from grpo_run.runtime.history import checkpoint_backups
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.rank.resuming.choice import agree
+from grpo_run.runtime.rank.resuming.identification import (
+    IdentifiedCall,
+    directory_of,
+    find_mismatch,
+    identify,
+)
+from grpo_run.runtime.rank.resuming.loading import serve_loads
+from grpo_run.runtime.rank.resuming.memory import checkpoint_for, open_expected
+from grpo_run.runtime.rank.resuming.request import ResumeChoice, ResumeRequest
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.step.guard import Guard
+from grpo_run.runtime.registry import refuse_duplicate, registered, registry_folder
+from grpo_run.runtime.snapshots.area import RESTORE
+from grpo_run.runtime.snapshots.slot import path_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallFacts:
+    """What the checkpoints of a call must fit.
+
+    Attributes:
+        batch: how the samples of a step are spread over ranks; None if not known.
+        parameters: of the model that the script has built; empty if not known, and on other ranks than 0.
+        settings: digest of what tells the call apart from others of its class; empty if there is nothing.
+    """
+
+    batch: Batch | None = None
+    parameters: tuple[NamedShape, ...] = ()
+    settings: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreedResume:
+    """What a call resumes from, and what rank 0 records of the call when it has begun."""
+
+    choice: ResumeChoice
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+
+def agree_on_resume(
+    session: Session,
+    call: TrainCall,
+    script_argument: str | bool | None,
+    facts: CallFacts | None = None,
+    *,
+    claimed: Iterable[int] = (),
+) -> AgreedResume:
+    """Choose on rank 0 what the call resumes from, and return the same choice on every rank. Collective.
+
+    Args:
+        call: numbered by its position in the script.
+        script_argument: the script's own `resume_from_checkpoint` argument; None if it gave none.
+        facts: what checkpoints must fit; nothing is compared without.
+        claimed: numbers of the run's calls that were recognized in this attempt.
+
+    Raises:
+        Stopped: the user requested a stop before the call.
+        UsageError: on rank 0, if the requested checkpoint cannot be used, or another live launch of this run trains
+            into the same output directory.
+        ConfigError: a rank cannot see the chosen checkpoint.
+        ResumeMismatchError: on rank 0, if the call repeats or leaves out work of this run although the user
+            has asked for none (`--require-resume`).
+    """
+    # a vote is still in progress if the script caught the exception that ended its previous train() call
+    session.votes.collect()
+    stop = session.votes.maximum(int(session.board.requests[0]))
+    if stop:
+        raise Stopped(session.slot.step)
+    facts = facts or CallFacts()
+    snapshot = open_expected(session, frozenset(claimed))
+    request = _request(session, call, script_argument, facts)
+    request = replace(request, in_memory=snapshot.checkpoint if snapshot is not None else None)
+    rejected_before = session.rejected_checkpoints
+    identified, record = IdentifiedCall(call=call), dict[str, Any]()
+    if session.is_main:
+        _clean_up(session, call)
+        identified, record = _identify(session, call, facts.settings, claimed)
+        _put_back(session, call, identified)
+        request = replace(
+            request,
+            call=identified.call,
+            also_search=(*identified.directories, *request.also_search),
+            in_memory=checkpoint_for(session, snapshot, identified.call),
+        )
+    choice = agree(session, request)
+    if snapshot is not None:
+        if choice.in_memory:
+            choice = replace(choice, snapshot=snapshot)
+        else:
+            snapshot.close()
+    if choice.notice:
+        session.warn(choice.notice)
+    if session.is_main:
+        call = identified.call
+        _report(session, identified, choice, rejected=session.rejected_checkpoints > rejected_before)
+    _announce(session, call, choice)
+    return AgreedResume(choice=choice, record=record)
+
+
+def _request(
+    session: Session, call: TrainCall, script_argument: str | bool | None, facts: CallFacts
+) -> ResumeRequest:
+    """Return what every rank knows of the call before rank 0 has recognized it."""
+    config, settings = session.config, session.settings
+    return ResumeRequest(
+        call=call,
+        run_id=config.run_id,
+        world_size=session.world_size,
+        first_attempt=settings.first_attempt,
+        run_started_at=settings.run_started_at,
+        script_argument=script_argument,
+        resume_from=config.resume_from,
+        fresh=config.fresh,
+        batch=facts.batch,
+        parameters=facts.parameters,
+        also_search=(config.snapshot_directory / RESTORE,) if config.snapshot_directory is not None else (),
+    )
+
+
+def _clean_up(session: Session, call: TrainCall) -> None:
+    """Refuse another live launch of the run, and complete what a writer that was killed has left. On rank 0."""
+    config = session.config
+    if session.world_size == session.local_world_size:  # each node of a run has a run directory
+        refuse_duplicate(config.run_id, config.run_directory, call.output_dir, registered(registry_folder()))
+    # restores the name of a checkpoint whose writer was killed between two renames
+    for folder in directories_of_run(config.run_id, Path(call.output_dir)):
+        clean_partial_directories(folder)
+
+
+def _put_back(session: Session, call: TrainCall, identified: IdentifiedCall) -> None:
+    """Put back checkpoints that the script has removed before the call. On rank 0."""
+    config = session.config
+    links = RunDirectory(path=config.run_directory).held
+    for directory in dict.fromkeys((os.path.realpath(call.output_dir), *map(str, identified.directories))):
+        names = checkpoint_backups.put_back(links, config.run_id, directory)
+        if names:
+            session.warn(checkpoint_backups.put_back_sentence(names, directory))
+
+
+def _announce(session: Session, call: TrainCall, choice: ResumeChoice) -> None:
+    """Say from which checkpoint the call resumes, if it does."""
+    if choice.checkpoint is None:
+        return
+    over = choice.finished and not choice.foreign
+    verb = "is already finished; restored from" if over else "resumes from"
+    where = str(choice.checkpoint.path)
+    if choice.snapshot is not None and choice.in_memory:
+        where = f"{path_of(choice.snapshot.staged)}, from memory"
+    session.notify(f"{call.title} {verb} {where}")
+    if choice.finished and session.is_main:
+        session.journal.write(
+            "train_restored", rank=0, step=choice.checkpoint.manifest.step, train_call=call.ordinal
+        )
+
+
+def _identify(
+    session: Session, call: TrainCall, digest: str, claimed: Iterable[int]
+) -> tuple[IdentifiedCall, dict[str, Any]]:
+    """Recognize the call among those of the run; also return what the journal records of it."""
+    settings = session.settings
+    directory = directory_of(call.output_dir, not_before=settings.attempt_started_at, now=time.time())
+    identified = identify(
+        call,
+        settings.known_calls,
+        claimed,
+        settings=digest,
+        directory=directory,
+        run_id=session.config.run_id,
+    )
+    replaces = identified.lost.ordinal if identified.lost is not None else 0
+    record = {
+        "trainer_class": call.trainer_class,
+        "output_dir": directory.path,
+        "settings": digest,
+        "replaces": replaces,
+    }
+    return identified, record
+
+
+def _report(session: Session, identified: IdentifiedCall, choice: ResumeChoice, *, rejected: bool) -> None:
+    """Report what the call resumes from, and how this differs from what the run has. On rank 0.
+
+    Raises:
+        ResumeMismatchError: it differs, and the user requires that it does not.
+    """
+    call = identified.call
+    directory = resumed_directory(choice.argument, call)
+    step = 0 if directory is None else (step_of(directory) or 0)
+    mismatch = find_mismatch(identified, step=step, rejected=rejected, output_dir=call.output_dir)
+    serious = mismatch is not None and mismatch.serious
+    session.journal.write(
+        "resume_chosen",
+        rank=session.rank,
+        step=step,
+        train_call=call.ordinal,
+        trainer_class=call.trainer_class,
+        output_dir=call.output_dir,
+        path=None if directory is None else str(directory),
+        expected_step=identified.known.saved if identified.known is not None else 0,
+        in_memory=choice.in_memory,
+        mismatch=mismatch.text if mismatch is not None and serious else None,
+    )
+    if mismatch is not None:
+        session.warn(mismatch.text)
+        if serious and session.config.require_resume:
+            raise ResumeMismatchError(mismatch.text)
+    elif identified.moved_from is not None and step:
+        session.notify(
+            f"{call.output_dir} is the output directory of this attempt; {identified.moved_from} was that of the last"
+        )
+
+
+def resumed_directory(argument: str | bool | None, call: TrainCall) -> Path | None:
+    """Return the checkpoint directory that `train(resume_from_checkpoint=argument)` will load, or None."""
+    if isinstance(argument, str):
+        return Path(argument)
+    if not argument:
+        return None
+    from transformers.trainer_utils import get_last_checkpoint
+
+    newest = get_last_checkpoint(call.output_dir)
+    return Path(newest) if newest else None
+
+
+@contextmanager
+def serve_snapshot(guard: Guard, choice: ResumeChoice) -> Iterator[None]:
+    """Within the block, load the chosen checkpoint from memory if it is a snapshot there; closed at its end."""
+    snapshot = choice.snapshot
+    if snapshot is None:
+        yield
+        return
+    with closing(snapshot), serve_loads(snapshot.folder):
+        if guard.snapshots is not None and guard.session.is_main:
+            guard.snapshots.last = snapshot.slot, snapshot.staged
+        yield

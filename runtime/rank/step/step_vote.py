@@ -1,0 +1,132 @@
+"""The vote at step boundaries: what this rank votes for, and what all ranks agreed on.
+
+A vote starts when an optimizer step is done and is collected before the next optimizer step, so it overlaps
+with the forward and backward pass. `steps.py` acts on its result at the end of that next step, on every
+rank alike: a stop takes at most two steps to act. `runtime/rank/vote.py` transports the vote.
+
+Stop and save requests that the user makes through the board (`grpo-run stop`, `grpo-run save`, signals).
+
+Polled by `step_vote.py` at every step. One rank may see a request a step before another, so a request takes
+effect only after the vote has carried it to all ranks.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from dataclasses import replace
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.rank.learning import LearningGuards
+from grpo_run.runtime.rank.memory.cleanup_policy import NOTHING, Need
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.vote import Flags, Vote, VoteResult
+from grpo_run.watchdog.observation import Phase
+
+
+class UserRequests:
+    """Requests on this node's board that this rank has not put to a vote yet."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._saves_seen = board.requests[1]
+
+    def poll(self) -> tuple[bool, bool]:
+        """Return (stop requested, save requested since the last poll)."""
+        stop, saves = self._board.requests
+        save = saves > self._saves_seen
+        self._saves_seen = saves
+        return stop, save
+
+
+class PhaseFingerprint:
+    """A CRC-32 over the phases that this rank's main thread has entered since the last vote."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def enter(self, phase: Phase) -> None:
+        """Add one phase."""
+        self.value = zlib.crc32(bytes((phase,)), self.value)
+
+    def take(self) -> int:
+        """Return the fingerprint and reset it."""
+        value, self.value = self.value, 0
+        return value
+
+
+class StepVote:
+    """Votes on the steps of one call.
+
+    Args:
+        requests: the user's requests, shared by all calls of the attempt.
+        guards: act on each result before anything else does.
+    """
+
+    def __init__(self, session: Session, requests: UserRequests, guards: LearningGuards) -> None:
+        self._session = session
+        self._guards = guards
+        self.fingerprint = PhaseFingerprint()
+        """Of the phases that this rank enters between two votes."""
+        self._requests = requests
+        self._result: VoteResult | None = None
+        self._timed_out = False
+
+    def report_timed_out(self) -> None:
+        """Report in the next vote that a deadline has ended a rollout on this rank."""
+        self._timed_out = True
+
+    def start(
+        self, step: int, *, snapshot: bool, learning: Flags, hygiene: Need = NOTHING
+    ) -> VoteResult | None:
+        """Start the vote on a finished step; the vote before must have been collected.
+
+        Args:
+            step: the optimizer step that is done.
+            snapshot: whether this rank wants a snapshot.
+            learning: the flags that its learning guards set.
+            hygiene: what this rank needs freed.
+
+        Returns:
+            The result of the votes collected since the last `start`, to act on now; None if there were none.
+        """
+        result, self._result = self._result, None
+        stop, save = self._requests.poll()
+        flags = learning._replace(
+            stop=stop,
+            # the save that is about to be made answers this request too
+            save=save and not (result is not None and result.flags.save),
+            snapshot=snapshot,
+            timed_out=self._timed_out,
+            collect=hygiene.collect,
+            release=hygiene.release,
+        )
+        self._timed_out = False
+        self._session.votes.start(Vote(step=step, fingerprint=self.fingerprint.take(), flags=flags))
+        slot = self._session.slot
+        slot.voted_step = step
+        slot.voted_at_ns = time.monotonic_ns()
+        return result
+
+    def collect(self) -> None:
+        """Wait for the vote in progress, if any. Its step is then committed.
+
+        Raises:
+            ConsensusError: ranks disagree about the step or the phases.
+            RuntimeError: a peer is gone or the vote timed out (raised by torch).
+            GuardTripped: the ranks agree that a learning guard ends the attempt.
+        """
+        slot, votes = self._session.slot, self._session.votes
+        slot.enter(Phase.vote)
+        result = votes.collect()
+        slot.leave(Phase.vote)
+        if result is None:
+            return
+        slot.committed_step = result.step
+        slot.votes = votes.votes
+        slot.vote_wait_seconds = votes.wait_seconds
+        self._guards.act(result)
+        # a save may collect a vote early, before the result of the previous vote was acted on
+        if self._result is not None:
+            result = replace(result, flags=result.flags.union(self._result.flags))
+        self._result = result

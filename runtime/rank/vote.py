@@ -1,0 +1,230 @@
+"""The vote group: grpo-run's own group of all ranks for the step vote and small collective decisions.
+
+All ranks start a vote when their optimizer step is done and collect it before the next one, so communication
+overlaps with work. The ranks of one node vote through the board, which costs no thread; with several nodes, through a
+Gloo group of grpo-run's own (`transports/`).
+
+Called by `runtime/rank/step/step_vote.py` (`start`, `collect`), by everything that decides collectively (`maximum`,
+`gather`) and by `consensus.py`. Every rank must make the same calls in the same order.
+
+The content of a step vote: what one rank sends, what all ranks receive, and how it is encoded.
+
+Each rank encodes its `Vote` as a vector of integers. An all-reduce by MAX over these vectors shows whether
+all ranks finished the same step with the same phases (maximum and minimum must agree) and combines their
+flags by logical OR. Pure data; `vote.py` does the communication.
+
+Choose and connect the transport of a vote group. Called by `session.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.errors import ConsensusError
+from grpo_run.runtime.rank.collective_recorder import Recorder
+from grpo_run.runtime.rank.transport import Detached, Finish, Operation, SharedMemoryTransport, Transport
+from grpo_run.runtime.rank.unseen_collectives import OwnLog
+from grpo_run.watchdog.deadlocks.positions import MIN_TIMEOUT_SECONDS
+
+
+class Flags(NamedTuple):
+    """The flags of a vote. A field added here is encoded, reduced, decoded and combined with the others."""
+
+    stop: bool = False
+    """Stop after the next step, with a checkpoint."""
+    save: bool = False
+    """Save a checkpoint after the next step."""
+    snapshot: bool = False
+    """Take a snapshot in memory after the next step."""
+    nonfinite: bool = False
+    """A loss or the gradient of this step was not finite."""
+    tripped: bool = False
+    """A learning guard whose response ends the attempt has tripped at this step."""
+
+    timed_out: bool = False
+    """A deadline has ended a rollout of this step."""
+    collect: bool = False
+    """Collect garbage after the next step: a rank's memory has grown."""
+    release: bool = False
+    """Return cached device memory after the next step: a rank needs it."""
+
+    def union(self, other: Flags) -> Flags:
+        """Return the flags that are set in either."""
+        return Flags(*(mine or theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vote:
+    """One rank's vote on an optimizer step that it has finished.
+
+    Args:
+        fingerprint: of the phases entered since the vote before.
+    """
+
+    step: int
+    fingerprint: int = 0
+    flags: Flags = field(default_factory=Flags)
+
+    def encode(self) -> list[int]:
+        """Return the vector to reduce by MAX. A value and its negation together yield maximum and minimum."""
+        return [self.step, -self.step, self.fingerprint, -self.fingerprint, *map(int, self.flags)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VoteResult:
+    """The result of a vote, equal on every rank: the step, and each flag that any rank set."""
+
+    step: int
+    flags: Flags
+
+
+def decode(vector: list[int]) -> VoteResult:
+    """Decode a reduced vector.
+
+    Raises:
+        ConsensusError: ranks voted on different steps, or entered different phases.
+    """
+    last_step, first_step, high, low = vector[0], -vector[1], vector[2], -vector[3]
+    if last_step != first_step:
+        raise ConsensusError(
+            f"ranks voted on different steps: the lowest is {first_step}, the highest {last_step}"
+        )
+    if high != low:
+        raise ConsensusError(
+            f"ranks entered different phases in step {last_step} (fingerprints {high:#x} and {low:#x}):"
+            " one rank evaluated, generated or saved where another did not"
+        )
+    return VoteResult(step=last_step, flags=Flags(*map(bool, vector[4:])))
+
+
+class VoteGroup:
+    """A group of all ranks and the vote in progress. One per rank; not thread-safe.
+
+    Args:
+        transport: connects the ranks; None for the only rank of a run.
+    """
+
+    def __init__(self, transport: Transport | None = None) -> None:
+        self.wait_seconds = 0.0
+        """Time this rank has waited in `collect`."""
+        self.votes = 0
+        """Number of votes collected."""
+        self._transport = transport
+        self._pending: Finish | None = None
+
+    def start(self, vote: Vote) -> None:
+        """Start a vote and return at once. The previous vote must have been collected."""
+        assert self._pending is None, "a vote is in progress"
+        self._pending = self._start(Operation.maxima, vote.encode())
+
+    def collect(self) -> VoteResult | None:
+        """Wait for the vote in progress and return its result; None if there is none.
+
+        Raises:
+            ConsensusError: ranks disagree.
+            RuntimeError: a peer is gone or the vote timed out.
+        """
+        if self._pending is None:
+            return None
+        finish, self._pending = self._pending, None
+        began = time.perf_counter()
+        rows = finish()
+        if self._transport is not None:
+            self.wait_seconds += time.perf_counter() - began
+        self.votes += 1
+        return decode(_maxima(rows))
+
+    def maximum(self, value: int) -> int:
+        """Return the largest `value` of all ranks. Collective and blocking."""
+        return self.maxima([value])[0]
+
+    def maxima(self, values: list[int]) -> list[int]:
+        """Return the largest value of all ranks at each position. Collective and blocking.
+
+        Args:
+            values: as many on every rank, each below 2**63.
+        """
+        return _maxima(self._all(Operation.maxima, values))
+
+    def gather(self, values: list[int]) -> list[list[int]]:
+        """Return every rank's values, ordered by rank. Collective and blocking.
+
+        Args:
+            values: as many on every rank, each below 2**63.
+        """
+        return self._all(Operation.rows, values)
+
+    def detach(self) -> None:
+        """In a process that was forked from the rank: take part in nothing from now on."""
+        if self._transport is not None:
+            self._transport = Detached()
+
+    def close(self) -> None:
+        """Release the transport. No vote may be in progress on any rank."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _all(self, operation: Operation, values: list[int]) -> list[list[int]]:
+        assert self._pending is None, "collect the vote first: a collective in between would break its order"
+        most = self._transport.most_values if self._transport is not None else len(values)
+        rows = self._start(operation, values[:most])()
+        for begin in range(most, len(values), most):
+            more = self._start(operation, values[begin : begin + most])()
+            rows = [row + part for row, part in zip(rows, more, strict=True)]
+        return rows
+
+    def _start(self, operation: Operation, values: list[int]) -> Finish:
+        if self._transport is None:
+            return lambda: [values]
+        return self._transport.start(operation, values)
+
+
+def _maxima(rows: list[list[int]]) -> list[int]:
+    return [max(column) for column in zip(*rows, strict=True)]
+
+
+def connect_transport(
+    name: str,
+    *,
+    rank: int,
+    world_size: int,
+    local_world_size: int,
+    board: Board,
+    attempt: int,
+    recorder: Recorder,
+    connect_seconds: float,
+    timeout_seconds: float,
+) -> Transport | None:
+    """Return the transport of a group: the board if all ranks share it, otherwise Gloo; None for a single rank.
+
+    Args:
+        name: of the group, one of `runtime.board.exchange.CHANNELS`.
+        rank, world_size, local_world_size: as in torch elastic's environment variables.
+        board: of this node, writable.
+        attempt: the attempt.
+        recorder: logs the collectives.
+        connect_seconds: time limit for all ranks to connect.
+        timeout_seconds: time limit of one collective. A peer may be a whole rollout behind.
+    """
+    if world_size == 1:
+        return None
+    if local_world_size == world_size:
+        exchange = board.exchange(rank, attempt=attempt, channel=name)
+        if exchange is not None:
+            limited = timeout_seconds < MIN_TIMEOUT_SECONDS
+            log = OwnLog(recorder, name, world_size=world_size, limited=limited)
+            return SharedMemoryTransport(exchange, rank=rank, timeout_seconds=timeout_seconds, log=log)
+    # imports torch, which takes seconds in a fresh interpreter
+    from grpo_run.runtime.rank.gloo_transport import GlooTransport, attempt_store
+
+    return GlooTransport(
+        attempt_store(connect_seconds),
+        rank=rank,
+        world_size=world_size,
+        name=name,
+        timeout_seconds=timeout_seconds,
+        log=OwnLog(recorder, name, world_size=world_size),
+    )

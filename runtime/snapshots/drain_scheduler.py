@@ -1,0 +1,288 @@
+"""Drain snapshots when they are due: while training, before and during a restart, and at the end.
+
+    while training     scheduled snapshots, oldest first; the newest recovery snapshot if the last checkpoint on disk is
+                       older than `DURABLE_SECONDS`, or if ranks have resumed from it
+    before a restart   nothing, if the next attempt can load the newest snapshot from memory; otherwise that snapshot
+    during a restart   nothing until the ranks have finished a step: they need every core to load
+    at the end         every snapshot that is not superseded
+
+Training never waits for the disk. A full disk raises an alert and is retried until it has free space; a disk
+that hangs is reported as a stall. Before a restart, a snapshot that cannot be drained to disk is written as a
+checkpoint in memory instead. Called by the supervisor at every poll. `drain_policy.py` chooses the snapshot,
+`drain_requests.py` speaks to the drain worker, which writes it, and `drain_requests.py` says what became of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from typing import Any
+
+from grpo_run.runtime.checkpoints.manifest import MANIFEST
+from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.drain_messages import DrainFailed, DrainPublished, DrainRequest
+from grpo_run.runtime.snapshots.drain_policy import PublishedCheckpoints, next_to_drain
+from grpo_run.runtime.snapshots.drain_requests import DrainReports, DrainRequests, WriteEvent
+from grpo_run.runtime.snapshots.drain_worker import DrainProcess
+from grpo_run.runtime.snapshots.slot import SnapshotName, StagedSnapshot, StagingSlot
+
+POLL_SECONDS = 0.2
+"""Minimum time between two reads of the slots; the supervisor polls more often."""
+DURABLE_SECONDS = 1800.0
+"""Maximum age of the last checkpoint on disk: memory survives processes but not the machine, and this bounds
+the work that the loss of a machine costs."""
+HOLD_SECONDS = 300.0
+"""How long nothing is drained after ranks were started. Large models load in less; a script that prepares its data
+for hours must not keep checkpoints in memory for as long."""
+LOCK_SECONDS = 5.0
+"""How long the lock of a slot may be held by a process that is ending, while no rank runs."""
+
+
+class DrainScheduler:
+    """Drains the snapshots of one run.
+
+    Args:
+        staging: the run's staging area.
+        write: writes a journal event.
+        warn: shows the user one sentence and writes it to the journal.
+        preloaded: fork the drain worker from the forkserver that has imported torch.
+    """
+
+    def __init__(
+        self,
+        staging: StagingArea,
+        *,
+        write: WriteEvent,
+        warn: Callable[[str], None],
+        preloaded: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.staging = staging
+        self._warn = warn
+        self._clock = clock
+        self._reports = DrainReports(staging, write=write, warn=warn)
+        self._requests = DrainRequests(
+            DrainProcess(staging.path, preloaded=preloaded),
+            self._reports,
+            on_published=self._handle_published,
+            on_broken=self._handle_broken,
+            clock=clock,
+        )
+        self._next_poll_at = 0.0
+        self._durable_at = clock()
+        self._restored: StagedSnapshot | None = None
+        self._broken: dict[int, StagedSnapshot] = {}
+        self._published = PublishedCheckpoints()
+        self._expected: StagedSnapshot | None = None
+        self._held_until = 0.0
+        self._resumed: StagedSnapshot | None = None
+        self.memory_is_short = False
+        """Whether the newest snapshot is to be drained too, so that its memory can be freed."""
+        self.last_failure: DrainFailed | None = None
+        """Why the last `flush` gave up; None if it wrote everything."""
+
+    @property
+    def busy(self) -> bool:
+        """A request is in progress."""
+        return self._requests.busy
+
+    @property
+    def worker(self) -> DrainProcess:
+        """The drain worker."""
+        return self._requests.worker
+
+    def poll(self, *, ranks_have_loaded: bool = True) -> None:
+        """Receive replies and send the next request if one is due. Does not block.
+
+        Args:
+            ranks_have_loaded: the ranks of this attempt have loaded what they resume from.
+        """
+        if ranks_have_loaded:
+            self._held_until = 0.0
+            self._expected = None  # if it was offered, it could be loaded
+        now = self._clock()
+        if now < self._next_poll_at:
+            return
+        self._next_poll_at = now + POLL_SECONDS
+        self._requests.receive()
+        if self.busy:
+            self._requests.report_stall()
+            return
+        if now < max(self._requests.retry_at, self._held_until):
+            return
+        due = next_to_drain(
+            self.staging.snapshots(),
+            done=self._done,
+            newest_first=self._resumed is not None,
+            overdue=self.memory_is_short or now - self._durable_at >= DURABLE_SECONDS,
+        )
+        if due is not None:
+            self._requests.send(*due)
+
+    def prepare_attempt(self, world_size: int, *, spare_memory: bool = False) -> SnapshotName | None:
+        """Return the snapshot that the next attempt loads from memory, or None after making it loadable from disk.
+
+        Only a snapshot that each rank loads by itself is loaded from memory, by as many ranks as wrote it. One that
+        was offered to an attempt which did not finish a step is not offered again, whatever the reason was. No rank
+        may be running. Blocks only if it returns None.
+
+        Args:
+            world_size: number of ranks of the attempt.
+            spare_memory: ranks that load need more memory than ranks that train, and there is little. The newest snapshot
+                is written to disk and loaded from there, and the memory of all is freed.
+        """
+        self._requests.receive()
+        self._held_until = self._clock() + HOLD_SECONDS
+        if spare_memory:
+            self._expected = self._resumed = None
+            self.flush(restore=True)
+            is_on_disk = self._due_to_resume() is None
+            self.free_memory()
+            if is_on_disk:
+                return None  # else the disk does not take it, and memory has the only copy
+        for staged, slot in self.staging.snapshots():
+            if self._is_broken(staged, slot):
+                continue
+            loadable = staged.loads_by_rank and staged.world_size == world_size and staged.files is not None
+            superseded = self._published.supersede(staged) and not slot.drained
+            if not loadable or superseded or staged == self._expected:
+                break
+            try:
+                slot.check_complete(staged)
+            except CheckpointError as error:
+                self._handle_broken(staged, slot.index, str(error))
+                continue
+            self._expected = staged
+            self._resumed = None if slot.drained else staged
+            return SnapshotName(slot=slot.index, order=staged.order)
+        self.flush(restore=True)
+        return None
+
+    def flush(self, *, restore: bool) -> None:
+        """Drain the newest snapshot, then the others. Blocks. No rank may be writing a snapshot.
+
+        Waits as long as the disk makes progress, and gives up if it is full or hangs.
+
+        Args:
+            restore: a rank will resume. Drain the newest snapshot only, and write it as a checkpoint in
+                memory if the disk does not accept it; `poll` drains the others while training continues.
+        """
+        self.last_failure = None
+        for _ in range(2 * len(self.staging.slots)):
+            due = self._due_to_resume() if restore else self._due_at_end()
+            if self.busy and not (restore and due is None):
+                self._requests.wait()
+                continue  # the request may have drained what is due
+            if due is None:
+                return
+            self._requests.send(*due, DrainRequest(slot=due[1].index, last=not restore))
+            failed = self._requests.wait()
+            if failed is not None and not failed.broken:  # after a broken snapshot, the next one is tried
+                self.last_failure = failed
+                if restore:
+                    self._restore_in_memory(*due)
+                return
+
+    def free_memory(self, *, keep_newest: bool = False) -> int:
+        """Free the memory of snapshots that are on disk or superseded; return how many bytes that were. See `StagingArea`."""
+        return self.staging.free_unneeded(self._done, keep_newest=keep_newest)
+
+    def discard(self, call: int, from_step: int) -> list[int]:
+        """Discard the snapshots in memory of a call from a step on; return their steps. No rank may be running.
+
+        Args:
+            call: the ordinal of the `train()` call.
+            from_step: the first step that is discarded.
+        """
+        self._requests.wait()
+        discarded = []
+        for staged, slot in self.staging.snapshots():
+            if staged.train_call.ordinal == call and staged.step >= from_step:
+                with slot.locked(LOCK_SECONDS):
+                    slot.begin_snapshot()
+                discarded.append(staged.step)
+        self._expected = self._resumed = None
+        return discarded
+
+    def record_published(self, call: int, step: int, *, taken_at: float | None = None) -> None:
+        """Record a checkpoint that a rank wrote to disk: recovery snapshots up to it need not be drained.
+
+        Args:
+            call: the ordinal of its `train()` call.
+            step: its step.
+            taken_at: when its state was the run's state, in seconds since the epoch; None for now.
+        """
+        self._durable_at = self._clock()
+        self._published.record(call, step, taken_at=time.time() if taken_at is None else taken_at)
+
+    def note_event(self, record: dict[str, Any]) -> None:
+        """Take an event of a rank into account: it may have written a checkpoint to disk itself."""
+        if record["event"] == "checkpoint_published":
+            call, step = int(record.get("train_call") or 0), int(record["step"])
+            self.record_published(call, step, taken_at=record["time"])
+
+    def unwritten(self) -> list[tuple[StagedSnapshot, StagingSlot]]:
+        """Return the snapshots that matter and are not on disk, newest first."""
+        snapshots = self.staging.snapshots()
+        return [
+            entry
+            for entry in snapshots
+            if not self._done(*entry) and (entry[0].must_reach_disk or entry == snapshots[0])
+        ]
+
+    def close(self) -> bool:
+        """Stop the drain worker, and free the memory if every snapshot that matters is on disk.
+
+        Returns:
+            whether snapshots are kept in memory, because they could not be written to disk.
+        """
+        self._requests.stop_worker()
+        if self.unwritten():
+            return True
+        self.staging.clear()
+        return False
+
+    # ---- which snapshots are done or due ----
+
+    def _done(self, staged: StagedSnapshot, slot: StagingSlot) -> bool:
+        """Return True for a snapshot that is on disk, unreadable, or superseded by a checkpoint on disk."""
+        return slot.drained or self._is_broken(staged, slot) or self._published.supersede(staged)
+
+    def _is_broken(self, staged: StagedSnapshot, slot: StagingSlot) -> bool:
+        return self._broken.get(slot.index) == staged
+
+    def _is_restored(self, staged: StagedSnapshot) -> bool:
+        """Return True if this snapshot, not only one of the same name, is a checkpoint in memory."""
+        return staged == self._restored and (self.staging.restore / staged.folder / MANIFEST).is_file()
+
+    def _due_to_resume(self) -> tuple[StagedSnapshot, StagingSlot] | None:
+        """Return the newest readable snapshot, or None if a rank can already resume from it."""
+        for staged, slot in self.staging.snapshots():
+            if not self._is_broken(staged, slot):
+                return None if self._done(staged, slot) or self._is_restored(staged) else (staged, slot)
+        return None
+
+    def _due_at_end(self) -> tuple[StagedSnapshot, StagingSlot] | None:
+        return next_to_drain(self.staging.snapshots(), done=self._done, newest_first=True, overdue=False)
+
+    # ---- what the worker has done ----
+
+    def _restore_in_memory(self, staged: StagedSnapshot, slot: StagingSlot) -> None:
+        self._restored = None
+        shutil.rmtree(self.staging.restore, ignore_errors=True)  # an older checkpoint that no rank reads now
+        self._requests.send(staged, slot, DrainRequest(slot=slot.index, restore=str(self.staging.restore)))
+        if self.busy and self._requests.wait() is None:
+            self._restored = staged
+
+    def _handle_published(self, staged: StagedSnapshot, reply: DrainPublished) -> None:
+        if reply.durable:
+            self.record_published(reply.train_call, reply.step, taken_at=staged.staged_at)
+            if self._resumed is not None and staged.order >= self._resumed.order:
+                self._resumed = None
+        self._reports.published(reply)
+
+    def _handle_broken(self, staged: StagedSnapshot, slot: int, reason: str) -> None:
+        self._broken[slot] = staged
+        self._reports.broken(staged, reason)

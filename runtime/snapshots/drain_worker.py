@@ -1,0 +1,395 @@
+"""The drain worker, a separate process that drains snapshots on request, and the handle to it.
+
+Only this process writes checkpoints for the supervisor, so a file system that hangs blocks nothing else. It
+dies with the supervisor; partial directories it leaves are deleted by the next drain. `DrainProcess` is the
+supervisor's side, used by `drain_requests.py`; `serve` is the process itself. What it does for one request
+is in `drain_worker.py`.
+
+Drain one snapshot: write it from memory to disk as a published checkpoint.
+
+    slot in memory -> <output_dir>/.checkpoint-N.partial-… -> digests, fsync, MANIFEST.json -> rename to
+    checkpoint-N
+
+A snapshot that the script has not scheduled goes to a folder of its own in the output directory (`runtime/checkpoints/search.py`).
+
+The files are byte for byte what the trainer would have written. Runs in the drain worker (`drain_worker.py`).
+Does not choose the snapshot; `drain_scheduler.py` does.
+"""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import setproctitle
+
+from grpo_run.runtime.checkpoints.manifest import write_manifest
+from grpo_run.runtime.checkpoints.publishing import (
+    clean_partial_directories,
+    make_directory,
+    partial_directory,
+    publish,
+)
+from grpo_run.runtime.checkpoints.rotation import rotate
+from grpo_run.runtime.checkpoints.search import directory_of, name_of
+from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.files import sync_tree
+from grpo_run.runtime.processes import forkserver
+from grpo_run.runtime.processes.adoption import abandon
+from grpo_run.runtime.processes.parent_death import die_with_parent
+from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.buffer import SnapshotBufferReader
+from grpo_run.runtime.snapshots.drain_messages import (
+    DrainFailed,
+    DrainProgress,
+    DrainPublished,
+    DrainReply,
+    DrainRequest,
+)
+from grpo_run.runtime.snapshots.headroom import DISK_RESERVE_BYTES, FULL_BYTES, least_headroom
+from grpo_run.runtime.snapshots.index import SnapshotIndex
+from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
+from grpo_run.runtime.snapshots.writer import write_files
+from grpo_run.runtime.upstream import process_names
+from grpo_run.watchdog.text import size_text
+
+LOCK_WAIT_SECONDS = 30.0
+"""How long a rank may hold a slot's lock before the request fails."""
+COPY_BYTES = 8 << 20
+SYNC_BYTES = 1 << 30
+"""Bytes between two syncs: one fsync of a large checkpoint could take minutes and would look like a stall."""
+
+
+def handle_request(
+    staging: StagingArea, request: DrainRequest, report: Callable[[int], None]
+) -> DrainPublished | DrainFailed:
+    """Carry out one request. Errors of the file system or the snapshot become a `DrainFailed`.
+
+    Args:
+        report: called with the total of bytes written so far, also while they are synced and digested.
+    """
+    slot = staging.slots[request.slot]
+    step = None
+    try:
+        with slot.locked(wait_seconds=LOCK_WAIT_SECONDS, shared=True) as acquired:
+            if not acquired:
+                return DrainFailed(
+                    slot=slot.index, step=None, reason="a rank is writing the slot", full=False
+                )
+            with _broken_snapshot_errors():
+                staged = slot.read_snapshot()
+            if staged is None:
+                return DrainFailed(slot=slot.index, step=None, reason="the slot is empty", full=False)
+            step = staged.step
+            return _drain(slot, staged, request, report)
+    except _NoSpaceError as error:
+        return DrainFailed(
+            slot=slot.index, step=step, reason=str(error), full=True, free_bytes=error.free_bytes
+        )
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        where = f" ({error.filename})" if error.filename else ""
+        return DrainFailed(slot=slot.index, step=step, reason=f"{error.strerror or error}{where}", full=full)
+    except _BrokenSnapshotError as error:
+        return DrainFailed(slot=slot.index, step=step, reason=str(error), full=False, broken=True)
+    except CheckpointError as error:  # in files just written, so a fault of the disk: a retry may succeed
+        return DrainFailed(slot=slot.index, step=step, reason=str(error), full=False)
+
+
+class _BrokenSnapshotError(CheckpointError):
+    """The snapshot in memory cannot be read."""
+
+
+class _NoSpaceError(Exception):
+    """The disk has less space than the checkpoint needs. Nothing was written."""
+
+    def __init__(self, text: str, free_bytes: int) -> None:
+        super().__init__(text)
+        self.free_bytes = free_bytes
+
+
+@contextmanager
+def _broken_snapshot_errors() -> Iterator[None]:
+    """Convert a CheckpointError in the block to a `_BrokenSnapshotError`."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise _BrokenSnapshotError(str(error)) from error
+
+
+def _drain(
+    slot: StagingSlot, staged: StagedSnapshot, request: DrainRequest, report: Callable[[int], None]
+) -> DrainPublished:
+    began = time.perf_counter()
+    durable = request.restore is None
+    output_dir = Path(request.restore or staged.output_dir)
+    directory = directory_of(staged, output_dir) if durable else output_dir
+    trainer_files = slot.files / staged.folder
+    with _broken_snapshot_errors():
+        indexes = slot.check_complete(staged)
+        needed_bytes = slot.checkpoint_bytes(staged)
+    make_directory(directory)
+    clean_partial_directories(directory)
+    _require_free_space(directory, needed_bytes, request)
+    final = directory / name_of(directory, staged.step)
+    with partial_directory(directory, staged.step) as partial:
+        progress = _Progress(report, partial)
+        _copy_tree(trainer_files, partial, progress.add_written)
+        for rank, index in enumerate(indexes):
+            with _broken_snapshot_errors():
+                _write_rank(slot.buffer_path(rank), index, partial, progress.add_written)
+        manifest = write_manifest(partial, staged, progress=progress.repeat)
+        publish(partial, final)
+    if durable:
+        slot.mark_drained()
+    try:
+        removed = rotate(output_dir, newest=final, limit=staged.limit, best=staged.best)
+    except (OSError, CheckpointError):
+        removed = []  # the checkpoint is published; the next one rotates
+    return DrainPublished(
+        slot=slot.index,
+        step=staged.step,
+        train_call=staged.train_call.ordinal,
+        path=str(final),
+        scheduled=staged.scheduled,
+        kept=staged.kept,
+        size_bytes=manifest.size_bytes,
+        seconds=time.perf_counter() - began,
+        durable=durable,
+        removed=tuple(map(str, removed)),
+    )
+
+
+class _Progress:
+    """Add up written bytes, sync every `SYNC_BYTES` of them, and report the total."""
+
+    def __init__(self, report: Callable[[int], None], partial: Path) -> None:
+        self._report = report
+        self._partial = partial
+        self._written = self._synced = 0
+
+    def add_written(self, size_bytes: int) -> None:
+        """Count bytes just written."""
+        self._written += size_bytes
+        if self._written - self._synced >= SYNC_BYTES:
+            sync_tree(self._partial, self.repeat)
+            self._synced = self._written
+        self._report(self._written)
+
+    def repeat(self, size_bytes: int) -> None:
+        """Report the same total again: bytes were synced or digested, so the disk is not stuck."""
+        self._report(self._written)
+
+
+def _require_free_space(directory: Path, needed_bytes: int, request: DrainRequest) -> None:
+    if request.restore is None:
+        free_bytes = shutil.disk_usage(directory).free
+        reserve_bytes = FULL_BYTES if request.last else DISK_RESERVE_BYTES
+        usable_bytes = free_bytes - reserve_bytes
+        where = f"{directory} has {size_text(free_bytes)} free, of which {size_text(reserve_bytes)} must stay free"
+    else:
+        # the kernel kills a process that exceeds its memory limit, so there is no error to handle later
+        headroom = least_headroom(directory)
+        free_bytes, usable_bytes, where = headroom.free_bytes, headroom.usable_bytes, headroom.sentence
+    if usable_bytes < needed_bytes:
+        raise _NoSpaceError(f"{size_text(needed_bytes)} are needed, and {where}", free_bytes)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _copy_tree(source: Path, target: Path, add_written: Callable[[int], None]) -> None:
+    for folder, _, names in os.walk(source, onerror=_raise):
+        copy = target / Path(folder).relative_to(source)
+        copy.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            with open(Path(folder) / name, "rb") as reader, open(copy / name, "wb") as writer:
+                while block := reader.read(COPY_BYTES):
+                    writer.write(block)
+                    add_written(len(block))
+            with suppress(PermissionError, NotImplementedError):  # some file systems have no modes
+                shutil.copymode(Path(folder) / name, copy / name)
+
+
+def _write_rank(
+    buffer_path: Path, index: SnapshotIndex, target: Path, add_written: Callable[[int], None]
+) -> None:
+    if not index.files:
+        return
+    with SnapshotBufferReader(buffer_path) as buffer:
+        try:
+            write_files(index, buffer, target, progress=add_written)
+        except RuntimeError as error:
+            # torch's writer does not report the errno, but the reserve was free when the drain began
+            full = shutil.disk_usage(target).free < DISK_RESERVE_BYTES
+            number = errno.ENOSPC if full else errno.EIO
+            raise OSError(number, f"{os.strerror(number)}: {' '.join(str(error).split())[:200]}") from error
+
+
+NICENESS = 10
+"""Lower priority than training."""
+PROGRESS_SECONDS = 0.5
+"""Minimum time between two progress messages."""
+IO_POLL_SECONDS = 5.0
+"""Time between two checks of the kernel's I/O counters; much shorter than `drain_requests.STALL_SECONDS`."""
+
+
+class DrainProcess:
+    """The drain worker process of one run. It is started by the first request and again after it died.
+
+    Args:
+        staging_path: the run's staging area.
+        preloaded: fork the process from the forkserver that has imported torch, instead of spawning it.
+    """
+
+    def __init__(self, staging_path: Path, *, preloaded: bool) -> None:
+        self._staging_path = staging_path
+        self._preloaded = preloaded
+        self._process: Any = None
+        self._connection: Connection | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, or None if it was not started."""
+        return None if self._process is None else int(self._process.pid)
+
+    def send(self, request: DrainRequest) -> None:
+        """Send a request, starting the process if it is not alive.
+
+        Raises:
+            OSError, EOFError: the process could not be started, or died.
+        """
+        if self._process is None or not self._process.is_alive():
+            self.stop(0.0)  # closes the connection of a dead process
+            self._start()
+        assert self._connection is not None
+        self._connection.send(request)
+
+    def receive(self, wait_seconds: float) -> DrainReply | None:
+        """Return the next reply, or None if there is none within `wait_seconds`.
+
+        Raises:
+            OSError, EOFError: the process died or is not running.
+        """
+        if self._connection is None:
+            raise EOFError("the drain worker is not running")
+        if not self._connection.poll(wait_seconds):
+            return None
+        reply: DrainReply = self._connection.recv()
+        return reply
+
+    def stop(self, wait_seconds: float) -> None:
+        """Close the connection, wait for the process to exit, and kill it after `wait_seconds`."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._process is not None:
+            self._process.join(wait_seconds)
+            if self._process.is_alive():
+                # the partial directory it leaves is deleted by the next drain
+                abandon(self._process)
+            self._process = None
+
+    def _start(self) -> None:
+        context: Any = multiprocessing.get_context("forkserver" if self._preloaded else "spawn")
+        self._connection, theirs = context.Pipe()
+        parent = process_names.forkserver_pid() if self._preloaded else os.getpid()
+        if self._preloaded:
+            forkserver.continue_server()
+        with theirs, process_names.hidden_main():
+            process = context.Process(
+                target=serve, args=(str(self._staging_path), theirs, parent), daemon=True
+            )
+            process.start()
+        self._process = process  # not before: a process that was never started cannot be joined
+
+
+def serve(staging_path: str, connection: Connection, parent: int) -> None:
+    """Handle requests until the connection is closed. Entry point of the process.
+
+    Args:
+        staging_path: the run's staging area.
+        connection: receives `DrainRequest`, sends `DrainReply`.
+        parent: pid of the process to die with.
+    """
+    setproctitle.setproctitle("grpo-run drain worker")
+    os.setsid()  # Ctrl-C at the terminal must reach the supervisor only
+    die_with_parent(parent)
+    os.nice(NICENESS)
+    staging = StagingArea(Path(staging_path))
+    while True:
+        try:
+            request = connection.recv()
+            reporter = _ProgressReporter(connection)
+            with reporter.watching_io():
+                reply = handle_request(staging, request, reporter)
+            connection.send(reply)
+        except (EOFError, OSError):
+            return  # the supervisor closed the connection
+
+
+class _ProgressReporter:
+    """Send progress messages when called, and when the writing thread does I/O between calls.
+
+    The kernel counts the I/O. One call of torch writes a whole record of an archive, which may take minutes.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._sent_at = time.monotonic()
+        self._written_bytes = 0
+
+    def __call__(self, written_bytes: int) -> None:
+        self._written_bytes = written_bytes
+        with self._lock:
+            now = time.monotonic()
+            if now - self._sent_at >= PROGRESS_SECONDS:
+                self._sent_at = now
+                self._connection.send(DrainProgress(written_bytes=written_bytes))
+
+    @contextmanager
+    def watching_io(self) -> Iterator[None]:
+        """Watch the calling thread's I/O while the block runs. Nothing is sent after the block."""
+        done = threading.Event()
+        thread = threading.Thread(
+            target=self._watch_io, args=(threading.get_native_id(), done), name="progress", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _watch_io(self, thread_id: int, done: threading.Event) -> None:
+        before = read_io_counters(thread_id)
+        while not done.wait(IO_POLL_SECONDS):
+            now = read_io_counters(thread_id)
+            if now != before:
+                before = now
+                try:
+                    self(self._written_bytes)
+                except OSError:
+                    return  # the connection is closed; the writing thread notices too
+
+
+def read_io_counters(thread_id: int) -> bytes | None:
+    """Return one thread's I/O counters (proc_pid_io(5)), or None if the kernel has none.
+
+    The counters are of one thread because reading them and sending messages count as I/O too.
+    """
+    try:
+        return Path(f"/proc/self/task/{thread_id}/io").read_bytes()
+    except OSError:
+        return None

@@ -1,0 +1,251 @@
+"""One attempt on this node: its number, files and ranks, and what has been observed of them.
+
+The supervisor creates an `Attempt` before the agent starts ranks and drops it when the next one begins. Does
+not start or terminate processes and takes no decision.
+
+The ranks that have exited in an attempt, and which of them failed.
+
+The supervisor adds the exits that the agent reports; the incident investigation waits briefly for further
+ones. Reads the error files that ranks write. Does not determine which rank caused the failure
+(`watchdog.diagnosis.exits`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_STOPPED
+from grpo_run.runtime.files import NO_SPACE_ERRNOS
+from grpo_run.runtime.history.attempt_files import AttemptFiles
+from grpo_run.runtime.history.history_parts import Commit, newest_commit
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.config import Output
+from grpo_run.runtime.processes.ranks import RankGroup
+from grpo_run.runtime.supervisor.memory.policy import MemoryGrowth
+from grpo_run.watchdog.diagnosis.exits import end_text
+from grpo_run.watchdog.evidence.timeline import Timeline
+from grpo_run.watchdog.memory.error_patterns import OUTPUT_BYTES, needs_output, reported_in
+from grpo_run.watchdog.memory.phase_memory import RankMemory
+from grpo_run.watchdog.memory.retries import RetryWatch
+from grpo_run.watchdog.observation import Exit, Phase, RankState, Slot
+
+
+class Exits:
+    """Exits of one attempt, in the order in which they were observed.
+
+    Args:
+        files: of the attempt.
+        warn: receives (rank, text) for a rank that crashed after its script had completed, or left it with code 0.
+    """
+
+    def __init__(self, files: AttemptFiles, warn: Callable[[int, str], None]) -> None:
+        self._files = files
+        self._warn = warn
+        self.seen: list[Exit] = []
+
+    @property
+    def failed(self) -> list[Exit]:
+        """Exits of ranks whose script did not complete."""
+        return [exit for exit in self.seen if not exit.completed]
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a rank exited because all ranks agreed to stop."""
+        return any(exit.exit_code == EXIT_STOPPED for exit in self.seen)
+
+    def past_training(self, slots: Mapping[int, Slot | None]) -> frozenset[int]:
+        """Return the ranks that have returned from a `train()` call and not completed, if every other rank has completed.
+
+        What such a rank still does is no training, which would need all ranks. Empty if no rank has completed, as
+        between two calls.
+        """
+        exited = {exit.rank for exit in self.seen if exit.completed}
+        states = {rank: slot.state if slot is not None else None for rank, slot in slots.items()}
+        left = {
+            rank: state
+            for rank, state in states.items()
+            if rank not in exited and state is not RankState.done
+        }
+        if len(left) == len(states) or any(
+            state not in (RankState.between, RankState.returned) for state in left.values()
+        ):
+            return frozenset()
+        return frozenset(left)
+
+    def add(self, exits: Iterable[Exit], slots: Mapping[int, Slot | None]) -> None:
+        """Record exits, each with its error file and with whether its script completed.
+
+        Args:
+            exits: new exits.
+            slots: the latest reading of each rank's slot; None for one that could not be read.
+        """
+        for exit in exits:
+            slot = slots.get(exit.rank)
+            done = slot is not None and slot.state is RankState.done
+            if done and exit.exit_code not in (EXIT_FINISHED, EXIT_STOPPED):
+                self._warn(
+                    exit.rank,
+                    f"rank {exit.rank} {end_text(exit)} after its script had completed; its work is not lost",
+                )
+            # a script may end with os._exit(0) after its last train() call, but not inside one
+            training = slot is not None and slot.state is RankState.training
+            left = exit.exit_code == EXIT_FINISHED and not done and not training
+            if left and slot is not None and slot.has_returned:
+                self._warn(
+                    exit.rank,
+                    f"rank {exit.rank} exited with code 0 while threads of its script ran (os._exit?); it counts as finished",
+                )
+            elif left:
+                when = "after its last train() call" if slot is not None and slot.train_call else "by itself"
+                self._warn(
+                    exit.rank,
+                    f"rank {exit.rank} exited with code 0 {when}, without running the script's last line (os._exit?);"
+                    " it counts as finished",
+                )
+            completed = done or left
+            self.seen.append(self._explained(replace(exit, completed=completed)))
+
+    def _explained(self, exit: Exit) -> Exit:
+        """The exit with the error that the rank has left, and what its output adds to that."""
+        exit = replace(exit, error=self._files.read_error(exit.rank))
+        if exit.completed or not needs_output(exit):
+            return exit
+        said = reported_in(self._files.output_end(exit.rank, OUTPUT_BYTES), exit, time.time())
+        return replace(exit, error=said) if said is not None else exit
+
+    def raising(self, ranks: Iterable[int]) -> list[Exit]:
+        """Return the exits to come of ranks that have written their error and have not been seen to exit.
+
+        Their peers may exit first: they lose their connection while the rank still runs its exit handlers.
+
+        Args:
+            ranks: of this node.
+        """
+        left = sorted(set(ranks) - {exit.rank for exit in self.seen})
+        errors = {rank: self._files.read_error(rank) for rank in left}
+        return [
+            Exit(rank=rank, pid=0, exit_code=1, signal=None, order=len(self.seen) + place, error=error)
+            for place, (rank, error) in enumerate(errors.items())
+            if error is not None and error.type != "SystemExit"  # its code may be 0
+        ]
+
+    def wait(self, ranks: RankGroup, seconds: float, slots: Mapping[int, Slot | None]) -> None:
+        """Wait up to `seconds` for further exits; returns early when no rank is alive."""
+        deadline = time.monotonic() + seconds
+        while ranks.alive and (remaining := deadline - time.monotonic()) > 0:
+            self.add(ranks.wait(remaining), slots)
+
+
+class Attempt:
+    """State of one attempt.
+
+    Args:
+        run: the run directory.
+        number: of the attempt, 0 for the first one of the run.
+        warn: receives (rank, text) for warnings about exits.
+        rank_of_place: global rank by place; a place is a local rank, and the index of its slot on the board.
+        world_size: number of ranks on all nodes.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        number: int,
+        *,
+        warn: Callable[[int, str], None],
+        rank_of_place: Mapping[int, int] = MappingProxyType({}),
+        world_size: int = 0,
+    ) -> None:
+        self.number = number
+        self.files = AttemptFiles(run, number)
+        self.rank_of_place = dict(rank_of_place)
+        self.place_of_rank = {rank: place for place, rank in self.rank_of_place.items()}
+        self.world_size = world_size
+        self.exits = Exits(self.files, warn)
+        self.timeline = Timeline()
+        self.growth = MemoryGrowth()
+        self.retries = RetryWatch()
+        self._has_devices = True
+        """Of the ranks' memory on devices."""
+        self.committed = (0, 0)
+        """(train call, step) of the newest step committed in this attempt."""
+
+    @property
+    def on_several_nodes(self) -> bool:
+        """Whether other nodes have ranks too."""
+        return self.world_size > len(self.rank_of_place)
+
+    def outputs(self, output: Output) -> dict[tuple[int, int], Path]:
+        """The files that the local ranks print to, by rank and descriptor: 1, and 2 where that has one of its own."""
+        files = {(rank, 1): self.files.log(rank) for rank in self.place_of_rank}
+        if output is Output.apart:
+            files |= {(rank, 2): self.files.errors(rank) for rank in self.place_of_rank}
+        return files
+
+    @property
+    def sockets(self) -> dict[int, str]:
+        """The path of the worker server's socket of each local rank."""
+        return {rank: str(self.files.socket(rank)) for rank in self.place_of_rank}
+
+    def by_rank(self, pids: Mapping[int, int]) -> dict[int, int]:
+        """Return process ids by global rank, from process ids by place."""
+        return {self.rank_of_place[place]: pid for place, pid in pids.items()}
+
+    def make_files(self, notify: Callable[[str], None]) -> None:
+        """Create the directory of the attempt, elsewhere if the disk of the run does not take it.
+
+        Raises:
+            OSError: it cannot be created anywhere.
+        """
+        error = self.files.make()
+        if error is not None:
+            full = error.errno in NO_SPACE_ERRNOS
+            reason = (
+                "the disk of the run directory is full"
+                if full
+                else f"the run directory cannot be used: {error}"
+            )
+            notify(f"{reason}; the ranks' output of attempt {self.number} is in {self.files.folder}")
+
+    def read_slots(self, board: Board) -> dict[int, Slot | None]:
+        """Read the slot of every local rank; None for one that cannot be read."""
+        slots = board.read_all()
+        return {rank: slots[place] for place, rank in self.rank_of_place.items()}
+
+    def read_memory(self, board: Board) -> dict[int, RankMemory]:
+        """Read what the local ranks have measured of their memory."""
+        found = {rank: board.rank_memory(place) for place, rank in self.rank_of_place.items()}
+        return {rank: memory for rank, memory in found.items() if memory is not None}
+
+    def new_commit(self, slots: Mapping[int, Slot | None], board: Board) -> Commit | None:
+        """Return the newest committed step if it is new in this attempt, else None."""
+        commit = newest_commit(slots, self.world_size)
+        if commit is None:
+            return None
+        position = (commit.train_call, commit.step)
+        known = self.committed if commit.train_call == self.committed[0] else (0, 0)
+        if position <= max(known, (commit.train_call, commit.resumed_step)):
+            return None  # the next call of the script may have a lower number in the run
+        self.committed = position
+        self.growth.committed(lambda: self.read_memory(board))
+        self._watch_retries(commit.step, slots, board)
+        return commit
+
+    def _watch_retries(self, step: int, slots: Mapping[int, Slot | None], board: Board) -> None:
+        if not self._has_devices:
+            return
+        memory = self.read_memory(board)
+        # a rank that has measured nothing yet may have one
+        self._has_devices = any(one.has_device or not one.readings for one in memory.values()) or not memory
+        tokens = sum(slot.tokens_generated for slot in slots.values() if slot is not None)
+        self.retries.committed(step, time.monotonic(), tokens, memory)
+
+    def have_loaded(self, slots: Mapping[int, Slot | None]) -> bool:
+        """Whether the ranks have loaded what they resume from: they have finished a step, or save already."""
+        saving = any(slot is not None and slot.phase is Phase.checkpoint for slot in slots.values())
+        return saving or self.committed != (0, 0)

@@ -1,0 +1,386 @@
+"""How a fault is handled: investigation, journal, decision.
+
+    lifecycle: fault → incident folder and verdict → lifecycle: evidence_written → policy → resolution
+
+Called by the supervisor when ranks failed or hang. The agent kills the remaining ranks only after `handle`
+has returned. Does not judge (`watchdog.diagnosis`), choose (`policy.py`) or end the run (`supervisor.py`).
+
+The `incident` event of the journal: what is recorded of one fault, from its verdict and from what the ranks did.
+
+Called by `faults.py` once evidence is on disk. Reads the error files of ranks that have not exited yet. Does not judge
+(`watchdog.diagnosis`) and writes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
+from grpo_run.runtime.history.recovery import RESTARTS, Action, Decision
+from grpo_run.runtime.history.reporter import Reporter
+from grpo_run.runtime.history.rewards import FAILURES_TO_MOVE
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.config import Output, RunConfig
+from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.supervisor.attempt import Attempt, Exits
+from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
+from grpo_run.runtime.supervisor.memory.policy import MemoryDecision
+from grpo_run.runtime.supervisor.memory.tracing import JobTracer
+from grpo_run.runtime.supervisor.policy import decide
+from grpo_run.runtime.supervisor.quarantine import RunQuarantine
+from grpo_run.runtime.supervisor.run_memory import RunMemory, signature_with_plan
+from grpo_run.runtime.supervisor.setting_aside import can_go_back
+from grpo_run.runtime.supervisor.stop_means import stop_code
+from grpo_run.watchdog.diagnosis.lost_peers import is_lost_peer
+from grpo_run.watchdog.observation import RankError, Slot, all_done, all_returned
+from grpo_run.watchdog.verdict import Verdict
+
+
+def incident_fields(
+    outcome: IncidentOutcome,
+    context: IncidentContext,
+    slots: Mapping[int, Slot | None],
+    *,
+    plan: MemoryPlan,
+    began_at: float,
+) -> dict[str, Any]:
+    """Return the fields of the event, but for `detection_seconds`.
+
+    Args:
+        outcome: of the investigation.
+        context: the fault.
+        slots: the reading of the board in which it was observed.
+        plan: the memory plan of the attempt.
+        began_at: when a hang began, or when ranks were last seen without a failure; seconds since the epoch.
+    """
+    verdict = outcome.verdict
+    error = _error_of_culprit(context.attempt.exits, verdict)
+    return {
+        "rank": verdict.culprit,
+        "step": verdict.step,
+        "train_call": max((slot.train_call for slot in slots.values() if slot is not None), default=0),
+        "cause": str(verdict.cause),
+        "culprit": verdict.culprit,
+        "phase": verdict.phase,
+        **other_failures(context.attempt, verdict),
+        "sentence": verdict.sentence,
+        "signature": signature_with_plan(verdict, plan),
+        "repeat_key": verdict.repeat_key,
+        "starting": verdict.starting,
+        "memory_plan": plan.text,
+        "origin": str(verdict.origin),
+        "failed_reward": verdict.failed_reward.as_json() if verdict.failed_reward is not None else None,
+        "incident": str(outcome.folder),
+        "failed_at": error.wall_time if context.finding is None and error is not None else began_at,
+        "guard": verdict.trip.as_json() if verdict.trip is not None else None,
+        "shortage": verdict.shortage.as_json() if verdict.shortage is not None else None,
+    }
+
+
+def other_failures(attempt: Attempt, verdict: Verdict) -> dict[str, list[int]]:
+    """The ranks that failed besides the culprit: because they lost their connection to it, or by themselves.
+
+    A rank that has written its error is listed although its process may not have exited yet.
+    """
+    failed = {exit.rank: exit.error for exit in attempt.exits.failed}
+    for rank in attempt.place_of_rank.keys() - {exit.rank for exit in attempt.exits.seen}:
+        error = attempt.files.read_error(rank)
+        if error is not None:
+            failed[rank] = error
+    if verdict.culprit is not None:
+        failed.pop(verdict.culprit, None)
+    lost = sorted(rank for rank, error in failed.items() if error is not None and is_lost_peer(error))
+    return {"lost_connection": lost, "also_failed": sorted(failed.keys() - set(lost))}
+
+
+def _error_of_culprit(exits: Exits, verdict: Verdict) -> RankError | None:
+    return next((exit.error for exit in exits.failed if exit.rank == verdict.culprit), None)
+
+
+_USAGE: list[type[UsageError]] = [UsageError, *UsageError.__subclasses__()]
+DESTRUCTOR = re.compile(r"~(?:Reducer|ProcessGroup)")
+USAGE_ERRORS = frozenset(error.__name__ for error in _USAGE)
+"""Errors of a rank that the user has to correct. A script's own `sys.exit(2)` is not one of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """What follows a fault: a new attempt after a delay, or the end of the run with `event`, `exit_code` and a sentence.
+
+    An empty sentence means that the final state of the run is summarized as usual.
+    """
+
+    restart: bool = False
+    delay_seconds: float = 0.0
+    event: RunEvent = RunEvent.gave_up
+    exit_code: int = EXIT_GAVE_UP
+    sentence: str = ""
+
+
+class FaultHandler:
+    """Handles the faults of one run.
+
+    Args:
+        config: of the run; the restart budget, and the ranks whose output the terminal shows.
+        run: the run directory.
+        lifecycle: of the run.
+        reporter: for events and messages.
+        history: contains each event as soon as it is written.
+        quarantine: of the run's prompts.
+        interrupted: whether the user waits for something else, such as a stop.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: RunDirectory,
+        *,
+        lifecycle: Lifecycle,
+        reporter: Reporter,
+        history: History,
+        quarantine: RunQuarantine,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._config = config
+        self._run = run
+        self._lifecycle = lifecycle
+        self._reporter = reporter
+        self._history = history
+        self._quarantine = quarantine
+        tracer = JobTracer(run.path, preloaded=config.preload, interrupted=interrupted)
+        self._memory = RunMemory(config, run, history, reporter, trace=tracer.trace)
+
+    def begin_attempt(self) -> None:
+        """Prepare what depends on the last fault: the prompts to replace, and the GPUs' memory."""
+        self._quarantine.begin_attempt()
+        self._memory.begin_attempt()
+
+    def handle(
+        self,
+        context: IncidentContext,
+        slots: Mapping[int, Slot | None],
+        *,
+        stopping: bool,
+        exits_unseen_since: float,
+    ) -> Resolution:
+        """Handle failed exits, or the hang in `context.finding`.
+
+        Args:
+            context: the fault.
+            slots: the reading of the board in which it was observed.
+            stopping: a stop has been requested.
+            exits_unseen_since: when ranks were polled last without a failure, in monotonic seconds.
+        """
+        outcome = None
+        if context.finding is not None:
+            left = context.attempt.exits.past_training(slots)
+            returned = all_returned(list(slots.values()))
+            if left or returned:
+                outcome = self._investigate(context, slots, exits_unseen_since)
+                done = all_done(list(slots.values()))
+                repeated = returned and self._has_happened_before(outcome.verdict)
+                if done or repeated or (left and in_destructor(outcome.folder, left)):
+                    return self._end_exit_hang(context, outcome.verdict)
+        self._lifecycle.fire(RunEvent.fault)
+        outcome = outcome or self._investigate(context, slots, exits_unseen_since)
+        self._lifecycle.fire(RunEvent.evidence_written)
+        verdict = outcome.verdict
+        usage = _usage_error(context.attempt.exits)
+        memory = None if stopping else self._decide_memory(context, verdict)
+        also_failed = other_failures(context.attempt, verdict)["also_failed"]
+        prompts = self._quarantine.due(verdict, also_failed, context.attempt.files)
+        if usage is not None:
+            decision = Decision(
+                action=Action.stop, reason="the settings are wrong; a restart would repeat the error"
+            )
+        elif memory is not None:
+            decision = memory.decision
+        else:
+            decision = self._decide(verdict, stopping=stopping, prompts=len(prompts))
+        restart = decision.action in RESTARTS
+        if usage is None:
+            self._show_traceback(verdict, restart=restart, stopping=stopping)
+        self._reporter.write(
+            "action",
+            action=str(decision.action),
+            reason=decision.reason,
+            patient=decision.patient,
+            delay_seconds=decision.delay_seconds,
+            before_step=decision.before_step,
+            fresh_from=decision.fresh_from,
+        )
+        if memory is not None and memory.change is not None and decision is memory.decision:
+            self._memory.change(memory.change, memory.phase)
+        self._reporter.write("attempt_ended", cause=str(verdict.cause), action=str(decision.action))
+        if restart:
+            self._move_reward()
+        if decision.action is Action.quarantine_batch:
+            self._quarantine.add(prompts, verdict.phase)
+        tell_ranks(context, verdict)
+        return self._resolve(verdict, decision, usage=usage, stopping=stopping)
+
+    def _decide(self, verdict: Verdict, *, stopping: bool, prompts: int) -> Decision:
+        return decide(
+            self._history,
+            verdict,
+            self._config.budget,
+            stopping=stopping,
+            can_go_back=self._can_go_back(verdict),
+            prompts=prompts,
+            starts_over=self._config.may_start_over,
+        )
+
+    def _resolve(
+        self, verdict: Verdict, decision: Decision, *, usage: RankError | None, stopping: bool
+    ) -> Resolution:
+        if usage is not None and not stopping:
+            # found only inside a rank; reported as the launcher would have reported it
+            return Resolution(exit_code=EXIT_USAGE, sentence=usage.message)
+        if decision.action in RESTARTS:
+            return Resolution(restart=True, delay_seconds=decision.delay_seconds)
+        if stopping:
+            return Resolution(event=RunEvent.stopped, exit_code=stop_code(self._history))
+        sentence = f"{as_sentence(verdict.sentence)} Gave up: {as_sentence(decision.reason)}"
+        advice = verdict.advice if verdict.shortage is not None else ()
+        return Resolution(sentence=" ".join((sentence, *advice)))
+
+    def thrashing(self, attempt: Attempt) -> Finding | None:
+        """Report a rank whose allocator returns its caches in every step, once; return it if it is slow and can be helped.
+
+        A run that would be given up is left alone: it goes on, however slowly.
+        """
+        found = attempt.retries.found
+        if found is None or self._lifecycle.state is not RunState.running:
+            return None
+        self._reporter.warn_once(found.rank, "retried allocations", found.warning)
+        if not found.is_thrashing or not self._memory.can_change(
+            found.phase, several_nodes=attempt.on_several_nodes
+        ):
+            return None
+        return Finding(retries=found, began_at_seconds=time.monotonic())
+
+    def _decide_memory(self, context: IncidentContext, verdict: Verdict) -> MemoryDecision | None:
+        attempt, rank = context.attempt, verdict.culprit
+        now = context.read_memory().get(rank) if rank is not None else None
+        return self._memory.decide(
+            verdict,
+            several_nodes=attempt.on_several_nodes,
+            grown_bytes=attempt.growth.grown_bytes(rank, now) if rank is not None else 0,
+        )
+
+    def _can_go_back(self, verdict: Verdict) -> bool:
+        trip = verdict.trip
+        call = self._history.recoveries[-1].train_call
+        return trip is None or can_go_back(self._history, self._config, call, trip.onset)
+
+    def _move_reward(self) -> None:
+        """Let the next attempt run a reward function in a worker that has failed too often, and say so."""
+        moved = self._history.rewards.due
+        if moved is None:
+            return
+        self._reporter.write(
+            "reward_moved",
+            step=self._history.recoveries[-1].step,
+            file=moved.file,
+            function=moved.function,
+            failures=FAILURES_TO_MOVE,
+        )
+        if self._config.reward_workers:
+            return  # it has stayed in the rank for a reason, which a warning has given
+        what = "raised" if self._history.rewards.last_raised else "not returned in time"
+        self._reporter.notify(
+            f"{moved.name} has {what} {FAILURES_TO_MOVE} times at one step: the next attempt runs it in a"
+            " worker process, where only the samples that it fails on are excluded; `--reward-workers` does so from the"
+            " start"
+        )
+
+    def report_slow_stop(self, context: IncidentContext) -> None:
+        """Collect evidence of ranks that did not stop in time. They are terminated next."""
+        outcome = investigate(self._run, context)
+        self._reporter.notify(
+            f"{outcome.verdict.sentence} They are terminated; evidence is in {outcome.folder}"
+        )
+
+    def _show_traceback(self, verdict: Verdict, *, restart: bool, stopping: bool) -> None:
+        """Show the culprit's traceback before the fault, unless the fault's own lines suffice.
+
+        The terminal holds back the tracebacks of the ranks whose lines it shows, so theirs come from here too. In a
+        pipe or a file, what a shown rank prints is there already.
+        """
+        shown = self._config.shown_ranks
+        if self._config.output is not Output.lines and verdict.culprit in shown:
+            return
+        wanted = bool(shown) if restart else not stopping or verdict.culprit in shown
+        if verdict.traceback and verdict.culprit is not None and wanted:
+            self._reporter.notify(verdict.traceback.rstrip())
+
+    def _end_exit_hang(self, context: IncidentContext, verdict: Verdict) -> Resolution:
+        """A rank does not exit although every script has run its last line, or only torch's destructors are left.
+
+        The work is done: warn, and end the run. A thread that the script has left behind had a second attempt.
+        """
+        self._reporter.write("action", action=str(Action.stop), reason="every script has run its last line")
+        self._reporter.write("warning", text=verdict.sentence)
+        if self._history.ranks_stopped or context.attempt.exits.stopped:
+            return Resolution(event=RunEvent.stopped, exit_code=EXIT_STOPPED)
+        return Resolution(event=RunEvent.completed, exit_code=EXIT_FINISHED)
+
+    def _has_happened_before(self, verdict: Verdict) -> bool:
+        """Whether this incident, which the history has as its last one, is the same as an earlier one."""
+        return any(one.signature == verdict.signature for one in self._history.recoveries[:-1])
+
+    def _investigate(
+        self, context: IncidentContext, slots: Mapping[int, Slot | None], exits_unseen_since: float
+    ) -> IncidentOutcome:
+        """Collect evidence and write the incident to the journal."""
+        seen_at, seen_at_monotonic = time.time(), time.monotonic()
+        outcome = investigate(self._run, context)
+        verdict = outcome.verdict
+        finding = context.finding
+        began_at = exits_unseen_since if finding is None else finding.began_at_seconds
+        fields = incident_fields(
+            outcome,
+            context,
+            slots,
+            plan=self._history.memory.plan,
+            began_at=seen_at - (seen_at_monotonic - began_at),
+        )
+        self._reporter.write(
+            "incident", **fields, detection_seconds=max(0.0, time.time() - fields["failed_at"])
+        )
+        if verdict.trip is not None:
+            self._reporter.write("guard_tripped", **verdict.trip.as_json())
+        return outcome
+
+
+def in_destructor(incident: Path, ranks: Collection[int]) -> bool:
+    """Whether each of these ranks is inside the destructor of DDP's reducer or of a process group, by its native stack.
+
+    torch's destructor of a Gloo group joins threads while it holds the GIL, which those threads may need.
+    """
+    for rank in ranks:
+        try:
+            stack = (incident / "stacks" / f"rank{rank}.native.txt").read_text(errors="replace")
+        except OSError:
+            return False
+        if not DESTRUCTOR.search(stack):
+            return False
+    return True
+
+
+def _usage_error(exits: Exits) -> RankError | None:
+    return next((exit.error for exit in exits.failed if exit.error and exit.error.type in USAGE_ERRORS), None)
+
+
+def as_sentence(text: str) -> str:
+    """Return the text with a full stop at its end, unless it ends with punctuation."""
+    text = text.rstrip()
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."

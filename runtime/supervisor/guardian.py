@@ -1,0 +1,241 @@
+"""The guardian: a small process that terminates what a supervisor killed by SIGKILL leaves behind.
+
+Forkserver, ranks and drain worker die with the supervisor (`runtime/processes/parent_death.py`). What the ranks have started
+does not, and would keep ports, memory and devices. The guardian waits for the supervisor's exit on a pidfd, then
+notes whether the kernel has killed it, terminates the processes that belong to the ranks, and writes one event to the journal. In
+the meantime it looks at the processes now and then, to remember those that have left both their parents and their environment. It stays in
+the supervisor's session, which is how it is told from a helper. `Guardian` is the supervisor's side, `main` the
+process itself. It has no part in a run that ends in order: the supervisor ends it.
+
+Report and journal helper processes that were terminated. Called by the supervisor and by the guardian.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.reporter import Reporter
+from grpo_run.runtime.memory.host_cgroup import read_cgroup_kills, remove_cgroup
+from grpo_run.runtime.memory.host_last_sample import LastSample, read_last_sample
+from grpo_run.runtime.processes import fresh_interpreter
+from grpo_run.runtime.processes.named_signals import inherited_as_ignored
+from grpo_run.runtime.processes.termination import TerminatedProcess, describe, terminate
+from grpo_run.watchdog.run_processes.keeping import without_kept
+from grpo_run.watchdog.run_processes.ownership import RunProcesses
+from grpo_run.watchdog.run_processes.process_tree import read_processes
+
+EVENT = "processes_ended"
+MAX_LISTED = 100
+"""Processes in one event."""
+
+
+def report(reporter: Reporter, terminated: list[TerminatedProcess]) -> None:
+    """Write the event and tell the user, if anything was terminated."""
+    if not terminated:
+        return
+    fields = event_fields(terminated, by="supervisor")
+    reporter.write(EVENT, **fields)
+    if fields["sentence"]:
+        reporter.notify(fields["sentence"])
+
+
+def event_fields(terminated: list[TerminatedProcess], *, by: str) -> dict[str, Any]:
+    """Return the fields of the journal's event.
+
+    Args:
+        terminated: what was signaled.
+        by: who did it: `supervisor`, or `guardian` after the supervisor's death.
+    """
+    return {
+        "by": by,
+        "count": len(terminated),
+        "sentence": describe(terminated),
+        "processes": [
+            {
+                "pid": one.pid,
+                "name": one.name,
+                "command": one.command,
+                "killed": one.killed,
+                "remains": one.remains,
+            }
+            for one in terminated[:MAX_LISTED]
+        ],
+    }
+
+
+LOOK_SECONDS = 0.5
+"""Least time between two looks at the processes of the run."""
+COST_FRACTION = 0.005
+"""Share of one core that the looks may take; on a machine with many processes they are made less often."""
+EXIT_SECONDS = 5.0
+"""How long the guardian may take to exit after it was killed."""
+MAX_MESSAGE_BYTES = 64 * 1024
+
+
+class Guardian:
+    """The supervisor's side of its guardian.
+
+    Args:
+        journal: of the run.
+        host_memory: the file with the last sample of host memory.
+        run_id: of the run.
+        tokens: values of the token variable in the environments of this supervisor's ranks.
+        keep: patterns of `--keep`.
+        cgroup: folder of the ranks' own memory cgroup; None if there is none.
+    """
+
+    def __init__(
+        self,
+        journal: Path,
+        run_id: str,
+        host_memory: Path,
+        *,
+        tokens: Sequence[str],
+        keep: Sequence[str],
+        cgroup: Path | None = None,
+    ) -> None:
+        settings = {
+            "supervisor": os.getpid(),
+            "session": os.getsid(0),
+            "journal": str(journal),
+            "run_id": run_id,
+            "host_memory": str(host_memory),
+            "tokens": list(tokens),
+            "keep": list(keep),
+            "cgroup": str(cgroup) if cgroup is not None else None,
+        }
+        with inherited_as_ignored():  # it leaves the process group afterwards
+            self._process = subprocess.Popen(
+                fresh_interpreter.command(f"{__name__}:main"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+            )
+        self._tell(settings)
+
+    def begin_attempt(self, ranks: Collection[int]) -> None:
+        """Tell it the ranks of a new attempt, by pid."""
+        self._tell({"ranks": list(ranks)})
+
+    def end(self) -> None:
+        """End it: the run has ended in order."""
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_SECONDS)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        # it may have been killed; the run goes on without it
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+
+def main() -> None:
+    """Wait for the end of the supervisor, then end what its ranks have started. Entry point of the process."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # as sent to every process of a job that is to stop
+    os.setpgrp()
+    os.chdir("/")
+    messages = _Messages()
+    while (settings := messages.next()) is None:
+        messages.receive()
+        if messages.closed:
+            return  # the supervisor has ended before it had ranks
+    supervisor = settings["supervisor"]
+    owned = RunProcesses(
+        supervisor,
+        settings["session"],
+        tokens=settings["tokens"],
+    )
+    ranks = _wait_for_exit(supervisor, owned, messages)
+    _note_kills(Path(settings["host_memory"]))
+    terminated = terminate(
+        lambda: without_kept(owned.find(read_processes()), settings["keep"]), sessions=ranks
+    )
+    if settings["cgroup"] is not None:
+        remove_cgroup(Path(settings["cgroup"]))
+    _report(terminated, settings)
+
+
+class _Messages:
+    """Lines of JSON on standard input. The supervisor's death closes it."""
+
+    def __init__(self) -> None:
+        self._text = b""
+        self._lines: list[bytes] = []
+        self.closed = False
+
+    def receive(self) -> None:
+        """Wait for input and read it."""
+        received = os.read(0, MAX_MESSAGE_BYTES)
+        self.closed = not received
+        *lines, self._text = (self._text + received).split(b"\n")
+        self._lines += lines
+
+    def next(self) -> dict[str, Any] | None:
+        """Return the next message that was received, or None."""
+        message: dict[str, Any] | None = json.loads(self._lines.pop(0)) if self._lines else None
+        return message
+
+
+def _wait_for_exit(supervisor: int, owned: RunProcesses, messages: _Messages) -> list[int]:
+    """Return the last attempt's ranks when the supervisor has exited; look at its processes until then."""
+    ranks: list[int] = []
+    try:
+        pidfd = os.pidfd_open(supervisor)
+    except ProcessLookupError:
+        return ranks
+    if os.getppid() != supervisor:
+        return ranks  # it has exited before, and its pid is in use again
+    pause_seconds = 0.0
+    while True:
+        waiting = [pidfd] if messages.closed else [pidfd, 0]
+        ready, _, _ = select.select(waiting, [], [], pause_seconds)
+        if pidfd in ready:
+            return ranks
+        if 0 in ready:
+            messages.receive()
+        while (message := messages.next()) is not None:
+            ranks = message["ranks"]
+            owned.begin_attempt(ranks)
+        began = time.process_time()  # CPU time: on a loaded machine a look may take long, and cost little
+        with contextlib.suppress(OSError):
+            owned.find(read_processes())
+        pause_seconds = max(LOOK_SECONDS, (time.process_time() - began) / COST_FRACTION)
+
+
+def _note_kills(path: Path) -> None:
+    """Add the kernel's counter of killed processes to the last sample, before other processes of the cgroup are killed."""
+    sample = read_last_sample(path)
+    if sample is None or sample.supervisor_kills is None:
+        return
+    now = read_cgroup_kills(sample.supervisor_kills.folder)
+    if now is not None and now.identity == sample.supervisor_kills.identity:
+        LastSample(path).write(dataclasses.replace(sample, kills_at_end=now.count))
+
+
+def _report(terminated: list[TerminatedProcess], settings: dict[str, Any]) -> None:
+    if not terminated:
+        return
+    sentence = describe(terminated)
+    # nobody may be left to read it
+    with contextlib.suppress(OSError):
+        if sentence:
+            print(f"grpo-run: the supervisor was killed; {sentence}", file=sys.stderr, flush=True)
+        Journal(Path(settings["journal"]), settings["run_id"]).write(
+            EVENT, **event_fields(terminated, by="guardian")
+        )

@@ -1,0 +1,279 @@
+"""Observe host memory for the supervisor: called at its start, for each attempt, and at every poll.
+
+Lets the kernel prefer ranks to the supervisor when it must kill a process, keeps the last sample on disk, acts when memory
+is short (`host_relief.py`), and tells the incident investigation which ranks the kernel has killed. Does not make verdicts.
+
+Whether the kernel's OOM killer has ended the previous supervisor of the run, alone or together with its ranks.
+
+The guardian reads the counter of killed processes of the supervisor's cgroup as soon as the supervisor has ended: compared
+with the last sample, seconds before, that settles it. If the guardian was killed too, as with `memory.oom.group`, the next
+launch can read the counter, if that cgroup still exists, but others of its processes may have been killed meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.reporter import Reporter
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.history.status import read_memory
+from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.memory.host_accounting import HostMemory
+from grpo_run.runtime.memory.host_cgroup import read_cgroup_kills
+from grpo_run.runtime.memory.host_last_sample import LastSample, read_last_sample
+from grpo_run.runtime.processes.ranks import RankGroup
+from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
+from grpo_run.runtime.supervisor.attempt import Attempt
+from grpo_run.runtime.supervisor.host_relief import MemoryRelief
+from grpo_run.runtime.supervisor.stop import StopRequest
+from grpo_run.runtime.supervisor.stop_means import StopMeans
+from grpo_run.runtime.upstream import process_names
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.memory.host_kills import KernelKills
+from grpo_run.watchdog.memory.host_pressure import LEAST_FREE_BYTES, shortage
+from grpo_run.watchdog.memory.host_reading import groups_of
+from grpo_run.watchdog.memory.host_sample import HostSample, describe_use
+from grpo_run.watchdog.observation import Exit, Slot
+from grpo_run.watchdog.processes import read_file
+
+RECENT_SECONDS = 60.0
+"""The last sample must be at most so much older than the last event of the journal."""
+
+
+def suspected(sample: HostSample | None, history: History) -> str | None:
+    """Return a sentence if the kernel has ended the last supervisor, or may have; else None.
+
+    Args:
+        sample: the last one of that supervisor.
+        history: before the event of this launch.
+    """
+    if sample is None or history.supervisors == 0 or history.exit_code is not None:
+        return None
+    if abs((history.time.last or 0.0) - sample.at) > RECENT_SECONDS:
+        return None
+    killed, short = _killed_since(sample), shortage(sample)
+    if killed == 0 or (killed is None and short is None):
+        return None
+    before = sample.supervisor_kills
+    if killed is None or before is None:
+        how = "ended without a record, probably killed by the kernel because memory was full"
+    elif sample.kills_at_end is not None:
+        how = (
+            "was killed by the kernel because memory was full: as it ended, the counter of killed processes of"
+            f" {before.folder} rose from {before.count} to {sample.kills_at_end}"
+        )
+    else:
+        how = (
+            f"ended without a record. The kernel has killed {killed} processes of {before.folder} since, for lack of memory;"
+            " whether the supervisor was one of them cannot be told"
+        )
+    together = (
+        " memory.oom.group=1 makes the kernel end all of its processes together."
+        if sample.kills_whole_group
+        else ""
+    )
+    return f"the last supervisor of this run {how}. {_state(sample, short)}.{together}"
+
+
+def _state(sample: HostSample, short: str | None) -> str:
+    """What was in use at the last sample, as a sentence without a full stop."""
+    at = time.strftime("%H:%M:%S", time.localtime(sample.at))
+    nearest = sample.nearest
+    state = "memory was in use"
+    if short is not None:
+        state = short.replace(" is in use", " was in use").replace(" have waited ", " had waited ")
+    elif nearest is not None:
+        state = f"{nearest.fraction:.0%} of {nearest.name} was in use"
+    use = describe_use(sample, nearest)
+    return f"At {at}, {state}{f' ({use})' if use else ''}"
+
+
+def _killed_since(sample: HostSample) -> int | None:
+    """How many processes of the supervisor's cgroup the kernel has killed since the sample; None if that is not known."""
+    before = sample.supervisor_kills
+    if before is None:
+        return None
+    if sample.kills_at_end is not None:
+        return max(0, sample.kills_at_end - before.count)
+    now = read_cgroup_kills(before.folder)
+    if now is None or now.identity != before.identity:
+        return None
+    return max(0, now.count - before.count)
+
+
+SCORE_RAISE = 50
+"""How much more readily the kernel kills a rank, in thousandths of the memory (proc_pid_oom_score_adj(5)): supervisor and
+forkserver use less than 5 % of any memory in which ranks train. Raising it needs no privilege."""
+MAX_SCORE = 1000
+REPLICATED = "ddp"
+"""Layout of a checkpoint of which every rank loads all."""
+
+
+class HostWatch:
+    """Watches the host's memory during one run.
+
+    Args:
+        run: its directory, which receives the last sample.
+        config: of the run.
+        drains: writes the run's snapshots in memory to disk; None if there are none.
+        stop: of the run; no ranks are started again once it is requested.
+        enter: moves a rank into the cgroup of the ranks.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        config: RunConfig,
+        drains: DrainScheduler | None,
+        reporter: Reporter,
+        history: History,
+        stop: StopRequest,
+        enter: Callable[[int], None],
+    ) -> None:
+        self._enter = enter
+        self._config = config
+        self._stop = stop
+        self._staging = drains.staging if drains is not None else None
+        self._history = history
+        self._relief = MemoryRelief(drains, reporter, history)
+        self._exited_at: float | None = None
+        self._board: Board | None = None
+        self._reporter = reporter
+        self._last = read_last_sample(run.host_memory)
+        self._memory = HostMemory(
+            staging_bytes=self._staging_bytes,
+            own_pids=_own_pids,
+            publish=LastSample(run.host_memory).write,
+        )
+
+    @property
+    def latest(self) -> HostSample | None:
+        """The last sample; None before the first."""
+        return self._memory.latest
+
+    def begin(self) -> None:
+        """Say how the last supervisor has probably ended, and what the kernel would do to this one. Call it before any event."""
+        text = suspected(self._last, self._history)
+        if text is not None:
+            self._reporter.write("memory_oom_suspected", sentence=text)
+            self._reporter.notify(text)
+        together = next((group for group in groups_of(os.getpid()) if group.kills_whole_group), None)
+        if together is not None:
+            self._reporter.warn(
+                None,
+                f"{together.folder} has memory.oom.group=1: if its memory is full, the kernel ends this supervisor together"
+                " with the ranks; the next launch then reports it",
+            )
+
+    @property
+    def spares_memory(self) -> bool:
+        """Whether the next attempt is to find as much free memory as possible.
+
+        The kernel has killed a rank, or little was free in the last attempt, or too little for ranks that load: snapshots
+        would take their part again.
+        """
+        recoveries = self._history.recoveries
+        failed = bool(recoveries) and recoveries[-1].recovery_seconds is None
+        killed = failed and recoveries[-1].cause == Cause.host_oom
+        return killed or self._relief.leaves_little or self._loading_may_not_fit()
+
+    def begin_attempt(self, pids: Mapping[int, int]) -> None:
+        """Watch the ranks that were just started, by rank."""
+        for pid in pids.values():
+            self._enter(pid)  # it is in it already if the forkserver is
+            prefer_to_kill(pid)
+        self._memory.begin_attempt(pids)
+        self._relief.begin_attempt()
+        self._exited_at = None
+
+    def poll(self, attempt: Attempt, board: Board, slots: Mapping[int, Slot | None], now: float) -> None:
+        """Read what is due, and act if memory is short.
+
+        Args:
+            slots: of the attempt's ranks.
+            now: monotonic seconds.
+        """
+        self._board = board
+        try:
+            sampled = self._memory.poll()
+            whole = self._memory.whole
+            if sampled and whole is not None and not attempt.exits.seen:
+                may_restart = functools.partial(self._may_restart, attempt, slots)
+                self._relief.record(whole, attempt, board, now, may_restart=may_restart)
+        except (OSError, MemoryError) as error:
+            text = f"host memory cannot be monitored at present: {error or type(error).__name__}"
+            self._reporter.warn_once(0, "host memory", text)
+
+    def restarts(self, ranks: RankGroup, attempt: Attempt, now: float) -> bool:
+        """Return whether the ranks have saved and exited because memory runs out, so that they are to be started again.
+
+        One that does not exit after all have saved is not waited for longer than after a stop.
+        """
+        if not self._relief.restarts or self._stop.requested or not attempt.exits.stopped:
+            return False
+        if self._exited_at is None:
+            self._exited_at = now
+        if ranks.alive and now - self._exited_at < self._config.timeouts.stop_seconds:
+            return False
+        self._reporter.write("attempt_ended", cause="memory_short", action="restart")
+        return True
+
+    def kills_of(self, exits: Collection[Exit]) -> KernelKills:
+        """Return which of the ranks that have exited the kernel has killed for lack of memory."""
+        return self._memory.kills_of(exits)
+
+    def _loading_may_not_fit(self) -> bool:
+        """Whether the ranks as they were, and once more what they load, exceed a limit.
+
+        A rank that loads has a tensor of the checkpoint and that of its model or optimizer at the same time. If these are on
+        a device, it holds one tensor at a time, and the ranks together less than the checkpoint.
+        """
+        sample = self._memory.last_whole
+        newest = next(iter(self._staging.snapshots()), None) if self._staging is not None else None
+        if sample is None or newest is None or self._board is None:
+            return False
+        staged, slot = newest
+        on_device = any(memory is not None and memory.has_device for memory in read_memory(self._board))
+        copies = len(sample.ranks) if staged.layout == REPLICATED and not on_device else 1
+        loaded_bytes = copies * slot.size_bytes()
+        least_bytes = LEAST_FREE_BYTES * (len(sample.ranks) + 1)
+        return any(
+            use.working_set_bytes + loaded_bytes + least_bytes > use.limit_bytes for use in sample.limits
+        )
+
+    def _may_restart(self, attempt: Attempt, slots: Mapping[int, Slot | None]) -> bool:
+        """Whether all ranks are on this node and would agree on a step and save, and the user allows restarts."""
+        return (
+            not self._stop.requested
+            and self._config.budget.failures_without_progress > 0
+            and attempt.world_size == len(attempt.place_of_rank)
+            and self._stop.means(attempt, slots) is StopMeans.vote
+        )
+
+    def _staging_bytes(self) -> int:
+        if self._staging is None:
+            return 0
+        with contextlib.suppress(OSError):  # a slot is being emptied
+            return sum(slot.size_bytes() for slot in self._staging.slots)
+        return 0
+
+
+def prefer_to_kill(pid: int) -> None:
+    """Raise the score by which the kernel chooses whom to kill when memory is full, for a process and what it starts."""
+    try:
+        present = int(read_file(f"/proc/{pid}/oom_score_adj") or b"0")
+        with open(f"/proc/{pid}/oom_score_adj", "w") as file:
+            file.write(str(min(MAX_SCORE, present + SCORE_RAISE)))
+    except (OSError, ValueError):
+        return  # it has exited, or /proc may not be written: the kernel then chooses by size alone
+
+
+def _own_pids() -> list[int]:
+    server = process_names.forkserver_pid()
+    return [os.getpid(), *([server] if server is not None else [])]

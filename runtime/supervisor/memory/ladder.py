@@ -1,0 +1,396 @@
+"""The ladder: which change of the memory plan comes next after a rank has run out of memory in a phase.
+
+    phase → the rungs in order → the first that applies and is predicted to lower the peak of that phase
+
+One change an attempt. The ladder ends because each rung can be climbed only so often. Predictions come from traces of the job,
+which the caller makes, and from the closed form where there is none. Pure but for those; called by `policy.py`.
+
+The rungs of the ladder: single changes of the memory plan, each with the reason why it does not apply to a run.
+
+    rung, facts, plan → the next plan, or why not
+
+Pure. The order of the rungs, and whether one is predicted to help, is `ladder.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from grpo_run.runtime.memory.facts import MemoryFacts, split_differences, split_refusals
+from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.supervisor.memory.prediction import (
+    Device,
+    Prediction,
+    Traces,
+    predict,
+    rollout_rows,
+    vllm_share,
+)
+from grpo_run.watchdog.memory.shortage import OUTSIDE, MemoryPhase
+
+LEAST_VLLM_SHARE = 0.1
+"""Of a GPU. A smaller share holds the weights of no model that is worth vLLM."""
+MOST_VLLM_SHARE = 0.9
+"""vLLM's own default, for a GPU that it has to itself."""
+LEAST_COMPLETION_TOKENS = 16
+
+
+class Rung(str, Enum):
+    """One change of a memory plan. The values appear in the journal."""
+
+    micro_batch = "micro_batch"
+    generation_sub_batches = "generation_sub_batches"
+    gradient_checkpointing = "gradient_checkpointing"
+    optimizer_offload = "optimizer_offload"
+    vllm_sleep = "vllm_sleep"
+    vllm_share = "vllm_share"
+    larger_vllm_share = "larger_vllm_share"
+    expandable_segments = "expandable_segments"
+    shorter_completions = "shorter_completions"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What the facts of a call do not say.
+
+    Attributes:
+        segments_refused: why expandable segments cannot be used with the installed vLLM, as a clause; empty if they can.
+        own_allocator_setting: the environment of the run sets `expandable_segments` itself.
+    """
+
+    segments_refused: str = ""
+    own_allocator_setting: bool = False
+
+
+Next = MemoryPlan | str | None
+"""The next plan, or why the rung does not apply, as a clause; None if it does not concern the run at all."""
+
+
+def climb(rung: Rung, facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+    """Return the plan with one more change, or why it does not apply; None if it does not concern the run."""
+    return _CHANGES[rung](facts, plan, around)
+
+
+def _with(plan: MemoryPlan, **changes: object) -> MemoryPlan:
+    return plan.model_copy(update=changes)
+
+
+def _micro_batch(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+    if refusals := split_refusals(facts):
+        return "; ".join(refusals)
+    rows = facts.per_device_train_batch_size
+    left, rest = divmod(rows, plan.micro_batch_divisor)
+    now = "" if plan.micro_batch_divisor == 1 else f" (divided by {plan.micro_batch_divisor})"
+    if left <= 1:
+        return f"a micro-batch is one sample already: per_device_train_batch_size={rows}{now}"
+    if rest or left % 2:
+        return f"per_device_train_batch_size={rows}{now} is odd"
+    return _with(plan, micro_batch_divisor=2 * plan.micro_batch_divisor)
+
+
+def _generation_sub_batches(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+    if facts.generates.startswith("vllm"):
+        return "vLLM forms its batches itself"
+    if facts.generates == "continuous_batching":
+        return "continuous batching forms its batches itself"
+    if facts.generates == "script":
+        return "a function of the script generates"
+    if not facts.generates:
+        return None
+    rows = rollout_rows(facts)
+    parts = 2 * plan.generation_sub_batches
+    if parts > rows:
+        return f"a part is one row already: {rows} rows in {plan.generation_sub_batches} parts"
+    return _with(plan, generation_sub_batches=parts)
+
+
+def _gradient_checkpointing(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+    if facts.gradient_checkpointing or plan.gradient_checkpointing:
+        return "gradient checkpointing is on already"
+    if facts.checkpointing_set_later:
+        return "gradient checkpointing is also set by an assignment after the configuration was built"
+    if not facts.supports_gradient_checkpointing:
+        return "the model does not support gradient checkpointing"
+    return _with(plan, gradient_checkpointing=True)
+
+
+def _optimizer_offload(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+    if facts.optimizer_offload or plan.optimizer_offload:
+        return "the optimizer's state is in host memory already"
+    if not facts.deepspeed or not facts.layout.startswith("deepspeed-zero"):
+        return "the optimizer's state can be moved to host memory only with DeepSpeed's ZeRO"
+    return _with(plan, optimizer_offload=True)
+
+
+def _vllm_sleep(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+    if facts.generates != "vllm_colocate":
+        return None
+    if facts.vllm_sleep or plan.vllm_sleep:
+        return "vLLM frees its memory during training already"
+    return _with(plan, vllm_sleep=True)
+
+
+def _vllm_share(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+    if facts.generates != "vllm_colocate":
+        return None
+    share = vllm_share(facts, plan)
+    if share > vllm_share(facts, MemoryPlan()):
+        return f"vLLM needs vllm_gpu_memory_utilization={share:g}"
+    lower = round(max(LEAST_VLLM_SHARE, share * 2 / 3), 2)
+    if not lower < share:
+        return f"vllm_gpu_memory_utilization={share:g} is as low as it can be"
+    return _with(plan, vllm_gpu_memory_utilization=lower)
+
+
+def _larger_vllm_share(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+    if facts.generates != "vllm_colocate":
+        return None
+    share = vllm_share(facts, plan)
+    if share < vllm_share(facts, MemoryPlan()):
+        return f"training left vLLM no more than vllm_gpu_memory_utilization={share:g}"
+    larger = round(min(MOST_VLLM_SHARE, share * 3 / 2), 2)
+    if not larger > share:
+        return f"vllm_gpu_memory_utilization={share:g} is as high as it can be"
+    return _with(plan, vllm_gpu_memory_utilization=larger)
+
+
+def _expandable_segments(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+    if plan.expandable_segments:
+        return "expandable segments are on already"
+    if around.own_allocator_setting:
+        return "the environment sets expandable_segments itself"
+    sleeps = facts.generates == "vllm_colocate" and (facts.vllm_sleep or plan.vllm_sleep)
+    if sleeps and around.segments_refused:
+        return around.segments_refused
+    return _with(plan, expandable_segments=True)
+
+
+def _shorter_completions(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+    if not facts.generates:
+        return None
+    tokens = plan.max_completion_length or facts.max_completion_length
+    if tokens is None:
+        return "max_completion_length is not set"
+    if tokens // 2 < LEAST_COMPLETION_TOKENS:
+        return f"max_completion_length={tokens} is as short as it can be"
+    return _with(plan, max_completion_length=tokens // 2)
+
+
+_CHANGES: dict[Rung, Callable[[MemoryFacts, MemoryPlan, Surroundings], Next]] = {
+    Rung.micro_batch: _micro_batch,
+    Rung.generation_sub_batches: _generation_sub_batches,
+    Rung.gradient_checkpointing: _gradient_checkpointing,
+    Rung.optimizer_offload: _optimizer_offload,
+    Rung.vllm_sleep: _vllm_sleep,
+    Rung.vllm_share: _vllm_share,
+    Rung.larger_vllm_share: _larger_vllm_share,
+    Rung.expandable_segments: _expandable_segments,
+    Rung.shorter_completions: _shorter_completions,
+}
+
+
+_ELSEWHERE = (Rung.vllm_sleep, Rung.vllm_share, Rung.expandable_segments)
+"""What leaves more memory free, whatever needs it."""
+_MICRO_BATCH = (Rung.micro_batch, Rung.gradient_checkpointing, *_ELSEWHERE)
+ORDER: Mapping[MemoryPhase, tuple[Rung, ...]] = {
+    MemoryPhase.generate: (
+        Rung.generation_sub_batches,
+        Rung.vllm_share,
+        Rung.vllm_sleep,
+        Rung.expandable_segments,
+    ),
+    MemoryPhase.score: _MICRO_BATCH,
+    MemoryPhase.forward: _MICRO_BATCH,
+    MemoryPhase.backward: _MICRO_BATCH,
+    MemoryPhase.optimizer: (Rung.optimizer_offload, *_ELSEWHERE),
+    MemoryPhase.evaluate: _ELSEWHERE,
+    MemoryPhase.save: _ELSEWHERE,
+    MemoryPhase.load: (Rung.vllm_share, Rung.expandable_segments),
+    **dict.fromkeys(OUTSIDE, _ELSEWHERE),
+}
+"""The rungs that keep the update, by the phase that died."""
+DEGRADING = (Rung.shorter_completions,)
+"""Rungs that change the experiment; climbed with `--allow-degrade` only, after all others."""
+
+TRACED_PHASES = frozenset({MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward})
+TRACED_RUNGS = frozenset({Rung.micro_batch, Rung.gradient_checkpointing, Rung.shorter_completions})
+"""Rungs whose effect a trace of these phases shows. That of the others is arithmetic."""
+
+Tracer = Callable[[MemoryFacts, MemoryPhase, Sequence[MemoryPlan]], Traces]
+"""Traces plans, the first of which is the one in effect, until one needs less in a phase; may take seconds."""
+
+
+def no_traces(facts: MemoryFacts, phase: MemoryPhase, plans: Sequence[MemoryPlan]) -> Traces:
+    """Trace nothing."""
+    return Traces()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """A rung that was not climbed, and why, as a clause."""
+
+    rung: Rung
+    why: str
+
+    @property
+    def text(self) -> str:
+        """The rung and the reason, for sentences."""
+        return f"{str(self.rung).replace('_', ' ')}: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanChange:
+    """What the next attempt does otherwise.
+
+    Attributes:
+        rung: the one change.
+        plan: with the change.
+        prediction: the peak of the phase that died, before and after.
+        skipped: earlier rungs, and why they were not climbed.
+        inexact: why the update is not the same; empty if it is, up to the rounding of sums.
+    """
+
+    rung: Rung
+    plan: MemoryPlan
+    prediction: Prediction
+    skipped: tuple[Skipped, ...]
+    inexact: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhausted:
+    """No rung is left, or none is to be climbed: why, why each was not climbed, and what the user could change."""
+
+    skipped: tuple[Skipped, ...]
+    proposals: tuple[str, ...]
+    why: str = "no change of the memory plan is left that keeps the update"
+
+
+def next_change(
+    phase: MemoryPhase,
+    facts: MemoryFacts,
+    plan: MemoryPlan,
+    *,
+    around: Surroundings,
+    device: Device,
+    fragmented: bool = False,
+    cache_too_small: bool = False,
+    allow_degrade: bool = False,
+    trace: Tracer = no_traces,
+) -> PlanChange | Exhausted:
+    """Return the next change of a plan, or why there is none.
+
+    Args:
+        phase: in which a rank ran out of memory.
+        facts: of the `train()` call.
+        plan: in effect.
+        around: what the facts do not say.
+        device: what the error says of the GPU.
+        fragmented: the allocator had reserved enough, so expandable segments come first.
+        cache_too_small: vLLM needs a larger share, not less memory in the phase.
+        allow_degrade: the experiment may be changed.
+        trace: called once at most, and only if the choice depends on it.
+
+    A change that the closed form alone takes for harmful is made if nothing else is left: it is not exact, and the run would end.
+    """
+    rungs = ORDER[phase]
+    if fragmented:
+        rungs = (Rung.expandable_segments, *(rung for rung in rungs if rung is not Rung.expandable_segments))
+    if cache_too_small:
+        rungs = (Rung.larger_vllm_share,)
+    exact = list(_climbed(rungs, facts, plan, around))
+    degrading = list(_climbed(DEGRADING, facts, plan, around)) if allow_degrade else []
+    wanted = [] if cache_too_small else _to_trace(phase, [*exact, *degrading])
+    traces = trace(facts, phase, (plan, *wanted)) if wanted else Traces()
+    skipped: dict[Skipped, None] = {}
+    doubtful: PlanChange | None = None
+    for climbed_rungs in (exact, degrading):
+        for rung, climbed in climbed_rungs:
+            if rung is Rung.expandable_segments and not device.segments_may_suffice:
+                climbed = "less is reserved and not allocated than was missing"
+            if isinstance(climbed, str):
+                skipped[Skipped(rung=rung, why=climbed)] = None
+                continue
+            asked = traces if climbed in wanted else Traces()
+            prediction = predict(facts, phase, plan, climbed, device, asked)
+            found = PlanChange(
+                rung=rung,
+                plan=climbed,
+                prediction=prediction,
+                skipped=tuple(skipped),
+                inexact=inexact(facts, plan, climbed),
+            )
+            if prediction.lowers or cache_too_small:
+                return found
+            if doubtful is None and not prediction.traced and not prediction.equal:
+                doubtful = found
+            skipped[Skipped(rung=rung, why="it would not lower the peak of this phase")] = None
+        if doubtful is not None:
+            return doubtful
+    return Exhausted(skipped=tuple(skipped), proposals=proposals(phase, facts, plan, around))
+
+
+def _climbed(
+    rungs: Sequence[Rung], facts: MemoryFacts, plan: MemoryPlan, around: Surroundings
+) -> Iterator[tuple[Rung, MemoryPlan | str]]:
+    """Yield the plans of rungs in their order, or why a rung does not apply.
+
+    A micro-batch is halved again and again: where gradients were not accumulated before, halves need those of the first half too,
+    so that a quarter may lower a peak that a half does not.
+    """
+    for rung in rungs:
+        climbed = climb(rung, facts, plan, around)
+        if climbed is not None:
+            yield rung, climbed
+        while rung is Rung.micro_batch and isinstance(climbed, MemoryPlan):
+            climbed = climb(rung, facts, climbed, around)
+            if isinstance(climbed, MemoryPlan):
+                yield rung, climbed
+
+
+def _to_trace(phase: MemoryPhase, climbed: Sequence[tuple[Rung, MemoryPlan | str]]) -> list[MemoryPlan]:
+    """Return the plans that traces can compare, up to the first that is chosen without one."""
+    wanted: list[MemoryPlan] = []
+    for rung, plan in climbed if phase in TRACED_PHASES else ():
+        if isinstance(plan, MemoryPlan):
+            if rung not in TRACED_RUNGS:
+                break
+            wanted.append(plan)
+    return wanted
+
+
+def inexact(facts: MemoryFacts, before: MemoryPlan, after: MemoryPlan) -> tuple[str, ...]:
+    """Return why the update is not the same after a change of plan; empty if it is, up to the rounding of sums."""
+    reasons: list[str] = []
+    if after.micro_batch_divisor != before.micro_batch_divisor:
+        reasons += split_differences(facts)
+    if after.generation_sub_batches != before.generation_sub_batches and not facts.greedy:
+        reasons.append("sampling in smaller batches gives different completions")
+    if after.vllm_gpu_memory_utilization != before.vllm_gpu_memory_utilization and not facts.greedy:
+        reasons.append(
+            "vLLM with another share of memory forms different batches and samples different completions"
+        )
+    if after.max_completion_length != before.max_completion_length:
+        reasons.append("completions are shorter than the script asks for")
+    return tuple(reasons)
+
+
+def proposals(
+    phase: MemoryPhase, facts: MemoryFacts, plan: MemoryPlan, around: Surroundings
+) -> tuple[str, ...]:
+    """Return what would lower the peak of a phase and changes the experiment, as phrases with the present values."""
+    if phase not in TRACED_PHASES | {MemoryPhase.generate}:
+        return ()
+    if facts.trainer == "sft":
+        return (f"shorter samples (max_length, now {facts.max_length})",) if facts.max_length else ()
+    shorter = climb(Rung.shorter_completions, facts, plan, around)
+    if not isinstance(shorter, MemoryPlan):
+        return ()
+    tokens = plan.max_completion_length or facts.max_completion_length
+    values = f"max_completion_length={shorter.max_completion_length}, now {tokens}"
+    return (f"shorter completions ({values}; `--allow-degrade` halves it)",)

@@ -1,0 +1,319 @@
+"""The decision after a failure: restart, or give up. Pure: (history, verdict, budget) to a decision.
+
+The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is
+therefore never given up for the number of its faults, and a run without progress ends. A failure that is
+certain to repeat (the same error, or the same proved wait, at the same line and step) causes only one restart, unless the next attempt differs: a
+reward function that has failed twice at one step runs in a worker then, and prompts on which generation or rewards have
+failed twice are replaced. The same exception at the same line of other steps ends a run that does little else
+(`runtime/history/repeats.py`).
+
+An exception of the script before the run's first step ends it at once: there is nothing to lose. The same exception
+twice while the script resumes ends it too. Another failed start is judged by what the run has to lose. Before any
+step of the run it is tried once more. After progress, errors of files, the network or a hub are tried for at least
+`PATIENCE_SECONDS`, with growing delays and without counting against the budget; other errors twice. An error that no
+restart can help ends the run at once. What follows a learning guard is decided in `policy.py`. Called by
+`faults.py`. Does not act.
+
+The decision after a learning guard has ended the attempt. Pure; called by `policy.py`.
+
+A resumed run is exact, so going back repeats what happened, unless it was transient: a bit that flipped, a value that a
+service returned. The first trip is therefore answered by an exact repetition from before the onset, the second one at
+about the same place by one with fresh sampling seeds, and the third one ends the run.
+
+What a restart resumes from, according to the run's record: one phrase for the reason of the restart.
+
+Called by the recovery policy. What the ranks then do is decided by `runtime/rank/resuming` and journaled as
+`train_resumed`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import takewhile
+from pathlib import Path
+
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.own_training import OwnTraining
+from grpo_run.runtime.history.recovery import Action, Decision, Recovery, fails_to_resume
+from grpo_run.runtime.history.repeats import repeats, what_of
+from grpo_run.runtime.history.train_calls import TrainCalls
+from grpo_run.runtime.launch.config import Budget
+from grpo_run.watchdog.causes import Cause, Origin
+from grpo_run.watchdog.learning_rules import Guard, Response, Trip
+from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.text import duration_text
+from grpo_run.watchdog.verdict import Verdict
+
+SAME_PLACE_STEPS = 20
+"""A trip of the same guard up to this many steps after the last one belongs to the same collapse: fresh samples may
+delay it."""
+LEAD_STEPS = 2
+"""How long before the first bad reward the samples may have been what broke the weights. A gradient that is not finite
+belongs to the samples of its own step."""
+
+
+def decide_trip(history: History, trip: Trip, budget: Budget, *, can_go_back: bool) -> Decision:
+    """Return what follows.
+
+    Args:
+        history: contains this incident as its last recovery.
+        trip: of the guard.
+        budget: a run that may not restart is not rolled back either.
+        can_go_back: something is left to resume from before the onset, or nothing is saved at all.
+    """
+    if trip.response is Response.stop:
+        return Decision(action=Action.stop, reason=f"the guard {trip.guard} is set to stop")
+    if history.failures_without_progress > budget.failures_without_progress:
+        limit = budget.failures_without_progress
+        return Decision(
+            action=Action.stop,
+            reason=f"{history.failures_without_progress} failures in a row without a newer checkpoint (budget {limit})",
+        )
+    if not can_go_back:
+        return Decision(
+            action=Action.stop, reason=f"no checkpoint from before the onset at step {trip.onset} is left"
+        )
+    call = history.recoveries[-1].train_call
+    before = _earlier_trips(history, trip, call)
+    if not before:
+        return Decision(
+            action=Action.restart_from_earlier_checkpoint,
+            reason=f"repeats the steps from before step {trip.onset} exactly, in case it was transient",
+            before_step=trip.onset,
+        )
+    if any(one.fresh_from is not None for one in before):
+        return Decision(
+            action=Action.stop,
+            reason=f"the guard {trip.guard} has tripped again after an exact repetition and after one with fresh samples",
+        )
+    lead = 0 if trip.guard is Guard.nonfinite else LEAD_STEPS
+    fresh_from = max(1, trip.onset - lead)
+    return Decision(
+        action=Action.restart_from_earlier_checkpoint,
+        reason=f"the exact repetition ended the same way; repeats with fresh sampling seeds from step {fresh_from} on",
+        before_step=trip.onset,
+        fresh_from=fresh_from,
+    )
+
+
+def _earlier_trips(history: History, trip: Trip, call: int) -> list[Recovery]:
+    """Return the rollbacks because of the same collapse, newest first."""
+    found: list[Recovery] = []
+    step = trip.step
+    for recovery in reversed(history.recoveries[:-1]):
+        if recovery.guard is None:
+            continue  # another fault during the repetition
+        if (
+            recovery.guard != trip.guard
+            or recovery.train_call != call
+            or step > recovery.step + SAME_PLACE_STEPS
+        ):
+            break
+        found.append(recovery)
+        step = recovery.step
+    return found
+
+
+def expected_start(
+    calls: TrainCalls, own: OwnTraining, *, trained: bool, now: float, in_memory: bool = True
+) -> str:
+    """Return from where the next attempt continues.
+
+    Args:
+        own: what the script trains by itself.
+        trained: steps were committed in this run, although its calls may not be known on this node.
+        now: seconds since the epoch.
+        in_memory: a snapshot in memory is loaded from there; one that could not be is written to disk first.
+    """
+    if not len(calls) and not trained and own.seen:
+        return own.restart(now)
+    if not len(calls):
+        return "from the checkpoint that rank 0 chooses" if trained else "from the start of the script"
+    call = calls.interrupted
+    if call is None:
+        return "from the start of the script; its finished train() calls are restored"
+    which = f" of train() call {call.ordinal}" if call.ordinal > 1 else ""
+    if call.saved and call.checkpoint is None:
+        return f"from the snapshot of step {call.saved}{which} {'in memory' if in_memory else 'on disk'}"
+    if call.checkpoint is not None:
+        return f"from {Path(call.checkpoint).name}{which}"
+    return f"from step 0{which}, because no checkpoint or snapshot of it exists yet"
+
+
+PATIENCE_SECONDS = 600.0
+"""How long a start is tried that fails for reasons outside the script: as long as a hub or a mount may be away."""
+MAX_DELAY_SECONDS = 30.0
+"""Between two failed starts. The delay begins with 1 s and doubles."""
+FAILED_PHASES = {Phase.generate.name: "generation has", Phase.reward.name: "rewards have"}
+"""Phases that depend on the prompts, as subjects of a sentence."""
+OUTSIDE_STEPS = (Phase.startup.name, Phase.idle.name)
+"""Phases that belong to no step."""
+MIN_PATIENT_TRIES = 4
+"""Tries of a start that itself takes minutes to fail."""
+
+
+def decide(
+    history: History,
+    verdict: Verdict,
+    budget: Budget,
+    *,
+    stopping: bool,
+    can_go_back: bool = True,
+    prompts: int = 0,
+    starts_over: bool = False,
+) -> Decision:
+    """Return what follows the latest incident.
+
+    Args:
+        history: contains this incident as its last recovery.
+        verdict: of this incident.
+        budget: limit on consecutive failures.
+        stopping: a stop was requested, so nothing is restarted.
+        can_go_back: for a learning guard, see `decide_trip`.
+        prompts: how many prompts could be put into quarantine.
+        starts_over: a new run follows if this one cannot be resumed.
+    """
+    if stopping:
+        return _stop("a stop was requested")
+    if verdict.trip is not None:
+        return decide_trip(history, verdict.trip, budget, can_go_back=can_go_back)
+    if verdict.final:
+        return _stop(f"{verdict.final}; a restart would repeat it")
+    if fails_to_resume(history.recoveries):
+        place = f", at {verdict.location.short}" if verdict.location is not None else ""
+        then = (
+            "a new run starts over"
+            if starts_over
+            else "--on-resume-failure fresh starts over into a new directory"
+        )
+        return _stop(f"this script fails when it resumes{place}; {then}")
+    if _is_before_first_step(history, verdict):
+        return _stop(
+            f"{what_of(verdict.repeat_key)} was raised before the run's first step, so a restart would repeat it"
+        )
+    trained = history.best_position > (0, 0)
+    if (
+        history.rewards.due is not None
+        and 0 < history.failures_without_progress <= budget.failures_without_progress
+    ):
+        return Decision(action=Action.restart, reason=start_of(history))
+    if (
+        (trained or history.own.checkpoint is not None)
+        and _deserves_patience(history, verdict)
+        and budget.failures_without_progress > 0
+    ):
+        return _try_patiently(history)
+    earlier = history.recoveries[history.recoveries_at_progress : -1]
+    same = [recovery for recovery in earlier if recovery.signature == verdict.signature]
+    failed_start = trained and verdict.starting
+    repeated = len(same) > 1 if failed_start else bool(same) or _is_repeated(history)
+    stalls = (Cause.generation_stall, Cause.reward_stall)
+    # ranks that disagree on a collective do so again with other prompts
+    raised = verdict.deterministic and verdict.cause is Cause.exception
+    fails_on_its_prompts = verdict.phase in FAILED_PHASES and (raised or verdict.cause in stalls)
+    if repeated and prompts and fails_on_its_prompts and budget.failures_without_progress > 0:
+        return Decision(
+            action=Action.quarantine_batch,
+            reason=f"{start_of(history)}; {FAILED_PHASES[verdict.phase or '']} failed twice on this rollout",
+        )
+    if verdict.deterministic and repeated:
+        where = "when the script started" if verdict.starting else "at the same step"
+        if history.own.current or verdict.phase in OUTSIDE_STEPS:
+            where = "at the same place"
+        return _stop(f"the same failure occurred again {where}")
+    same_bug = repeats(history.recoveries[history.recoveries_at_start :], history.steps)
+    if same_bug is not None and same_bug.ends_run and history.counts_steps and verdict.counted:
+        return _stop(same_bug.reason)
+    failures = history.failures_without_progress
+    if failures > budget.failures_without_progress:
+        plural = "" if failures == 1 else "s"
+        since = " without a newer checkpoint"
+        if history.own.seen and not trained:
+            since = f"{since} of the script's own" if history.own.checkpoint else ", and nothing is saved"
+        limit = budget.failures_without_progress
+        return _stop(f"{failures} failure{plural} in a row{since} (budget {limit})")
+    start = start_of(history)
+    if not verdict.starting:
+        return Decision(action=Action.restart, reason=start)
+    delay_seconds = _delay_seconds(_failed_starts(history))
+    return Decision(
+        action=Action.restart,
+        reason=_after(start, delay_seconds),
+        delay_seconds=delay_seconds,
+    )
+
+
+def _stop(reason: str) -> Decision:
+    return Decision(action=Action.stop, reason=reason)
+
+
+def _is_before_first_step(history: History, verdict: Verdict) -> bool:
+    """Whether the script, which uses a Trainer or a loop, has raised before the first step that the run ever took."""
+    own, call = history.own, history.calls.interrupted
+    began_after = call.reached if call is not None else 0  # another run's checkpoint
+    return (
+        bool(verdict.repeat_key)
+        and not (own.seen or own.without_trainer)
+        and not history.recoveries[-1].resuming
+        and max(history.best_position, history.highest_checkpoint) == (0, 0)
+        and verdict.step <= began_after
+    )
+
+
+def _deserves_patience(history: History, verdict: Verdict) -> bool:
+    """Whether the failure comes from outside the script, at its start or before the attempt's first step."""
+    if verdict.starting:
+        return verdict.origin in (Origin.files, Origin.network)
+    return verdict.origin is Origin.network and not history.committed_in_attempt
+
+
+def _try_patiently(history: History) -> Decision:
+    row = _in_a_row(history, lambda recovery: recovery.patient)
+    tried_seconds = row[-1].at - row[0].at
+    if tried_seconds >= PATIENCE_SECONDS and len(row) >= MIN_PATIENT_TRIES:
+        return _stop(f"the script could not start for {duration_text(tried_seconds)}, in {len(row)} tries")
+    delay_seconds = _delay_seconds(row)
+    start = start_of(history)
+    return Decision(
+        action=Action.restart,
+        reason=f"{_after(start, delay_seconds)}: files, the network or a hub may come back, which is tried"
+        f" for {duration_text(PATIENCE_SECONDS)}",
+        delay_seconds=delay_seconds,
+        patient=True,
+    )
+
+
+def start_of(history: History) -> str:
+    """Return from where the next attempt of a run continues, as a clause."""
+    trained = history.best_position > (0, 0)
+    resuming = bool(history.recoveries) and history.recoveries[-1].resuming
+    now = history.time.last or 0.0
+    return expected_start(history.calls, history.own, trained=trained, now=now, in_memory=not resuming)
+
+
+def _after(start: str, delay_seconds: float) -> str:
+    """Return from where the next attempt continues, and when."""
+    first, separator, rest = start.partition(";")
+    return f"{first}, in {duration_text(delay_seconds)}{separator}{rest}"
+
+
+def _failed_starts(history: History) -> list[Recovery]:
+    return _in_a_row(history, lambda recovery: recovery.starting)
+
+
+def _in_a_row(history: History, belongs: Callable[[Recovery], bool]) -> list[Recovery]:
+    """Return the latest incident and those directly before it that belong to it, oldest first."""
+    *before, now = history.recoveries
+    return [*reversed(list(takewhile(belongs, reversed(before)))), now]
+
+
+def _delay_seconds(row: list[Recovery]) -> float:
+    return float(min(MAX_DELAY_SECONDS, 2.0 ** min(len(row) - 1, 16)))
+
+
+def _is_repeated(history: History) -> bool:
+    """Return whether the last two failures are the same one, even if a snapshot was taken between them."""
+    if len(history.recoveries) < 2:
+        return False
+    before, now = history.recoveries[-2:]
+    return (before.signature, before.train_call, before.step) == (now.signature, now.train_call, now.step)

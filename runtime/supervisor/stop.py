@@ -1,0 +1,218 @@
+"""The stop of a run: who requested it and when, how the ranks are stopped, and their deadline.
+
+A signal handler may only note a request; the supervisor handles it at its next poll. How ranks are stopped is chosen in
+`stop_means.py`. Terminates nothing itself, apart from SIGTERM to the ranks of a script that trains by itself.
+
+A stop by SIGTERM: the ranks' own handlers run, for a bounded time.
+
+With `Accelerator.save_state`, no rank is signaled during a save: the ranks are told that they are about to be ended, so
+that no further save begins, and are signaled when none is under way. The supervisor polls it. Kills nothing: what is
+left at the deadline is terminated by the agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.launch.config import Timeouts
+from grpo_run.runtime.processes.ranks import RankGroup
+from grpo_run.runtime.supervisor.attempt import Attempt
+from grpo_run.runtime.supervisor.own_saves import is_saving
+from grpo_run.runtime.supervisor.stop_means import (
+    StopMeans,
+    choose,
+    describe,
+    returned_code,
+    stop_code,
+    uses_no_trainer,
+)
+from grpo_run.watchdog.observation import Exit, Slot
+from grpo_run.watchdog.text import duration_text
+
+AFTER_SAVE_SECONDS = 1.0
+"""Time for what a script does after a save, such as a mark that it is complete."""
+
+
+class SignalledStop:
+    """State of the stop. Times are monotonic seconds.
+
+    Args:
+        handler_seconds: how long the ranks may take after SIGTERM.
+    """
+
+    def __init__(self, handler_seconds: float) -> None:
+        self._handler_seconds = handler_seconds
+        self._deadline: float | None = None
+        self._announced_at: float | None = None
+
+    @property
+    def sent(self) -> bool:
+        """Whether SIGTERM has been sent."""
+        return self._deadline is not None
+
+    def begin_attempt(self) -> None:
+        """A new attempt begins: its ranks have not been signaled."""
+        self._deadline = self._announced_at = None
+
+    def after_a_save(
+        self, ranks: RankGroup, board: Board, slots: Mapping[int, Slot | None], *, now: float, saved: bool
+    ) -> None:
+        """Signal the ranks once they have saved and no further save is under way.
+
+        Args:
+            saved: a save has become complete since the last call.
+        """
+        if self._announced_at is not None and is_saving(slots):
+            # it has begun just before it could know, and may need all ranks: let the others enter it
+            self._announced_at = None
+            board.announce_end(False)
+        elif self._announced_at is not None and now - self._announced_at >= AFTER_SAVE_SECONDS:
+            self.send(ranks, now)
+        elif self._announced_at is None and saved:
+            self._announced_at = now
+            board.announce_end(True)
+
+    def send(self, ranks: RankGroup, now: float) -> None:
+        """Send SIGTERM now."""
+        self._deadline = now + self._handler_seconds
+        ranks.request_exit()
+
+    def expire(self) -> None:
+        """End the wait: the user has asked again."""
+        if self._deadline is not None:
+            self._deadline = 0.0
+
+    def postpone(self, seconds: float) -> None:
+        """Move the deadline by so many seconds, in which nothing was observed."""
+        if self._deadline is not None:
+            self._deadline += seconds
+
+    def is_over(self, ranks: RankGroup, now: float) -> bool:
+        """Return whether all ranks have exited, or their time is over."""
+        assert self._deadline is not None
+        return not ranks.alive or now >= self._deadline
+
+
+class StopRequest:
+    """State of a stop. Times are monotonic seconds.
+
+    Args:
+        timeouts: how long ranks may take to agree on a step, save and exit.
+        history: of the run.
+    """
+
+    def __init__(self, timeouts: Timeouts, history: History) -> None:
+        self._timeouts = timeouts
+        self._history = history
+        self._noted: list[str] = []
+        self._requested_at: float | None = None
+        self._deadline = 0.0
+        self._said_short = False
+        self.signalled = SignalledStop(timeouts.handler_seconds)
+
+    @property
+    def requested(self) -> bool:
+        """Whether a stop was requested."""
+        return self._requested_at is not None
+
+    @property
+    def noted(self) -> bool:
+        """Whether a request was noted that is not handled yet."""
+        return bool(self._noted)
+
+    def note(self, reason: str) -> None:
+        """Note a request. Safe in a signal handler."""
+        self._noted.append(reason)
+
+    def take_noted(self) -> list[str]:
+        """Return the requests noted since the last call, oldest first."""
+        taken = []
+        while self._noted:
+            taken.append(self._noted.pop(0))
+        return taken
+
+    def request(self, now: float) -> bool:
+        """Request the stop. A second request moves the deadline to now.
+
+        Returns:
+            whether this is the first request.
+        """
+        if self._requested_at is not None:
+            self._deadline = now
+            self.signalled.expire()
+            return False
+        self._requested_at = now
+        self._deadline = now + self._timeouts.stop_seconds
+        return True
+
+    def describe(self, attempt: Attempt, slots: Mapping[int, Slot | None] | None) -> str:
+        """Return what happens now, for the user.
+
+        Args:
+            slots: of the ranks; None if there are none.
+        """
+        means = StopMeans.end if slots is None else self.means(attempt, slots)
+        return describe(means, self._history, self._timeouts)
+
+    def means(self, attempt: Attempt, slots: Mapping[int, Slot | None]) -> StopMeans:
+        """Return how the ranks are to be stopped now."""
+        return choose(attempt.committed, slots, self._history)
+
+    def short_sentence(self) -> str | None:
+        """Return that a save has not fitted into `--stop-timeout`, once; None if it has, or the option was not given."""
+        seconds, limit = self._history.save_seconds, self._timeouts.stop_seconds
+        if self._said_short or not self._timeouts.stop_is_given or seconds is None or seconds <= limit:
+            return None
+        self._said_short = True
+        return (
+            f"a save took {duration_text(seconds)}, and --stop-timeout is {duration_text(limit)}: when that is over, the"
+            " checkpoint of a stop may not be complete"
+        )
+
+    def poll(
+        self,
+        ranks: RankGroup,
+        board: Board,
+        attempt: Attempt,
+        slots: Mapping[int, Slot | None],
+        *,
+        now: float,
+        saved: bool,
+    ) -> bool:
+        """Signal the ranks if it is time for it, and return whether they are to be ended at once.
+
+        Args:
+            saved: the script has just saved its own state.
+        """
+        if not self.requested:
+            return False
+        means = self.means(attempt, slots)
+        if means is StopMeans.save:
+            self.signalled.after_a_save(ranks, board, slots, now=now, saved=saved)
+        if means is StopMeans.term and not self.expired(now):
+            self.signalled.send(ranks, now)
+        return means in (StopMeans.end, StopMeans.term) and not self.signalled.sent
+
+    def exit_code(self, ranks: RankGroup, exits: Collection[Exit]) -> int:
+        """Return the exit code of a stop by SIGTERM: that of a script without a Trainer, if all ranks have the same one.
+
+        A script that has done no work, and may use a Trainer, must be started again.
+        """
+        alone = self._history.own.current or uses_no_trainer(self._history)
+        code = returned_code(exits) if alone and not ranks.alive else None
+        return stop_code(self._history) if code is None else code
+
+    def postpone(self, seconds: float) -> None:
+        """Move the deadlines: for so long the supervisor did not run, and the ranks may not have run either."""
+        self._deadline += seconds
+        self.signalled.postpone(seconds)
+
+    def expired(self, now: float) -> bool:
+        """Return whether the deadline of the stop has passed."""
+        return self._requested_at is not None and now >= self._deadline
+
+    def waited_seconds(self, now: float) -> float:
+        """Return how long ago the stop was requested; 0 without a request."""
+        return 0.0 if self._requested_at is None else now - self._requested_at

@@ -1,0 +1,397 @@
+"""The supervisor: polls the board and the ranks' exits, and directs the agent.
+
+It implements the agent's `AttemptController`: `poll` is called about five times a second, more often while ranks
+may be deadlocked, and immediately when a rank exits. The order after a fault is fixed: evidence on disk, verdict, decision, and only then does the
+agent kill ranks (`faults.py`). An exception of the supervisor itself ends in a joint stop of the ranks and a
+report (`last_resort.py`). Does not start processes (`runtime/processes/agent.py`), judge (`watchdog.diagnosis`),
+choose (`policy.py`) or render pages.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, RunDirectoryError
+from grpo_run.runtime.history.checkpoint_backups import HeldCheckpoints
+from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
+from grpo_run.runtime.history.reporter import LiveHistory, Reporter
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.history.status import RunStatus, live_status
+from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.processes.agent import Directive, RankStart
+from grpo_run.runtime.processes.descriptors import DescriptorReserve
+from grpo_run.runtime.processes.ranks import RankGroup
+from grpo_run.runtime.processes.termination import TerminatedProcess
+from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
+from grpo_run.runtime.snapshots.slot import SnapshotName
+from grpo_run.runtime.supervisor import last_resort
+from grpo_run.runtime.supervisor.attempt import Attempt
+from grpo_run.runtime.supervisor.detection.detector import HangDetector
+from grpo_run.runtime.supervisor.detection.exit_hangs import Observe
+from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.faults import FaultHandler
+from grpo_run.runtime.supervisor.guardian import report
+from grpo_run.runtime.supervisor.hang_monitor import HangMonitor
+from grpo_run.runtime.supervisor.host_watch import HostWatch
+from grpo_run.runtime.supervisor.incident import IncidentContext
+from grpo_run.runtime.supervisor.no_trainer import UnguardedWatch
+from grpo_run.runtime.supervisor.outcome import Outcome
+from grpo_run.runtime.supervisor.preparation import AttemptPreparation
+from grpo_run.runtime.supervisor.quarantine import RunQuarantine
+from grpo_run.runtime.supervisor.stop import StopRequest
+from grpo_run.runtime.supervisor.stop_means import StopMeans, stop_code
+from grpo_run.watchdog.observation import Exit, Slot
+from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
+
+LEAST_POLL_SECONDS = 0.01
+"""Least time between two polls that are asked for."""
+
+
+class Supervisor:
+    """Supervises one run from its start, or its resumption, to its end.
+
+    Every method is called in the main thread, except `status` (any thread) and `stop.note` (signal handlers).
+
+    Args:
+        config: of the run.
+        run: its directory, created and locked.
+        local_world_size: number of ranks on this node.
+        rank_environment: returns our variables for a rank, from (supervisor, rank, world size).
+        notify: shows a one-line message to the user.
+        observe_exit: reads the processes that remain after the last line of every script.
+        follow_output: receives the files that the ranks print to, by rank and descriptor, when an attempt starts.
+        staging: where ranks place snapshots; None if they save directly.
+        enter_cgroup: moves a rank into the memory cgroup of the ranks.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: RunDirectory,
+        *,
+        local_world_size: int,
+        rank_environment: Callable[[Supervisor, int, int], dict[str, str]],
+        notify: Callable[[str], None],
+        observe_exit: Observe,
+        follow_output: Callable[[dict[tuple[int, int], Path]], None] = lambda files: None,
+        staging: StagingArea | None = None,
+        enter_cgroup: Callable[[int], None] = lambda pid: None,
+    ) -> None:
+        self.config = config
+        self.run = run
+        self._rank_environment = rank_environment
+        self._follow_output = follow_output
+        self._live = LiveHistory(run.journal, config.run_id, on_rank_event=self._on_rank_event)
+        self.history = self._live.history
+        self.run_started_at = self.history.time.first or time.time()
+        self.board = Board.create(run.board, local_world_size)
+        self.detector = HangDetector(self.board, config.deadlines, observe_exit=observe_exit)
+        self._reporter = Reporter(self._live, str(run.path), notify)
+        self.warn = self._reporter.warn
+        links = (run.held, config.run_id, self.history.calls)
+        self.held = HeldCheckpoints(*links, warn=lambda text: self.warn(None, text))
+        self._drains = self._schedule_drains(staging) if staging is not None else None
+        self.lifecycle = Lifecycle(self._state_changed)
+        self.quarantine = RunQuarantine(run, self.history, self._reporter)
+        self._faults = FaultHandler(
+            config, run, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history,
+            quarantine=self.quarantine, interrupted=lambda: self.stop.noted,
+        )  # fmt: skip
+        self._hangs = HangMonitor(
+            self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
+        )
+        self.stop = StopRequest(config.timeouts, self.history)
+        parts = (self._drains, self._reporter, self.history, self.stop, enter_cgroup)
+        self._host = HostWatch(run, config, *parts)
+        self._unguarded = UnguardedWatch(config.injections, self.lifecycle, self._reporter, self.history)
+        self._reserve = DescriptorReserve(local_world_size)
+        self._outcome = Outcome(
+            config, run.incidents, live=self._live, reporter=self._reporter, lifecycle=self.lifecycle,
+            reserve=self._reserve, drains=self._drains,
+            interrupted=lambda: self.stop.noted or self.stop.requested,
+        )  # fmt: skip
+        self._preparation = AttemptPreparation(
+            config, run, live=self._live, reporter=self._reporter, held=self.held, drains=self._drains
+        )
+        self.attempt = Attempt(run, self.history.attempts - 1, warn=self._reporter.warn)
+        self.expected_snapshot: SnapshotName | None = None
+        """The snapshot that the ranks of this attempt load from memory."""
+        self.has_ranks = False
+        """False while the agent waits in a rendezvous, during which `poll` is not called."""
+        self._previous_poll_at = self._polled_at = time.monotonic()
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the run; None until it has ended."""
+        return self._outcome.exit_code
+
+    @property
+    def sentence(self) -> str:
+        """How the run ended; empty until it has."""
+        return self._outcome.sentence
+
+    def begin(self, **fields: Any) -> None:
+        """Write to the journal that this supervisor has taken over the run.
+
+        Args:
+            fields: further fields of the event.
+
+        Raises:
+            RunDirectoryError: it could not be written, and the next supervisor would not know about this one.
+        """
+        self._host.begin()
+        self._reporter.write("run_started", supervisor_pid=os.getpid(), **fields)
+        self._live.journal.sync()
+        if self._live.journal.lost:
+            raise RunDirectoryError(
+                f"cannot write to {self.run.path}, the disk may be full; free some space and run the same command again"
+            )
+
+    def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankStart]:
+        """Number the attempt, prepare its files and an empty board; return what each rank is started with."""
+        self.expected_snapshot = self._preparation.choose_snapshot(
+            workers[0].world_size, spares_memory=lambda: self._host.spares_memory
+        )
+        self._faults.begin_attempt()
+        self._reporter.begin_attempt()
+        attempt = self.attempt = self._preparation.make_attempt(self.attempt, workers)
+        attempt.make_files(self._reporter.notify)
+        self._live.journal.restore()
+        self.board = self._preparation.clear_board(self.board, attempt)
+        if self.stop.requested:
+            self.board.request_stop()
+        if self.lifecycle.state is not RunState.starting:
+            self.lifecycle.fire(RunEvent.restarted)
+        self._reporter.write("attempt_started", world_size=attempt.world_size, node=group_rank)
+        files = attempt.outputs(self.config.output)
+        self._follow_output(files)
+        return {
+            rank: RankStart(
+                environment=self._rank_environment(self, rank, attempt.world_size),
+                log=files[rank, 1],
+                errors=files.get((rank, 2)),
+            )
+            for rank in attempt.place_of_rank
+        }
+
+    def attempt_started(self, ranks: RankGroup) -> None:
+        """Begin to watch the ranks, which are running now."""
+        self.has_ranks = True
+        pids = self.attempt.by_rank(ranks.pids)
+        self._hangs.begin_attempt(self.attempt, self.board, pids)
+        self._host.begin_attempt(pids)
+        self._unguarded.begin_attempt()
+        self.stop.signalled.begin_attempt()
+        for rank, pid in pids.items():
+            self._reporter.write("rank_started", rank=rank, pid=pid)
+
+    def membership_changed(self) -> None:
+        """Prepare for a restart of all ranks, because nodes joined or left."""
+        self._reporter.notify("nodes joined or left; restarting all ranks")
+        self.has_ranks = False
+        self.lifecycle.fire(RunEvent.membership_changed)
+
+    def poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
+        """Read the board and the journal once, take new exits into account, and direct the agent.
+
+        Does not raise: an exception of the supervisor ends the run in order.
+        """
+        try:
+            return self._poll(ranks, exits)
+        except Exception as error:  # noqa: BLE001 - the ranks must be stopped and the failure reported, whatever it is
+            return self._outcome.end_after_failure(error, self.attempt, lambda: self._stop_jointly(ranks))
+
+    def seconds_to_poll(self) -> float:
+        """How soon `poll` should be called again, so that a hang is proved in time; infinite for no certain time."""
+        return max(LEAST_POLL_SECONDS, self._hangs.due_at - time.monotonic())
+
+    def _poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
+        self._previous_poll_at, self._polled_at = self._polled_at, time.monotonic()
+        unseen_seconds = self._polled_at - self._previous_poll_at
+        if unseen_seconds > UNSEEN_SECONDS:
+            self.stop.postpone(unseen_seconds)
+        for reason in self.stop.take_noted():
+            self.request_stop(reason)
+        slots = self.attempt.read_slots(self.board)
+        self.attempt.timeline.record(slots, self._polled_at)
+        self._write_commit(slots)
+        self._host.poll(self.attempt, self.board, slots, self._polled_at)
+        self._live.read_ranks()
+        if self._drains is not None:
+            try:
+                self._drains.poll(ranks_have_loaded=self.attempt.have_loaded(slots))
+            except (OSError, MemoryError) as error:
+                text = f"snapshots cannot be written to disk at present: {error}"
+                self._reporter.warn_once(0, "drains", text)
+        if (short := self.stop.short_sentence()) is not None:
+            self._reporter.warn(None, short)
+        saved = self._unguarded.poll(slots, self._polled_at, ended=bool(exits))
+        for exit in exits:
+            self.detector.rank_exited(exit.rank)
+        self.attempt.exits.add(exits, slots)
+        if self.stop.signalled.sent:
+            return self._poll_signalled(ranks)
+        if self.attempt.exits.failed:
+            return self._handle_fault(ranks, slots)
+        if self._host.restarts(ranks, self.attempt, self._polled_at):
+            return self._start_again(RunEvent.memory_short)
+        if self.attempt.exits.seen and not ranks.alive:
+            if not self.attempt.exits.stopped:
+                return self._end(RunEvent.completed, EXIT_FINISHED)
+            self._end(RunEvent.stopped, EXIT_STOPPED)
+            return Directive.stopped
+        if self.stop.poll(ranks, self.board, self.attempt, slots, now=self._polled_at, saved=saved):
+            return self._end(RunEvent.stopped, stop_code(self.history))
+        if self.stop.signalled.sent:
+            return Directive.monitor
+        return self._check_for_hangs(ranks, slots)
+
+    def _poll_signalled(self, ranks: RankGroup) -> Directive:
+        """The ranks were sent SIGTERM: the script's own handlers run, and its exit code is the run's."""
+        if not self.stop.signalled.is_over(ranks, self._polled_at):
+            return Directive.monitor
+        if ranks.alive:
+            self._report_slow_stop(ranks)
+        self._end(RunEvent.stopped, self.stop.exit_code(ranks, self.attempt.exits.seen))
+        return Directive.terminate
+
+    def report_terminated(self, terminated: list[TerminatedProcess]) -> None:
+        """Report helpers of the ranks that were terminated."""
+        report(self._reporter, terminated)
+
+    def request_stop(self, reason: str) -> None:
+        """Ask all ranks to agree on a step, save and exit. A second request terminates them immediately."""
+        if not self.stop.request(time.monotonic()):
+            return
+        self.board.request_stop()
+        self._reporter.write("stop_requested", why=reason)
+        slots = self.attempt.read_slots(self.board) if self.has_ranks else None
+        self._reporter.notify(f"{reason}: {self.stop.describe(self.attempt, slots)}")
+        self.lifecycle.fire(RunEvent.stop_requested)
+
+    def stop_without_ranks(self, reason: str) -> None:
+        """End the run while no rank is running; earlier checkpoints remain."""
+        self.request_stop(reason)
+        self._end(RunEvent.stopped, stop_code(self.history))
+
+    def give_up(self, sentence: str) -> None:
+        """End the run for a reason outside the ranks: the agent cannot continue.
+
+        A run that has ended already keeps its exit code; the user is notified of the reason.
+        """
+        if self.exit_code is not None:
+            self._reporter.notify(sentence)
+            return
+        self._end(RunEvent.gave_up, EXIT_GAVE_UP, sentence)
+
+    def fail(self, error: BaseException) -> None:
+        """End the run after an exception outside `poll`: in the agent, or while an attempt was prepared.
+
+        The agent has terminated the ranks.
+        """
+        self._outcome.end_after_failure(error, self.attempt, lambda: False)
+
+    def note_thread_failure(self, name: str, error: BaseException) -> None:
+        """Report that a thread of the supervisor has ended with an exception. The run goes on without it."""
+        self._outcome.report_thread(name, error, self.attempt)
+
+    def status(self, *, complete: bool = True) -> RunStatus:
+        """Return the status of the run from memory. Called by the metrics server and the terminal in their own threads.
+
+        Args:
+            complete: with the memory of the ranks and those that are late. The terminal shows neither.
+        """
+        return live_status(
+            (self.config.run_id, str(self.lifecycle.state), self.sentence), self.history, self.board,
+            awaited=self.detector.awaited, blind=dict(self.detector.blind), journal_lost=self._live.journal.lost,
+            host_memory=self._host.latest, complete=complete,
+        )  # fmt: skip
+
+    def _write_commit(self, slots: dict[int, Slot | None]) -> None:
+        commit = self.attempt.new_commit(slots, self.board)
+        if commit is None:
+            return
+        self._reserve.fill()  # the ranks are connected
+        self.held.release()
+        self.lifecycle.fire(RunEvent.step_committed)
+        event = commit.as_event(wall_time=time.time(), now_seconds=time.monotonic())
+        self._reporter.write("step_committed", **event)
+
+    def _check_for_hangs(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Directive:
+        """No rank has failed: check whether one hangs, or takes too long to stop."""
+        if self.stop.expired(time.monotonic()):
+            self._report_slow_stop(ranks)
+            if self.stop.means(self.attempt, slots) is not StopMeans.save:
+                return self._end(RunEvent.stopped, stop_code(self.history))
+            self.stop.signalled.send(ranks, time.monotonic())
+            return Directive.monitor
+        finding = self._hangs.poll(slots) or self._faults.thrashing(self.attempt)
+        return Directive.monitor if finding is None else self._handle_fault(ranks, slots, finding)
+
+    def _report_slow_stop(self, ranks: RankGroup) -> None:
+        """Report ranks that did not stop in time, or whose user asked again, before they are terminated."""
+        self.detector.discard_recordings()
+        waited_seconds = round(self.stop.waited_seconds(time.monotonic()), 1)
+        self._faults.report_slow_stop(self._incident(ranks, stop_seconds=waited_seconds))
+
+    def _handle_fault(
+        self, ranks: RankGroup, slots: dict[int, Slot | None], finding: Finding | None = None
+    ) -> Directive:
+        self._reserve.release()  # until the ranks of the next attempt have committed a step
+        resolution = self._faults.handle(
+            self._incident(ranks, finding=finding),
+            slots,
+            stopping=self.stop.requested,
+            exits_unseen_since=self._previous_poll_at,
+        )
+        if resolution.restart:
+            return self._start_again(delay_seconds=resolution.delay_seconds)
+        self._hangs.write_phase_durations()
+        self._live.journal.sync()
+        return self._end(resolution.event, resolution.exit_code, resolution.sentence)
+
+    def _start_again(self, event: RunEvent | None = None, delay_seconds: float = 0.0) -> Directive:
+        """Let the agent start another attempt. Without an event, the fault was handled."""
+        if event is not None:
+            self.lifecycle.fire(event)
+        self._hangs.write_phase_durations()
+        self._live.journal.sync()
+        self.has_ranks = False
+        self._preparation.delay(delay_seconds)
+        return Directive.restart
+
+    def _incident(self, ranks: RankGroup, **observed: Any) -> IncidentContext:
+        watched = (self.attempt, ranks, self.board, self.detector, self.history)
+        return IncidentContext.of(*watched, kills_of=self._host.kills_of, **observed)
+
+    def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
+        return self._outcome.end(event, exit_code, self.attempt, sentence)
+
+    def _stop_jointly(self, ranks: RankGroup) -> bool:
+        """Let the ranks save and stop. A rank that has failed already leaves nothing to agree on."""
+        parts = (ranks, self.board, self.attempt, self.stop)
+        return last_resort.stop_jointly(
+            *parts, request=self.request_stop, seconds=self.config.timeouts.stop_seconds
+        )
+
+    def _schedule_drains(self, staging: StagingArea) -> DrainScheduler:
+        return DrainScheduler(
+            staging,
+            write=self._reporter.write,
+            warn=lambda text: self._reporter.warn(None, text),
+            preloaded=self.config.preload,
+        )
+
+    def _state_changed(self, old: RunState, event: RunEvent, new: RunState) -> None:
+        fields: dict[str, Any] = {"from": str(old), "to": str(new), "because": event.value}
+        self._reporter.write("state_changed", **fields)
+
+    def _on_rank_event(self, record: dict[str, Any]) -> None:
+        if self._drains is not None:
+            self._drains.note_event(record)

@@ -1,0 +1,220 @@
+"""Every private name of Python and torch that the runtime uses.
+
+They are in one file, so that a contract test (`tests/unit/runtime/test_upstream.py`) reports what a new
+release has changed. Used by `processes/`, `staging/` and the bootstrap of a rank. Contains no behaviour
+beyond these calls.
+
+Private names of Python: of its threads, to tell one that waits for work from one that works, and of its warnings.
+
+Used by `rank` and `saving`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.process
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+AGENT_METHODS = (
+    "_assign_worker_ranks",
+    "_exit_barrier",
+    "_initialize_workers",
+    "_invoke_run",
+    "_monitor_workers",
+    "_rendezvous",
+    "_set_local_rank_env",
+    "_shutdown",
+    "_start_workers",
+    "_stop_workers",
+)
+"""Methods of torch's LocalElasticAgent that `processes.agent.Agent` overrides or calls."""
+
+AGENT_ATTRIBUTES = ("_remaining_restarts", "_worker_group")
+_MAIN_PROCESS = type(multiprocessing.current_process())
+"""Python deletes the name of this class. The module is first imported in a main process, which is an instance
+of it."""
+
+FORKSERVER_ATTRIBUTES = ("_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid")
+
+
+@contextlib.contextmanager
+def hidden_main() -> Iterator[None]:
+    """Prevent multiprocessing from importing the supervisor's `__main__` again in each child that it starts."""
+    main: Any = sys.modules["__main__"]
+    kept = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
+    try:
+        for name in kept:
+            setattr(main, name, None)
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(main, name, value)
+
+
+def forkserver_pid() -> int | None:
+    """Return the process id of this process's forkserver; None if it is not running."""
+    server: Any = multiprocessing.forkserver._forkserver
+    return server._forkserver_pid  # type: ignore[no-any-return]
+
+
+def forget_server() -> None:
+    """Let multiprocessing start another forkserver when it next needs one, though the first may not have exited."""
+    # not replaced: multiprocessing's functions are bound to this instance
+    server: Any = multiprocessing.forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+    for name in FORKSERVER_ATTRIBUTES:
+        setattr(server, name, None)
+
+
+def forget_child(process: Any) -> None:
+    """Prevent multiprocessing from waiting for a child when this interpreter exits.
+
+    A child in uninterruptible sleep (a file system that hangs) survives SIGKILL. A daemonic child is killed
+    at exit, but multiprocessing waits for it afterwards.
+
+    Args:
+        process: the child's `multiprocessing.Process`.
+    """
+    children: set[Any] = multiprocessing.process._children  # type: ignore[attr-defined]
+    for child in [child for child in children if child is process]:
+        children.discard(child)
+
+
+def cuda_was_opened_before_fork() -> bool:
+    """Return whether this process is a fork whose parent had initialized CUDA, so it cannot use CUDA."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda._is_in_bad_fork()
+
+
+def wait_for_threads() -> None:
+    """Wait for threads that are not daemons, as the interpreter does first when it exits."""
+    threading._shutdown()  # type: ignore[attr-defined]
+
+
+def run_exit_handlers() -> None:
+    """Call the functions registered with `atexit`, once, as the interpreter does next."""
+    atexit._run_exitfuncs()
+
+
+def become_main_process() -> None:
+    """Make a forkserver child behave like a program started from a shell.
+
+    Closes its copy of the pipe that keeps the forkserver alive, so that only the supervisor keeps it alive.
+    Tells `multiprocessing` that this is a main process, which may have daemonic children.
+    """
+    server: Any = multiprocessing.forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+    multiprocessing.forkserver._forkserver = type(server)()
+    process: Any = multiprocessing.process
+    process._current_process = _MAIN_PROCESS()
+    process._parent_process = None
+    multiprocessing.set_start_method(None, force=True)
+
+
+GLOO_OPTIONS = ("_devices", "_timeout", "global_ranks_in_group", "group_name")
+"""Attributes of ProcessGroupGloo's `_Options` that give a group its name in the Flight Recorder."""
+
+
+def named_gloo_group(store: Any, rank: int, world_size: int, *, name: str, timeout_seconds: float) -> Any:
+    """Return a Gloo group that only the caller knows, with a name that the Flight Recorder shows.
+
+    Args:
+        store: used by the ranks to find each other.
+        rank: of this process.
+        world_size: number of ranks.
+        name: of the group.
+        timeout_seconds: of each collective.
+    """
+    from datetime import timedelta
+
+    from torch.distributed import ProcessGroupGloo
+
+    gloo: Any = ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timedelta(seconds=timeout_seconds)
+    options._devices = [gloo.create_default_device()]
+    options.group_name = name
+    options.global_ranks_in_group = list(range(world_size))
+    return gloo(store, rank, world_size, options)
+
+
+# ---- torch's file format ----
+
+
+@contextlib.contextmanager
+def torch_archive(
+    path: str, *, compute_crc32: bool, storage_alignment: int
+) -> Iterator[Callable[[str, int, int], None]]:
+    """Write an archive as `torch.save(…, path)` does. Yields a function that writes one record.
+
+    `torch.save` opens an ASCII path itself and names the archive after it. It writes to any other path
+    through a Python file, and names the archive "archive".
+
+    Args:
+        path: the file.
+        compute_crc32: as torch's setting `save.compute_crc32`.
+        storage_alignment: in bytes, as torch's setting `save.storage_alignment`.
+
+    Yields:
+        a function of (name of the record, address in memory, size in bytes).
+
+    Raises:
+        RuntimeError: torch cannot write.
+        OSError: the path is not ASCII and cannot be opened.
+    """
+    import ctypes
+
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        target = path if path.isascii() else stack.enter_context(open(path, "wb"))
+        writer: Any = torch._C.PyTorchFileWriter(target, compute_crc32, storage_alignment)
+
+        def write_record(name: str, address: int, size_bytes: int) -> None:
+            if size_bytes == 0:
+                writer.write_record(name, b"", 0)
+                return
+            # torch accepts only a storage, and making one from a read-only buffer warns; the memory is only
+            # read
+            memory = (ctypes.c_ubyte * size_bytes).from_address(address)
+            storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+            writer.write_record(name, storage, size_bytes)
+
+        try:
+            yield write_record
+        finally:
+            writer.write_end_of_file()
+
+
+THREAD_TARGET = "_target"
+"""Attribute of `threading.Thread`: the function that it runs."""
+IDLE_WORKER = "work_queue.get(block=True)"
+"""Source of the line at which an idle thread of a `ThreadPoolExecutor` waits (`concurrent.futures.thread._worker`).
+"""
+RUNNING_THREADS = "_active"
+"""Attribute of `threading`: the running threads by identifier. `threading.enumerate` takes a lock."""
+EVENT_CONDITION = "_cond"
+CONDITION_WAITERS = "_waiters"
+"""Attributes of an event and of its condition: the locks of the threads that wait."""
+
+FILTERS_CHANGED = "_filters_mutated" if sys.version_info < (3, 14) else "_filters_mutated_lock_held"
+"""Function of `warnings` that a change of the filters calls; it makes Python forget which warnings it has shown."""
+
+
+def running_threads() -> list[threading.Thread]:
+    """Return Python's threads without taking a lock; empty if this Python stores them elsewhere."""
+    return list(getattr(threading, RUNNING_THREADS, {}).values())
+
+
+def has_waiter(event: Any) -> bool:
+    """Whether a thread waits for a `threading.Event`; False if this Python stores that elsewhere."""
+    return bool(getattr(getattr(event, EVENT_CONDITION, None), CONDITION_WAITERS, ()))

@@ -1,0 +1,134 @@
+"""A rank's memory on the board: what it has written, or nothing."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.board.memory_area import MEMORY_AREA_BYTES
+from grpo_run.watchdog.observation import Phase
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A board with two slots."""
+    path = tmp_path / "board.mmap"
+    Board.create(path, 2)
+    return path
+
+
+def area_at(path: Path, index: int) -> int:
+    """Where a rank's area begins: they are the last part of the board."""
+    return path.stat().st_size - (2 - index) * MEMORY_AREA_BYTES
+
+
+def test_another_process_reads_what_a_rank_has_measured(path: Path) -> None:
+    """Every figure under its own name; phases that were not measured are missing."""
+    writer = Board.open(path, writable=True).writer(1, rank=5, pid=4711, attempt=3).memory_area
+    for number, name in enumerate(writer.totals.__slots__, start=2):
+        setattr(writer.totals, name, number * 10**9)
+    figures = writer.figures(Phase.generate)
+    for number, name in enumerate(figures.__slots__, start=1):
+        setattr(figures, name, number)
+    writer.publish(Phase.generate)
+    writer.figures(Phase.callback).resident_bytes = 7
+    writer.publish(Phase.callback)
+
+    board = Board.open(path)
+    memory = board.rank_memory(1)
+    assert memory is not None
+    assert memory.as_json() == {
+        "has_device": True, "capacity_bytes": 3 * 10**9, "readings": 4 * 10**9, "spent_seconds": 5.0,
+        "allocated_bytes": 6 * 10**9, "reserved_bytes": 7 * 10**9, "inactive_split_bytes": 8 * 10**9,
+        "resident_bytes": 9 * 10**9, "peak_allocated_bytes": 10**10, "peak_reserved_bytes": 11 * 10**9,
+        "retries": 12 * 10**9, "ooms": 13 * 10**9, "released_bytes": 14 * 10**9, "freed_bytes": 15 * 10**9,
+        "phases": {
+            "generate": {
+                "readings": 1, "peak_allocated_bytes": 2, "peak_reserved_bytes": 3, "allocated_bytes": 4,
+                "reserved_bytes": 5, "inactive_split_bytes": 6, "retries": 7, "peak_resident_bytes": 8,
+                "resident_bytes": 9,
+            },
+            "callback": {
+                "readings": 0, "peak_allocated_bytes": 0, "peak_reserved_bytes": 0, "allocated_bytes": 0,
+                "reserved_bytes": 0, "inactive_split_bytes": 0, "retries": 0, "peak_resident_bytes": 0,
+                "resident_bytes": 7,
+            },
+        },
+        "forecast": None,
+    }  # fmt: skip
+    assert board.rank_memory(0) is None
+
+
+def test_a_forecast_is_read_once_there_is_one(path: Path) -> None:
+    writer = Board.open(path, writable=True).writer(1, rank=5, pid=4711, attempt=3).memory_area
+    for number, name in enumerate(writer.forecast.__slots__, start=1):
+        setattr(writer.forecast, name, number)
+    writer.publish()
+    memory = Board.open(path).rank_memory(1)
+    assert memory is not None
+    assert memory.as_json()["forecast"] == {
+        "predicted_bytes": 1, "observed_bytes": 2, "limit_bytes": 3, "pieces": 4, "rollouts": 5, "split_rollouts": 6,
+    }  # fmt: skip
+
+
+def test_every_figure_keeps_its_place_on_disk(path: Path) -> None:
+    """Offsets and formats are part of the file format: a supervisor may be older than its ranks."""
+    writer = Board.open(path, writable=True).writer(0, rank=0, pid=1, attempt=0).memory_area
+    for number, name in enumerate(writer.totals.__slots__, start=1):
+        setattr(writer.totals, name, number)
+    for number, name in enumerate(writer.figures(Phase.startup).__slots__, start=1):
+        setattr(writer.figures(Phase.startup), name, number)
+    for number, name in enumerate(writer.forecast.__slots__, start=1):
+        setattr(writer.forecast, name, number)
+    writer.publish(Phase.startup)
+    raw = path.read_bytes()[area_at(path, 0) :]
+    assert struct.unpack_from("<16Q", raw) == (2, *range(1, 15), 0)
+    assert struct.unpack_from("<10Q", raw, 128) == (*range(1, 10), 0)
+    assert struct.unpack_from("<10Q", raw, 128 + 23 * 80) == (1, 2, 3, 4, 5, 6, 0, 0, 0, 0)
+    assert MEMORY_AREA_BYTES == 128 + 24 * 80
+
+
+def test_a_new_attempt_begins_with_no_figures(path: Path) -> None:
+    """Neither the supervisor nor the next rank leaves those of the attempt before."""
+    board = Board.open(path, writable=True)
+    board.writer(0, rank=0, pid=1, attempt=0).memory_area.publish()
+    assert board.rank_memory(0) is not None
+    board.begin_attempt(1)
+    assert board.rank_memory(0) is None
+    board.writer(0, rank=0, pid=1, attempt=1).memory_area.publish()
+    board.writer(0, rank=0, pid=2, attempt=1)
+    assert board.rank_memory(0) is None
+
+
+def test_a_write_that_never_ended_is_not_read(path: Path) -> None:
+    """The rank was killed in the middle of it."""
+    board = Board.open(path, writable=True)
+    board.writer(0, rank=0, pid=1, attempt=0).memory_area.publish()
+    with open(path, "r+b") as file:
+        file.seek(area_at(path, 0))
+        file.write(struct.pack("<Q", 3))
+    assert board.rank_memory(0) is None
+
+
+def test_a_board_of_an_earlier_version_has_no_figures(path: Path) -> None:
+    """Its ranks write nothing beyond its end."""
+    os.truncate(path, path.stat().st_size - 2 * MEMORY_AREA_BYTES)
+    board = Board.open(path, writable=True)
+    writer = board.writer(1, rank=1, pid=1, attempt=0)
+    writer.memory_area.figures(Phase.data).readings = 1
+    writer.memory_area.publish(Phase.data)
+    assert board.rank_memory(1) is None
+    assert board.read(1) is not None
+
+
+def test_a_process_forked_from_the_rank_writes_no_figures(path: Path) -> None:
+    """It is not the rank."""
+    board = Board.open(path, writable=True)
+    writer = board.writer(0, rank=0, pid=1, attempt=0)
+    writer.detach()
+    writer.memory_area.publish()
+    assert board.rank_memory(0) is None

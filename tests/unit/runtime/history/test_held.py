@@ -1,0 +1,229 @@
+"""Checkpoints survive a script that clears its output directory when it starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from support import checkpoint_files
+from support.identities import identity
+
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.manifest import read_manifest, write_manifest
+from grpo_run.runtime.history import checkpoint_backups
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.run_directory import RunDirectory
+
+
+def publish(output: Path, step: int, run_id: str = "run-1") -> Path:
+    """Write a checkpoint with a manifest."""
+    path = checkpoint_files.plain(output, step)
+    write_manifest(path, identity(output, step, run_id=run_id))
+    return path
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """The output directory of the run's only call."""
+    return tmp_path / "project" / "out"
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, output: Path) -> checkpoint_backups.HeldCheckpoints:
+    """What the supervisor holds."""
+    (tmp_path / "run").mkdir()
+    started = {
+        "event": "train_started", "rank": 0, "train_call": 1, "trainer_class": "GRPOTrainer", "output_dir": str(output)
+    }  # fmt: skip
+    return checkpoint_backups.HeldCheckpoints(
+        links_of(tmp_path), "run-1", History.of([started]).calls, warn=print
+    )
+
+
+def links_of(folder: Path) -> Path:
+    """The folder of links in the run directory."""
+    return RunDirectory(path=folder / "run").held
+
+
+@pytest.mark.parametrize("links", ["in the run directory", "beside the output directory"])
+def test_a_cleared_directory_gets_its_checkpoints_back(
+    tmp_path: Path,
+    output: Path,
+    checkpoints: checkpoint_backups.HeldCheckpoints,
+    monkeypatch: pytest.MonkeyPatch,
+    links: str,
+) -> None:
+    """Also if the run directory is on another file system. Nothing is left afterwards."""
+    if links != "in the run directory":
+        link = os.link
+
+        def other_file_system(source: Path, target: Path) -> None:
+            if (tmp_path / "run") in Path(target).parents:
+                raise OSError(18, "Invalid cross-device link")
+            link(source, target)
+
+        monkeypatch.setattr(os, "link", other_file_system)
+    for step in (2, 4):
+        publish(output, step)
+    publish(output, 3, run_id="another")
+    checkpoints.hold()
+    shutil.rmtree(output)
+    assert sorted(checkpoint_backups.put_back(links_of(tmp_path), "run-1", str(output))) == [
+        "checkpoint-2",
+        "checkpoint-4",
+    ]
+    for step in (2, 4):
+        verify_digests(output / f"checkpoint-{step}", read_manifest(output / f"checkpoint-{step}").files)
+    checkpoints.release()
+    assert (output / "checkpoint-4" / "model.safetensors").is_file()
+    assert list((tmp_path / "run").iterdir()) == []
+    assert os.listdir(tmp_path / "project") == ["out"]
+
+
+def test_older_checkpoints_that_were_rotated_away_stay_away(
+    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.HeldCheckpoints
+) -> None:
+    """Meanwhile an older snapshot may be written to disk, which rotates."""
+    for step in (2, 4):
+        publish(output, step)
+    checkpoints.hold()
+    shutil.rmtree(output / "checkpoint-2")
+    assert checkpoint_backups.put_back(links_of(tmp_path), "run-1", str(output)) == []
+
+
+def test_what_exists_is_left_alone(
+    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.HeldCheckpoints
+) -> None:
+    """A name that the script has used again is not replaced."""
+    publish(output, 2)
+    checkpoints.hold()
+    shutil.rmtree(output / "checkpoint-2")
+    (output / "checkpoint-2").mkdir()
+    assert checkpoint_backups.put_back(links_of(tmp_path), "run-1", str(output)) == []
+    assert list((output / "checkpoint-2").iterdir()) == []
+
+
+def test_without_hard_links_nothing_is_held_or_left(
+    tmp_path: Path,
+    output: Path,
+    checkpoints: checkpoint_backups.HeldCheckpoints,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some file systems have none."""
+
+    def no_links(source: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    publish(output, 2)
+    checkpoints.hold()
+    assert checkpoint_backups.put_back(links_of(tmp_path), "run-1", str(output)) == []
+    checkpoints.release()
+    assert list((tmp_path / "run").iterdir()) == []
+    assert os.listdir(tmp_path / "project") == ["out"]
+
+
+def test_a_start_that_fails_after_it_has_cleared_the_directory_loses_nothing(
+    tmp_path: Path,
+    output: Path,
+    checkpoints: checkpoint_backups.HeldCheckpoints,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The next start, by the same supervisor or by another one, finds the checkpoint again and says so."""
+    publish(output, 2)
+    for _ in range(2):
+        checkpoints.hold()
+        shutil.rmtree(output)
+    checkpoints.hold()
+    verify_digests(output / "checkpoint-2", read_manifest(output / "checkpoint-2").files)
+    assert capsys.readouterr().out.count(f"removed checkpoint-2 in {output}; restored") == 2
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_the_end_of_a_run_puts_back_what_its_last_start_has_removed(
+    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.HeldCheckpoints, finished: bool
+) -> None:
+    """Unless the script has run to its end: then it meant it. No links are left."""
+    publish(output, 2)
+    checkpoints.hold()
+    shutil.rmtree(output)
+    checkpoints.end(finished=finished)
+    assert (output / "checkpoint-2" / "model.safetensors").is_file() != finished
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_kill_while_a_checkpoint_is_put_back_loses_nothing(
+    tmp_path: Path,
+    output: Path,
+    checkpoints: checkpoint_backups.HeldCheckpoints,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of its files are linked; the next start links all of them."""
+    publish(output, 2)
+    checkpoints.hold()
+    shutil.rmtree(output)
+    link, made = os.link, []
+
+    def killed(source: Path, target: Path) -> None:
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        link(source, target)
+        made.append(target)
+
+    monkeypatch.setattr(os, "link", killed)
+    monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)  # a kill cleans nothing up
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint_backups.put_back(links_of(tmp_path), "run-1", str(output))
+    monkeypatch.undo()
+    checkpoints.hold()
+    verify_digests(output / "checkpoint-2", read_manifest(output / "checkpoint-2").files)
+
+
+def test_a_newer_checkpoint_means_that_the_held_one_was_rotated_away(
+    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.HeldCheckpoints
+) -> None:
+    """A snapshot of the last attempt is written to disk between two starts."""
+    publish(output, 2)
+    checkpoints.hold()
+    shutil.rmtree(output / "checkpoint-2")
+    publish(output, 4)
+    checkpoints.hold()
+    assert os.listdir(output) == ["checkpoint-4"]
+
+
+def test_what_cannot_be_put_back_stays_held(
+    tmp_path: Path,
+    output: Path,
+    checkpoints: checkpoint_backups.HeldCheckpoints,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The disk may have no room for a directory at present."""
+    publish(output, 2)
+    checkpoints.hold()
+    shutil.rmtree(output)
+    with monkeypatch.context() as full:
+        full.setattr(Path, "mkdir", lambda *_, **__: os.open("/proc/self/nothing", os.O_RDONLY))
+        checkpoints.hold()
+        checkpoints.release()
+    assert not output.exists()
+    checkpoints.end(finished=False)
+    verify_digests(output / "checkpoint-2", read_manifest(output / "checkpoint-2").files)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_only_the_first_step_of_an_attempt_looks_at_the_links(
+    output: Path, checkpoints: checkpoint_backups.HeldCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every committed step asks, and reading manifests costs time."""
+    publish(output, 2)
+    checkpoints.hold()
+    looked: list[object] = []
+    find_held = checkpoint_backups.find_held
+    monkeypatch.setattr(
+        checkpoint_backups, "find_held", lambda *given: looked.append(given) or find_held(*given)
+    )
+    for _ in range(3):
+        checkpoints.release()
+    assert len(looked) == 1

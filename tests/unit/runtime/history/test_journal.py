@@ -1,0 +1,371 @@
+"""The journal: complete, bounded lines in order."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.runtime.history import journal as journal_module
+from grpo_run.runtime.history.journal import EVENTS, MAX_LINE_BYTES, Journal, JournalReader, read_journal
+
+Events = Callable[[], list[dict[str, Any]]]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def test_every_line_has_the_common_keys(journal: Journal, events: Events) -> None:
+    """The seven keys that every line has, then the fields of the event."""
+    journal.write("step_logged", rank=1, step=7, reward=0.5)
+    assert events() == [
+        {
+            "time": 1000.0, "monotonic": 10.0, "run": "run-1", "attempt": 0, "rank": 1, "step": 7,
+            "event": "step_logged", "reward": 0.5,
+        }
+    ]  # fmt: skip
+
+
+def test_an_event_is_one_line(journal: Journal, tmp_path: Path) -> None:
+    """Newlines in strings do not split it."""
+    journal.write("warning", text="first\nsecond\r\nthird\u2028fourth")
+    journal.write("run_ended", exit_code=0)
+    assert (tmp_path / "journal.jsonl").read_bytes().count(b"\n") == 2
+
+
+@given(value=JSON)
+def test_fields_are_read_as_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory, value: object
+) -> None:
+    """Any JSON value."""
+    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    Journal(path, "run-1").write("warning", value=value)
+    assert [record["value"] for record in read_journal(path)] == [value]
+
+
+def test_an_unknown_event_fails_an_assertion(journal: Journal, tmp_path: Path) -> None:
+    """Nothing is written."""
+    with pytest.raises(AssertionError, match="unknown journal event"):
+        journal.write("something_happened")
+    assert (tmp_path / "journal.jsonl").read_bytes() == b""
+
+
+def test_the_documented_events_exist() -> None:
+    """The events that the design promises."""
+    promised = """run_started attempt_started rank_started phase_learned step_committed vote_failed
+    checkpoint_staged checkpoint_published checkpoint_rejected suspicion incident action attempt_ended plan_changed
+    sample_excluded prompt_quarantined guard_tripped run_ended"""
+    assert set(promised.split()) <= EVENTS
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_float_that_is_not_finite_becomes_null(journal: Journal, tmp_path: Path, number: float) -> None:
+    """NaN is not JSON; other readers would reject the line."""
+    journal.write("step_logged", loss=number, nested={"values": [number, (number,)]})
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    record = json.loads((tmp_path / "journal.jsonl").read_bytes(), parse_constant=refuse)
+    assert (record["loss"], record["nested"]) == (None, {"values": [None, [None]]})
+
+
+@pytest.mark.parametrize("rate", [1e-6, 4.9e-7, 1.234e-9])
+def test_a_small_learning_rate_is_not_rounded_to_zero(journal: Journal, events: Events, rate: float) -> None:
+    """Learning rates in reinforcement learning are between 1e-8 and 1e-5."""
+    journal.write("step_logged", learning_rate=rate)
+    assert events()[0]["learning_rate"] == pytest.approx(rate, rel=1e-3)
+
+
+def test_a_long_string_is_truncated(journal: Journal, events: Events) -> None:
+    """An ellipsis marks the end."""
+    journal.write("warning", text="x" * 100_000)
+    text = events()[0]["text"]
+    assert len(text) < 20_000
+    assert text.endswith("…")
+
+
+def test_the_length_of_a_line_is_bounded(journal: Journal, tmp_path: Path, events: Events) -> None:
+    """An event with too many fields keeps only the common keys."""
+    journal.write("warning", rank=2, many=["é" * 1000] * 1000)
+    assert len((tmp_path / "journal.jsonl").read_bytes()) <= MAX_LINE_BYTES
+    record = events()[0]
+    assert (record["event"], record["rank"]) == ("warning", 2)
+    assert record["truncated_bytes"] > MAX_LINE_BYTES
+
+
+def test_other_objects_are_written_as_strings(journal: Journal, events: Events) -> None:
+    """A path or a set does not break the line."""
+    journal.write("warning", where=Path("/tmp/x"), names={"b"})
+    assert events()[0]["where"] == "/tmp/x"
+    assert events()[0]["names"] == "{'b'}"
+
+
+def test_a_string_with_lone_surrogates_is_written(journal: Journal, events: Events) -> None:
+    """File names and decoded tokens may contain them."""
+    journal.write("warning", text="bad \udc80 name")
+    assert "bad" in events()[0]["text"]
+
+
+def test_the_file_has_mode_0600(journal: Journal, tmp_path: Path) -> None:
+    """Only the owner can read it."""
+    assert stat.S_IMODE((tmp_path / "journal.jsonl").stat().st_mode) == 0o600
+
+
+def test_opening_again_appends(journal: Journal, tmp_path: Path, events: Events) -> None:
+    """A new supervisor continues the journal of the last one."""
+    journal.write("run_started")
+    journal.close()
+    Journal(tmp_path / "journal.jsonl", "run-1").write("run_started")
+    assert [record["event"] for record in events()] == ["run_started", "run_started"]
+
+
+def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
+    """Each line is one write to a file opened with O_APPEND."""
+    path = tmp_path / "journal.jsonl"
+
+    def write(rank: int) -> None:
+        mine = Journal(path, "run-1")
+        for step in range(200):
+            mine.write("step_logged", rank=rank, step=step, text=str(rank) * 300)
+        mine.close()
+
+    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    records = list(read_journal(path))
+    assert len(records) == 800
+    assert all(set(record["text"]) == {str(record["rank"])} for record in records)
+    for rank in range(4):
+        assert [record["step"] for record in records if record["rank"] == rank] == list(range(200))
+
+
+def test_a_reader_yields_each_event_once(journal: Journal, tmp_path: Path) -> None:
+    """Each call yields only the events appended since the last one."""
+    reader = JournalReader(tmp_path / "journal.jsonl")
+    journal.write("run_started")
+    assert [record["event"] for record in reader.new()] == ["run_started"]
+    assert list(reader.new()) == []
+    journal.write("run_ended")
+    assert [record["event"] for record in reader.new()] == ["run_ended"]
+
+
+def test_a_partial_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
+    """Written byte by byte: no event is lost or read twice."""
+    path = tmp_path / "journal.jsonl"
+    line = '{"event":"warning","text":"fünf"}\n'.encode()
+    reader = JournalReader(path)
+    found = []
+    for end in range(len(line) + 1):
+        path.write_bytes(line[:end])
+        found += [(end, record["text"]) for record in reader.new()]
+    assert found == [(len(line), "fünf")]
+
+
+def test_a_line_truncated_by_a_crash_is_skipped(journal: Journal, tmp_path: Path, events: Events) -> None:
+    """The events before it are read."""
+    journal.write("run_started")
+    with open(tmp_path / "journal.jsonl", "ab") as file:
+        file.write(b'{"time":1000.0,"event":"step_comm')
+    assert [record["event"] for record in events()] == ["run_started"]
+
+
+def test_the_line_after_a_truncated_one_is_read(journal: Journal, tmp_path: Path, events: Events) -> None:
+    """A supervisor that resumes after a crash begins a new line."""
+    journal.write("run_started")
+    with open(tmp_path / "journal.jsonl", "ab") as file:
+        file.write(b'{"time":1000.0,"event":"step_comm')
+    Journal(tmp_path / "journal.jsonl", "run-1").write("run_ended")
+    assert [record["event"] for record in events()] == ["run_started", "run_ended"]
+
+
+@pytest.mark.parametrize("line", [b"not json", b"[1, 2]", b"null", b'{"no": "event"}', b"", b"\xff\xfe"])
+def test_lines_that_are_not_events_are_skipped(
+    journal: Journal, tmp_path: Path, events: Events, line: bytes
+) -> None:
+    """The user may have edited the file."""
+    with open(tmp_path / "journal.jsonl", "ab") as file:
+        file.write(line + b"\n")
+    journal.write("run_started")
+    assert [record["event"] for record in events()] == ["run_started"]
+
+
+def test_a_missing_journal_has_no_events(tmp_path: Path) -> None:
+    """The run has not begun."""
+    assert list(read_journal(tmp_path / "journal.jsonl")) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
+def test_a_failing_disk_loses_events_and_raises_nothing(
+    journal: Journal, events: Events, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Later events are written once the disk works again."""
+
+    def fail(*args: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "write", fail)
+        assert not journal.write("warning", text="lost")
+    assert journal.lost == 1
+    assert journal.write("warning", text="kept")
+    assert [record["text"] for record in events()] == ["kept"]
+
+
+def test_a_truncated_event_is_lost_and_the_next_is_not(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, events: Events
+) -> None:
+    """The last block of a full disk holds a part of the line."""
+    write = os.write
+    with monkeypatch.context() as nearly_full:
+        nearly_full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
+        assert not journal.write("warning", text="cut")
+    assert journal.lost == 1
+    assert journal.write("warning", text="whole")
+    assert journal.write("warning", text="whole too")
+    assert [record["text"] for record in events()] == ["whole", "whole too"]
+    assert journal.lost == 1
+
+
+def test_a_line_truncated_by_another_process_loses_no_other(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: Events
+) -> None:
+    """A rank fills the disk; the supervisor writes first when there is space again."""
+    rank = Journal(tmp_path / "journal.jsonl", "run-1")
+    write = os.write
+    with monkeypatch.context() as nearly_full:
+        nearly_full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
+        assert not rank.write("warning", text="cut")
+    assert journal.write("warning", text="kept")
+    assert rank.write("warning", text="kept too")
+    assert [record["text"] for record in events()] == ["kept", "kept too"]
+
+
+def test_a_line_without_its_newline_is_not_lost(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, events: Events
+) -> None:
+    """The next writer adds the newline; reported as lost, the event would count twice."""
+    write = os.write
+    with monkeypatch.context() as nearly_full:
+        nearly_full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:-1]))
+        assert journal.write("warning", text="first")
+    journal.write("warning", text="second")
+    assert [record["text"] for record in events()] == ["first", "second"]
+    assert journal.lost == 0
+
+
+def test_a_failed_fsync_is_counted_and_raises_nothing(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Network file systems report a full disk only then."""
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    journal.write("run_started")
+    monkeypatch.setattr(os, "fsync", fail)
+    journal.sync()
+    assert journal.lost == 1
+
+
+def test_a_journal_that_cannot_be_read_is_read_later(tmp_path: Path) -> None:
+    """A network file system may be unavailable for a while."""
+    path = tmp_path / "journal.jsonl"
+    reader = JournalReader(path)
+    path.mkdir()
+    assert list(reader.new()) == []
+    path.rmdir()
+    path.write_text('{"event":"run_started"}\n')
+    assert [record["event"] for record in reader.new()] == ["run_started"]
+
+
+def test_a_line_nested_too_deeply_is_skipped(tmp_path: Path) -> None:
+    """A million brackets are not an event; the events around them are read."""
+    path = tmp_path / "journal.jsonl"
+    event = '{"event":"warning"}\n'
+    path.write_text(event + "[" * 10**6 + "\n" + event)
+    assert len(list(read_journal(path))) == 2
+
+
+def test_a_long_journal_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a part ends, no event is lost or read twice."""
+    path = tmp_path / "journal.jsonl"
+    writer = Journal(path, "run-1")
+    for step in range(50):
+        writer.write("step_committed", step=step)
+    for size in (1, 7, 100, 1000):
+        monkeypatch.setattr(journal_module, "READ_BYTES", size)
+        assert [record["step"] for record in read_journal(path)] == list(range(50))
+
+
+def test_a_file_without_newlines_is_not_kept_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a line that is too long to be an event is enough."""
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"x" * 10 * MAX_LINE_BYTES)
+    reader = JournalReader(path)
+    assert list(reader.new()) == []
+    assert len(reader._partial_line) <= 2 * MAX_LINE_BYTES
+
+
+def test_a_forked_process_writes_nothing(tmp_path: Path) -> None:
+    """It has no part in the run."""
+    path = tmp_path / "journal.jsonl"
+    writer = Journal(path, "run-1")
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if writer.write("warning", text="from the child") else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert list(read_journal(path)) == []
+
+
+@pytest.mark.parametrize("used_again", [False, True])
+def test_a_descriptor_that_the_script_has_closed_is_not_written_to(
+    tmp_path: Path, events: Events, used_again: bool
+) -> None:
+    """Its number may belong to a file of the script, which must not get our lines; the journal gets them."""
+    journal = Journal(tmp_path / "journal.jsonl", "run-1")
+    (number,) = (
+        int(one.name) for one in Path("/proc/self/fd").iterdir() if one.resolve().is_relative_to(tmp_path)
+    )
+    os.close(number)
+    own = tmp_path / "own"
+    if used_again:
+        descriptor = os.open(own, os.O_RDWR | os.O_CREAT)
+        assert descriptor == number
+    assert journal.write("warning", text="x")
+    assert journal.write("warning", text="y")
+    assert [event["text"] for event in events()] == ["x", "y"]
+    if used_again:
+        assert own.read_bytes() == b""
+        os.close(descriptor)
+    journal.close()
+
+
+def test_a_journal_that_is_not_required_only_loses_events(tmp_path: Path, events: Events) -> None:
+    """A rank trains on a disk that refuses the file, and writes to it as soon as it can."""
+    path = tmp_path / "journal.jsonl"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        Journal(path, "run-1")
+    journal = Journal(path, "run-1", required=False)
+    assert not journal.write("warning", text="x")
+    assert journal.lost == 1
+    path.rmdir()
+    assert journal.write("warning", text="y")
+    assert [event["text"] for event in events()] == ["y"]

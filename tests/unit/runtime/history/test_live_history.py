@@ -1,0 +1,202 @@
+"""Every event counts exactly once: the supervisor's own at once, those of ranks when they are read."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.journal import Journal, read_journal
+from grpo_run.runtime.history.reporter import LiveHistory
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A journal that does not exist yet."""
+    return tmp_path / "journal.jsonl"
+
+
+def open_rank(path: Path) -> Journal:
+    """The journal as a rank of the first attempt writes it."""
+    journal = Journal(path, "night")
+    journal.attempt = 0
+    return journal
+
+
+def test_an_own_event_counts_without_reading_the_file(path: Path) -> None:
+    """A decision never depends on reading back what was just written: the file cannot be opened here."""
+    live = LiveHistory(path, "night")
+    path.unlink()
+    live.write("warning", text="x")
+    assert live.history.warnings == 1
+
+
+def test_own_events_count_once(path: Path) -> None:
+    """Reading the file later does not apply them again."""
+    live = LiveHistory(path, "night")
+    for _ in range(3):
+        live.write("warning", text="x")
+        live.read_ranks()
+    live.read_ranks()
+    assert live.history.warnings == 3
+
+
+def test_own_events_with_equal_lines_count_once_each(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two events within one tick of the clock have the same line."""
+    live = LiveHistory(path, "night")
+    monkeypatch.setattr(live, "journal", Journal(path, "night", wall=lambda: 1.0, monotonic=lambda: 1.0))
+    live.write("warning", text="x")
+    live.write("warning", text="x")
+    live.read_ranks()
+    assert live.history.warnings == 2
+
+
+def test_events_of_ranks_between_own_events_count_once(path: Path) -> None:
+    """Lines of both are interleaved in one file; the result is that of replaying the file."""
+    seen: list[str] = []
+    live = LiveHistory(path, "night", on_rank_event=lambda record: seen.append(record["text"]))
+    rank = open_rank(path)
+    for number in range(20):
+        rank.write("warning", rank=1, text=f"rank {number}")
+        if number % 3 == 0:
+            live.write("warning", text="own")
+        if number % 7 == 0:
+            live.read_ranks()
+    live.read_ranks()
+    assert seen == [f"rank {number}" for number in range(20)]
+    assert live.history.warnings == 27 == History.of(read_journal(path)).warnings
+
+
+def test_events_of_ranks_are_applied_before_a_later_own_event(path: Path) -> None:
+    """A snapshot that was complete before the fault does not refill the restart budget after it."""
+    live = LiveHistory(path, "night")
+    open_rank(path).write("checkpoint_staged", rank=0, step=7, train_call=1, scheduled=False, seconds=0.1)
+    live.write("incident", cause="signal", culprit=0, sentence="Rank 0 was killed.")
+    assert live.history.failures_without_progress == 1
+    assert live.history.snapshot_step == 7
+
+
+def test_a_second_supervisor_replays_every_event_once(path: Path) -> None:
+    """Own events of the first one are read from the file like those of ranks."""
+    first = LiveHistory(path, "night")
+    first.write("warning", text="own")
+    open_rank(path).write("warning", rank=0, text="rank")
+    second = LiveHistory(path, "night")
+    second.write("warning", text="own")
+    second.read_ranks()
+    assert second.history.warnings == 3
+
+
+def test_an_event_that_the_disk_refuses_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts once, and `write` returns False."""
+    live = LiveHistory(path, "night")
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", full)
+        assert not live.write("warning", text="lost")
+    assert live.write("warning", text="kept")
+    live.read_ranks()
+    assert live.history.warnings == 2
+    assert [record["text"] for record in read_journal(path)] == ["kept"]
+
+
+def test_an_event_that_the_disk_truncates_counts_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The truncated line is not an event for any reader."""
+    live = LiveHistory(path, "night")
+    write = os.write
+
+    def nearly_full(descriptor: int, data: bytes) -> int:
+        return write(descriptor, data[:20])
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", nearly_full)
+        assert not live.write("warning", text="truncated")
+    live.write("warning", text="kept")
+    live.read_ranks()
+    assert live.history.warnings == 2
+
+
+def test_an_event_without_its_newline_counts_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next writer adds the newline, and only then the reader sees the line."""
+    live = LiveHistory(path, "night")
+    write = os.write
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:-1]))
+        assert live.write("warning", text="own")
+    live.read_ranks()
+    open_rank(path).write("warning", rank=0, text="rank")
+    live.read_ranks()
+    assert live.history.warnings == 2
+
+
+def test_an_event_too_long_for_a_line_is_applied_with_its_fields(path: Path) -> None:
+    """The file keeps only that it happened; the supervisor knows the rest and decides from it."""
+    live = LiveHistory(path, "night")
+    fields: dict[str, Any] = {"cause": "signal", "culprit": 0, "sentence": "x", "many": ["é" * 1000] * 1000}
+    live.write("incident", **fields)
+    live.read_ranks()
+    assert [recovery.cause for recovery in live.history.recoveries] == ["signal"]
+    assert next(read_journal(path))["truncated_bytes"] > 0
+
+
+def test_events_of_ranks_count_although_the_file_was_removed_or_replaced(path: Path) -> None:
+    """They are in the file that both have open, whatever the path names."""
+    live, rank = LiveHistory(path, "night"), open_rank(path)
+    path.unlink()
+    rank.write("warning", text="x")
+    live.read_ranks()
+    path.write_bytes(b"")
+    rank.write("warning", text="y")
+    live.read_ranks()
+    assert live.history.warnings == 2
+
+
+@pytest.mark.parametrize("in_its_place", ["nothing", "copy", "directory"])
+def test_a_file_that_was_moved_away_is_there_again_for_the_next_ranks(path: Path, in_its_place: str) -> None:
+    """With all that was written, and events of the next ranks count."""
+    live = LiveHistory(path, "night")
+    live.write("warning", text="x")
+    moved = path.with_name("moved")
+    path.rename(moved)
+    if in_its_place == "copy":
+        path.write_bytes(moved.read_bytes())
+    if in_its_place == "directory":
+        path.mkdir()
+    live.write("warning", text="y")
+    live.journal.restore()
+    open_rank(path).write("warning", text="z")
+    live.write("warning", text="last")
+    live.read_ranks()
+    assert live.history.warnings == 4
+    assert [event["text"] for event in read_journal(path)] == ["x", "y", "z", "last"]
+
+
+def test_a_file_that_cannot_be_restored_loses_events_only(path: Path) -> None:
+    """The run goes on, as on a full disk."""
+    live = LiveHistory(path, "night")
+    path.unlink()
+    path.parent.rename(path.parent.with_name("elsewhere"))
+    live.journal.restore()
+    assert live.journal.lost == 1
+    live.write("warning", text="x")
+    assert live.history.warnings == 1
+
+
+def test_events_after_a_truncation_count(path: Path) -> None:
+    """Not only once the file has grown beyond its former size; none counts twice."""
+    live, rank = LiveHistory(path, "night"), open_rank(path)
+    for _ in range(5):
+        rank.write("warning", text="x")
+    live.read_ranks()
+    os.truncate(path, 0)
+    live.read_ranks()
+    rank.write("warning", text="y")
+    live.read_ranks()
+    assert live.history.warnings == 6

@@ -1,0 +1,43 @@
+"""The text of `--guard`."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.launch.guard_options import parse_guards
+from grpo_run.watchdog.learning_rules import DEFAULT_RESPONSES, Guard, Response
+
+
+def test_defaults_and_settings() -> None:
+    """Non-finite rolls back and the others warn; a later setting of the same guard wins, with its limit."""
+    rules = parse_guards([])
+    assert {guard: rules.response(guard) for guard in Guard} == dict(DEFAULT_RESPONSES)
+    rules = parse_guards(["kl=stop:5", "capped=warn:0.3", "kl=off", "zero_variance=roll_back:12"])
+    assert rules.response(Guard.kl) is Response.off
+    assert rules.response(Guard.zero_variance) is Response.roll_back
+    assert rules.limits == {Guard.capped: 0.3, Guard.zero_variance: 12.0}
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("kl", "expected NAME=RESPONSE"),
+        ("kll=stop", "did you mean kl?"),
+        ("xyz=stop", "known: nonfinite, zero-variance"),
+        ("kl=rollback", "did you mean roll-back?"),
+        ("kl=stop:", "largest mean KL"),
+        ("kl=stop:-1", "above 0"),
+        ("kl=stop:nan", "above 0"),
+        ("capped=stop:30", "below 1"),
+        ("zero-variance=stop:2.5", "whole number"),
+        ("nonfinite=stop:3", "nonfinite has no limit"),
+    ],
+)
+def test_errors_are_one_line_that_helps(setting: str, says: str) -> None:
+    """And they contain the setting."""
+    with pytest.raises(ConfigError) as caught:
+        parse_guards([setting])
+    assert says in str(caught.value)
+    assert setting in str(caught.value)
+    assert "\n" not in str(caught.value)

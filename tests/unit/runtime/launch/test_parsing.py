@@ -1,0 +1,195 @@
+"""The text of `--inject`: its syntax, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.runtime.errors import ConfigError, UsageError
+from grpo_run.runtime.launch.injections import (
+    KINDS,
+    MAX_STEP,
+    MEMORY_PHASES,
+    TOKEN_PHASES,
+    Injection,
+    parse_all,
+    parse_injection,
+)
+from grpo_run.watchdog.memory.shortage import MemoryPhase
+from grpo_run.watchdog.observation import Phase
+
+
+def refusal(text: str) -> str:
+    """The line with which this text is refused."""
+    with pytest.raises(ConfigError) as caught:
+        parse_injection(text)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert line.startswith("--inject ")
+    assert isinstance(caught.value, UsageError)
+    return line
+
+
+def test_phase_and_duration_default_to_the_kinds() -> None:
+    """The help shows the same example."""
+    found = parse_injection("kill@rank1:step7")
+    assert (found.kind, found.rank, found.step, found.phase, found.seconds) == (
+        "kill",
+        1,
+        7,
+        Phase.forward_backward,
+        0.0,
+    )
+    assert parse_injection("hang@rank0:step1").seconds == math.inf
+
+
+@pytest.mark.parametrize("order", ["phase=score:seconds=2.5", "seconds=2.5:phase=score"])
+def test_phase_and_seconds_may_be_in_either_order(order: str) -> None:
+    """The canonical text is the same."""
+    found = parse_injection(f"hang@rank0:step3:{order}")
+    assert (found.phase, found.seconds) == (Phase.score, 2.5)
+    assert str(found) == "hang@rank0:step3:phase=score:seconds=2.5"
+
+
+@pytest.mark.parametrize(
+    "text", ["slow@rank0:step3:phase=reward", "slow@rank00:step03:seconds=1.0", "slow@rank0:step3:seconds=1"]
+)
+def test_equal_injections_have_one_canonical_text(text: str) -> None:
+    """Otherwise one would fire twice in a run."""
+    assert str(parse_injection(text)) == "slow@rank0:step3"
+
+
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    rank=st.integers(0, 10**6),
+    step=st.integers(1, MAX_STEP),
+    phase=st.sampled_from([phase for phase in Phase if phase is not Phase.startup]),
+    memory_phase=st.sampled_from(list(MEMORY_PHASES.values())),
+    seconds=st.floats(0.001, 604_800.0) | st.none(),
+    rows=st.integers(0, 10**6),
+    tokens=st.integers(0, 10**9),
+)
+def test_canonical_text_is_parsed_to_the_same_injection(
+    kind: str,
+    rank: int,
+    step: int,
+    phase: Phase,
+    memory_phase: MemoryPhase,
+    seconds: float | None,
+    rows: int,
+    tokens: int,
+) -> None:
+    """The test covers every kind, place, duration, and number of rows or tokens."""
+    known = KINDS[kind]
+    where = known.phase if known.fixed_phase else memory_phase if known.takes_rows else phase
+    if not known.takes_rows or where is MemoryPhase.optimizer:
+        rows = 0
+    if rows or not known.takes_rows or where not in TOKEN_PHASES:
+        tokens = 0
+    made = Injection.of(
+        kind,
+        rank=rank,
+        step=step,
+        phase=where,
+        seconds=seconds if known.seconds is not None else None,
+        rows=rows,
+        tokens=tokens,
+    )
+    assert parse_injection(str(made)) == made
+    assert str(parse_injection(str(made))) == str(made)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no such kind ''"),
+        ("kil@rank1:step7", "did you mean kill?"),
+        ("mismatch_shape@rank1:step7", "did you mean mismatch-shape?"),
+        (
+            "mismatch@rank1:step7",
+            "did you mean mismatch-operation, mismatch-shape or mismatch-group?",
+        ),
+        ("Kill@rank1:step7", "did you mean kill?"),
+        ("zzz@rank1:step7", "`--inject help` lists the kinds"),
+        ("kill", "write KIND@rankR:stepN"),
+        ("kill@", "write KIND@rankR:stepN"),
+        ("kill@rank1", "write KIND@rankR:stepN"),
+        ("kill@step7:rank1", "'step7' is not rank and a number"),
+        ("kill@rank-1:step7", "'rank-1' is not rank and a number"),
+        ("kill@rank*:step7", "'rank*' is not rank and a number"),
+        ("kill@rank1:step", "'step' is not step and a number"),
+        ("kill@rank1:step7.5", "'step7.5' is not step and a number"),
+        ("kill@rank1:step\u0667", "is not step and a number"),
+        ("kill@rank1:step" + "9" * 5000, "is not step and a number"),
+        ("kill@rank1:step9999999999", "steps count from 1 to"),
+        ("kill@rank1:step0", "steps count from 1"),
+        ("kill@rank1:step7 ", "'step7 ' is not step and a number"),
+        ("kill@rank1:step7:", "'' is neither phase=PHASE nor seconds=S"),
+        ("kill@rank1:step7:reward", "'reward' is neither"),
+        ("kill@rank1:step7:when=now", "'when=now' is neither"),
+        ("kill@rank1:step7:phase=rewards", "did you mean reward?"),
+        ("kill@rank1:step7:phase=", "no such phase ''; phases: startup, data"),
+        ("kill@rank1:step7:phase=startup", "no step is computed in phase startup"),
+        ("hang@rank1:step7:phase=data:phase=data", "phase is given twice"),
+        ("hang@rank1:step7:seconds=1:seconds=2", "seconds is given twice"),
+        ("kill@rank1:step7:seconds=3", "kill takes no seconds"),
+        ("gil@rank1:step7:seconds=3", "gil takes no seconds"),
+        ("hang@rank1:step7:seconds=0", "is not between"),
+        ("hang@rank1:step7:seconds=0.0001", "is not between"),
+        ("hang@rank1:step7:seconds=9999999", "is not between"),
+        ("hang@rank1:step7:seconds=-1", "is not a number of seconds"),
+        ("hang@rank1:step7:seconds=nan", "is not a number of seconds"),
+        ("hang@rank1:step7:seconds=inf", "is not a number of seconds"),
+        ("hang@rank1:step7:seconds=1_0", "is not a number of seconds"),
+        ("hang@rank1:step7:seconds=1e3", "is not a number of seconds"),
+        ("slow-generation@rank1:step7:phase=reward", "happens in phase generate only"),
+    ],
+)
+def test_a_wrong_injection_is_refused_in_one_line(text: str, says: str) -> None:
+    """The line holds the text and what to write."""
+    assert says in refusal(text)
+
+
+def test_a_repeated_injection_is_refused() -> None:
+    """It fires once in a run, however it is written."""
+    with pytest.raises(ConfigError, match="given twice"):
+        parse_all(["kill@rank1:step7", "kill@rank1:step7:phase=forward_backward"])
+
+
+def test_two_collectives_at_one_place_are_refused() -> None:
+    """The other ranks cannot take part in both."""
+    with pytest.raises(ConfigError, match=r"skip@rank0:step5 is a collective at the same step and phase"):
+        parse_all(["skip@rank0:step5", "extra@rank1:step5"])
+    parse_all(["skip@rank0:step5", "extra@rank1:step6", "extra@rank1:step5:phase=reward", "kill@rank0:step5"])
+
+
+def test_the_order_of_the_options_is_kept() -> None:
+    """Injections at one place happen in this order."""
+    texts = ["kill@rank1:step7", "hang@rank0:step2", "extra@rank1:step3"]
+    assert [str(injection) for injection in parse_all(texts)] == texts
+    assert parse_all([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("oom@rank1:step3:phase=reward", "no such phase 'reward'"),
+        ("oom@rank1:step3:phase=backwards", "did you mean backward?"),
+        ("kill@rank1:step3:phase=backward", "no such phase 'backward'"),
+        ("oom@rank1:step3:rows=0", "rows=0 is not a number of rows"),
+        ("oom@rank1:step3:phase=optimizer:rows=2", "takes no rows in phase optimizer"),
+        ("oom@rank1:step3:tokens=0", "tokens=0 is not a number of tokens"),
+        ("oom@rank1:step3:tokens=2000000000", "tokens=2000000000 is not between 1 and 1000000000"),
+        ("oom@rank1:step3:phase=score:tokens=2", "takes no tokens in phase score"),
+        ("oom@rank1:step3:rows=2:tokens=2", "give rows or tokens, not both"),
+        ("oom@rank1:step3:seconds=2", "takes no seconds"),
+        ("oom@rank1:step3:rows=2:rows=2", "rows is given twice"),
+        ("kill@rank1:step3:rows=2", "'rows=2' is neither phase=PHASE nor seconds=S"),
+    ],
+)
+def test_memory_runs_out_in_parts_of_a_step_only(text: str, reason: str) -> None:
+    """The board does not tell forward and backward apart; rows count where rows are computed."""
+    assert reason in refusal(text)

@@ -1,0 +1,155 @@
+"""`Trainer.train` is wrapped once, and a trainer that cannot be guarded is rejected."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import grpo_run.trainers
+from grpo_run.runtime.call_names import LOOP
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.rank.hooks import train_call
+from grpo_run.runtime.rank.hooks.attach import check_trainer, wrap_train
+from grpo_run.runtime.rank.step.guard import Guard
+
+
+class Saves:
+    """The part of `transformers.Trainer` that saves."""
+
+    args = SimpleNamespace(output_dir="out")
+    state = SimpleNamespace(global_step=7)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> str:
+        """Save."""
+        return f"{output_dir} {_internal_call}"
+
+
+def test_a_model_that_the_script_saves_is_recorded_and_a_checkpoints_is_not(
+    session: Any, events: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """The end of the run says where the model is."""
+
+    class Trainer(Saves):
+        """The class in `transformers.trainer`."""
+
+        def train(self) -> None:
+            """Train."""
+
+    module: Any = ModuleType("transformers.trainer")
+    module.Trainer = Trainer
+    wrap_train(module, Guard(session))
+    assert Trainer().save_model("out/checkpoint-7", _internal_call=True) == "out/checkpoint-7 True"
+    assert Trainer().save_model("out/checkpoint-7", True) == "out/checkpoint-7 True"
+    assert Trainer().save_model() == "None False"
+    saved = [record for record in events() if record["event"] == "model_saved"]
+    assert [(record["path"], record["step"]) for record in saved] == [(os.path.abspath("out"), 7)]
+
+
+def test_outside_a_run_guarding_changes_nothing() -> None:
+    """A script may always call `guard`."""
+    trainer = SimpleNamespace()
+    assert grpo_run.trainers.guard(trainer) is trainer
+    assert vars(trainer) == {}
+
+
+def test_a_hyperparameter_trial_calls_the_original(session: Any) -> None:
+    """All arguments are passed through; the call is not guarded."""
+    calls: list[Any] = []
+
+    class Trainer(Saves):
+        """The class in `transformers.trainer`."""
+
+        def train(self, resume_from_checkpoint: Any = None, trial: Any = None, **kwargs: Any) -> str:
+            """Train."""
+            calls.append((resume_from_checkpoint, trial, kwargs))
+            return "output"
+
+    module: Any = ModuleType("transformers.trainer")
+    module.Trainer = Trainer
+    wrap_train(module, Guard(session))
+    assert Trainer().train(True, {"lr": 1}, ignore_keys_for_eval=["x"]) == "output"
+    assert calls == [(True, {"lr": 1}, {"ignore_keys_for_eval": ["x"]})]
+
+
+def test_a_call_inside_another_one_is_not_guarded(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no number in the run, and is said once. The next call of the script is guarded again."""
+    guarded: list[str] = []
+
+    class Trainer(Saves):
+        """The class in `transformers.trainer`."""
+
+        def __init__(self, inner: int = 0) -> None:
+            self.inner = inner
+
+        def train(self, resume_from_checkpoint: Any = None, trial: Any = None) -> str:
+            """Train another one inside."""
+            for _ in range(self.inner):
+                assert Trainer().train() == "plain"
+            return "plain"
+
+    def run_guarded(guard: Guard, trainer: Any, original: Any, *rest: Any) -> str:
+        guarded.append("outer")
+        return f"guarded {original(trainer)}"
+
+    module: Any = ModuleType("transformers.trainer")
+    module.Trainer = Trainer
+    monkeypatch.setattr(train_call, "run_train_call", run_guarded)
+    monkeypatch.setattr(train_call, "record_model_activity", lambda trainer, session: nullcontext())
+    monkeypatch.setattr("grpo_run.runtime.rank.hooks.attach.check_trainer", lambda session, trainer: None)
+    wrap_train(module, Guard(session))
+    assert [Trainer(inner=2).train(), Trainer().train()] == ["guarded plain", "guarded plain"]
+    assert guarded == ["outer", "outer"]
+    (warning,) = session.notified
+    assert "inside another one" in warning
+
+
+def test_a_call_inside_a_loop_is_refused(session: Any) -> None:
+    """Both would vote on steps of their own."""
+
+    class Trainer(Saves):
+        """The class in `transformers.trainer`."""
+
+        def train(self, resume_from_checkpoint: Any = None, trial: Any = None) -> None:
+            """Train."""
+            raise AssertionError("it is called in spite of the loop")
+
+    module: Any = ModuleType("transformers.trainer")
+    module.Trainer = Trainer
+    guard = Guard(session)
+    guard.running = LOOP
+    wrap_train(module, guard)
+    with pytest.raises(ConfigError, match=r"Trainer.train\(\) is called inside a loop"):
+        Trainer().train()
+    assert guard.running == LOOP
+
+
+def test_wrapping_twice_has_no_effect(session: Any) -> None:
+    """Import hooks may fire twice for one module."""
+
+    class Trainer(Saves):
+        """The class in `transformers.trainer`."""
+
+        def train(self) -> None:
+            """Train."""
+
+    module: Any = ModuleType("transformers.trainer")
+    module.Trainer = Trainer
+    guard = Guard(session)
+    wrap_train(module, guard)
+    once = Trainer.train
+    wrap_train(module, guard)
+    assert Trainer.train is once
+
+
+def test_a_trainer_without_the_wrapped_methods_is_rejected(session: Any) -> None:
+    """The error names what is missing, unless untested versions are allowed."""
+    with pytest.raises(ConfigError, match="lacks _save_checkpoint"):
+        check_trainer(session, SimpleNamespace(args=SimpleNamespace()))
+    session.config = replace(session.config, allow_untested=True)
+    check_trainer(session, SimpleNamespace(args=SimpleNamespace()))

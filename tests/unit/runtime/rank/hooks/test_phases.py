@@ -1,0 +1,345 @@
+"""Wrappers mark a phase on the board and change nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.rank.hooks.phases import callback_name, mark_callbacks, mark_method, mark_reward
+from grpo_run.runtime.rank.step.step_vote import PhaseFingerprint
+from grpo_run.watchdog.observation import Phase, Slot
+
+Reading = Callable[[], Slot]
+
+
+def length_reward(completions: list[str], **kwargs: Any) -> list[float]:
+    """A user's reward function."""
+    return [float(len(text)) for text in completions]
+
+
+async def slow_reward(completions: list[str], **kwargs: Any) -> list[float]:
+    """A user's asynchronous reward function."""
+    await asyncio.sleep(0)
+    return [1.0] * len(completions)
+
+
+class Judge:
+    """A user's callable object."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        return [self.value] * len(completions)
+
+
+class AsyncJudge:
+    """A callable object whose `__call__` is a coroutine function."""
+
+    async def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        return [2.0] * len(completions)
+
+
+class Module:
+    """An object that looks like a reward model."""
+
+    def forward(self) -> None: ...
+
+    def __call__(self) -> None: ...
+
+
+def test_a_reward_keeps_its_name_and_signature(slot: SlotWriter) -> None:
+    """TRL uses the name for a metric and inspects the signature."""
+    wrapped = mark_reward(length_reward, slot)
+    assert wrapped.__name__ == "length_reward"
+    assert inspect.signature(wrapped) == inspect.signature(length_reward)
+    assert not inspect.iscoroutinefunction(wrapped)
+
+
+def test_a_rewards_arguments_and_result_are_unchanged(slot: SlotWriter) -> None:
+    """The same objects are passed through."""
+    given: list[Any] = []
+    answer = [1.0, None]
+
+    def reward(*args: Any, **kwargs: Any) -> Any:
+        given.append((args, kwargs))
+        return answer
+
+    assert mark_reward(reward, slot)("a", completions=["b"]) is answer
+    assert given == [(("a",), {"completions": ["b"]})]
+
+
+def test_a_reward_marks_its_phase_and_counts(slot: SlotWriter, reading: Reading) -> None:
+    """The phase is open while the function runs; its completions are counted afterwards."""
+    during: list[Phase | None] = []
+
+    def reward(completions: list[str]) -> list[float]:
+        during.append(reading().phase)
+        return [0.0] * len(completions)
+
+    slot.enter(Phase.score)
+    mark_reward(reward, slot)(["a", "b", "c"])
+    assert during == [Phase.reward]
+    assert reading().phase is Phase.score
+    assert reading().rewards_scored == 3
+
+
+@pytest.mark.parametrize(("counts", "tokens"), [(True, 5), (False, 0)])
+def test_tokens_are_counted_by_one_of_several_rewards(slot: SlotWriter, counts: bool, tokens: int) -> None:
+    """All reward functions score the same completions."""
+    wrapped = mark_reward(length_reward, slot, counts_tokens=counts)
+    wrapped(completions=["a", "b"], completion_ids=[[1, 2], [3, 4, 5]])
+    wrapped(completions=["a"])
+    assert (slot.tokens_generated, slot.rewards_scored) == (tokens, 3)
+
+
+def test_tokens_of_a_rollout_that_is_scored_again_are_counted_once(slot: SlotWriter) -> None:
+    """They were generated once. The trainer passes the same list."""
+    wrapped = mark_reward(length_reward, slot, counts_tokens=True)
+    tokens = [[1, 2], [3, 4, 5]]
+    wrapped(completions=["a", "b"], completion_ids=tokens)
+    wrapped(completions=["a", "b"], completion_ids=tokens)
+    assert (slot.tokens_generated, slot.rewards_scored) == (5, 4)
+    wrapped(completions=["a", "b"], completion_ids=[[1, 2], [3, 4, 5]])
+    assert slot.tokens_generated == 10
+
+
+def test_a_rewards_exception_closes_the_phase(slot: SlotWriter, reading: Reading) -> None:
+    """The same exception is raised."""
+    error = KeyError("reward")
+
+    def reward() -> None:
+        raise error
+
+    slot.enter(Phase.score)
+    with pytest.raises(KeyError) as caught:
+        mark_reward(reward, slot)()
+    assert caught.value is error
+    assert reading().phase is Phase.score
+
+
+@pytest.mark.parametrize("result", [None, 1.0, iter([1.0])])
+def test_a_result_without_length_is_not_counted(slot: SlotWriter, result: Any) -> None:
+    """TRL decides whether to reject it."""
+    assert mark_reward(lambda: result, slot)() is result
+    assert slot.rewards_scored == 0
+
+
+def test_a_coroutine_function_stays_one(slot: SlotWriter) -> None:
+    """TRL gathers coroutines. Its completions are counted too."""
+    wrapped = mark_reward(slow_reward, slot)
+    assert inspect.iscoroutinefunction(wrapped)
+    assert wrapped.__name__ == "slow_reward"
+    assert asyncio.run(wrapped(["a", "b"])) == [1.0, 1.0]
+    assert slot.rewards_scored == 2
+
+
+def test_a_callable_object_is_wrapped(slot: SlotWriter) -> None:
+    """The wrapper has the class's name and uses the object's current state."""
+    judge = Judge(1.0)
+    wrapped = mark_reward(judge, slot)
+    judge.value = 3.0
+    assert wrapped(["a"]) == [3.0]
+    assert wrapped.__name__ == "Judge"
+    assert not inspect.iscoroutinefunction(wrapped)
+
+
+def test_an_asynchronous_callable_object_stays_asynchronous(slot: SlotWriter) -> None:
+    """Its `__call__` is a coroutine function."""
+    wrapped = mark_reward(AsyncJudge(), slot)
+    assert inspect.iscoroutinefunction(wrapped)
+    assert asyncio.run(wrapped(["a"])) == [2.0]
+
+
+def test_a_partial_function_is_wrapped(slot: SlotWriter) -> None:
+    """It has no name of its own."""
+    wrapped = mark_reward(functools.partial(length_reward, extra=1), slot)
+    assert wrapped(["ab"]) == [2.0]
+    assert wrapped.__name__
+
+
+@pytest.mark.parametrize("model", [Module(), Module])
+def test_a_reward_model_is_not_wrapped(slot: SlotWriter, model: Any) -> None:
+    """TRL distinguishes modules from functions and moves them to devices."""
+    assert mark_reward(model, slot) is model
+
+
+def test_a_marked_reward_is_not_marked_again(slot: SlotWriter) -> None:
+    """A second `train()` call must not count twice."""
+    once = mark_reward(length_reward, slot)
+    assert mark_reward(once, slot) is once
+
+
+class Trainer:
+    """An object with methods."""
+
+    scale = 2
+
+    def generate(self, count: int, *, extra: int = 0) -> int:
+        """Generate."""
+        if count < 0:
+            raise ValueError(count)
+        return count * self.scale + extra
+
+
+def test_a_marked_method_keeps_its_name_and_result(slot: SlotWriter) -> None:
+    """Only the instance is changed, and only for the length of the block."""
+    trainer, fingerprint = Trainer(), PhaseFingerprint()
+    original = Trainer.generate
+    with mark_method(trainer, "generate", Phase.generate, slot, fingerprint):
+        assert trainer.generate(3, extra=1) == 7
+        assert trainer.generate.__name__ == "generate"
+        assert inspect.signature(trainer.generate) == inspect.signature(Trainer().generate)
+        assert Trainer.generate is original
+    assert vars(trainer) == {}
+
+
+def test_a_methods_phase_is_closed_after_an_exception(slot: SlotWriter, reading: Reading) -> None:
+    """The exception is raised unchanged."""
+    trainer = Trainer()
+    slot.enter(Phase.data)
+    with (
+        mark_method(trainer, "generate", Phase.generate, slot, PhaseFingerprint()),
+        pytest.raises(ValueError, match="-1"),
+    ):
+        trainer.generate(-1)
+    assert reading().phase is Phase.data
+
+
+def test_a_missing_method_is_skipped(slot: SlotWriter) -> None:
+    """SFTTrainer has no rewards."""
+    trainer = Trainer()
+    with mark_method(trainer, "_calculate_rewards", Phase.reward, slot, PhaseFingerprint()):
+        assert not hasattr(trainer, "_calculate_rewards")
+
+
+def test_the_same_phases_give_the_same_fingerprint() -> None:
+    """Other phases, or another order, give another fingerprint."""
+
+    def fingerprint(*phases: Phase) -> int:
+        made = PhaseFingerprint()
+        for phase in phases:
+            made.enter(phase)
+        return made.take()
+
+    ranks = {fingerprint(Phase.generate, Phase.reward) for _ in range(4)}
+    assert len(ranks) == 1
+    others = {
+        fingerprint(Phase.reward, Phase.generate),
+        fingerprint(Phase.generate),
+        fingerprint(Phase.generate, Phase.reward, Phase.eval),
+        fingerprint(Phase.generate, Phase.generate, Phase.reward),
+        fingerprint(),
+    }
+    assert len(others | ranks) == 6
+
+
+def test_taking_a_fingerprint_resets_it() -> None:
+    """Ranks compare the phases of each step separately."""
+    fingerprint = PhaseFingerprint()
+    fingerprint.enter(Phase.eval)
+    assert fingerprint.take() != 0
+    assert fingerprint.take() == 0
+
+
+def test_a_fingerprint_fits_a_vote() -> None:
+    """The vote reduces it and its negation as 64-bit integers."""
+    fingerprint = PhaseFingerprint()
+    for phase in [*Phase] * 20:
+        fingerprint.enter(phase)
+        assert 0 <= fingerprint.value < 2**32
+
+
+def test_a_marked_method_changes_the_fingerprint(slot: SlotWriter) -> None:
+    """It does so on entry, even if the method raises."""
+    fingerprint, trainer = PhaseFingerprint(), Trainer()
+    with mark_method(trainer, "generate", Phase.generate, slot, fingerprint):
+        trainer.generate(1)
+    assert fingerprint.take() != 0
+
+
+class Base:
+    """Replaces transformers' `TrainerCallback`."""
+
+    def on_step_end(self, args: Any, **kwargs: Any) -> Any:
+        """Do nothing."""
+
+    def on_save(self, args: Any, **kwargs: Any) -> Any:
+        """Do nothing."""
+
+
+class Upload(Base):
+    """A user's callback."""
+
+    def __init__(self, seen: Callable[[], Any]) -> None:
+        self._seen = seen
+        self.error: Exception | None = None
+
+    def on_save(self, args: Any, **kwargs: Any) -> Any:
+        """Upload."""
+        if self.error is not None:
+            raise self.error
+        return self._seen(), args, kwargs
+
+
+def test_a_users_callback_is_marked_by_class_and_event(slot: SlotWriter, reading: Reading) -> None:
+    """Inside the phase that calls it, which continues afterwards. Arguments and result are unchanged."""
+    callback = Upload(lambda: [open.key for open in reading().phases])
+    slot.replace(Phase.checkpoint)
+    with mark_callbacks(SimpleNamespace(callbacks=[callback]), Base, slot):
+        assert callback.on_save(1, model=2) == ([Phase.checkpoint, "Upload.on_save"], 1, {"model": 2})
+    assert [open.phase for open in reading().phases] == [Phase.checkpoint]
+
+
+def test_a_class_inside_a_function_is_named_without_the_function() -> None:
+    """Nested classes keep their outer class, which tells them apart."""
+
+    class Local(Base):
+        class Inner(Base):
+            pass
+
+    assert callback_name(Local(), "on_save") == "Local.on_save"
+    assert callback_name(Local.Inner(), "on_log") == "Local.Inner.on_log"
+
+
+def test_a_callbacks_exception_closes_its_phase(slot: SlotWriter, reading: Reading) -> None:
+    """The exception is raised unchanged."""
+    callback = Upload(reading)
+    callback.error = ZeroDivisionError()
+    slot.replace(Phase.checkpoint)
+    handler = SimpleNamespace(callbacks=[callback])
+    with mark_callbacks(handler, Base, slot), pytest.raises(ZeroDivisionError):
+        callback.on_save(1)
+    assert [open.phase for open in reading().phases] == [Phase.checkpoint]
+
+
+def test_only_overridden_events_of_user_callbacks_are_marked(slot: SlotWriter) -> None:
+    """Other events are frequent, and the libraries' own callbacks return quickly."""
+    library = type("Flow", (Upload,), {"__module__": "transformers.trainer_callback"})(lambda: None)
+    user = Upload(lambda: None)
+    with mark_callbacks(SimpleNamespace(callbacks=[library, user]), Base, slot):
+        assert "on_step_end" not in vars(user)
+        assert "on_save" in vars(user)
+        assert "on_save" not in vars(library)
+
+
+def test_marks_are_removed_from_callbacks(slot: SlotWriter, reading: Reading) -> None:
+    """The same callback may serve the next `train()` call. Methods set on the instance are not touched."""
+    callback, own = Upload(lambda: reading().phase), Upload(lambda: None)
+    own.on_save = lambda args, **kwargs: "own"  # type: ignore[method-assign]
+    slot.replace(Phase.data)
+    handler = SimpleNamespace(callbacks=[callback, own])
+    for _ in range(2):
+        with mark_callbacks(handler, Base, slot):
+            handler.callbacks.reverse()  # the list belongs to the trainer and may change
+            assert callback.on_save(1)[0] is Phase.callback
+        assert "on_save" not in vars(callback)
+        assert callback.on_save(1)[0] is Phase.data
+    assert own.on_save(1) == "own"

@@ -1,0 +1,74 @@
+"""What a script logs of the steps of its loop is published like what a Trainer logs."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from grpo_run.runtime.rank.loops.run import LoopLogs
+from grpo_run.trainers import loop
+from grpo_run.watchdog.learning_observations import StepValues
+from grpo_run.watchdog.observation import Slot
+
+Events = Callable[[], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def log(session: Any) -> LoopLogs:
+    """The logs of the run's second call, whose fourth step is in progress."""
+    return LoopLogs(session, train_call=2, step=lambda: 4)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0.5, np.float32(0.5), np.array([0.5]), torch.tensor(0.5, requires_grad=True), torch.tensor([0.5])],
+)
+@pytest.mark.parametrize("name", ["loss", "train/loss"])
+def test_a_number_of_any_kind_is_published(
+    name: str, value: Any, log: LoopLogs, reading: Callable[[], Slot], events: Events
+) -> None:
+    """On the board, and in the journal as of the step in progress; what is no number is left out."""
+    log({name: value, "reward": 2, "lr": 1e-3, "histogram": torch.ones(3), "text": "high", 3: 4})  # type: ignore[dict-item]
+    slot = reading()
+    assert (slot.loss, slot.reward, slot.learning_rate) == (0.5, 2.0, 1e-3)
+    (record,) = [record for record in events() if record["event"] == "step_logged"]
+    assert (record["step"], record["train_call"], record["loss"], record["reward"]) == (4, 2, 0.5, 2.0)
+
+
+@pytest.mark.parametrize("value", ["high", True, None, torch.ones(3), object()])
+def test_what_is_no_number_is_ignored(value: Any, log: LoopLogs, reading: Callable[[], Slot]) -> None:
+    """A logger may take it."""
+    log({"reward": value})
+    assert math.isnan(reading().reward)
+
+
+def test_the_guards_judge_what_was_logged_of_a_step(log: LoopLogs, session: Any) -> None:
+    """A loss of any micro-batch that is not finite, unless a gradient scaler has skipped the step; rank 0's reward."""
+    log({"loss": torch.tensor(float("nan"))})
+    log({"loss": 1.0, "reward": 0.25})
+    assert log.take(optimized=True) == StepValues(finite=False, reward=0.25)
+    assert log.take(optimized=True) == StepValues()
+    log({"loss": math.inf, "grad_norm": math.inf})
+    assert log.take(optimized=False) == StepValues()
+    session.is_main = False
+    log({"loss": 1.0, "reward": 0.25})
+    assert log.take(optimized=True) == StepValues()
+
+
+def test_another_thread_writes_nothing(log: LoopLogs, reading: Callable[[], Slot]) -> None:
+    """The slot has one writer."""
+    thread = threading.Thread(target=log, args=({"reward": 1.0},))
+    thread.start()
+    thread.join()
+    assert math.isnan(reading().reward)
+
+
+def test_outside_the_launcher_nothing_happens() -> None:
+    """The same script runs under torchrun."""
+    loop.log({"loss": 0.5})

@@ -1,0 +1,97 @@
+"""Cleaning frees what nothing uses, and its cost and its effect are recorded."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.rank.memory.cleanup import StepHygiene, clean
+from grpo_run.runtime.rank.memory.cleanup_policy import Need
+from grpo_run.runtime.rank.memory.device import DeviceMemory
+from grpo_run.runtime.rank.memory.phases import ResidentMemory
+from grpo_run.watchdog.observation import Phase, Slot
+
+
+class Node:
+    """References itself, and so much memory."""
+
+    def __init__(self, size: int = 0) -> None:
+        self.itself = self
+        self.block = bytearray(b"x") * size
+
+
+class Gpu(DeviceMemory):
+    """A device that holds what it has until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reserved = 900
+
+    def sizes(self) -> tuple[int, int]:
+        """See `DeviceMemory`."""
+        return 100, self.reserved
+
+    def release(self) -> None:
+        """See `DeviceMemory`."""
+        self.reserved = 100
+
+
+def test_a_reference_cycle_is_freed_and_counted(
+    board: Board, slot: SlotWriter, reading: Callable[[], Slot]
+) -> None:
+    """In a phase of its own, which is closed afterwards, with its time and what it has freed."""
+    gc.collect()
+    gc.disable()
+    during: list[Phase | None] = []
+    slot.on_enter = lambda phase: during.append(reading().phase)
+    try:
+        gone = weakref.ref(Node(64 * 2**20))
+        outcome, memory = clean(Need(collect=True), slot, DeviceMemory(), ResidentMemory())
+        assert gone() is None
+    finally:
+        gc.enable()
+    slot.publish()
+    assert during == [Phase.hygiene]
+    assert reading().phases == ()
+    assert (reading().hygiene_runs, reading().hygiene_seconds) == (1, outcome.seconds)
+    assert outcome.collected >= 1
+    assert outcome.freed_bytes > 60 * 2**20
+    assert memory.anonymous > 0
+    published = board.rank_memory(0)
+    assert published is not None
+    assert (published.freed_bytes, published.released_bytes) == (outcome.freed_bytes, 0)
+
+
+def test_only_what_was_agreed_on_is_done(
+    board: Board, slot: SlotWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Caches are released without a collection."""
+    monkeypatch.setattr(gc, "collect", lambda: pytest.fail("collected"))
+    outcome, memory = clean(Need(release=True), slot, Gpu(), ResidentMemory())
+    assert (outcome.released_bytes, outcome.collected, memory.reserved) == (800, 0, 100)
+    published = board.rank_memory(0)
+    assert published is not None
+    assert published.released_bytes == 800
+
+
+def test_cost_and_effect_are_journaled(slot: SlotWriter) -> None:
+    """With what was done; nothing is done and journaled if nothing was agreed on."""
+    events: list[dict[str, Any]] = []
+    hygiene = StepHygiene(10, slot, Gpu(), ResidentMemory(), journal=lambda **fields: events.append(fields))
+    hygiene.clean(6, Need())
+    assert events == []
+    hygiene.clean(7, Need(release=True))
+    (event,) = events
+    assert (event["step"], event["garbage"], event["caches"], event["released_bytes"]) == (
+        7,
+        False,
+        True,
+        800,
+    )
+    assert event["seconds"] > 0

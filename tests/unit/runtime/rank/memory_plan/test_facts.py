@@ -1,0 +1,261 @@
+"""What real trainers of TRL tell of their memory, and what a script's own parts change."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import pickle
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.runs import SCRIPTS
+
+from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
+from grpo_run.runtime.memory.files import read_facts
+from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.rank.memory_plan import later_assignments
+from grpo_run.runtime.rank.memory_plan.facts import collect_facts, publish_facts
+from grpo_run.runtime.rank.memory_plan.settings import Record
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Any:
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        import tiny as module
+    finally:
+        sys.path.remove(str(SCRIPTS))
+    return module
+
+
+def trainer_of(tiny: Any, kind: str, folder: Path, **settings: Any) -> Any:
+    import trl
+
+    tokenizer = tiny.tokenizer()
+    rollouts = {"num_generations": 4, "max_completion_length": 6, "beta": 0.0} if kind != "SFT" else {}
+    common = {
+        "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "use_cpu": True,
+        "bf16": False, "activation_checkpointing": False, "report_to": [], "disable_tqdm": True,
+    }  # fmt: skip
+    configuration = getattr(trl, f"{kind}Config")(**{**common, **rollouts, **settings})
+    rewards = {"reward_funcs": [len]} if kind != "SFT" else {}
+    return getattr(trl, f"{kind}Trainer")(
+        model=tiny.model(len(tokenizer), 11), args=configuration, processing_class=tokenizer,
+        train_dataset=tiny.texts(20) if kind == "SFT" else tiny.prompts(20), **rewards,
+    )  # fmt: skip
+
+
+def facts(trainer: Any, **changed: Any) -> MemoryFacts:
+    return collect_facts(trainer, 1, **{"world_size": 1, "layout": "ddp", **changed})
+
+
+def test_a_grpo_trainer_tells_its_sizes_its_loss_and_its_model(tiny: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(tiny, "GRPO", tmp_path, loss_type="dr_grpo", num_iterations=2)
+    found = facts(trainer)
+    assert (found.trainer, found.loss_type, found.generates) == ("grpo", "dr_grpo", "transformers")
+    assert (found.per_device_train_batch_size, found.gradient_accumulation_steps) == (8, 2)
+    assert (found.steps_per_generation, found.generation_batch_size, found.num_iterations) == (2, 16, 2)
+    assert (found.samples, found.layout, found.overridden, found.dropout) == (20, "ddp", (), False)
+    assert found.supports_gradient_checkpointing
+    assert not found.reference_model
+    sizes = found.model
+    assert (sizes.layers, sizes.hidden_size, sizes.vocabulary_size, sizes.head_size) == (2, 16, 43, 8)
+    assert sizes.parameters == sum(one.numel() for one in trainer.model.parameters())
+    assert sizes.parameter_bytes == 4 * sizes.parameters == 4 * sizes.trainable_parameters
+    assert split_refusals(found) == ()
+
+
+def test_a_size_that_is_set_after_the_configuration_was_built_is_not_split(tiny: Any, tmp_path: Path) -> None:
+    """A plan divides the size when the configuration is built, so it would not take effect."""
+    trainer = trainer_of(tiny, "GRPO", tmp_path)
+    assert split_refusals(facts(trainer)) == ()
+    trainer.args.per_device_train_batch_size = 16
+    (refusal,) = split_refusals(facts(trainer))
+    assert refusal == "the batch is also set by an assignment after GRPOConfig was built"
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watch assignments for the length of the test."""
+    import transformers
+
+    monkeypatch.setattr(
+        transformers.TrainingArguments,
+        "__setattr__",
+        transformers.TrainingArguments.__setattr__,
+        raising=False,
+    )
+    later_assignments.install(transformers.TrainingArguments)
+
+
+@pytest.mark.usefixtures("watched")
+@pytest.mark.parametrize("kind", ["GRPO", "SFT"])
+def test_a_size_that_is_set_again_to_the_same_value_is_not_split(
+    kind: str, tiny: Any, tmp_path: Path
+) -> None:
+    """By an assignment, or by transformers' own method; the value does not show it, and a plan would end the run."""
+    import transformers
+
+    made = trainer_of(tiny, kind, tmp_path)
+    assert split_refusals(facts(made)) == ()
+    made.args.set_dataloader(train_batch_size=8)
+    (refusal,) = split_refusals(facts(made))
+    assert refusal == f"the batch is also set by an assignment after {kind}Config was built"
+    pickled = pickle.loads(pickle.dumps(made.args))
+    assert isinstance(pickled, transformers.TrainingArguments)
+    other = trainer_of(tiny, kind, tmp_path)
+    other.args.set_training(learning_rate=1e-4, batch_size=8, max_steps=4)
+    assert len(split_refusals(facts(other))) == 1
+    assert facts(other).checkpointing_set_later
+    assert not facts(made).checkpointing_set_later
+
+
+@pytest.mark.usefixtures("watched")
+def test_a_configuration_that_is_built_with_a_plan_or_from_another_was_not_set_later(
+    tiny: Any, tmp_path: Path
+) -> None:
+    """A plain `TrainingArguments`, from which `SFTTrainer` builds its own."""
+    import transformers
+    import trl
+
+    plain = transformers.TrainingArguments(str(tmp_path), per_device_train_batch_size=4, use_cpu=True)
+    built = trl.SFTTrainer(
+        model=tiny.model(43, 11), args=plain, processing_class=tiny.tokenizer(), train_dataset=tiny.texts(20)
+    )
+    assert not later_assignments.size_is_set_later(built.args)
+    assert not later_assignments.size_is_set_later(dataclasses.replace(plain, per_device_train_batch_size=2))
+    assert not later_assignments.size_is_set_later(copy.deepcopy(plain))
+
+
+def test_rloo_and_sft_trainers_are_known_and_may_be_split(tiny: Any, tmp_path: Path) -> None:
+    assert split_refusals(facts(trainer_of(tiny, "RLOO", tmp_path), world_size=2)) == ()
+    sft = facts(trainer_of(tiny, "SFT", tmp_path), world_size=2)
+    assert (sft.trainer, sft.loss_type, sft.generates, sft.counts_tokens) == ("sft", "nll", "", True)
+    assert split_refusals(sft) == ()
+    assert sft.has_ragged_batch
+
+
+def test_what_a_script_computes_itself_is_named(tiny: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(tiny, "GRPO", tmp_path)
+
+    class Own(type(trainer)):  # type: ignore[misc]
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return 2 * super().compute_loss(*args, **kwargs)
+
+    trainer.__class__ = Own
+    trainer._prepare_inputs = lambda inputs: inputs[:1]
+    assert facts(trainer).overridden == ("compute_loss", "_prepare_inputs")
+
+
+def test_a_trainer_of_trl_that_is_not_known_is_no_plain_trainer() -> None:
+    from trl import DPOTrainer
+
+    from grpo_run.runtime.rank.memory_plan.facts import _kind
+
+    assert _kind(DPOTrainer.__new__(DPOTrainer)) == ("other", None)
+
+
+def test_sizes_that_deepspeed_is_given_are_explicit_and_auto_is_not(tiny: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(tiny, "SFT", tmp_path)
+    given = {"train_batch_size": 16, "gradient_accumulation_steps": "auto"}
+    path = tmp_path / "deepspeed.json"
+    path.write_text(json.dumps(given))
+    for value in (given, str(path)):
+        trainer.args.deepspeed = value
+        assert facts(trainer).explicit_sizes == ("train_batch_size in DeepSpeed's configuration",)
+
+
+def test_dropout_is_seen_in_modules_and_in_attention(tiny: Any, tmp_path: Path) -> None:
+    import torch
+
+    trainer = trainer_of(tiny, "SFT", tmp_path)
+    trainer.model.config.attention_dropout = 0.1
+    assert facts(trainer).dropout
+    trainer.model.config.attention_dropout = 0.0
+    assert not facts(trainer).dropout
+    trainer.model.extra = torch.nn.Dropout(0.1)
+    assert facts(trainer).dropout
+
+
+def test_the_first_rank_of_each_node_publishes_and_a_full_disk_ends_nothing(
+    tiny: Any, tmp_path: Path
+) -> None:
+    trainer = trainer_of(tiny, "SFT", tmp_path / "output")
+    warned: list[str] = []
+
+    def session(rank: int, folder: Path) -> Any:
+        return SimpleNamespace(
+            rank=rank, world_size=4, local_world_size=2, warn_in_journal=warned.append,
+            config=SimpleNamespace(run_directory=folder),
+            settings=SimpleNamespace(memory_plan=MemoryPlan(gradient_checkpointing=True)),
+        )  # fmt: skip
+
+    publish_facts(trainer, session(3, tmp_path), 1, layout="ddp")
+    assert read_facts(tmp_path) is None
+    publish_facts(trainer, session(2, tmp_path), 1, layout="ddp")
+    published = read_facts(tmp_path)
+    assert published is not None
+    assert published.plan == MemoryPlan(gradient_checkpointing=True)
+    publish_facts(trainer, session(0, tmp_path / "absent"), 1, layout="ddp")
+    assert len(warned) == 1
+
+
+def test_a_divided_micro_batch_whose_update_is_not_the_same_is_said(tiny: Any, tmp_path: Path) -> None:
+    """A loss of the script's own shows only on the trainer."""
+    trainer, warned = trainer_of(tiny, "SFT", tmp_path / "output"), list[str]()
+    session = SimpleNamespace(
+        rank=0, world_size=1, local_world_size=1, warn=warned.append,
+        config=SimpleNamespace(run_directory=tmp_path), settings=SimpleNamespace(memory_plan=MemoryPlan()),
+    )  # fmt: skip
+    trainer.compute_loss = lambda *args, **kwargs: 0.0
+    publish_facts(trainer, session, 1, layout="ddp")  # type: ignore[arg-type]
+    assert warned == []
+    Record(
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        gradient_checkpointing=False,
+        divided_by=2,
+    ).keep(trainer.args)
+    publish_facts(trainer, session, 1, layout="ddp")  # type: ignore[arg-type]
+    (line,) = warned
+    assert "has its own compute_loss" in line
+
+
+def test_only_language_models_of_transformers_are_known_to_divide_by_the_tokens_of_the_step(
+    tiny: Any, tmp_path: Path
+) -> None:
+    """transformers passes the count to every model that takes further keywords."""
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    class Own(torch.nn.Linear):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError
+
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    for model, expected in ((tiny.model(43, 1), True), (Own(1, 1), False)):
+        trainer = Trainer(model, arguments, train_dataset=[])
+        assert trainer.model_accepts_loss_kwargs
+        assert facts(trainer).counts_tokens is expected
+
+
+def test_a_trainer_like_no_other_is_trained_all_the_same(tiny: Any, tmp_path: Path) -> None:
+    """Its facts are of other types, or missing."""
+    noted: list[str] = []
+    session = SimpleNamespace(
+        rank=0, world_size=1, local_world_size=1, warn_in_journal=noted.append,
+        config=SimpleNamespace(run_directory=tmp_path), settings=SimpleNamespace(memory_plan=MemoryPlan()),
+    )  # fmt: skip
+    trainer = trainer_of(tiny, "SFT", tmp_path / "output")
+    trainer.args.loss_type = ["sigmoid", "sft"]  # as DPO's
+    publish_facts(trainer, session, 1, layout="ddp")  # type: ignore[arg-type]
+    assert noted == []
+    for odd in (SimpleNamespace(args=SimpleNamespace()), SimpleNamespace()):
+        publish_facts(odd, session, 1, layout="ddp")  # type: ignore[arg-type]
+    trainer.args.num_generations = "many"
+    publish_facts(trainer, session, 1, layout="ddp")  # type: ignore[arg-type]
+    assert len(noted) == 3

@@ -1,0 +1,113 @@
+"""When padding is reported: columns that no row of any batch uses, and not the padding of short rows to a long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_run.runtime.rank.memory_trace.padding import Padded, PaddingWatch, wasteful
+from grpo_run.runtime.rank.memory_trace.sources import length_arguments
+
+
+class Model:
+    """Is called with a mask, as a model of transformers."""
+
+    def __call__(self, input_ids: torch.Tensor, **kwargs: Any) -> None:
+        """Do nothing."""
+
+
+def watched(batches: list[tuple[int, int, int]], steps: int, *, rollouts: int = 0) -> Padded | None:
+    """What is found when each step has these batches: rows, width, and the length of the longest row.
+
+    The other rows have half of it.
+    """
+    reached: list[int] = []
+
+    class Watched(Model):
+        pass
+
+    watch = PaddingWatch(lambda: len(reached), lambda key, group: None)
+    watch.watch(Watched)
+    while len(reached) < steps:
+        reached.append(1)
+        for rows, width, longest in batches:
+            mask = torch.zeros(rows, width, dtype=torch.long)
+            mask[:, : longest // 2] = 1
+            mask[0, :longest] = 1
+            Watched()(torch.zeros_like(mask), attention_mask=mask)
+    return watch.found(rollouts)
+
+
+def test_padding_to_the_longest_possible_is_found() -> None:
+    """With the share of real tokens."""
+    found = watched([(8, 1024, 174)] * 2, 5)
+    assert found is not None
+    assert (found.width, found.longest, found.batches) == (1024, 174, 10)
+    assert 0 < found.share < 0.2
+
+
+def test_rows_that_are_padded_to_the_longest_row_are_not() -> None:
+    """Whatever share is real."""
+    assert watched([(64, 1024, 1024)] * 2, 20) is None
+
+
+def test_four_steps_are_no_evidence() -> None:
+    """Nor are many batches in them."""
+    assert watched([(8, 1024, 174)] * 20, 4) is None
+
+
+def test_a_multiple_of_eight_is_no_finding() -> None:
+    """Few columns are lost."""
+    assert watched([(4, 16, 7)] * 2, 20) is None
+
+
+def test_batches_of_many_widths_are_no_finding() -> None:
+    """The longest row of a rollout may be in another micro-batch."""
+    assert watched([(2, width, 30) for width in range(100, 160, 10)], 10) is None
+
+
+def test_one_rollout_in_many_steps_is_no_evidence() -> None:
+    """Its longest row may still come."""
+    assert watched([(2, 512, 100)] * 2, 10, rollouts=1) is None
+    assert watched([(2, 512, 100)] * 2, 10, rollouts=5) is not None
+
+
+def test_a_decoding_step_does_not_count() -> None:
+    """Its mask is longer than its input."""
+    watch = PaddingWatch(lambda: 1, lambda key, group: None)
+
+    class Watched(Model):
+        pass
+
+    watch.watch(Watched)
+    for _ in range(20):
+        Watched()(torch.zeros(2, 1), attention_mask=torch.zeros(2, 512))
+    assert watch.found(0) is None
+    assert wasteful([], rollouts=None) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "said"),
+    [
+        (
+            'x = tokenizer(texts, padding="max_length", return_tensors="pt")',
+            1,
+            'tokenizer(padding="max_length")',
+        ),
+        ("x = self.pad(\n    rows,\n    max_length=LIMIT + 1,\n)", 2, "self.pad(max_length=LIMIT + 1)"),
+        ("mask = torch.zeros(8, 512)", 1, None),
+        ("f(padding=True); g(padding=False)", 1, None),
+        ("f(padding=True)\nmask = 1", 2, None),
+        ("no python (", 1, None),
+    ],
+)
+def test_the_arguments_that_chose_a_length_are_read(
+    source: str, line: int, said: str | None, tmp_path: Path
+) -> None:
+    """If one call at the line has such arguments."""
+    file = tmp_path / "script.py"
+    file.write_text(source)
+    assert length_arguments(str(file), line) == said

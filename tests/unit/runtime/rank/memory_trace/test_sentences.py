@@ -1,0 +1,73 @@
+"""The sentence of each kind of finding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grpo_run.runtime.rank.memory_trace.finding import Finding, Place, sentence
+
+
+def finding(**fields: Any) -> Finding:
+    """Tensors that a list keeps, otherwise as given."""
+    return Finding(
+        **{
+            "kind": "growth", "tensors": 64, "bytes": 64 * 8 * 174 * 50257 * 4, "shape": (8, 174, 50257), "dtype": "float32",
+            "since_step": 3, "steps": 5, "made_at": Place(file="/home/policy.py", line=133),
+            "holder": "list `history` of Collector", "held_at": Place(file="/home/collector.py", line=40), "details": {},
+            **fields,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {},
+            "(16.7 GiB) alive since step 3, made at policy.py:133, held by list `history` of Collector (collector.py:40): it has kept",
+        ),
+        (
+            {"kind": "graph", "made_in": Place(file="/usr/lib/python3/site-packages/transformers/model.py", line=9)},
+            "made at policy.py:133 (in transformers/model.py:9), saved by the autograd graph of a tensor that is held by list",
+        ),
+        (
+            {"kind": "filling", "details": {"bounded_by_code": False}},
+            "may still be filling: 64 tensors [8, 174, 50257] float32 (16.7 GiB) alive since step 3",
+        ),
+        (
+            {"kind": "filling", "details": {"bounded_by_code": False}},
+            "(collector.py:40): it has grown for 5 steps; no leak if it stops once it has all keys, as one for each prompt of a dataset",
+        ),
+        (
+            {"kind": "filling", "details": {"bounded_by_code": True}},
+            "no leak if it stops where code removes, replaces or looks up what it holds",
+        ),
+        ({"tensors": 1, "made_at": None}, "1 tensor [8, 174, 50257] float32 (16.7 GiB) alive since step 3, held by"),
+        ({"holder": None, "held_at": None}, "held by something that has no name in the script: "),
+        (
+            {"kind": "cycle", "details": {"collected": True}},
+            "(16.7 GiB) that only garbage collections have freed since step 3, made at policy.py:133",
+        ),
+        (
+            {
+                "kind": "padding", "shape": (8, 1024), "tensors": 20, "holder": None, "held_at": None,
+                "details": {"width": 1024, "longest": 174, "share": 0.17},
+            },
+            "to 1024 tokens, of which the longest row of 20 batches in 5 steps uses 174 and 17% are real, made at policy.py:133: pad",
+        ),
+        (
+            {
+                "kind": "padding", "holder": None, "held_at": None,
+                "details": {"width": 1024, "longest": 174, "share": 0.17, "length_by": "tokenizer.pad(max_length=1024)"},
+            },
+            "made at policy.py:133 by `tokenizer.pad(max_length=1024)`: pad to",
+        ),
+    ],
+)  # fmt: skip
+def test_a_finding_is_one_line_that_names_line_and_holder(fields: dict[str, Any], said: str) -> None:
+    """Paths are relative to the working directory, or to the folder of the installed packages."""
+    text = sentence(finding(**fields), "/home")
+    assert said in text
+    assert "\n" not in text

@@ -1,0 +1,185 @@
+"""Snapshots of the CUDA allocator: when they are saved, where, and within which bound. The allocator is a machine that tests lack."""
+
+from __future__ import annotations
+
+import pickle
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_run.runtime.rank.memory_trace.allocator_history import (
+    MOST_ENTRIES,
+    AllocatorHistory,
+    CudaAllocator,
+    TooLarge,
+    pickled_within,
+)
+
+
+class FakeAllocator:
+    """An allocator with a ring buffer, and a script that may record by itself."""
+
+    def __init__(self, *, ready: bool = True, recording: bool = False) -> None:
+        self.ready = ready
+        self.recording = recording
+        self.recorded: list[int] = []
+        self.observers: list[Callable[[], None]] = []
+        self.error: Exception | None = None
+        self.entries = 40
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def is_recording(self) -> bool:
+        return self.recording
+
+    def record(self, most_entries: int) -> None:
+        if self.error is not None:
+            raise self.error
+        self.recording = True
+        self.recorded.append(most_entries)
+
+    def observe_out_of_memory(self, call: Callable[[], None]) -> bool:
+        self.observers.append(call)
+        return True
+
+    def snapshot(self) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        trace = [{"action": "alloc", "addr": 7_000_000_000 + number} for number in range(self.entries)]
+        return {"segments": [{"address": 0, "blocks": []}], "device_traces": [trace, trace[:3]]}
+
+
+class Traced:
+    """A history under test, and what it has told."""
+
+    def __init__(self, folder: Path, allocator: FakeAllocator, *, most_bytes: int = 1 << 20) -> None:
+        self.folder = folder / "memory_trace"
+        self.saved: list[tuple[str, str, int, int]] = []
+        self.warned: list[str] = []
+        self.history = AllocatorHistory(
+            allocator, self.folder, 3,
+            saved=lambda path, reason, size, entries: self.saved.append((path.name, str(reason), size, entries)),
+            warn=self.warned.append, most_bytes=most_bytes,
+        )  # fmt: skip
+
+
+def test_nothing_is_recorded_before_the_script_has_initialized_cuda(tmp_path: Path) -> None:
+    """It would get a context on a device that the script has not chosen."""
+    allocator = FakeAllocator(ready=False)
+    traced = Traced(tmp_path, allocator)
+    traced.history.begin()
+    traced.history.found()
+    assert allocator.recorded == []
+    assert traced.saved == []
+    allocator.ready = True
+    traced.history.begin()
+    traced.history.begin()
+    assert allocator.recorded == [MOST_ENTRIES]
+    assert len(allocator.observers) == 1
+
+
+def test_a_snapshot_is_saved_at_the_first_finding_when_memory_runs_out_and_at_the_end(tmp_path: Path) -> None:
+    """Each once in an attempt; nothing replaces that of the exhausted memory. Files are the user's only."""
+    allocator = FakeAllocator()
+    traced = Traced(tmp_path, allocator)
+    traced.history.begin()
+    for _ in range(2):
+        traced.history.found()
+        allocator.observers[0]()
+    traced.history.script_ended()
+    assert [(name, reason) for name, reason, _, _ in traced.saved] == [
+        ("rank-3.pickle", "finding"),
+        ("rank-3-out-of-memory.pickle", "out of memory"),
+        ("rank-3.pickle", "end of the script"),
+    ]
+    assert sorted(path.name for path in traced.folder.iterdir()) == ["rank-3-out-of-memory.pickle", "rank-3.pickle"]  # fmt: skip
+    for path in traced.folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        content = pickle.loads(path.read_bytes())
+        assert len(content["device_traces"][0]) == 40
+        assert content["segments"]
+    assert stat.S_IMODE(traced.folder.stat().st_mode) == 0o700
+    assert traced.warned == []
+
+
+def test_a_history_that_the_script_records_keeps_its_settings(tmp_path: Path) -> None:
+    """It is saved as it is; once the script has ended it, nothing is."""
+    allocator = FakeAllocator(recording=True)
+    traced = Traced(tmp_path, allocator)
+    traced.history.begin()
+    traced.history.found()
+    assert allocator.recorded == []
+    assert len(traced.saved) == 1
+    allocator.recording = False
+    traced.history.script_ended()
+    assert len(traced.saved) == 1
+    assert allocator.recorded == []
+
+
+def test_the_newest_entries_are_kept_within_the_bound() -> None:
+    """The oldest go first, of every device alike; without any history the blocks must fit."""
+    trace = [{"action": "alloc", "addr": 7_000_000_000 + number} for number in range(1000)]
+    snapshot = {"segments": [{"address": 0}], "device_traces": [trace, trace[:10]], "other": 1}
+    whole, entries = pickled_within(snapshot, 1 << 20)
+    assert entries == 1010
+    assert pickle.loads(whole) == snapshot
+    content, entries = pickled_within(snapshot, len(whole) // 3)
+    kept = pickle.loads(content)
+    assert len(content) <= len(whole) // 3
+    assert kept["device_traces"][0] == trace[-len(kept["device_traces"][0]) :] != []
+    assert entries == len(kept["device_traces"][0]) + 10
+    assert kept["other"] == 1
+    with pytest.raises(TooLarge):
+        pickled_within({"segments": ["x" * 1000], "device_traces": [[]]}, 500)
+
+
+def test_what_cannot_be_saved_is_a_warning_and_no_error(tmp_path: Path) -> None:
+    """An error in the observer would take the place of the one that says that memory has run out."""
+    allocator = FakeAllocator()
+    traced = Traced(tmp_path, allocator)
+    traced.history.begin()
+    allocator.error = RuntimeError("invalid argument\nmore")
+    allocator.observers[0]()
+    assert traced.warned == ["no snapshot of the CUDA allocator is saved: invalid argument"]
+    allocator.error = None
+    traced.folder.write_text("a file where the folder would be")
+    traced.history.found()
+    assert len(traced.warned) == 2
+    assert traced.saved == []
+    (tmp_path / "other").mkdir()
+    small = Traced(tmp_path / "other", FakeAllocator(), most_bytes=10)
+    small.history.begin()
+    small.history.found()
+    assert small.warned == ["no snapshot of the CUDA allocator is saved: it is larger than 10 bytes"]
+
+
+def test_an_allocator_without_history_is_one_warning(tmp_path: Path) -> None:
+    """Such as cudaMallocAsync; nothing is tried again."""
+    allocator = FakeAllocator()
+    allocator.error = RuntimeError("cudaMallocAsync does not yet support recordHistory.")
+    traced = Traced(tmp_path, allocator)
+    traced.history.begin()
+    traced.history.begin()
+    traced.history.found()
+    assert len(traced.warned) == 1
+    assert "cudaMallocAsync" in traced.warned[0]
+
+
+def test_a_forked_process_saves_nothing(tmp_path: Path) -> None:
+    """Its memory is not the rank's."""
+    traced = Traced(tmp_path, FakeAllocator())
+    traced.history.begin()
+    traced.history.end()
+    traced.history.script_ended()
+    assert traced.saved == []
+
+
+def test_the_allocator_of_cuda_is_left_alone_without_cuda() -> None:
+    """Asking initializes nothing."""
+    import torch
+
+    assert CudaAllocator().is_ready() is torch.cuda.is_initialized()

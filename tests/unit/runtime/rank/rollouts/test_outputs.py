@@ -1,0 +1,78 @@
+"""What a reward function returned is passed on unchanged if it is valid, and its failures are marked."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.rank.rollouts.reward_outputs import LARGEST, RETURNED_NAN, Failed, check, failed
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [1.0, None, 0], (0.5, True, -2), np.array([0.1, 0.2, 0.3]), torch.tensor([1.0, 2.0, 3.0]),
+        [np.float32(1), torch.tensor(2.0), LARGEST],
+    ],
+)  # fmt: skip
+def test_valid_rewards_are_the_same_object(returned: Any) -> None:
+    """TRL gets what the function returned, of whatever type."""
+    values, reasons = check(returned, 3)
+    assert values is returned
+    assert reasons == {}
+
+
+def test_a_generator_is_read_once() -> None:
+    """TRL iterates what it is given, and so it must still be there."""
+    values, reasons = check((value for value in (1.0, None)), 2)
+    assert (values, reasons) == ([1.0, None], {})
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (math.nan, Reason.nan), (torch.tensor(math.nan), Reason.nan), (math.inf, Reason.infinite),
+        (-math.inf, Reason.infinite), (1e39, Reason.infinite), (10**400, Reason.infinite),
+        ("0.5", Reason.output), ([0.5, 1.0], Reason.output), (1j, Reason.output),
+        (failed(Reason.timeout), Reason.timeout),
+    ],
+)  # fmt: skip
+def test_a_fault_is_marked_and_the_others_are_kept(value: Any, reason: Reason) -> None:
+    """TRL turns the marks into numbers that survive its gather."""
+    values, reasons = check([1.0, value, None], 3)
+    assert reasons == {1: reason}
+    assert values[0::2] == [1.0, None]
+    mark = torch.tensor(values[:2], dtype=torch.float32)[1].item()
+    assert mark == (RETURNED_NAN if reason is Reason.nan else -math.inf)
+
+
+@pytest.mark.parametrize("returned", [None, 1.0, [], [1.0, 2.0], "abc", {"a": 1.0}])
+def test_a_wrong_number_of_rewards_fails_them_all(returned: Any) -> None:
+    """Also no list at all: nobody knows which sample a reward belongs to."""
+    values, reasons = check(returned, 3)
+    assert [value.reason for value in values] == [Reason.output] * 3
+    assert set(reasons) == {0, 1, 2}
+
+
+def test_a_failure_keeps_its_reason_between_processes() -> None:
+    """A reward function may run in another process."""
+    again = pickle.loads(pickle.dumps(failed(Reason.exception)))
+    assert isinstance(again, Failed)
+    assert again == -math.inf
+    assert again.reason is Reason.exception
+
+
+@pytest.mark.parametrize("position", [0, 2, 4])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e39, -1e39, 10**400])
+def test_a_fault_among_numbers_of_python_is_found_anywhere(value: Any, position: int) -> None:
+    """They are looked at together first."""
+    values: list[Any] = [1.0, -2, True, LARGEST, 0.5]
+    assert check(values, 5) == (values, {})
+    values[position] = value
+    assert set(check(values, 5)[1]) == {position}

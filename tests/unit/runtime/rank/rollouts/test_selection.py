@@ -1,0 +1,124 @@
+"""Which samples leave, from the gathered rewards of all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.runtime.rank.rollouts.masking_selection import Excluded, Kind, Selection, select
+from grpo_run.runtime.rank.rollouts.reward_outputs import RETURNED_NAN
+
+NONE, NAN, FAIL = math.nan, RETURNED_NAN, -math.inf
+
+
+def of(
+    *rows: Sequence[float], generations: int = 2, models: Collection[int] = (), cut: Collection[int] = ()
+) -> Selection:
+    """Decide for rows of rewards."""
+    return select(rows, generations, models, set(cut))
+
+
+def kinds(selection: Selection) -> dict[int, str]:
+    """Why each sample leaves."""
+    return {number: excluded.kind.name for number, excluded in selection.samples.items()}
+
+
+def test_a_failure_in_one_column_excludes_the_sample() -> None:
+    """The first column that failed is named."""
+    found = of([1, 2], [1, FAIL], [3, 4], [0, 0], generations=4)
+    assert found.samples == {1: Excluded(kind=Kind.failed, column=1)}
+    assert found.failed_share == 0.25
+    assert not found.groups
+
+
+@pytest.mark.parametrize(("generations", "left"), [(2, {0: "failed", 1: "small_group"}), (1, {0: "failed"})])
+def test_a_group_needs_two_survivors(generations: int, left: dict[int, str]) -> None:
+    """Except in an evaluation with one completion a prompt, which has no baseline."""
+    found = of([FAIL], [1], generations=generations)
+    assert kinds(found) == left
+    assert found.groups == (0,)
+
+
+def test_samples_with_none_only_are_no_survivors_and_are_left_to_trl() -> None:
+    """A group that nothing else has happened to keeps them."""
+    found = of([NONE], [NONE], [1], [2], [FAIL], [NONE], [1], [1], generations=4)
+    assert kinds(found) == {4: "failed"}
+    found = of([FAIL], [NONE], [NONE], [1], generations=4)
+    assert kinds(found) == {0: "failed", 3: "small_group"}
+
+
+def test_nan_is_a_failure_unless_the_whole_group_has_it() -> None:
+    """In the second group the function does not apply, as if it had returned None."""
+    found = of([NAN, 1], [5, 2], [6, 3], [NAN, 1], [NAN, 2], [NAN, 3], generations=3)
+    assert found.samples == {0: Excluded(kind=Kind.nan, column=0)}
+    assert found.not_applicable == {0: 3}
+
+
+def test_a_time_out_beside_nan_of_the_others_is_a_failure() -> None:
+    """The others keep their other reward."""
+    found = of([FAIL, 1], [NAN, 2], [NAN, 3], generations=3)
+    assert kinds(found) == {0: "failed"}
+    assert found.not_applicable == {0: 2}
+
+
+def test_nan_without_any_other_reward_is_a_failure() -> None:
+    """The sample has no valid reward then, and unlike None nobody has said that it should have none."""
+    found = of([NAN, NONE], [NAN, NONE])
+    assert kinds(found) == {0: "nan", 1: "nan"}
+    assert found.groups == (0,)
+    assert not found.not_applicable
+
+
+def test_a_model_cannot_say_that_it_does_not_apply() -> None:
+    """Its NaN and its infinities are failures."""
+    found = of([math.nan, 1], [math.inf, 1], [2, 1], [3, 1], generations=4, models=[0])
+    assert found.samples == {
+        0: Excluded(kind=Kind.nan, column=0), 1: Excluded(kind=Kind.failed, column=0),
+    }  # fmt: skip
+
+
+def test_cut_completions_do_not_count_as_failures() -> None:
+    """Rewards are not computed again because of them."""
+    found = of([1], [FAIL], [2], [3], generations=4, cut=[0])
+    assert kinds(found) == {0: "cut", 1: "failed"}
+    assert found.failed_share == pytest.approx(1 / 3)
+
+
+def test_no_reward_is_valid_whatever_each_sample_got_instead() -> None:
+    """Zeros and equal rewards are valid; a completion that was cut has its reward."""
+    for nothing in ([FAIL], [NAN], [NONE]):
+        assert of([FAIL], nothing).none_valid
+        assert of(nothing, nothing).none_valid
+        assert not of(nothing, [0]).none_valid
+        assert not of(nothing, [2], cut=[0, 1]).none_valid
+    assert of([FAIL, 1], [1, FAIL]).none_valid
+    assert not of([1], [1]).none_valid
+
+
+rewards = st.sampled_from([0.0, 1.0, NONE, NAN, FAIL])
+
+
+@given(
+    st.lists(st.lists(rewards, min_size=2, max_size=2), min_size=8, max_size=8), st.sets(st.integers(0, 7))
+)
+def test_what_is_left_can_be_compared(table: list[list[float]], cut: set[int]) -> None:
+    """In a group from which samples leave, none or two are left, and all of them have the same functions' rewards.
+
+    `None` for some samples of a group is TRL's to handle.
+    """
+    found = select(table, 4, (), cut)
+    assert cut <= set(found.samples)
+    for group in range(2):
+        rows = range(4 * group, 4 * group + 4)
+        left = [row for row in rows if row not in found.samples and any(map(math.isfinite, table[row]))]
+        if any(row in found.samples for row in rows):
+            assert len(left) != 1
+            assert (not left) == (group in found.groups)
+        for column in range(2):
+            values = [table[row][column] for row in left]
+            assert FAIL not in values
+            assert NAN not in values or not any(map(math.isfinite, values))

@@ -1,0 +1,154 @@
+"""A snapshot is due at the fixed interval, or when rank 0 requests it at the optimal interval."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo_run.runtime.rank.saving.cadence import Cadence, steps_between_snapshots
+
+FAILURE_SECONDS = 2000.0
+
+
+class Run:
+    """A simulated run with a step duration, a snapshot cost and a cadence."""
+
+    def __init__(self, every: int | None = None, *, first_step: int = 0, step_seconds: float = 10.0) -> None:
+        self.now = 500.0
+        self.step_seconds = step_seconds
+        self.cost_seconds = 10.0
+        self.notified: list[tuple[int, float, float]] = []
+        self.step = first_step
+        self.cadence = Cadence(
+            every,
+            failure_seconds=FAILURE_SECONDS,
+            notify=self._notify,
+            clock=lambda: self.now,
+        )
+        self.cadence.begin(first_step)
+
+    def _notify(self, steps: int, cost_seconds: float, step_seconds: float) -> None:
+        self.notified.append((steps, cost_seconds, step_seconds))
+
+    def advance(self, steps: int, *, answered: bool = True) -> tuple[list[int], list[int]]:
+        """Train; return the steps of the requests and of the snapshots, each one step after its request."""
+        requests, taken, due = [], [], False
+        for _ in range(steps):
+            self.now += self.step_seconds
+            self.step += 1
+            take, due = due and answered, self.cadence.wanted(self.step)
+            if due:
+                requests.append(self.step)
+            if take:
+                taken.append(self.step)
+                self.take()
+        return requests, taken
+
+    def take(self) -> None:
+        """Take a snapshot of the current step."""
+        self.now += self.cost_seconds
+        self.cadence.taken(self.step, self.cost_seconds)
+
+
+@pytest.mark.parametrize("every", [1, 3, 10])
+def test_a_fixed_interval_uses_multiples_of_n(every: int) -> None:
+    """All ranks and attempts agree, wherever the call was resumed, and rank 0 requests nothing."""
+    run = Run(every, first_step=4)
+    assert [step for step in range(5, 31) if run.cadence.fixed(step)] == [
+        step for step in range(5, 31) if step % every == 0
+    ]
+    assert run.advance(20) == ([], [])
+
+
+def test_an_interval_of_zero_means_never() -> None:
+    """No snapshot is scheduled or requested."""
+    run = Run(0)
+    assert not any(run.cadence.fixed(step) for step in range(50))
+    assert run.advance(50) == ([], [])
+
+
+def test_a_measured_interval_is_not_fixed() -> None:
+    """Ranks measure different costs, so rank 0 requests snapshots in the vote."""
+    run = Run()
+    assert not any(run.cadence.fixed(step) for step in range(50))
+
+
+def test_after_two_snapshots_the_interval_is_optimal() -> None:
+    """Sqrt(2 * 10 s * 2000 s) is 200 s: 20 steps between a snapshot and the next request."""
+    run = Run(first_step=100)
+    requests, taken = run.advance(50)
+    assert requests == [101, 103, 124, 145]
+    assert taken == [102, 104, 125, 146]
+    assert run.notified == [(20, 10.0, 10.0)]
+
+
+def test_a_request_is_not_repeated_before_it_can_be_answered() -> None:
+    """A repeated request would cause a second snapshot."""
+    run = Run()
+    assert run.cadence.wanted(1)
+    assert not run.cadence.wanted(2)
+
+
+def test_an_unanswered_request_is_repeated_at_growing_intervals() -> None:
+    """There may be no memory, and each attempt costs all ranks a vote."""
+    requests, taken = Run().advance(200, answered=False)
+    assert taken == []
+    assert requests == [1, 3, 7, 15, 31, 63, 127]
+
+
+def test_a_snapshot_resets_the_interval_of_requests() -> None:
+    """There was memory after all."""
+    run = Run()
+    run.advance(40, answered=False)
+    run.take()
+    assert run.advance(30) == ([41, 62], [42, 63])
+
+
+def test_checkpoints_of_the_script_count_as_snapshots() -> None:
+    """The next request comes a full interval after a scheduled checkpoint."""
+    run = Run()
+    run.advance(24)
+    run.take()
+    requests, _ = run.advance(30)
+    assert requests[0] == 24 + 20
+
+
+def test_the_cost_of_snapshots_is_not_part_of_the_step_time() -> None:
+    """Otherwise an expensive snapshot would count twice."""
+    run = Run(step_seconds=1.0)
+    run.cost_seconds = 100.0
+    run.advance(10)
+    steps, cost, step_seconds = run.notified[0]
+    assert (cost, step_seconds) == (100.0, 1.0)
+    assert steps == steps_between_snapshots(100.0, FAILURE_SECONDS, 1.0)
+
+
+def test_the_interval_is_reported_again_when_it_has_changed_by_a_factor_of_two() -> None:
+    """Small changes are not reported, but they add up."""
+    run = Run()
+    run.advance(5)
+    assert [steps for steps, _, _ in run.notified] == [20]
+    for cost, expected in ((20.0, []), (39.0, []), (41.0, [40]), (39.0, []), (10.0, [20]), (9.0, [])):
+        before = len(run.notified)
+        run.cost_seconds = cost
+        run.now += 10.0 * 20
+        run.step += 20
+        run.take()
+        assert [steps for steps, _, _ in run.notified[before:]] == expected, cost
+
+
+def test_two_snapshots_of_one_step_do_not_divide_by_zero() -> None:
+    """The script may save the step of a snapshot."""
+    run = Run()
+    run.advance(3)
+    run.take()
+    run.take()
+    run.take()
+    assert all(steps >= 1 for steps, _, _ in run.notified)
+
+
+def test_a_clock_that_stands_still_requests_every_step() -> None:
+    """An invalid measurement must not stop snapshots."""
+    run = Run(step_seconds=0.0)
+    run.cost_seconds = 0.0
+    _, taken = run.advance(9)
+    assert taken == [2, 4, 6, 8]

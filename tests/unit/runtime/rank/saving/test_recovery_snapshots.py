@@ -1,0 +1,153 @@
+"""Between the script's checkpoints, due snapshots are taken in memory, without side effects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from support.saving import Guarded, Trainer, memory_warnings, named
+
+from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
+from grpo_run.runtime.rank.saving.saver import RETRY_STEPS, Saver
+from grpo_run.runtime.rank.saving.snapshots import Snapshots
+from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents
+from grpo_run.runtime.snapshots.area import StagingArea
+
+Events = Callable[[], list[dict[str, Any]]]
+
+
+def test_a_due_snapshot_is_taken(staged: Guarded, events: Events) -> None:
+    """It stays in memory, is marked unscheduled, and uses the trainer's own method."""
+    staged.step(4, due=False)
+    assert staged.staged == []
+    staged.step(5)
+    assert staged.staged == [(5, False)]
+    assert staged.trainer.seen == [(staged.trainer.model_wrapped, None, None)]
+    assert staged.order == ["agree", "exact"]
+    assert named(events, "checkpoint_staged")[0]["scheduled"] is False
+    assert [step for step, _ in staged.taken] == [5]
+    path = staged.drain()
+    assert not read_manifest(path).scheduled
+
+
+def test_a_saved_step_gets_no_snapshot(staged: Guarded) -> None:
+    """Holds after the script's save and for a second call at the end of an epoch."""
+    staged.step(5, scheduled=True)
+    assert staged.staged == [(5, True)]
+    staged.step(6)
+    staged.step(6)
+    assert staged.staged == [(6, False), (5, True)]
+    assert len(staged.trainer.seen) == 2
+
+
+def test_a_directly_saved_step_gets_no_snapshot(staged: Guarded) -> None:
+    """The checkpoint is on disk."""
+    staged.trainer.args.metric_for_best_model = "reward"
+    staged.step(5, scheduled=True)
+    assert staged.staged == []
+    assert len(staged.trainer.seen) == 1
+
+
+def test_a_snapshot_without_memory_is_skipped(staged: Guarded, tmp_path: Path) -> None:
+    """The user is warned, and nothing is written to disk."""
+    for slot in staged.snapshots.staging.slots:
+        slot.buffer_path(0).symlink_to("nowhere")
+    staged.step(5)
+    assert staged.staged == []
+    assert not (tmp_path / "out").exists()
+    assert memory_warnings(staged) == [5]
+    assert staged.taken == []
+    assert staged.saver.saved_step == -1
+
+
+def test_snapshots_are_retried_after_some_steps(staged: Guarded) -> None:
+    """An abandoned copy costs as much as a full one, but the lack of memory may end."""
+    link = staged.snapshots.staging.slots[0].buffer_path(0)
+    link.symlink_to("nowhere")
+    staged.step(5)
+    link.unlink()
+    staged.step(6)
+    staged.step(7, scheduled=True)
+    assert staged.staged == []
+    assert len(staged.trainer.seen) == 1, "written directly"
+    staged.step(5 + RETRY_STEPS)
+    assert staged.staged == [(5 + RETRY_STEPS, False)]
+
+
+def test_missing_memory_is_warned_of_once_per_attempt(staged: Guarded) -> None:
+    """The first warning states the consequence; later snapshots fail for the same reason."""
+    for slot in staged.snapshots.staging.slots:
+        slot.buffer_path(0).symlink_to("nowhere")
+    staged.step(5)
+    staged.step(5 + RETRY_STEPS)
+    assert memory_warnings(staged) == [5]
+
+
+def test_the_chosen_interval_is_journaled(
+    tmp_path: Path, session: Any, call: TrainCall, events: Events
+) -> None:
+    """By rank 0, once two snapshots have shown what they cost."""
+    snapshots = Snapshots(session, StagingArea(tmp_path / "memory"))
+    exact: Any = SimpleNamespace()
+    contents = TrainerContents(Trainer(tmp_path / "out"), session, call, exact)
+    made = Saver(contents, session, snapshots=snapshots, collect_vote=lambda: None)
+    made.cadence.begin(0)
+    made.cadence.taken(1, 0.5)
+    made.cadence.taken(2, 0.5)
+    (record,) = named(events, "snapshot_interval")
+    assert (record["rank"], record["cost_seconds"], record["steps"] >= 1) == (0, 0.5, True)
+    assert session.notified == []
+    session.is_main = False
+    made.cadence.taken(3, 5000.0)
+    assert len(named(events, "snapshot_interval")) == 1
+
+
+def test_a_snapshot_is_skipped_while_all_slots_are_needed(staged: Guarded) -> None:
+    """The slots hold scheduled checkpoints; this is no lack of memory."""
+    for step in (1, 2, 3):
+        staged.save(step)
+    staged.step(5)
+    assert staged.staged == [(3, True), (2, True), (1, True)]
+    assert memory_warnings(staged) == []
+
+
+def test_a_snapshot_of_non_finite_weights_is_not_taken(staged: Guarded, events: Events) -> None:
+    """The last good snapshot stays; one message covers the save and the snapshot of a step."""
+    staged.step(4)
+    staged.make_non_finite()
+    staged.step(5, scheduled=True)
+    assert staged.staged == [(4, False)]
+    assert len(named(events, "checkpoint_rejected")) == 1
+
+
+def test_a_snapshot_has_no_side_effects(staged: Guarded) -> None:
+    """It creates no model card, uploads nothing and does not become the best checkpoint."""
+    staged.trainer.args.push_to_hub = True
+    seen: list[tuple[bool, str]] = []
+    staged.trainer.during = lambda path: seen.append(
+        (staged.trainer.args.push_to_hub, str(staged.trainer.args.save_strategy.value))
+    )
+    staged.step(5)
+    assert seen == [(False, "no")]
+    assert staged.trainer.args.push_to_hub is True
+    assert staged.trainer.args.save_strategy == "steps"
+    assert staged.trainer.cards == 0
+    staged.trainer.args.push_to_hub = False
+    staged.trainer.during = lambda path: None
+    staged.save(6)
+    assert staged.trainer.cards == 1
+
+
+def test_a_model_card_method_set_by_the_script_is_restored(staged: Guarded) -> None:
+    """The script has set it on the trainer itself."""
+    calls: list[int] = []
+
+    def own() -> None:
+        calls.append(staged.trainer.state.global_step)
+
+    staged.trainer.create_model_card = own  # type: ignore[method-assign]
+    staged.step(5)
+    staged.save(6)
+    assert calls == [6]

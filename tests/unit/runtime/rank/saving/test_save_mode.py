@@ -1,0 +1,83 @@
+"""The save mode follows from settings and overridden callback methods; no callback is called."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import PrinterCallback, TrainerCallback
+from transformers.integrations import WandbCallback
+
+from grpo_run.runtime.rank.hooks.callback import GuardCallback
+from grpo_run.runtime.rank.saving.contents import NON_READING_CALLBACKS, UPLOAD_VARIABLES, SaveMode, save_mode
+
+
+class OnSave(TrainerCallback):
+    """A callback of the script that reads each checkpoint."""
+
+    def on_save(self, *args: Any, **kwargs: Any) -> None:
+        """Read the checkpoint."""
+
+
+class OnTrainEnd(TrainerCallback):
+    """A callback of the script that reads the last checkpoint."""
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """Read the checkpoint."""
+
+
+class InheritsOnSave(OnSave):
+    """A callback that inherits the method."""
+
+
+@pytest.fixture(autouse=True)
+def _no_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove upload variables from the environment."""
+    for name in UPLOAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def trainer(*callbacks: type[TrainerCallback], step: int = 5, **arguments: Any) -> Any:
+    """Return a trainer in a call of ten steps; callbacks are not initialized, because none is called."""
+    return SimpleNamespace(
+        args=SimpleNamespace(**{"push_to_hub": False, "metric_for_best_model": None} | arguments),
+        state=SimpleNamespace(global_step=step, max_steps=10),
+        callback_handler=SimpleNamespace(callbacks=[callback.__new__(callback) for callback in callbacks]),
+    )
+
+
+@pytest.mark.parametrize("arguments", [{"push_to_hub": True}, {"metric_for_best_model": "loss"}])
+def test_a_checkpoint_that_the_trainer_reads_is_saved_directly(arguments: dict[str, Any]) -> None:
+    """Holds for any callbacks."""
+    assert save_mode(trainer(OnSave, **arguments)) is SaveMode.directly
+
+
+@pytest.mark.parametrize("callback", [OnSave, InheritsOnSave])
+def test_a_callback_with_on_save_waits_for_the_disk(callback: type[TrainerCallback]) -> None:
+    """The method can be inherited."""
+    assert save_mode(trainer(PrinterCallback, callback)) is SaveMode.in_memory_then_wait
+
+
+def test_callbacks_of_grpo_run_and_the_libraries_read_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They read the checkpoint only if an upload variable is set."""
+    assert "WandbCallback" in NON_READING_CALLBACKS
+    assert (
+        save_mode(trainer(GuardCallback, PrinterCallback, WandbCallback, TrainerCallback))
+        is SaveMode.in_memory
+    )
+    monkeypatch.setenv("WANDB_LOG_MODEL", "checkpoint")
+    assert save_mode(trainer(WandbCallback)) is SaveMode.in_memory_then_wait
+
+
+def test_a_callback_with_on_train_end_waits_for_the_last_checkpoint() -> None:
+    """Applies to the script's callbacks, which run before `finish` could wait."""
+    assert save_mode(trainer(OnTrainEnd)) is SaveMode.in_memory
+    assert save_mode(trainer(OnTrainEnd, step=10)) is SaveMode.in_memory_then_wait
+    assert save_mode(trainer(WandbCallback, step=10)) is SaveMode.in_memory
+
+
+def test_the_highest_mode_of_any_rank_applies() -> None:
+    """Ranks agree on the maximum."""
+    assert max(SaveMode) is SaveMode.directly
+    assert min(SaveMode) is SaveMode.in_memory

@@ -1,0 +1,284 @@
+"""A snapshot contains what the trainer would have written, and is complete on all ranks or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from traceback import StackSummary
+from typing import Any
+
+import pytest
+import torch
+from support.slots import snapshot
+from support.snapshots import NO_MEMORY, TAKEN, SnapshotTrainer, Time, busy, steps, take
+from support.vote_groups import ScriptedVotes
+from torch.distributed.checkpoint import CheckpointException
+
+from grpo_run.runtime.errors import NoHeadroomError
+from grpo_run.runtime.rank.saving.reservation import FIRST_SLOT
+from grpo_run.runtime.rank.saving.snapshots import Durability, Snapshots
+from grpo_run.runtime.snapshots.drain_messages import DrainPublished, DrainRequest
+from grpo_run.runtime.snapshots.drain_worker import handle_request
+from grpo_run.runtime.snapshots.slot import PREPARED
+
+Events = Callable[[], list[dict[str, Any]]]
+
+
+def test_a_drained_snapshot_has_the_bytes_that_the_trainer_would_have_written(
+    snapshots: Snapshots, trainer: SnapshotTrainer, out: Path, tmp_path: Path
+) -> None:
+    """Only the small files that the trainer writes itself are in the slot's directory before."""
+    assert take(snapshots, trainer) == TAKEN
+    slot, staged = snapshots.last or (None, None)
+    assert slot is not None
+    assert staged is not None
+    assert staged == slot.read_snapshot()
+    assert staged.model_copy(update={"files": None}) == snapshot(out, 5)
+    assert list(staged.files or {}) == ["trainer_state.json"]
+    assert os.listdir(slot.files / "checkpoint-5") == ["trainer_state.json"]
+    trainer.weights = torch.zeros(1000)  # training continues
+    assert isinstance(
+        handle_request(snapshots.staging, DrainRequest(slot=slot.index), lambda written: None),
+        DrainPublished,
+    )
+    direct = SnapshotTrainer(tmp_path / "direct")
+    (direct.output / "checkpoint-5").mkdir(parents=True)
+    direct.write(direct.output / "checkpoint-5")
+    for name in ("model.safetensors", "optimizer.pt", "trainer_state.json"):
+        drained, expected = out / "checkpoint-5" / name, direct.output / "checkpoint-5" / name
+        assert drained.read_bytes() == expected.read_bytes()
+
+
+def test_the_cost_is_the_time_that_training_was_blocked(
+    snapshots: Snapshots, trainer: SnapshotTrainer, clock: Time
+) -> None:
+    """It is measured on this rank."""
+    trainer.during = lambda: clock.sleep(0.25)
+    take(snapshots, trainer)
+    assert snapshots.cost_seconds == pytest.approx(0.25)
+
+
+def test_memory_is_reused(snapshots: Snapshots, trainer: SnapshotTrainer) -> None:
+    """Two slots and their files are enough for any number of snapshots."""
+    kept = set()
+    for step in range(1, 8):
+        assert take(snapshots, trainer, step, scheduled=False) == TAKEN
+        for slot in snapshots.staging.slots:
+            if slot.buffer_path(0).exists():
+                kept.add((slot.index, slot.buffer_path(0).stat().st_ino))
+    assert [index for index, _ in sorted(kept)] == [0, 1]
+    assert steps(snapshots) == [7, 6]
+
+
+def test_a_buffer_that_somebody_has_deleted_costs_one_snapshot(
+    snapshots: Snapshots, trainer: SnapshotTrainer
+) -> None:
+    """The next ones are in a file that the drain worker can read, and not in the deleted one."""
+    assert take(snapshots, trainer, 1, scheduled=False) == TAKEN
+    assert take(snapshots, trainer, 2, scheduled=False) == TAKEN
+    for slot in snapshots.staging.slots:
+        slot.buffer_path(0).unlink(missing_ok=True)
+    for step in (3, 4):
+        assert take(snapshots, trainer, step, scheduled=False) == TAKEN
+        slot, staged = snapshots.last or (None, None)
+        assert slot is not None
+        assert staged is not None
+        slot.check_complete(staged)
+
+
+def test_the_slot_is_locked_while_it_is_written(snapshots: Snapshots, trainer: SnapshotTrainer) -> None:
+    """Until the copy is complete, the slot contains no snapshot; afterwards it is unlocked."""
+    slot = snapshots.staging.slots[0]
+    during: list[tuple[bool, Any]] = []
+    trainer.during = lambda: during.append((busy(slot), slot.read_snapshot()))
+    take(snapshots, trainer)
+    assert during == [(True, None)]
+    assert not busy(slot)
+
+
+def test_ranks_write_after_the_slot_is_empty_and_it_is_complete_after_all_have_written(
+    snapshots: Snapshots, trainer: SnapshotTrainer, session: Any
+) -> None:
+    """One vote comes before the copy, one after it."""
+    slot = snapshots.staging.slots[0]
+    slot.begin_snapshot()
+    (slot.files / "old").write_bytes(b"old")
+    order: list[Any] = []
+
+    def answer(values: list[int]) -> list[int]:
+        files = sorted(os.listdir(slot.files))
+        order.append((files, slot.index_path(0).exists(), slot.read_snapshot() is not None))
+        return values
+
+    session.votes = ScriptedVotes(answer)
+    trainer.during = lambda: order.append("written")
+    take(snapshots, trainer)
+    assert order == [(["checkpoint-5"], False, False), "written", (["checkpoint-5"], True, False)]
+    assert slot.read_snapshot() is not None
+
+
+def test_only_rank_0_chooses_empties_and_declares(
+    snapshots: Snapshots, trainer: SnapshotTrainer, session: Any
+) -> None:
+    """The other ranks use the slot that rank 0 has voted for, and hold no lock."""
+    session.is_main = False
+    slot = snapshots.staging.slots[2]
+    (slot.files / "checkpoint-5").mkdir(parents=True)
+    session.votes = ScriptedVotes(lambda values: [0, 0, 0, FIRST_SLOT + 2] if len(values) > 2 else values)
+    locked: list[bool] = []
+    trainer.during = lambda: locked.append(busy(slot))
+    assert take(snapshots, trainer) == TAKEN
+    assert session.votes.sent == [[0, 0, 0, 0], [0, 0]]
+    assert slot.index_path(0).exists()
+    assert slot.read_snapshot() is None
+    assert locked == [False]
+    assert snapshots.last is None
+
+
+# ---- lack of memory ----
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoHeadroomError("the buffer needs 4 MiB more"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        CheckpointException("write", {1: (OSError(errno.ENOSPC, "No space left"), StackSummary())}),
+    ],
+)
+def test_without_memory_there_is_no_snapshot(
+    snapshots: Snapshots, trainer: SnapshotTrainer, events: Events, error: BaseException
+) -> None:
+    """The journal names the error, the earlier snapshot stays, and the slot can be used again."""
+    take(snapshots, trainer, 4)
+
+    def fail() -> None:
+        raise error
+
+    trainer.during = fail
+    assert take(snapshots, trainer, 5) == NO_MEMORY
+    assert steps(snapshots) == [4]
+    assert [record["text"] for record in events() if record["event"] == "warning"] == [str(error)]
+    assert not any(busy(slot) for slot in snapshots.staging.slots)
+    trainer.during = lambda: None
+    assert take(snapshots, trainer, 6) == TAKEN
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(errno.EACCES, "Permission denied"),
+        CheckpointException("write", {0: (PermissionError(errno.EACCES, "no"), StackSummary())}),
+        SystemExit(1),
+    ],
+)
+def test_another_error_is_raised(
+    snapshots: Snapshots, trainer: SnapshotTrainer, error: BaseException
+) -> None:
+    """The incomplete copy is no snapshot, the earlier one stays, and the slot is unlocked."""
+    take(snapshots, trainer, 4)
+
+    def fail() -> None:
+        raise error
+
+    trainer.during = fail
+    with pytest.raises(type(error)):
+        take(snapshots, trainer, 5)
+    assert steps(snapshots) == [4]
+    assert not any(busy(slot) for slot in snapshots.staging.slots)
+
+
+def test_if_another_rank_lacks_memory_there_is_no_snapshot(
+    snapshots: Snapshots, trainer: SnapshotTrainer, session: Any
+) -> None:
+    """A snapshot contains the parts of all ranks."""
+    session.votes = ScriptedVotes(lambda values: values if len(values) > 2 else [1, 0])
+    assert take(snapshots, trainer) == NO_MEMORY
+    assert session.votes.sent[1] == [0, 0]
+    assert steps(snapshots) == []
+    assert snapshots.last is None
+
+
+def test_a_buffer_that_cannot_be_opened_is_a_lack_of_memory(
+    snapshots: Snapshots, trainer: SnapshotTrainer, tmp_path: Path
+) -> None:
+    """Another file has its name."""
+    (snapshots.staging.slots[0].buffer_path(0)).symlink_to(tmp_path / "elsewhere")
+    assert take(snapshots, trainer) == NO_MEMORY
+
+
+def test_a_snapshot_that_cannot_be_declared_is_reported_as_lost(
+    snapshots: Snapshots, trainer: SnapshotTrainer, session: Any
+) -> None:
+    """The staging area was removed after the copy; the ranks have already agreed, so the run continues."""
+    assert take(snapshots, trainer, 4) == TAKEN
+    slot = snapshots.staging.slots[1]
+
+    def answer(values: list[int]) -> list[int]:
+        if len(values) == 2:
+            (slot.path / PREPARED).unlink(missing_ok=True)
+        return values
+
+    session.votes = ScriptedVotes(answer)
+    assert take(snapshots, trainer, 5) == TAKEN
+    assert steps(snapshots) == [4]
+    assert snapshots.last is None
+    assert "the snapshot of step 5 is lost" in session.notified[-1]
+    assert not snapshots.wait_durable()
+
+
+# ---- waiting until the snapshot is durable ----
+
+
+def test_a_drained_snapshot_is_durable(snapshots: Snapshots, trainer: SnapshotTrainer, clock: Time) -> None:
+    """The wait ends as soon as the slot is marked as drained."""
+    take(snapshots, trainer)
+    assert snapshots.last is not None
+    clock.at = (3.0, snapshots.last[0].mark_drained)
+    assert snapshots.wait_durable()
+    assert clock.now == pytest.approx(103.0, abs=0.1)
+
+
+def test_a_snapshot_whose_slot_is_used_again_is_durable(
+    snapshots: Snapshots, trainer: SnapshotTrainer, clock: Time
+) -> None:
+    """A slot is used again only after its snapshot was drained."""
+    take(snapshots, trainer)
+    assert snapshots.last is not None
+    slot, _ = snapshots.last
+    slot.begin_snapshot()
+    slot.prepare_snapshot(snapshot(trainer.output, 6))
+    slot.complete_snapshot()
+    assert snapshots.wait_durable()
+
+
+def test_trouble_with_the_disk_ends_the_wait(
+    snapshots: Snapshots, trainer: SnapshotTrainer, clock: Time
+) -> None:
+    """The supervisor keeps trying, and the script continues."""
+    take(snapshots, trainer)
+    clock.at = (3.0, lambda: snapshots.staging.set_trouble("the disk hangs"))
+    assert not snapshots.wait_durable()
+    assert clock.now == pytest.approx(103.0, abs=0.1)
+
+
+def test_the_wait_for_the_disk_is_limited(
+    snapshots: Snapshots, trainer: SnapshotTrainer, clock: Time
+) -> None:
+    """It ends after the given time."""
+    take(snapshots, trainer)
+    assert not snapshots.wait_durable(2.0)
+    assert clock.now == pytest.approx(102.0, abs=0.1)
+
+
+def test_other_ranks_wait_for_rank_0(snapshots: Snapshots, session: Any, clock: Time) -> None:
+    """Only rank 0 polls the slot."""
+    session.is_main = False
+    for result in (Durability.given_up, Durability.durable):
+        answers = iter([Durability.waiting, result])
+        session.votes = ScriptedVotes(lambda values, answers=answers: [next(answers)])  # type: ignore[misc]
+        assert snapshots.wait_durable() is (result == Durability.durable)
+    assert clock.slept == 0

@@ -1,0 +1,62 @@
+"""The step vote: every flag of every rank reaches all ranks, and ranks that diverged are reported."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.runtime.errors import ConsensusError
+from grpo_run.runtime.rank.vote import Flags, Vote, decode
+
+FLAGS = st.builds(Flags, **{name: st.booleans() for name in Flags._fields})
+DIFFERENT = {"min_size": 2, "max_size": 8}
+
+
+def reduced(votes: list[Vote]) -> list[int]:
+    """Return what an all-reduce by MAX makes of the ranks' vectors."""
+    return reduce(
+        lambda left, right: [max(pair) for pair in zip(left, right, strict=True)],
+        [vote.encode() for vote in votes],
+    )
+
+
+@given(
+    flags=st.lists(FLAGS, min_size=1, max_size=8),
+    step=st.integers(0, 2**31 - 1),
+    fingerprint=st.integers(0, 2**32 - 1),
+)
+def test_a_flag_of_one_rank_reaches_all(flags: list[Flags], step: int, fingerprint: int) -> None:
+    """The result is the union of all ranks' flags."""
+    result = decode(reduced([Vote(step=step, fingerprint=fingerprint, flags=one) for one in flags]))
+    assert result.step == step
+    assert result.flags == reduce(Flags.union, flags)
+    assert result.flags._asdict() == {
+        name: any(getattr(one, name) for one in flags) for name in Flags._fields
+    }
+
+
+@given(steps=st.lists(st.integers(0, 2**31 - 1), **DIFFERENT).filter(lambda steps: len(set(steps)) > 1))
+def test_votes_on_different_steps_are_an_error(steps: list[int]) -> None:
+    """The error names the lowest and the highest step."""
+    with pytest.raises(ConsensusError, match=rf"lowest is {min(steps)}, the highest {max(steps)}"):
+        decode(reduced([Vote(step=step) for step in steps]))
+
+
+@given(values=st.lists(st.integers(0, 2**32 - 1), **DIFFERENT).filter(lambda values: len(set(values)) > 1))
+def test_different_phases_are_an_error(values: list[int]) -> None:
+    """The error names the step and two fingerprints."""
+    with pytest.raises(ConsensusError, match="different phases in step 7") as caught:
+        decode(reduced([Vote(step=7, fingerprint=value) for value in values]))
+    assert f"{max(values):#x}" in str(caught.value)
+    assert f"{min(values):#x}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", Flags._fields)
+def test_each_flag_is_encoded_on_its_own(name: str) -> None:
+    """Setting one flag sets that flag in the result and no other."""
+    assert decode(Vote(step=1).encode()).flags == Flags()
+    only = Flags(**{name: True})
+    assert decode(Vote(step=1, flags=only).encode()).flags == only

@@ -1,0 +1,142 @@
+"""A drain that fails gives a reason and leaves no visible files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.builders.runtime.drained_slots import drain_slot, expect_failed, expect_published, is_empty
+from support.slots import fill, snapshot
+
+from grpo_run.runtime.checkpoints.digests import verify_digests
+from grpo_run.runtime.checkpoints.manifest import read_manifest
+from grpo_run.runtime.snapshots import drain_worker
+from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.drain_messages import DrainRequest
+from grpo_run.runtime.snapshots.drain_worker import handle_request
+from grpo_run.runtime.snapshots.index import read_index
+
+
+def test_an_empty_slot_fails_without_a_step(staging: StagingArea, out: Path) -> None:
+    """No step means that the disk is not at fault."""
+    reply = expect_failed(drain_slot(staging))
+    assert (reply.slot, reply.step, reply.reason) == (0, None, "the slot is empty")
+    assert not reply.full
+    assert not reply.broken
+
+
+def test_a_slot_that_a_rank_is_writing_fails_after_a_wait(
+    staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait is shorter than what counts as a stall."""
+    fill(staging.slots[0], snapshot(out, 5))
+    waits: list[float] = []
+    original = type(staging.slots[0]).locked
+
+    @contextmanager
+    def locked(slot: Any, wait_seconds: float = 0.0, *, shared: bool = False) -> Iterator[bool]:
+        waits.append(wait_seconds)
+        with original(slot, 0.0, shared=shared) as mine:
+            yield mine
+
+    with staging.slots[0].locked():
+        monkeypatch.setattr(type(staging.slots[0]), "locked", locked)
+        reply = expect_failed(drain_slot(staging))
+    assert (reply.step, reply.reason) == (None, "a rank is writing the slot")
+    assert 0 < waits[0] < 60.0, "shorter than what is called a stall"
+    assert is_empty(out)
+
+
+def test_the_slot_is_locked_during_the_drain(staging: StagingArea, out: Path) -> None:
+    """The lock is released afterwards, also after a failure."""
+    fill(staging.slots[0], snapshot(out, 5))
+    busy: list[bool] = []
+    expect_published(
+        handle_request(staging, DrainRequest(slot=0), lambda written: busy.append(staging.slots[0].busy))
+    )
+    assert busy
+    assert all(busy)
+    assert not staging.slots[0].busy
+    staging.slots[0].index_path(0).unlink()
+    expect_failed(drain_slot(staging))
+    assert not staging.slots[0].busy
+
+
+@pytest.fixture
+def limit_file_size() -> Iterator[Callable[[int], None]]:
+    """Limit the size of files that this process can write, so that the kernel refuses real writes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch", "plain"])
+def test_a_failed_write_leaves_no_files(
+    staging: StagingArea, out: Path, limit_file_size: Callable[[int], None], kind: str
+) -> None:
+    """From torch (RuntimeError) or others (OSError); the older checkpoint is unchanged."""
+    fill(staging.slots[0], snapshot(out, 4))
+    expect_published(drain_slot(staging))
+    staged = fill(staging.slots[0], snapshot(out, 5, limit=1))
+    if kind == "plain":
+        (staging.slots[0].files / staged.folder / "vocab.bin").write_bytes(b"v" * 3000)
+        staging.slots[0].index_path(0).write_text("{}")
+    else:
+        image = read_index(staging.slots[0].index_path(0))
+        image.files = [file for file in image.files if file.kind == kind]
+        staging.slots[0].index_path(0).write_bytes(image.to_json())
+    limit_file_size(800)
+    reply = expect_failed(drain_slot(staging))
+    limit_file_size(resource.RLIM_INFINITY)
+    assert (reply.step, reply.full, reply.broken) == (5, False, False)
+    assert reply.reason
+    assert os.listdir(out) == ["checkpoint-4"]
+    verify_digests(out / "checkpoint-4", read_manifest(out / "checkpoint-4").files)
+    expect_published(drain_slot(staging))
+    assert os.listdir(out) == ["checkpoint-5"]
+
+
+@pytest.mark.parametrize(
+    ("error", "full", "reason"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "f"), True, "No space left on device (f)"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), True, "Disk quota exceeded"),
+        (OSError(errno.EROFS, "Read-only file system", "f"), False, "Read-only file system (f)"),
+        (OSError("every name after it is taken"), False, "every name after it is taken"),
+    ],
+)
+@pytest.mark.parametrize("where", ["_copy_tree", "write_files", "publish", "partial_directory"])
+def test_every_file_system_error_becomes_a_failure(
+    staging: StagingArea,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    error: OSError,
+    full: bool,
+    reason: str,
+) -> None:
+    """The failure has the system's message."""
+    fill(staging.slots[0], snapshot(out, 5))
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(drain_worker, where, fail)
+    reply = expect_failed(drain_slot(staging))
+    assert (reply.step, reply.reason, reply.full, reply.broken) == (5, reason, full, False)
+    assert is_empty(out)
+    assert not staging.slots[0].drained
+
+
+def test_an_output_directory_that_cannot_be_created_is_a_failure(staging: StagingArea, out: Path) -> None:
+    """A file has its name."""
+    out.parent.mkdir(parents=True)
+    out.write_bytes(b"")
+    fill(staging.slots[0], snapshot(out, 5))
+    assert expect_failed(drain_slot(staging)).reason.startswith("File exists")

@@ -1,0 +1,131 @@
+"""A snapshot in memory is offered to the next attempt, until it is on disk or has failed there."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from support.builders.runtime.draining_run import FULL, World
+
+from grpo_run.runtime.call_names import LOOP
+from grpo_run.runtime.snapshots.drain_scheduler import HOLD_SECONDS
+
+
+def test_the_newest_snapshot_is_offered_to_an_attempt_and_drained_after_its_first_step(world: World) -> None:
+    """Ranks start at once; nothing is written to disk while they load."""
+    world.take(0, 5, layout="ddp", recorded=True)
+    world.take(1, 9, scheduled=False, layout="ddp", recorded=True)
+    offered = world.scheduler.prepare_attempt(1)
+    assert offered is not None
+    assert (offered.slot, offered.train_call, offered.order[2]) == (1, 1, 9)
+    world.now += 10
+    world.scheduler.poll(ranks_have_loaded=False)
+    assert world.requests == []
+    for _ in range(4):
+        world.poll()
+    assert world.durable == ["checkpoint-5", "snapshot-9"]
+
+
+def test_an_attempt_that_is_to_spare_memory_loads_from_disk(world: World) -> None:
+    """The newest snapshot is written first, and the memory of all that is on disk is free when the ranks start."""
+    world.take(0, 5, layout="ddp", recorded=True)
+    world.take(1, 9, scheduled=False, layout="ddp", recorded=True)
+    assert world.scheduler.prepare_attempt(1, spare_memory=True) is None
+    assert world.durable == ["snapshot-9"]
+    assert [staged.step for staged, _ in world.staging.snapshots()] == [5]
+    assert not any(path.stat().st_blocks for path in world.staging.slots[1].path.glob("*.arena"))
+
+
+def test_a_disk_that_fails_leaves_the_only_copy_in_memory(world: World) -> None:
+    """Sparing memory is no reason to lose steps."""
+    world.replies = lambda request: [FULL]
+    world.take(0, 9, layout="ddp", recorded=True)
+    assert world.scheduler.prepare_attempt(1, spare_memory=True) is not None
+    assert [staged.step for staged, _ in world.staging.snapshots()] == [9]
+
+
+def test_short_memory_lets_the_newest_snapshot_be_drained_and_freed(world: World) -> None:
+    """Otherwise it stays in memory only, until half an hour has passed."""
+    world.take(0, 9, scheduled=False)
+    for _ in range(3):
+        world.poll()
+    assert world.durable == []
+    assert world.scheduler.free_memory() == 0
+    world.scheduler.memory_is_short = True
+    for _ in range(3):
+        world.poll()
+    assert world.durable == ["snapshot-9"]
+    assert world.scheduler.free_memory() > 0
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2", "per-rank"])
+def test_a_snapshot_of_a_loop_is_offered_however_its_state_is_spread(world: World, layout: str) -> None:
+    """Each rank of a loop loads its own files with `torch.load`."""
+    world.take(0, 5, layout=layout, recorded=True, trainer_class=LOOP, world_size=2)
+    assert world.scheduler.prepare_attempt(2) is not None
+    assert world.requests == []
+
+
+def test_drains_are_not_held_for_ever(world: World) -> None:
+    """A script may prepare its data for hours before it trains."""
+    world.take(0, 5, layout="ddp", recorded=True)
+    world.scheduler.prepare_attempt(1)
+    world.now += HOLD_SECONDS + 1
+    world.scheduler.poll(ranks_have_loaded=False)
+    assert world.slots == [0]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes"),
+    [
+        (2, {}),
+        (1, {"layout": "deepspeed-zero2"}),
+        (1, {"layout": "fsdp2"}),
+        (2, {"layout": "fsdp2", "trainer_class": LOOP}),
+        (1, {"recorded": False}),
+    ],
+    ids=["other ranks", "sharded", "FSDP2 of a Trainer", "a loop of other ranks", "without digests"],
+)
+def test_a_snapshot_that_cannot_be_loaded_from_memory_is_drained_first(
+    world: World, ranks: int, changes: dict[str, Any]
+) -> None:
+    """As many ranks as wrote it load what each loads by itself; everything else is loaded from disk."""
+    world.take(0, 5, **({"layout": "ddp", "recorded": True} | changes))
+    assert world.scheduler.prepare_attempt(ranks) is None
+    assert world.durable == ["checkpoint-5"]
+
+
+def test_a_snapshot_is_not_offered_again_to_the_attempt_after_one_without_a_step(world: World) -> None:
+    """Whatever the reason was: the next attempt loads from disk, and so do all until a step is finished."""
+    world.take(0, 5, layout="ddp", recorded=True)
+    assert world.scheduler.prepare_attempt(1) is not None
+    for _ in range(2):
+        assert world.scheduler.prepare_attempt(1) is None
+        assert world.durable == ["checkpoint-5"]
+    world.poll()
+    assert world.scheduler.prepare_attempt(1) is not None
+
+
+def test_a_damaged_snapshot_is_not_offered(world: World) -> None:
+    """It is reported as lost, and the next older one is offered."""
+    world.take(0, 5, layout="ddp", recorded=True)
+    world.take(1, 9, layout="ddp", recorded=True)
+    os.truncate(world.staging.slots[1].buffer_path(0), 1)
+    offered = world.scheduler.prepare_attempt(1)
+    assert offered is not None
+    assert offered.slot == 0
+    assert "checkpoint-9 is lost, its snapshot in memory cannot be read" in world.warnings[0]
+
+
+def test_a_snapshot_on_disk_is_offered_from_memory_unless_a_later_checkpoint_was_written(
+    world: World,
+) -> None:
+    """Its digests need not be compared again. A rank may have written a later checkpoint itself."""
+    world.take(0, 5, scheduled=False, layout="ddp", recorded=True)
+    world.scheduler.flush(restore=True)
+    assert world.scheduler.prepare_attempt(1) is not None
+    world.poll()
+    world.take(1, 7, scheduled=False, layout="ddp", recorded=True)
+    world.scheduler.record_published(1, 8)
+    assert world.scheduler.prepare_attempt(1) is None

@@ -1,0 +1,240 @@
+"""One staging slot: its snapshot and its lock."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.slots import fill, held, snapshot
+
+from grpo_run.runtime import files
+from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.slot import STAGED, StagingSlot
+
+
+def test_a_completed_snapshot_is_read_back(staging: StagingArea) -> None:
+    """Every field, also by a process that opens the area later."""
+    staged = snapshot(OUT, 7, limit=2, best="checkpoint-3", scheduled=False)
+    slot = staging.slots[1]
+    slot.begin_snapshot()
+    assert slot.read_snapshot() is None
+    slot.prepare_snapshot(staged)
+    slot.complete_snapshot()
+    assert slot.read_snapshot() == staged
+    assert StagingArea(staging.path).snapshots() == [(staged, slot)]
+
+
+def test_a_slot_being_written_holds_no_snapshot(staging: StagingArea) -> None:
+    """Its previous files are deleted, and it is not drained."""
+    slot = staging.slots[0]
+    fill(slot, snapshot(OUT, 5))
+    slot.mark_drained()
+    assert slot.drained
+    assert staging.snapshots()
+    slot.begin_snapshot()
+    assert slot.read_snapshot() is None
+    assert not slot.drained
+    assert staging.snapshots() == []
+    assert list(slot.files.iterdir()) == []
+
+
+OUT = Path("/out")
+VALID = json.loads(snapshot(OUT).model_dump_json())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"{}",
+        b"[]",
+        b"null",
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+        json.dumps(VALID | {"step": "many"}).encode(),
+        json.dumps(VALID | {"train_call": None}).encode(),
+        json.dumps(VALID | {"schema_version": 2}).encode(),
+        json.dumps(VALID).encode()[:-20],
+    ],
+)
+def test_an_unreadable_snapshot_is_skipped(staging: StagingArea, content: bytes) -> None:
+    """Reading the slot raises an error that names the file, and the slot can be written again."""
+    slot = staging.slots[0]
+    (slot.path / STAGED).write_bytes(content)
+    with pytest.raises(CheckpointError, match=STAGED):
+        slot.read_snapshot()
+    assert staging.snapshots() == []
+    assert staging.choose_slot() == slot
+
+
+def test_a_directory_in_place_of_the_file_is_no_snapshot(staging: StagingArea) -> None:
+    """No exception is raised."""
+    (staging.slots[0].path / STAGED).mkdir()
+    assert staging.slots[0].read_snapshot() is None
+    assert staging.snapshots() == []
+
+
+def test_unknown_fields_are_accepted(staging: StagingArea) -> None:
+    """A later release may add fields."""
+    (staging.slots[0].path / STAGED).write_text(json.dumps(VALID | {"more": 1}))
+    assert staging.slots[0].read_snapshot() == snapshot(OUT)
+
+
+def test_a_slot_lock_is_exclusive(staging: StagingArea) -> None:
+    """A second descriptor does not get it; other slots stay free."""
+    slot = staging.slots[0]
+    with slot.locked() as acquired, slot.locked() as other:
+        assert (acquired, other) == (True, False)
+        assert slot.busy
+        assert not staging.slots[1].busy
+    assert not slot.busy
+    with held(slot), slot.locked() as acquired:
+        assert acquired is False
+
+
+def test_readers_of_a_slot_exclude_only_writers(staging: StagingArea) -> None:
+    """Ranks load a snapshot while the drain worker writes it to disk; no rank may write the slot meanwhile."""
+    slot = staging.slots[0]
+    with slot.locked(shared=True) as loading, slot.locked(shared=True) as draining:
+        assert (loading, draining) == (True, True)
+        assert slot.busy
+    with slot.locked(), slot.locked(shared=True) as acquired:
+        assert acquired is False
+    assert not slot.busy
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda slot: slot.index_path(1).unlink(), "rank1.json"),
+        (lambda slot: slot.index_path(0).write_bytes(slot.index_path(0).read_bytes()[:-9]), "rank0.json"),
+        (lambda slot: slot.buffer_path(1).unlink(), "rank1.arena"),
+        (lambda slot: os.truncate(slot.buffer_path(0), 100), "rank0.arena has 100 bytes"),
+        (lambda slot: make_hole(slot.buffer_path(0)), "rank0.arena has no data at byte 0"),
+        (lambda slot: state(slot).write_bytes(b'{"global_step": 7}'), "does not match its digest"),
+        (lambda slot: state(slot).write_bytes(b""), "has 0 bytes"),
+        (lambda slot: state(slot).unlink(), "trainer_state.json is missing"),
+    ],
+)
+def test_a_snapshot_that_lacks_something_is_not_complete(
+    staging: StagingArea, damage: Callable[[StagingSlot], None], problem: str
+) -> None:
+    """Everything but the bytes of the buffers is checked before ranks load it and before it is written to disk."""
+    slot = staging.slots[0]
+    staged = fill(slot, snapshot(OUT, world_size=2), recorded=True)
+    assert len(slot.check_complete(staged)) == 2
+    damage(slot)
+    with pytest.raises(CheckpointError, match=problem):
+        slot.check_complete(staged)
+
+
+def make_hole(path: Path) -> None:
+    size = path.stat().st_size
+    os.truncate(path, 0)
+    os.truncate(path, size)
+
+
+def state(slot: StagingSlot) -> Path:
+    return slot.files / "checkpoint-5" / "trainer_state.json"
+
+
+def test_a_failed_lock_attempt_does_not_release_the_lock(staging: StagingArea) -> None:
+    """The holder still has it."""
+    slot = staging.slots[0]
+    with held(slot):
+        with slot.locked() as acquired:
+            assert not acquired
+        assert slot.busy
+
+
+def test_an_exception_in_the_block_releases_the_lock(staging: StagingArea) -> None:
+    """Exceptions of any kind release it."""
+
+    def fail() -> None:
+        with staging.slots[0].locked():
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
+    assert not staging.slots[0].busy
+
+
+def test_the_death_of_the_holder_releases_the_lock(staging: StagingArea) -> None:
+    """The kernel releases it."""
+    slot = staging.slots[0]
+    ready, say_ready = os.pipe()
+    wait, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        descriptor = os.open(slot.path / "lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.write(say_ready, b"x")
+        os.read(wait, 1)
+        os._exit(0)
+    os.read(ready, 1)
+    busy = slot.busy
+    os.close(go)
+    os.waitpid(child, 0)
+    for descriptor in (ready, say_ready, wait):
+        os.close(descriptor)
+    assert busy
+    assert not slot.busy
+
+
+def test_a_forked_child_does_not_keep_the_lock(staging: StagingArea) -> None:
+    """Data loaders and reward functions may fork while the lock is held."""
+    slot = staging.slots[0]
+    wait, go = os.pipe()
+    with slot.locked() as acquired:
+        assert acquired
+        child = os.fork()
+        if child == 0:
+            os.close(go)
+            os.read(wait, 1)
+            os._exit(0)
+    busy = slot.busy
+    os.close(go)
+    os.waitpid(child, 0)
+    os.close(wait)
+    assert not busy
+
+
+def test_locking_waits_until_the_deadline(staging: StagingArea, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is acquired as soon as it is free."""
+    slot, now = staging.slots[0], [0.0]
+    stack = ExitStack()
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 2.0:
+            stack.close()
+
+    monkeypatch.setattr(files, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    stack.enter_context(held(slot))
+    with slot.locked(wait_seconds=1.0) as acquired:
+        assert not acquired
+    assert 1.0 <= now[0] < 1.1
+    with slot.locked(wait_seconds=10.0) as acquired:
+        assert acquired
+    assert 2.0 < now[0] < 2.1
+
+
+def test_a_prepared_snapshot_is_not_complete(staging: StagingArea) -> None:
+    """It is complete only after the declaration, and the next snapshot discards it."""
+    slot = staging.slots[0]
+    slot.begin_snapshot()
+    slot.prepare_snapshot(snapshot(OUT, 5))
+    assert slot.read_snapshot() is None
+    slot.begin_snapshot()
+    with pytest.raises(FileNotFoundError):
+        slot.complete_snapshot()
+    assert slot.read_snapshot() is None

@@ -1,0 +1,136 @@
+"""A supervisor, a job or a machine that was stopped has not been idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from support.builders.runtime.detector_world import World, at_the_end, hang_in, mismatch, suspect_a_stall
+
+from grpo_run.runtime.supervisor.detection.detector import SUPERVISOR_PAUSE_SECONDS
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.durations import Durations
+
+# a supervisor that was itself stopped
+
+
+def test_a_pause_withdraws_a_suspicion(world: World) -> None:
+    """It is not confirmed by the inactivity of ranks that were stopped as well."""
+    suspect_a_stall(world)
+    world.now += 60.0
+    assert world.scan() is None
+    assert world.watch.suspicion is None
+
+
+def test_a_pause_after_the_end_of_the_scripts_is_not_inactivity(world: World) -> None:
+    """The machine may have been stopped while the processes were exiting."""
+    at_the_end(world)
+    assert world.scan() is None
+    world.now += 60.0
+    assert world.scan() is None
+
+
+def test_a_pause_of_the_supervisor_restarts_all_clocks(world: World) -> None:
+    """The whole machine may have been stopped."""
+    world.issue(0, "all_reduce")
+    world.writers[1].replace(Phase.reward)
+    assert world.advance(19.0) is None
+    world.now += 60.0
+    assert world.scan() is None
+    assert world.watch.suspicion is None
+    assert world.advance(19.0) is None
+    assert world.advance(3.0) is not None
+
+
+def test_polls_before_and_after_a_pause_prove_nothing(world: World) -> None:
+    """Two polls with a pause of the supervisor between them count as one."""
+    mismatch(world)
+    while not world.polls:
+        world.advance(0.1)
+    world.now += SUPERVISOR_PAUSE_SECONDS + 1.0
+    assert world.scan() is None
+    assert len(world.polls) == 1
+    assert world.advance(1.0) is not None
+    assert len(world.polls) == 3
+
+
+def test_scans_two_seconds_apart_are_no_pause(world: World) -> None:
+    """A slow machine is not a stopped one."""
+    mismatch(world)
+    assert world.advance(10.0, every=1.9) is not None
+
+
+# quiet and frozen ranks
+
+
+def test_the_only_rank_is_not_suspended_by_being_stopped(make: Callable[..., World]) -> None:
+    """Whoever suspends a job stops its supervisor too. The deadline that is shown is the one that ends the rank."""
+    world = make(settings=DeadlineSettings(), ranks=1)
+    world.writers[0].replace(Phase.reward)
+    world.process_state[0] = "T"
+    world.frozen = {0}
+    assert world.advance(15.0, every=0.5) is None
+    assert world.watch.suspended_since is None
+    assert world.watch.awaited is not None
+    ends_in = world.watch.awaited.deadline_at_seconds - world.now
+    assert 0 < ends_in < 10
+    found = world.advance(ends_in + 5.0, every=0.5)
+    assert found is not None
+    assert found.stall is not None
+    assert (found.stall.cause, found.stall.culprits) == (Cause.interpreter_stuck, (0,))
+
+
+def test_a_suspended_job_with_one_rank_survives(make: Callable[..., World]) -> None:
+    """The supervisor is continued first."""
+    world = make(settings=DeadlineSettings(), ranks=1)
+    world.writers[0].replace(Phase.reward)
+    world.process_state[0] = "T"
+    world.frozen = {0}
+    world.scan()
+    world.now += 600.0
+    assert world.advance(15.0, every=0.5) is None
+    world.process_state[0] = "S"
+    world.frozen = set()
+    assert world.advance(50.0, every=0.5) is None
+
+
+def test_a_deadline_is_shown_that_has_not_passed_while_the_job_is_suspended(
+    make: Callable[..., World],
+) -> None:
+    """No other deadline runs meanwhile."""
+    world = make(settings=DeadlineSettings())
+    hang_in(world, Phase.reward)
+    for rank in (0, 1):
+        world.process_state[rank] = "T"
+    world.frozen = {0, 1}
+    assert world.advance(200.0, every=0.5) is None
+    assert world.watch.suspended_since is not None
+    if world.watch.awaited is not None:
+        assert world.watch.awaited.deadline_at_seconds > world.now
+
+
+def test_ranks_that_are_all_stopped_are_given_five_minutes_and_their_clocks_start_again(
+    make: Callable[..., World],
+) -> None:
+    """A scheduler that preempts a job stops all of its processes, and continues them later."""
+    world = make(settings=DeadlineSettings())
+    world.watch.phase_durations.earlier_attempts = {Phase.reward: Durations.of([0.01] * 30)}
+    for writer in world.writers:
+        for _ in range(2):
+            writer.replace(Phase.reward)
+    for rank in (0, 1):
+        world.process_state[rank] = "T"
+    world.frozen = {0, 1}
+    assert world.advance(290.0, every=0.5) is None
+    for rank in (0, 1):
+        world.process_state[rank] = "S"
+    world.frozen = set()
+    assert world.advance(55.0, every=0.5) is None, "the clocks start again"
+    for rank in (0, 1):
+        world.process_state[rank] = "T"
+    world.frozen = {0, 1}
+    found = world.advance(310.0, every=0.5)
+    assert found is not None
+    assert found.stall is not None
+    assert found.stall.deadline_seconds == 300.0

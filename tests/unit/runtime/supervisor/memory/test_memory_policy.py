@@ -1,0 +1,232 @@
+"""What follows an out-of-memory error: another plan, one restart without a change, or the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.memory_cases import COLOCATED, GRPO, facts
+
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.recovery import Action
+from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.supervisor.memory.ladder import Rung, Surroundings
+from grpo_run.runtime.supervisor.memory.policy import MemoryDecision, Situation, decide_out_of_memory
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.memory.error_patterns import Source
+from grpo_run.watchdog.memory.figures import Figures
+from grpo_run.watchdog.memory.shortage import MemoryPhase, Shortage
+
+GIB = 1 << 30
+FRAGMENTED = Figures(tried_bytes=GIB, unallocated_bytes=10 * GIB)
+UNKNOWN = Figures(tried_bytes=2 * GIB)
+FULL = Figures(tried_bytes=2 * GIB, free_bytes=GIB, unallocated_bytes=1 << 20)
+
+
+def situation(
+    phase: MemoryPhase = MemoryPhase.backward, figures: Figures = FULL, **changed: Any
+) -> Situation:
+    shortage = Shortage(
+        cause=Cause.gpu_oom, source=Source.allocator, phase=phase, text="CUDA out of memory.", figures=figures
+    )
+    around = Surroundings()
+    given = Situation(
+        shortage=shortage, facts=GRPO, around=around, start="restart from checkpoint-6", budget=3
+    )
+    return replace(given, **changed)
+
+
+class Story:
+    """A run that goes from one out-of-memory error to the next, journaled as the supervisor does."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.history.apply({"event": "run_started", "time": 0.0})
+
+    def out_of_memory(self, given: Situation) -> MemoryDecision:
+        self.history.apply(
+            {
+                "event": "incident",
+                "cause": "gpu_oom",
+                "step": 7,
+                "memory_plan": self.history.memory.plan.text,
+                "shortage": given.shortage.as_json(),
+            }
+        )
+        found = decide_out_of_memory(self.history, given)
+        self.history.apply({"event": "action", "action": str(found.decision.action), "reason": ""})
+        if found.change is not None:
+            plan = found.change.plan.model_dump(exclude_defaults=True)
+            self.history.apply({"event": "plan_changed", "plan": plan, "inexact": list(found.change.inexact)})
+        return found
+
+    def checkpoint(self, step: int) -> None:
+        self.history.apply({"event": "checkpoint_published", "step": step, "path": "p", "train_call": 1})
+
+
+def test_a_full_gpu_changes_the_plan_and_never_restarts_unchanged() -> None:
+    found = Story().out_of_memory(situation())
+    assert found.decision.action is Action.restart_with_plan_change
+    assert "per_device_train_batch_size 8 -> 4, gradient_accumulation_steps 1 -> 2" in found.decision.reason
+
+
+def test_changes_of_plan_spend_no_budget_and_the_ladder_bounds_them() -> None:
+    story = Story()
+    actions = []
+    while not actions or actions[-1] is not Action.stop:
+        actions.append(story.out_of_memory(situation(budget=1)).decision.action)
+        assert len(actions) < 20
+    assert actions[:-1] == [Action.restart_with_plan_change] * 4
+    assert story.history.failures_without_progress == 1, "only the failure that ended the run"
+    assert story.history.memory.changes == 4
+
+
+def test_the_plan_is_replayed_from_the_journal() -> None:
+    story = Story()
+    story.out_of_memory(situation())
+    story.out_of_memory(situation())
+    assert story.history.memory.plan == MemoryPlan(micro_batch_divisor=4)
+
+
+def test_fragmentation_is_answered_by_expandable_segments_then_by_one_unchanged_restart() -> None:
+    story = Story()
+    found = [story.out_of_memory(situation(figures=FRAGMENTED)) for _ in range(3)]
+    assert [one.decision.action for one in found] == [
+        Action.restart_with_plan_change,
+        Action.restart,
+        Action.restart_with_plan_change,
+    ]
+    assert [one.change.rung for one in found if one.change] == [Rung.expandable_segments, Rung.micro_batch]
+
+
+def test_memory_that_has_grown_is_freed_by_one_unchanged_restart() -> None:
+    story = Story()
+    actions = [story.out_of_memory(situation(grown_bytes=GIB)).decision.action for _ in range(2)]
+    assert actions == [Action.restart, Action.restart_with_plan_change]
+
+
+def test_memory_that_has_grown_by_less_than_was_missing_is_no_reason_to_restart_unchanged() -> None:
+    found = Story().out_of_memory(situation(grown_bytes=GIB // 2))
+    assert found.decision.action is Action.restart_with_plan_change
+
+
+def test_an_unchanged_restart_spends_the_budget() -> None:
+    story = Story()
+    story.out_of_memory(situation(grown_bytes=GIB))
+    assert story.history.failures_without_progress == 1
+
+
+def test_an_exhausted_ladder_ends_the_run_and_says_why() -> None:
+    plan = {"generation_sub_batches": 8, "expandable_segments": True}
+    story = Story()
+    story.history.apply({"event": "plan_changed", "plan": plan})
+    found = story.out_of_memory(situation(MemoryPhase.generate))
+    assert found.decision.action is Action.stop
+    for words in ("generation sub batches: ", "shorter completions", "--allow-degrade"):
+        assert words in found.decision.reason
+
+
+def test_a_user_who_allows_it_gets_shorter_completions_instead_of_the_end() -> None:
+    plan = {"generation_sub_batches": 8, "expandable_segments": True}
+    story = Story()
+    story.history.apply({"event": "plan_changed", "plan": plan})
+    found = story.out_of_memory(situation(MemoryPhase.generate, allow_degrade=True))
+    assert found.change is not None
+    assert found.change.plan.max_completion_length == 256
+    assert any("shorter" in reason for reason in story.history.memory.inexact)
+
+
+def test_a_run_that_gets_further_each_time_is_not_given_up() -> None:
+    story = Story()
+    nothing_left = situation(MemoryPhase.save, proceeds=True)
+    story.history.apply({"event": "plan_changed", "plan": {"expandable_segments": True}})
+    for step in (10, 20, 30):
+        assert story.out_of_memory(nothing_left).decision.action is Action.restart
+        story.checkpoint(step)
+    assert story.out_of_memory(nothing_left).decision.action is Action.restart
+    assert story.out_of_memory(nothing_left).decision.action is Action.stop
+
+
+NO_TRAINER = [MemoryPhase.reward, MemoryPhase.callback, MemoryPhase.script, MemoryPhase.unknown]
+
+
+@pytest.mark.parametrize("phase", NO_TRAINER)
+def test_without_a_phase_of_a_trainer_a_restart_as_it_is_comes_first_and_the_micro_batch_stays(
+    phase: MemoryPhase,
+) -> None:
+    """The weights are then equal. A second failure is answered by what leaves more memory free."""
+    story = Story()
+    given = situation(phase, figures=UNKNOWN, facts=facts(**COLOCATED))
+    found = [story.out_of_memory(given) for _ in range(3)]
+    assert [one.change.rung if one.change else one.decision.action for one in found] == [
+        Action.restart,
+        Rung.vllm_sleep,
+        Action.restart,
+    ]
+    assert story.history.memory.plan.micro_batch_divisor == 1
+
+
+def test_expandable_segments_are_not_tried_where_they_free_too_little() -> None:
+    story = Story()
+    actions = [story.out_of_memory(situation(MemoryPhase.callback)).decision.action for _ in range(2)]
+    assert actions == [Action.restart, Action.stop]
+
+
+def always(phase: MemoryPhase, *free_gib: int) -> list[Action]:
+    """What follows 40 GiB that are asked for again and again at one line, with so much free."""
+    story = Story()
+    found = []
+    for free in free_gib:
+        figures = Figures(tried_bytes=40 * GIB, free_bytes=free * GIB)
+        given = situation(phase, figures, facts=facts(**COLOCATED))
+        given = replace(given, shortage=replace(given.shortage, line="/home/u/train.py:7"))
+        found.append(story.out_of_memory(given))
+    return [one.decision.action for one in found]
+
+
+CHANGE = Action.restart_with_plan_change
+
+
+@pytest.mark.parametrize(
+    ("phase", "actions"),
+    [
+        (MemoryPhase.reward, [Action.restart, CHANGE, Action.stop]),
+        (MemoryPhase.script, [Action.restart, CHANGE, Action.stop]),
+        (MemoryPhase.optimizer, [CHANGE, Action.stop]),
+        (MemoryPhase.forward, [CHANGE, Action.stop]),
+        (MemoryPhase.generate, [CHANGE, Action.stop]),
+    ],
+)
+def test_the_same_request_at_the_same_line_after_a_change_ends_the_run(
+    phase: MemoryPhase, actions: list[Action]
+) -> None:
+    assert always(phase, *[1] * len(actions)) == actions
+
+
+def test_a_run_that_proceeds_is_restarted_as_it_is_and_its_plan_is_not_changed_again() -> None:
+    """A callback that fails every 25 steps: vLLM's share is not lowered for it again and again."""
+    story = Story()
+    given = situation(MemoryPhase.callback, UNKNOWN, facts=facts(**COLOCATED), proceeds=True)
+    given = replace(given, shortage=replace(given.shortage, line="/home/u/train.py:7"))
+    found = []
+    for step in (25, 50, 75, 100):
+        found.append(story.out_of_memory(given).decision.action)
+        story.checkpoint(step)
+    assert found == [Action.restart, CHANGE, Action.restart, Action.restart]
+
+
+def test_a_change_that_has_left_more_memory_for_the_request_is_followed_by_the_next() -> None:
+    assert always(MemoryPhase.optimizer, 1, 20, 20) == [CHANGE, CHANGE, Action.stop]
+
+
+def test_a_user_who_wants_no_restart_gets_none() -> None:
+    found = Story().out_of_memory(situation(budget=0))
+    assert found.decision.action is Action.stop
+    assert "--max-restarts 0" in found.decision.reason
+
+
+def test_a_refused_split_goes_on_with_the_next_rung() -> None:
+    found = Story().out_of_memory(situation(facts=facts(loss_type="bnpo")))
+    assert found.change is not None
+    assert found.change.rung is Rung.gradient_checkpointing

@@ -1,0 +1,293 @@
+"""A failure is restarted within the budget, unless a restart cannot help."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+from support.builders.runtime.failure_stories import BUG, BUG_TWICE, KILLED, NO_START, history
+
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.recovery import RESTARTS, Action, Decision
+from grpo_run.runtime.launch.config import Budget
+from grpo_run.runtime.supervisor.policy import decide
+from grpo_run.watchdog.causes import Cause, Origin
+from grpo_run.watchdog.verdict import Location, Verdict
+
+
+@pytest.mark.parametrize(
+    ("why", "story", "trained", "what", "action"),
+    [
+        ("first kill", ["!killed"], True, KILLED, Action.restart),
+        ("within the budget", ["!killed"] * 3, True, KILLED, Action.restart),
+        ("over the budget", ["!killed"] * 4, True, KILLED, Action.stop),
+        ("refilled by progress", ["!killed"] * 3 + ["5", "!killed"], True, KILLED, Action.restart),
+        (
+            "not refilled by an old step",
+            ["5"] + ["!killed"] * 3 + ["5", "!killed"],
+            True,
+            KILLED,
+            Action.stop,
+        ),
+        ("the same kill twice is not deterministic", ["!killed", "!killed"], True, KILLED, Action.restart),
+        ("an exception once", [BUG_TWICE], True, BUG, Action.restart),
+        ("the same exception again", [BUG_TWICE, BUG_TWICE], True, BUG, Action.stop),
+        ("again after another one", [BUG_TWICE, "!killed", BUG_TWICE], True, BUG, Action.stop),
+        ("other exceptions", ["!a", "!b", BUG_TWICE], True, BUG, Action.restart),
+        ("the same with a newer checkpoint in between", [BUG_TWICE, "5", BUG_TWICE], True, BUG, Action.stop),
+        (
+            "the same line at another step",
+            ["!KeyError@train.py:3:step5", "5", BUG_TWICE],
+            True,
+            BUG,
+            Action.restart,
+        ),
+        (
+            "the same with a newer checkpoint in between, after another failure",
+            ["!a", BUG_TWICE, "5", BUG_TWICE],
+            True,
+            BUG,
+            Action.stop,
+        ),
+        (
+            "the same with a newer checkpoint long ago",
+            [BUG_TWICE, "5", BUG_TWICE, BUG_TWICE],
+            True,
+            BUG,
+            Action.stop,
+        ),
+        ("the first start fails", [f"!{NO_START.signature}"], False, NO_START, Action.restart),
+        ("the first start fails twice", [f"!{NO_START.signature}"] * 2, False, NO_START, Action.stop),
+        ("it fails at another line", ["!x", f"!{NO_START.signature}"], False, NO_START, Action.restart),
+        ("after a step", [f"!{NO_START.signature}"], True, NO_START, Action.restart),
+        ("after a step, again", [f"!{NO_START.signature}"] * 2, True, NO_START, Action.restart),
+        ("after a step, a third time", [f"!{NO_START.signature}"] * 3, True, NO_START, Action.stop),
+        ("killed before the first step", ["!killed"], False, KILLED, Action.restart),
+    ],
+)
+def test_decisions(why: str, story: list[str], trained: bool, what: Verdict, action: Action) -> None:
+    """The table of decisions, with the default budget of three."""
+    decision = decide(history(story, trained=trained), what, Budget(), stopping=False)
+    assert decision.action is action, why
+    assert decision.reason
+
+
+def test_nothing_is_restarted_after_a_stop_request() -> None:
+    """No kind of failure is restarted."""
+    decision = decide(history(["!killed"]), KILLED, Budget(), stopping=True)
+    assert decision.action is Action.stop
+    assert "stop" in decision.reason
+
+
+@pytest.mark.parametrize("failures", [0, 1, 5])
+def test_the_budget_is_the_number_of_failures_recovered(failures: int) -> None:
+    """The next failure in a row ends the run."""
+    budget = Budget(failures_without_progress=failures)
+    allowed = decide(history(["!killed"] * failures), KILLED, budget, stopping=False) if failures else None
+    assert allowed is None or allowed.action is Action.restart
+    assert decide(history(["!killed"] * (failures + 1)), KILLED, budget, stopping=False).action is Action.stop
+
+
+def test_the_reason_to_give_up_contains_the_numbers() -> None:
+    """The number of failures and the budget."""
+    reason = decide(history(["!killed"] * 4), KILLED, Budget(), stopping=False).reason
+    assert "4 failures" in reason
+    assert "budget 3" in reason
+
+
+def test_one_failure_is_not_given_as_several() -> None:
+    """Whoever allows no restart reads the sentence after the first failure."""
+    reason = decide(history(["!killed"]), KILLED, Budget(failures_without_progress=0), stopping=False).reason
+    assert "1 failure in a row" in reason
+
+
+def test_a_rank_that_fails_at_a_step_is_restarted_at_once() -> None:
+    """Only a start that failed is delayed."""
+    decision = decide(history(["!killed"]), KILLED, Budget(), stopping=False)
+    assert decision == Decision(action=Action.restart, reason="from the checkpoint that rank 0 chooses")
+    assert decision.delay_seconds == 0.0
+    assert not decision.patient
+
+
+def test_the_reason_to_give_up_a_repeated_failure_tells_a_start_from_a_step() -> None:
+    """The reader looks for the error in another place."""
+    start = decide(history([f"!{NO_START.signature}"] * 3), NO_START, Budget(), stopping=False)
+    assert "when the script started" in start.reason
+    step = decide(history([BUG_TWICE, BUG_TWICE]), BUG, Budget(), stopping=False)
+    assert "at the same step" in step.reason
+
+
+def test_a_negative_budget_is_refused() -> None:
+    """The error is one that the user can correct."""
+    with pytest.raises(ConfigError, match="-1"):
+        Budget(failures_without_progress=-1)
+
+
+def test_actions_are_the_documented_words() -> None:
+    """They appear in journals; those that restart are known."""
+    expected = "restart restart_from_earlier_checkpoint restart_with_plan_change quarantine_batch checkpoint_and_stop stop"
+    assert [str(action) for action in Action] == expected.split()
+    assert Action.stop not in RESTARTS
+    assert Action.checkpoint_and_stop not in RESTARTS
+
+
+def test_an_uninterruptible_rank_is_decided_like_any_other() -> None:
+    """Whether it can be killed is known only later; the same budget limits both."""
+    stuck = replace(KILLED, uninterruptible=True)
+    for story in (["!killed"], ["!killed"] * 4):
+        expected = decide(history(story), KILLED, Budget(), stopping=False)
+        assert decide(history(story), stuck, Budget(), stopping=False) == expected
+
+
+def test_only_failures_since_the_last_progress_count_as_earlier_ones() -> None:
+    """The same signature before the newest checkpoint is another incident; every one after it is compared."""
+    old = [BUG_TWICE, "5", "!a", BUG_TWICE]
+    assert decide(history(old), BUG, Budget(), stopping=False).action is Action.restart
+    assert (
+        decide(history([BUG_TWICE, "5", "!a", "!b", BUG_TWICE]), BUG, Budget(), stopping=False).action
+        is Action.restart
+    )
+    for story in (["5", BUG_TWICE, "!a", "!b", BUG_TWICE], ["5", "!a", BUG_TWICE, "!b", BUG_TWICE]):
+        assert (
+            decide(history(story), BUG, Budget(failures_without_progress=9), stopping=False).action
+            is Action.stop
+        )
+
+
+def test_signatures_are_compared_for_equality_only() -> None:
+    """Their order means nothing: a signature that sorts before or after is another failure."""
+    for other in ("!A@train.py:1:step7", "!Z@train.py:1:step7"):
+        decision = decide(history([other, "!x", BUG_TWICE]), BUG, Budget(), stopping=False)
+        assert decision.action is Action.restart
+
+
+def test_an_error_that_no_restart_can_help_ends_the_run_at_once() -> None:
+    """Also after progress: the code cannot be compiled, or the script refuses its arguments."""
+    final = replace(NO_START, final="the code cannot be compiled")
+    for trained in (False, True):
+        decision = decide(
+            history([f"!{NO_START.signature}"], trained=trained), final, Budget(), stopping=False
+        )
+        assert decision.action is Action.stop
+        assert "cannot be compiled" in decision.reason
+
+
+def test_decisions_and_budgets_are_immutable() -> None:
+    """What was journaled cannot change afterwards."""
+    with pytest.raises(FrozenInstanceError):
+        Budget().failures_without_progress = 9  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        decide(history(["!killed"]), KILLED, Budget(), stopping=False).reason = ""  # type: ignore[misc]
+
+
+FIRST = replace(NO_START, exception="ImportError")
+"""An exception of the script, by its class."""
+
+
+def before_first_step(what: Verdict, *earlier: dict[str, object]) -> Decision:
+    """Decide on the first fault of a run."""
+    records: list[dict[str, object]] = [
+        {"event": "run_started", "time": 0.0, "may_use_trainer": True},
+        *earlier,
+        {"event": "incident", "cause": "x", "step": what.step, "signature": what.signature, "repeat_key": what.repeat_key},
+    ]  # fmt: skip
+    return decide(History.of(records), what, Budget(), stopping=False)
+
+
+def test_an_exception_before_the_runs_first_step_ends_it_at_once() -> None:
+    """As under torchrun: nothing is lost, and the user reads it sooner. The reason has the exception."""
+    what = replace(FIRST, step=0)
+    decision = before_first_step(what)
+    assert decision.action is Action.stop
+    assert "ImportError was raised before the run's first step" in decision.reason
+
+
+@pytest.mark.parametrize("origin", [Origin.files, Origin.network, Origin.device])
+def test_what_may_pass_is_tried_again_before_the_first_step(origin: Origin) -> None:
+    """A file that is being written, a hub that is away, a device that another process still holds."""
+    assert before_first_step(replace(FIRST, step=0, origin=origin)).action is Action.restart
+
+
+@pytest.mark.parametrize("cause", [Cause.gpu_oom, Cause.host_oom, Cause.shm_full, Cause.collective_mismatch])
+def test_memory_and_collectives_are_not_the_scripts_exceptions(cause: Cause) -> None:
+    assert replace(FIRST, cause=cause).repeat_key == ""
+    assert before_first_step(replace(FIRST, step=0, cause=cause)).action is Action.restart
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "step_committed", "step": 1, "train_call": 1, "time": 1.0},
+        {"event": "checkpoint_published", "step": 1, "train_call": 1, "path": "p", "time": 1.0},
+        {"event": "own_training", "time": 1.0},
+        {"event": "run_started", "may_use_trainer": False, "time": 1.0},
+    ],
+)
+def test_a_run_with_a_step_or_without_a_trainer_is_started_again(event: dict[str, object]) -> None:
+    """It has something to lose, or its steps are not known."""
+    assert before_first_step(replace(FIRST, step=0), event).action is Action.restart
+
+
+def test_the_first_step_of_a_run_that_began_with_another_runs_checkpoint() -> None:
+    """It is counted from there: `--resume-from` a checkpoint of step 7."""
+    begun = {
+        "event": "train_started",
+        "rank": 0,
+        "train_call": 1,
+        "step": 7,
+        "trainer_class": "T",
+        "output_dir": "o",
+    }
+    assert before_first_step(FIRST, begun).action is Action.stop
+    assert before_first_step(replace(FIRST, step=8), begun).action is Action.restart
+
+
+def resumed_twice(
+    first: Verdict, second: Verdict, *between: dict[str, object], starts_over: bool = False
+) -> Decision:
+    """Decide on the second of two exceptions while a run resumes from step 5."""
+
+    def attempt(number: int, what: Verdict) -> list[dict[str, object]]:
+        return [
+            {"event": "attempt_started", "attempt": number},
+            {"event": "resume_chosen", "path": "out/checkpoint-5", "step": 5},
+            {"event": "incident", "cause": "x", "signature": what.signature, "repeat_key": what.repeat_key},
+        ]
+
+    made = history(["5"])
+    for record in (*attempt(1, first), *between, *attempt(2, second)):
+        made.apply(record)
+    return decide(made, second, Budget(), stopping=False, starts_over=starts_over)
+
+
+LOADS = replace(FIRST, location=Location(file="/w/train.py", line=40, function="main"))
+
+
+def test_the_same_exception_twice_while_resuming_ends_the_run() -> None:
+    """Once from memory and once from disk, with the line; then it is said what would help, or what follows."""
+    stop = resumed_twice(LOADS, LOADS)
+    assert stop.action is Action.stop
+    assert stop.reason.startswith(
+        "this script fails when it resumes, at train.py:40 in main; --on-resume-failure"
+    )
+    assert resumed_twice(LOADS, LOADS, starts_over=True).reason.endswith("; a new run starts over")
+
+
+def test_other_failures_of_two_resumed_attempts_are_not_told_so() -> None:
+    """Another line, another kind of fault, or one after the call had been loaded."""
+    other = replace(LOADS, exception="ValueError")
+    files = replace(LOADS, origin=Origin.files)
+    begun = {"event": "train_started", "rank": 0, "train_call": 1, "step": 5}
+    assert "fails when it resumes" not in resumed_twice(other, LOADS).reason
+    assert resumed_twice(files, files).action is Action.restart
+    made = history(["5"])
+    for number in (1, 2):
+        for record in (
+            {"event": "attempt_started", "attempt": number},
+            {"event": "resume_chosen", "path": "out/checkpoint-5", "step": 5},
+            begun,
+            {"event": "incident", "cause": "x", "signature": "s", "repeat_key": LOADS.repeat_key},
+        ):
+            made.apply(record)
+    assert "fails when it resumes" not in decide(made, LOADS, Budget(), stopping=False).reason

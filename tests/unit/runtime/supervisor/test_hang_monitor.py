@@ -1,0 +1,150 @@
+"""What the supervisor reports of the hang detector: suspicions, warnings and phase durations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.history.journal import read_journal
+from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
+from grpo_run.runtime.history.reporter import LiveHistory, Reporter
+from grpo_run.runtime.supervisor import hang_monitor
+from grpo_run.runtime.supervisor.detection.detector import HangDetector
+from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.hang_monitor import HangMonitor
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import OpenPhase, Phase
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.durations import Durations
+
+
+class Scene:
+    """A monitor with a fake detector, in a run that has committed a step."""
+
+    def __init__(self, path: Path) -> None:
+        self.journal = path
+        self.messages: list[str] = []
+        live = LiveHistory(path, "run-1")
+        durations = {Phase.reward: Durations.of([1.0, 2.0])}
+        self.detector: Any = SimpleNamespace(
+            scan=lambda slots: None,
+            begin_attempt=lambda *arguments: None,
+            settings=DeadlineSettings(),
+            blind={},
+            suspicion=None,
+            awaited=None,
+            suspended_since=None,
+            phase_durations=SimpleNamespace(
+                merged=lambda: durations, by_rank=dict, record_end=lambda *arguments: None
+            ),
+        )
+        self.lifecycle = Lifecycle()
+        self.lifecycle.fire(RunEvent.step_committed)
+        self.monitor = HangMonitor(
+            cast(HangDetector, self.detector),
+            lifecycle=self.lifecycle,
+            reporter=Reporter(live, "runs/run-1", self.messages.append),
+            history=live.history,
+        )
+
+    def poll(self, suspicion: str | None) -> RunState:
+        """Poll once while the detector suspects something; return the state of the run."""
+        self.detector.suspicion = suspicion
+        self.monitor.poll({})
+        return self.lifecycle.state
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the events of one kind in the journal."""
+        return [record for record in read_journal(self.journal) if record["event"] == name]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    """A run without suspicions."""
+    return Scene(tmp_path / "journal.jsonl")
+
+
+def test_a_suspicion_changes_the_state_until_it_is_cleared(scene: Scene) -> None:
+    """The run is suspect in between."""
+    states = [scene.poll(text) for text in (None, "Rank 1 hangs.", "Rank 1 hangs.", None)]
+    assert states == [RunState.running, RunState.suspect, RunState.suspect, RunState.running]
+
+
+def test_a_suspicion_is_written_once_until_it_changes(scene: Scene) -> None:
+    """Every poll repeats it."""
+    for text in ("Rank 1 hangs.", "Rank 1 hangs.", "Ranks 0, 1 hang.", None, "Rank 1 hangs."):
+        scene.poll(text)
+    assert [record["sentence"] for record in scene.events("suspicion")] == [
+        "Rank 1 hangs.", "Ranks 0, 1 hang.", "Rank 1 hangs.",
+    ]  # fmt: skip
+
+
+def test_a_suspicion_that_only_counts_seconds_is_not_written_again(scene: Scene) -> None:
+    """The check that confirms it comes a moment later."""
+    for text in ("Rank 1 has waited 1,060.1 s.", "Rank 1 has waited 1,060.2 s.", "Rank 2 has waited 60.2 s."):
+        scene.poll(text)
+    assert [record["sentence"] for record in scene.events("suspicion")] == [
+        "Rank 1 has waited 1,060.1 s.",
+        "Rank 2 has waited 60.2 s.",
+    ]
+
+
+def test_a_suspicion_while_stopping_does_not_change_the_state(scene: Scene) -> None:
+    """The ranks are still expected to stop."""
+    scene.lifecycle.fire(RunEvent.stop_requested)
+    assert scene.poll("Rank 1 hangs.") is RunState.stopping
+    assert len(scene.events("suspicion")) == 1
+
+
+def test_phase_durations_are_written_periodically(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at every poll: the journal would grow by ten lines per second."""
+    scene.poll(None)
+    assert scene.events("phase_learned") == []
+    monkeypatch.setattr(hang_monitor, "PHASE_DURATIONS_EVERY_SECONDS", -1.0)
+    scene.poll(None)
+    (record,) = scene.events("phase_learned")
+    assert record["phase"] == "reward"
+    assert Durations.from_json(record["durations"]) == Durations.of([1.0, 2.0])
+
+
+def test_a_blind_spot_is_reported(scene: Scene) -> None:
+    """The warning has rank and reason."""
+    scene.detector.blind = {1: "refused"}
+    scene.poll(None)
+    scene.poll(None)
+    (message,) = scene.messages
+    assert "rank 1: refused" in message
+
+
+def test_a_slow_step_is_reported_once_and_one_without_an_end_is_found(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, make_slot: Any
+) -> None:
+    """By the supervisor's own clock; a slow step is no fault."""
+    now = 1000.0
+    monkeypatch.setattr(hang_monitor.time, "monotonic", lambda: now)
+    scene.monitor.begin_attempt(
+        SimpleNamespace(place_of_rank={0: 0}, sockets={}, world_size=1),
+        Board.create(scene.journal.with_name("b"), 1),
+        {},
+    )  # type: ignore[arg-type]
+    phases = (OpenPhase(phase=Phase.forward_backward, since_seconds=now),)
+
+    def poll(*, works: bool) -> Finding | None:
+        nonlocal now
+        now += 1.0
+        worked = now if works else 1700.0
+        return scene.monitor.poll({0: make_slot(0, phases=phases, voted_step=0, last_work_seconds=worked)})
+
+    assert all(poll(works=True) is None for _ in range(700))
+    assert len([text for text in scene.messages if "step 1 is slow but makes progress" in text]) == 1
+    found = None
+    while found is None:
+        found = poll(works=False)
+        assert now < 6000.0
+    assert found.stall is not None
+    assert found.stall.cause is Cause.no_progress
+    assert now == pytest.approx(1700 + DeadlineSettings().startup_seconds, abs=5)

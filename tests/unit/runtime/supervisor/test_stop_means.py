@@ -1,0 +1,114 @@
+"""How a stop is made, and with which code it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.launch.config import Timeouts
+from grpo_run.runtime.supervisor.stop_means import StopMeans, choose, describe, returned_code, stop_code
+from grpo_run.watchdog.observation import Exit, RankError, RankState, Slot
+
+MakeSlot = Callable[..., Slot]
+OWN = {"event": "own_training", "time": 1000.0}
+SAVED = {"event": "own_checkpoint", "time": 1000.0, "path": "out/a"}
+NO_TRAINER = {"event": "run_started", "time": 1000.0, "run": "r", "may_use_trainer": False}
+MAY_HAVE_ONE = NO_TRAINER | {"may_use_trainer": True}
+IMPORTED = {"event": "trainer_imported", "time": 1000.0, "rank": 0}
+CALL = {
+    "event": "train_started", "time": 1000.0, "train_call": 1, "rank": 0, "step": 0, "trainer_class": "T",
+    "output_dir": "/o",
+}  # fmt: skip
+STARTING: dict[str, Any] = {"state": RankState.starting, "train_call": 0, "step": 0, "phases": ()}
+ALONE = STARTING | {"alone_after": 1}
+RETURNED: dict[str, Any] = {"state": RankState.returned}
+BETWEEN: dict[str, Any] = {"state": RankState.between, "train_call": 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "records", "committed", "means"),
+    [
+        (STARTING, STARTING, [], (0, 0), StopMeans.term),
+        (STARTING, ALONE, [OWN], (0, 0), StopMeans.term),
+        (ALONE, ALONE, [OWN, SAVED], (0, 0), StopMeans.save),
+        (STARTING, STARTING, [OWN, SAVED], (0, 0), StopMeans.term),
+        ({"step": 0}, {"step": 0}, [CALL], (0, 0), StopMeans.end),
+        ({"step": 0, "alone_after": 1}, {"step": 0}, [OWN, CALL], (0, 0), StopMeans.end),
+        ({}, {}, [CALL], (1, 7), StopMeans.vote),
+        ({}, STARTING, [CALL], (0, 0), StopMeans.vote),
+        (BETWEEN, BETWEEN, [CALL], (1, 7), StopMeans.vote),
+        (BETWEEN | {"alone_after": 1}, BETWEEN, [OWN, CALL], (1, 7), StopMeans.vote),
+        (BETWEEN | {"alone_after": 2}, BETWEEN, [CALL, OWN], (1, 7), StopMeans.term),
+        (RETURNED, RETURNED, [CALL], (1, 7), StopMeans.exit),
+        (RETURNED, {"state": RankState.done}, [], (0, 0), StopMeans.exit),
+        (RETURNED, BETWEEN, [CALL], (1, 7), StopMeans.vote),
+    ],
+)
+def test_the_means_follow_from_what_the_ranks_do(
+    first: dict[str, Any], second: dict[str, Any], records: list[dict[str, Any]], committed: tuple[int, int],
+    means: StopMeans, make_slot: MakeSlot,
+) -> None:  # fmt: skip
+    """Only inside a `train()` call, or between two, can ranks agree on a step."""
+    slots: dict[int, Slot | None] = {0: make_slot(0, **first), 1: make_slot(1, **second)}
+    assert choose(committed, slots, History.of(records)) is means
+
+
+def test_ranks_that_are_not_on_the_board_yet_get_sigterm() -> None:
+    """Nothing of them is known."""
+    assert choose((0, 0), {0: None, 1: None}, History()) is StopMeans.term
+
+
+@pytest.mark.parametrize(
+    ("records", "code"),
+    [
+        ([], 75),
+        ([OWN], 93),
+        ([OWN, SAVED], 75),
+        ([OWN, CALL], 75),
+        ([CALL, OWN], 75),
+        ([NO_TRAINER], 93),
+        ([NO_TRAINER, SAVED], 75),
+        ([NO_TRAINER, IMPORTED], 75),
+        ([NO_TRAINER, CALL], 75),
+        ([NO_TRAINER, MAY_HAVE_ONE], 75),
+    ],
+)
+def test_a_stop_asks_for_a_requeue_only_with_something_to_resume_from(
+    records: list[dict[str, Any]], code: int
+) -> None:
+    """Or if the script may have a Trainer that has not begun."""
+    assert stop_code(History.of(records)) == code
+
+
+def exit_of(rank: int, code: int | None, error: str | None = None, signal: int | None = None) -> Exit:
+    """An exit, with an exception of this type."""
+    raised = None
+    if error is not None:
+        raised = RankError(type=error, message="", traceback="", location=None, wall_time=0.0)
+    return Exit(rank=rank, pid=1, exit_code=code, signal=signal, order=rank, error=raised)
+
+
+@pytest.mark.parametrize(
+    ("exits", "code"),
+    [
+        ([exit_of(0, 0), exit_of(1, 0)], 0),
+        ([exit_of(0, 3, "SystemExit"), exit_of(1, 3, "SystemExit")], 3),
+        ([exit_of(0, 0), exit_of(1, 3)], None),
+        ([exit_of(0, None, signal=15), exit_of(1, None, signal=15)], None),
+        ([exit_of(0, 1, "RuntimeError"), exit_of(1, 1)], None),
+    ],
+)
+def test_the_script_s_code_is_one_that_all_ranks_have_chosen(exits: list[Exit], code: int | None) -> None:
+    """A signal and an exception are not chosen."""
+    assert returned_code(exits) == code
+
+
+def test_what_is_said_names_the_bound() -> None:
+    """It is that of the handlers, or that of the wait for a save."""
+    timeouts = Timeouts(stop_seconds=120.0, handler_seconds=20.0)
+    assert "handler has 20 s" in describe(StopMeans.term, History.of([OWN]), timeouts)
+    assert "after 2 min" in describe(StopMeans.save, History.of([OWN, SAVED]), timeouts)
+    assert "no step has finished" in describe(StopMeans.term, History(), timeouts)

@@ -1,0 +1,277 @@
+"""What transformers' and TRL's trainers still have."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from grpo_run.runtime.upstream import rollout_names, trainer_names, training_passes
+
+
+@functools.cache
+def methods(package: str, file: str, name: str) -> dict[str, ast.FunctionDef]:
+    """Return the methods that a class defines itself, parsed from the source: an import would take seconds."""
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse((Path(spec.origin).parent / file).read_text(encoding="utf-8"))
+    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
+
+
+def parameters(function: ast.FunctionDef) -> list[str]:
+    """Return the names of the positional parameters."""
+    return [argument.arg for argument in function.args.args]
+
+
+def assigned(function: ast.FunctionDef) -> set[str]:
+    """Return the attributes of `self` that a method sets."""
+    return {
+        node.attr
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+
+
+@pytest.mark.parametrize("name", [*trainer_names.TRAINER_METHODS, "train", "evaluate", "training_step"])
+def test_the_trainer_has_the_method(name: str) -> None:
+    """The guard wraps or replaces it."""
+    assert name in methods("transformers", "trainer.py", "Trainer")
+
+
+def test_what_scripts_that_train_by_themselves_call_is_public() -> None:
+    """An optimizer step runs a hook, and accelerate saves a state and returns its directory."""
+    assert "register_optimizer_step_pre_hook" in sys.modules["torch.optim.optimizer"].__all__
+    assert callable(torch.compiler.is_compiling)
+    save = methods("accelerate", "accelerator.py", "Accelerator")["save_state"]
+    assert parameters(save)[:2] == ["self", "output_dir"]
+    assert any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(save))
+
+
+def test_the_checkpoint_method_takes_model_and_trial() -> None:
+    """The guard calls it to save the last step."""
+    save = methods("transformers", "trainer.py", "Trainer")[trainer_names.SAVE_CHECKPOINT]
+    assert parameters(save) == ["self", "model", "trial"]
+
+
+def test_train_takes_checkpoint_and_trial_by_position() -> None:
+    """The guard passes both on."""
+    train = methods("transformers", "trainer.py", "Trainer")["train"]
+    assert parameters(train)[:3] == ["self", "resume_from_checkpoint", "trial"]
+
+
+def test_rotation_takes_the_limit_and_the_best_checkpoint() -> None:
+    """The guard defers rotation until the new checkpoint is published."""
+    spec = find_spec("transformers")
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse((Path(spec.origin).parent / "trainer_utils.py").read_text(encoding="utf-8"))
+    (rotate,) = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "rotate_checkpoints"
+    ]
+    assert {"output_dir", "save_total_limit", "best_model_checkpoint", "use_mtime"} <= set(parameters(rotate))
+
+
+@pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
+@pytest.mark.parametrize("method", trainer_names.ROLLOUT_METHODS)
+def test_trl_trainers_have_the_method(file: str, name: str, method: str) -> None:
+    """The guard marks it as generation, scoring or reward."""
+    assert method in methods("trl", f"trainer/{file}.py", name)
+
+
+@pytest.mark.parametrize("name", [trainer_names.LOAD_RNG, trainer_names.FINALIZE])
+def test_the_trainer_has_the_methods_of_the_exact_state(name: str) -> None:
+    """One is called, the other is wrapped to add up the training time of all attempts."""
+    expected = {trainer_names.LOAD_RNG: "checkpoint", trainer_names.FINALIZE: "start_time"}[name]
+    assert parameters(methods("transformers", "trainer.py", "Trainer")[name])[-1] == expected
+
+
+@pytest.mark.parametrize("name", trainer_names.TRAINER_ATTRIBUTES)
+def test_the_trainer_sets_the_attribute_before_training(name: str) -> None:
+    """Before `on_train_begin`, where the guard restores it."""
+    loop = methods("transformers", "trainer.py", "Trainer")["_inner_training_loop"]
+    assert name in assigned(loop)
+    lines = {
+        node.attr: node.lineno
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Attribute) and node.attr in (name, "on_train_begin")
+    }
+    assert lines[name] < lines["on_train_begin"]
+
+
+def test_the_trainer_loads_random_states_where_the_guard_expects_it() -> None:
+    """They are loaded before the first batch, or after the skipped batches of a resumed epoch.
+
+    After reading the batches if it is resumed inside.
+    """
+    source = ast.unparse(methods("transformers", "trainer.py", "Trainer")["_run_epoch"])
+    at_the_beginning, after_the_batches = (
+        source.index(f"self.{trainer_names.LOAD_RNG}("),
+        source.rindex(f"self.{trainer_names.LOAD_RNG}("),
+    )
+    assert at_the_beginning < source.index("iter(train_dataloader)")
+    assert source.index("get_batch_samples(") < after_the_batches < source.index("on_step_begin(")
+
+
+@pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
+@pytest.mark.parametrize(
+    "attribute", [trainer_names.MICRO_STEP, trainer_names.BUFFERED_INPUTS, *trainer_names.TABLES]
+)
+def test_trl_trainers_have_the_attribute(file: str, name: str, attribute: str) -> None:
+    """TRL does not save it; the exact state does."""
+    assert attribute in assigned(methods("trl", f"trainer/{file}.py", name)["__init__"])
+
+
+@pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
+def test_a_rollout_is_generated_when_the_last_one_is_used_up(file: str, name: str) -> None:
+    """The exact state uses the same condition to omit a rollout that is used up."""
+    source = ast.unparse(methods("trl", f"trainer/{file}.py", name)["_prepare_inputs"])
+    assert "generate_every = self.args.steps_per_generation * self.num_iterations" in source
+    assert "if self._step % generate_every == 0 or self._buffered_inputs is None:" in source
+    assert "self._buffered_inputs[self._step % self.args.steps_per_generation]" in source
+
+
+def test_sft_collects_metrics_under_the_same_name() -> None:
+    """It has no rollouts, and counts the tokens it has trained on."""
+    found = assigned(methods("trl", "trainer/sft_trainer.py", "SFTTrainer")["__init__"])
+    assert {trainer_names.METRICS, trainer_names.TRAIN_TOKENS} <= found
+
+
+def returned_keys(function: ast.FunctionDef) -> set[str]:
+    """The keys of the dictionary `output` that a method builds."""
+    return {
+        key.value
+        for node in ast.walk(function)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Dict)
+        for key in node.value.keys
+        if isinstance(key, ast.Constant)
+    } | {
+        node.slice.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.slice, ast.Constant)
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "keys"),
+    [
+        ("grpo_trainer", "GRPOTrainer", {rollout_names.TOOL_MASK, rollout_names.ITEMS}),
+        ("rloo_trainer", "RLOOTrainer", {rollout_names.OLD_LOGPS}),
+    ],
+)
+def test_a_rollout_has_the_keys_that_are_masked(file: str, name: str, keys: set[str]) -> None:
+    """Both trainers' rollouts, and which of the two a rollout is."""
+    found = methods("trl", f"trainer/{file}.py", name)
+    keys = keys | {rollout_names.COMPLETION_MASK, rollout_names.ADVANTAGES}
+    assert keys <= returned_keys(found[trainer_names.GENERATE_AND_SCORE])
+    loss = ast.unparse(found["_compute_loss"])
+    assert all(f"inputs['{key}']" in loss for key in keys)
+
+
+@pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
+def test_rewards_are_a_table_in_which_nan_stands_for_none(file: str, name: str) -> None:
+    """Functions are called with keywords; the table is gathered last, and rows of NaN leave the baseline."""
+    found = methods("trl", f"trainer/{file}.py", name)
+    rewards = ast.unparse(found[trainer_names.CALCULATE_REWARDS])
+    assert f"{rollout_names.COMPLETION_IDS}=completion_ids_list" in rewards
+    assert rewards.rstrip().endswith(
+        "rewards_per_func = gather(rewards_per_func)\n    return rewards_per_func"
+    )
+    scoring = ast.unparse(found[trainer_names.GENERATE_AND_SCORE])
+    assert "unscorable_mask = torch.isnan(rewards_per_func).all(dim=1)" in scoring
+    assert "rewards[unscorable_mask] = torch.nan" in scoring
+    assert f"['{rollout_names.ZERO_STD}'].append(is_std_zero.float().mean().item())" in scoring
+
+
+@pytest.mark.parametrize("attribute", rollout_names.PENDING_TABLES)
+def test_what_functions_have_logged_is_in_tables(attribute: str) -> None:
+    """They are put back when rewards are computed again."""
+    assert attribute in trainer_names.TABLES
+
+
+def test_the_trainer_calls_tools_where_they_are_marked() -> None:
+    """One method calls all tools of a rollout, from two lists of dictionaries by name."""
+    called = ast.unparse(methods("trl", "trainer/grpo_trainer.py", "GRPOTrainer")[trainer_names.TOOL_CALLS])
+    for name in (trainer_names.SYNC_TOOLS, trainer_names.ASYNC_TOOLS):
+        assert f"self.{name}[idx_with_tool]" in called
+    made = ast.unparse(
+        methods("trl", "trainer/grpo_trainer.py", "GRPOTrainer")[trainer_names.GENERATE_AND_SCORE]
+    )
+    assert f"self.{trainer_names.ENVIRONMENTS}[name]" in made
+    assert "environment.reset(" in made
+
+
+@pytest.mark.parametrize(("module", "name"), sorted(rollout_names.TRAINERS))
+def test_the_trainers_that_leave_out_nan_are_where_they_are_looked_for(module: str, name: str) -> None:
+    """Otherwise nothing would be excluded."""
+    package, _, rest = module.partition(".")
+    assert methods(package, f"{rest.replace('.', '/')}.py", name)
+
+
+TRL_TRAINERS = [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")]
+
+
+@pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
+def test_generation_returns_prompts_and_completions_first(file: str, name: str) -> None:
+    generate = methods("trl", f"trainer/{file}.py", name)[trainer_names.GENERATE]
+    returned = [node.value for node in ast.walk(generate) if isinstance(node, ast.Return)]
+    assert returned
+    for value in returned:
+        assert isinstance(value, ast.Tuple)
+        names = [one.id for one in value.elts if isinstance(one, ast.Name)]
+        assert names[training_passes.PROMPTS] == "prompt_ids"
+        assert names[training_passes.COMPLETIONS] == "completion_ids"
+
+
+@pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
+def test_scoring_takes_rows_at_once_and_a_loss_does_not(file: str, name: str) -> None:
+    """Only scoring is limited: a loss is computed in one pass for each piece."""
+    found = methods("trl", f"trainer/{file}.py", name)
+    assert parameters(found[training_passes.SCORE])[1 + training_passes.BATCH_SIZE] == "batch_size"
+    loss = ast.unparse(found["_compute_loss"])
+    assert training_passes.SCORE in loss
+    assert "batch_size" not in loss
+    assert "batch_size" in ast.unparse(found[trainer_names.GENERATE_AND_SCORE])
+
+
+@pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
+def test_the_trainer_has_the_attributes(file: str, name: str) -> None:
+    assert {training_passes.PAD_TO, "num_iterations"} <= assigned(
+        methods("trl", f"trainer/{file}.py", name)["__init__"]
+    )
+
+
+def test_the_training_loop_sets_what_a_loss_is_divided_by() -> None:
+    assert training_passes.ACCUMULATION in assigned(
+        methods("transformers", "trainer.py", "Trainer")["_run_epoch"]
+    )
+
+
+def test_losses_that_are_sums_have_a_number_of_the_rollout_as_divisor() -> None:
+    """All others are means over the rows of a micro-batch."""
+    source = ast.unparse(methods("trl", "trainer/grpo_trainer.py", "GRPOTrainer")["_compute_loss"])
+    assert "elif self.loss_type in ['cispo', 'dapo', 'vespo']:" in source
+    assert {"cispo", "dapo", "vespo"} == training_passes.SUMS
+
+
+def test_rows_are_padded_to_the_longest_prompt_and_completion() -> None:
+    generated = ([[1, 2], [1]], [[1], [1, 2, 3, 4, 5]], None)
+    assert training_passes.padded_length(SimpleNamespace(pad_to_multiple_of=None), generated) == 7
+    assert training_passes.padded_length(SimpleNamespace(pad_to_multiple_of=4), generated) == 12
+    batch = {"prompt_ids": torch.ones(3, 4), "completion_ids": torch.ones(3, 8)}
+    assert training_passes.size_of(batch) == (3, 12)
+
+
+def test_what_a_subclass_makes_otherwise_is_left_alone() -> None:
+    assert training_passes.padded_length(SimpleNamespace(), {"completions": []}) == 0
+    assert training_passes.padded_length(SimpleNamespace(), None) == 0
+    assert training_passes.size_of({"input_ids": torch.ones(3, 4)}) is None

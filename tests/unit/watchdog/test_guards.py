@@ -1,0 +1,141 @@
+"""The other guards: when each of them trips, and that healthy observations trip none."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from grpo_run.watchdog import learning_guards
+from grpo_run.watchdog.learning_guards import judge
+from grpo_run.watchdog.learning_observations import MAX_LENGTH, History, Observation, StepValues
+from grpo_run.watchdog.learning_rules import Alarm, Guard, Response, Rules, Trip
+
+
+def series(*values: float) -> list[Observation]:
+    """One observation per step, from step 1 on."""
+    return [Observation(step, value) for step, value in enumerate(values, start=1)]
+
+
+def run(values: list[StepValues], rules: Rules | None = None, history: History | None = None) -> list[Alarm]:
+    """All alarms of a run of these steps."""
+    history, found = history or History(), []
+    for step, one in enumerate(values, start=1):
+        history.add(step, one)
+        found += judge(history, step, rules or Rules())
+    return found
+
+
+def test_zero_variance_needs_every_group_of_enough_rollouts() -> None:
+    """One informative group in between starts the count again."""
+    assert learning_guards.find_zero_variance(series(*[1.0] * 29), None) is None
+    alarm = learning_guards.find_zero_variance(series(0.5, *[1.0] * 30), None)
+    assert alarm is not None
+    assert (alarm.onset, alarm.step) == (2, 31)
+    assert learning_guards.find_zero_variance(series(*[1.0] * 20, 0.99, *[1.0] * 29), None) is None
+    assert learning_guards.find_zero_variance(series(*[1.0] * 5), 5) is not None
+
+
+def test_kl_has_to_be_above_its_limit_for_three_steps() -> None:
+    """Single large values of the estimator are usual."""
+    assert learning_guards.find_divergence(series(11, 9, 11, 11), None) is None
+    alarm = learning_guards.find_divergence(series(0.1, 11, 12, 13), None)
+    assert alarm is not None
+    assert alarm.onset == 2
+    assert learning_guards.find_divergence(series(0.1, 0.2, 0.2), 0.15) is None
+    assert learning_guards.find_divergence(series(0.2, 0.2, 0.2), 0.15) is not None
+
+
+def test_entropy_below_the_bound_and_far_above_the_beginning() -> None:
+    """A model that began deterministic, or random, is not blamed for it."""
+    healthy = [0.5] * 20
+    assert learning_guards.find_entropy_change(series(*healthy, 0.05, 0.05, 0.05), None) is None
+    low = learning_guards.find_entropy_change(series(*healthy, 4e-4, 4e-4, 4e-4), None)
+    assert low is not None
+    assert low.onset == 21
+    high = learning_guards.find_entropy_change(series(*healthy, 4, 4, 4), None)
+    assert high is not None
+    assert high.onset == 21
+    assert learning_guards.find_entropy_change(series(*[11.9] * 40), None) is None
+    assert learning_guards.find_entropy_change(series(*[5e-4] * 40), None) is None
+    assert learning_guards.find_entropy_change(series(*healthy, 0.09, 0.09, 0.09), 0.1) is not None
+
+
+def test_an_entropy_of_exactly_nothing_is_no_observation() -> None:
+    """TRL divides 0 by the number of tokens that are left, if all completions of a step are masked."""
+    healthy = [0.5] * 20
+    assert learning_guards.find_entropy_change(series(*healthy, 0.0, 0.0, 0.0, 0.0), None) is None
+    assert learning_guards.find_entropy_change(series(*healthy, 4e-4, 4e-4, 0.0, 0.0), None) is None
+    alarm = learning_guards.find_entropy_change(series(*healthy, 4e-4, 0.0, 4e-4, 4e-4), None)
+    assert alarm is not None
+    assert alarm.onset == 21
+
+
+def test_capped_share_needs_a_rise_unless_the_user_has_set_a_limit() -> None:
+    """A model that has never learned to stop is capped from the first step."""
+    assert learning_guards.find_capped_completions(series(*[1.0] * 100), None) is None
+    assert learning_guards.find_capped_completions(series(*[1.0] * 5), 0.9) is not None
+    alarm = learning_guards.find_capped_completions(series(*[0.1] * 20, *[0.8] * 5), None)
+    assert alarm is not None
+    assert alarm.onset == 21
+    assert learning_guards.find_capped_completions(series(*[0.1] * 20, *[0.8] * 4, 0.3), None) is None
+
+
+def test_nonfinite_trips_once_for_a_row_of_steps() -> None:
+    """A warning for each step would be noise; a second row is a second alarm."""
+    good, bad = StepValues(), StepValues(finite=False)
+    alarms = run([good, bad, bad, bad, good, bad])
+    assert [(alarm.guard, alarm.step, alarm.onset) for alarm in alarms] == [
+        (Guard.nonfinite, 2, 2),
+        (Guard.nonfinite, 6, 6),
+    ]
+
+
+def test_a_guard_that_is_off_is_not_asked() -> None:
+    """Each of them alone."""
+    bad = [StepValues(finite=False, zero_variance=1.0, kl=99.0, capped=1.0, entropy=1e-9)] * 40
+    limits = {Guard.capped: 0.5, Guard.entropy: 0.1}
+    found = {alarm.guard for alarm in run(bad, Rules(limits=limits))}
+    assert found == set(Guard) - {Guard.reward}
+    for guard in found:
+        rules = Rules(limits=limits, responses={guard: Response.off})
+        assert {alarm.guard for alarm in run(bad, rules)} == found - {guard}
+
+
+def test_a_warning_is_repeated_only_after_new_observations() -> None:
+    """The series begins anew, so the next alarm needs as many observations again."""
+    alarms = run([StepValues(zero_variance=1.0)] * 65)
+    assert [alarm.step for alarm in alarms] == [30, 60]
+
+
+def test_a_step_without_a_rollout_is_not_judged_again() -> None:
+    """Several steps may train on one rollout."""
+    steps = [StepValues(kl=99.0)] * 2 + [StepValues()] * 5
+    assert run(steps) == []
+
+
+def test_the_history_survives_json_exactly_and_is_bounded() -> None:
+    """A resumed run raises the same alarms."""
+    history = History()
+    for step in range(1, 1000):
+        history.add(step, StepValues(reward=math.sin(step) / 3, kl=math.nan, finite=step % 2 == 0))
+    copy = History.from_json(json.loads(json.dumps(history.as_json())))
+    assert copy.as_json() == history.as_json()
+    assert len(copy.series("reward")) == MAX_LENGTH
+    assert len(copy.series("kl")) == 0
+
+
+@pytest.mark.parametrize("value", [[3], {"reward": 3}, {"reward": [[1]]}, {"reward": [["a", "b"]]}, None])
+def test_a_damaged_history_is_a_value_error(value: object) -> None:
+    """The caller begins without a history then."""
+    with pytest.raises(ValueError):  # noqa: PT011 - several messages
+        History.from_json(value)
+
+
+def test_a_trip_survives_json() -> None:
+    """It travels in the error file of a rank."""
+    alarm = Alarm(guard=Guard.zero_variance, step=7, onset=5, sentence="No.")
+    trip = Trip.of(alarm, Response.roll_back)
+    assert Trip.from_json(json.loads(json.dumps(trip.as_json()))) == trip
+    assert trip.as_json()["guard"] == "zero-variance"

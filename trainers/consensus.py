@@ -1,0 +1,82 @@
+"""The public functions `any`, `all` and `while_any`. Called by users' scripts, from the main thread.
+
+Each call sends its function and source line along, so that ranks which are not at the same call raise
+`ConsensusError`, and none takes an answer that was meant for another line. How the calls travel is
+`runtime/rank/consensus.py`; what they amount to is `runtime/rank/consensus.py`. Does not decide what the script does with an answer.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.rank.consensus import Call, CallSite, agree, exchange
+
+_calls = 0
+"""Number of calls that this process has made."""
+
+
+def any(flag: bool) -> bool:
+    """Return whether `flag` is true on any rank. Collective: every rank must call it at the same line.
+
+    Args:
+        flag: of this rank; what `bool()` makes of it is sent.
+
+    Raises:
+        ConsensusError: ranks are at different calls; the error names both. Raised on every rank.
+        UsageError: called from another thread than the main one, or in one of several processes that no
+            process group connects.
+    """
+    return _decide(_site("any", flag), flag)
+
+
+def all(flag: bool) -> bool:
+    """Return whether `flag` is true on all ranks. Collective, with the argument and the errors of `any`."""
+    return _decide(_site("all", flag), flag)
+
+
+def while_any(more: Callable[[], bool]) -> Iterator[None]:
+    """Iterate while any rank has more to do, on every rank equally often. Collective, with the errors of `any`.
+
+    A rank that has nothing left to do iterates with the others, so that it takes part in their collectives.
+    `while consensus.any(not done):` is the same for a flag that is at hand. A rank must not leave the loop on its
+    own: decide with `any` or `all` whether all ranks do.
+
+    Args:
+        more: called on every rank before each iteration; returns whether this rank has more to do.
+    """
+    if not callable(more):
+        raise UsageError(
+            "consensus.while_any takes a function, which it calls before each iteration:"
+            " `while_any(lambda: not done)`. For a flag, write `while consensus.any(not done):`"
+        )
+    return _iterate(_site("while_any", more), more)
+
+
+def _iterate(site: CallSite, more: Callable[[], bool]) -> Iterator[None]:
+    iteration = 1
+    while _decide(site, more(), iteration):
+        yield
+        iteration += 1
+
+
+def _site(function: str, argument: object) -> CallSite:
+    """Return the line that called the public function which calls this one."""
+    caller = sys._getframe(2)
+    return CallSite.of(function, caller.f_code, caller.f_lineno)
+
+
+def _decide(site: CallSite, flag: bool, iteration: int = 0) -> bool:
+    """Take part in one decision of all ranks and return it."""
+    global _calls
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError(
+            f"{site.text} was called in thread {threading.current_thread().name!r}: consensus functions work in the"
+            " main thread only, because the calls of several threads have no order that ranks could share"
+        )
+    call = Call(site=site, flag=bool(flag), ordinal=_calls + 1, iteration=iteration)
+    answers = exchange(call)
+    _calls += 1
+    return call.flag if answers is None else agree(call, answers)

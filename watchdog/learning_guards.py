@@ -1,0 +1,314 @@
+"""Ask every guard about the last step. Called in the ranks, by `grpo_run.runtime.rank`. Pure.
+
+Guard: a loss or a gradient that is NaN or infinite. Pure; called by `learning_guards.py`.
+
+Guard: the reward has fallen to a much lower level and stays there.
+
+A change-point test with medians and quantiles, which single outliers do not move. The level that the run had reached is
+compared with the last rollouts: three in a row for a fall that is large against the noise, twelve for one that is less
+so. Both have to lose a share of the level, so a reward that varies around its mean raises no alarm. Pure; called by
+`learning_guards.py`. A harder part of the data looks the same, so the default response is a warning.
+
+Guard: all groups of many consecutive rollouts have equal rewards, so there is no learning signal.
+
+Pure; called by `learning_guards.py`.
+
+Guard: the policy has become deterministic, or nearly random.
+
+Pure; called by `learning_guards.py`.
+
+Guard: the policy is too far from the reference model, by the KL divergence that the trainer measures.
+
+Pure; called by `learning_guards.py`. There are no observations without a reference model (`beta` 0).
+
+Guard: too many completions are ended by a limit instead of by the model.
+
+Pure; called by `learning_guards.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice, pairwise
+from statistics import median
+
+from grpo_run.watchdog.learning_observations import NOT_FINITE, History, Series
+from grpo_run.watchdog.learning_rules import Alarm, Guard, Response, Rules
+
+
+def find_nonfinite(series: Series, step: int) -> Alarm | None:
+    """Return an alarm if the step was not finite and the step before it was.
+
+    Args:
+        series: the steps that were not finite.
+        step: that has just been done.
+    """
+    if not series or series[-1].step != step or (len(series) > 1 and series[-2].step == step - 1):
+        return None
+    return Alarm(
+        guard=Guard.nonfinite,
+        step=step,
+        onset=step,
+        sentence=f"The loss or the gradient of step {step} is not finite.",
+    )
+
+
+LEVEL = 16
+"""Rollouts that make up a level."""
+LEVEL_STRIDE = 4
+"""Rollouts from one candidate for the level to the next; a median of each would cost a millisecond per step."""
+NOISE = 64
+"""Differences between two rollouts from which the noise is estimated. A trend does not enlarge them."""
+SHARE = 0.5
+"""Share of the level that has to be lost, without a limit of the user's."""
+TESTS = ((3, 5.0), (12, 3.0))
+"""Rollouts in a row, and by how many standard deviations all of them have to be below the level. `tests/unit/watchdog/
+learning/test_reward_collapse.py` measures false alarms on simulated noise."""
+SPREADS = 3.0
+"""A reward with an offset loses no share of its level: a fall of this many times its whole spread counts as well."""
+
+
+def find_reward_collapse(series: Series, limit: float | None) -> Alarm | None:
+    """Return an alarm if the reward has collapsed.
+
+    Args:
+        series: mean reward, one value per rollout.
+        limit: share of the level that has to be lost; None for `SHARE`.
+    """
+    share = limit if limit is not None else SHARE
+    for length, deviations in TESTS:
+        last = [one.value for one in series[-length:]]
+        recent = [one.value for one in series[-length - LEVEL : -length]]
+        if len(recent) < LEVEL or max(last) >= median(recent):
+            continue  # mostly: what follows takes half a millisecond
+        before = [one.value for one in series[:-length]]
+        level, sample = _best_level(before)
+        low, high = _quantile(sample, 0.05), _quantile(sample, 0.95)
+        spread = high - low
+        deviation = max(spread / 3.29, _mad_deviation(sample), _noise(before))
+        fall = level - max(last)
+        large = fall >= share * abs(level) if level else False
+        if (
+            fall > 0
+            and fall >= deviations * deviation
+            and max(last) < low
+            and (large or _leaves(fall, spread))
+        ):
+            onset = _onset(series, level, median(last), length)
+            return Alarm(
+                guard=Guard.reward,
+                step=series[-1].step,
+                onset=onset,
+                sentence=f"The mean reward fell from {level:.3g} to {median(last):.3g} at step {onset} and has stayed there.",
+            )
+    return None
+
+
+def _leaves(fall: float, spread: float) -> bool:
+    return spread > 0 and fall >= SPREADS * spread
+
+
+def _best_level(values: Sequence[float]) -> tuple[float, Sequence[float]]:
+    """The highest median of `LEVEL` values in a row, and these values."""
+    ends = range(len(values), LEVEL - 1, -LEVEL_STRIDE)
+    windows = [values[end - LEVEL : end] for end in ends]
+    best = max(windows, key=median)
+    return median(best), best
+
+
+def _mad_deviation(values: Sequence[float]) -> float:
+    """The standard deviation, from the median absolute deviation."""
+    middle = median(values)
+    return 1.4826 * median(abs(value - middle) for value in values)
+
+
+def _noise(values: Sequence[float]) -> float:
+    """The standard deviation, from a high quantile of the differences between neighbours.
+
+    It sees rare failures in a reward that is usually perfect, whose median deviation is 0; one outlier does not move it.
+    """
+    recent = values[-NOISE - 1 :]
+    return _quantile([abs(b - a) for a, b in pairwise(recent)], 0.97) / 2.77
+
+
+def _quantile(values: Sequence[float], fraction: float) -> float:
+    ordered = sorted(values)
+    return ordered[round(fraction * (len(ordered) - 1))]
+
+
+def _onset(series: Series, level: float, now: float, length: int) -> int:
+    """The step of the first of the last observations that are all nearer to the present than to the old level."""
+    middle = (level + now) / 2
+    first = len(series) - length
+    while first > 0 and series[first - 1].value < middle:
+        first -= 1
+    return series[first].step
+
+
+ZERO_VARIANCE_ROLLOUTS = 30
+"""Without a limit of the user's. With a tenth of the groups informative, 30 rollouts of one group in a row without any
+happen once in 24 runs; with more groups in a rollout, hardly ever."""
+
+
+def find_zero_variance(series: Series, limit: float | None) -> Alarm | None:
+    """Return an alarm if no group of the last rollouts had two different rewards.
+
+    Args:
+        series: share of the groups with equal rewards, one value per rollout.
+        limit: how many rollouts in a row; None for `ZERO_VARIANCE_ROLLOUTS`.
+    """
+    rollouts = max(1, round(limit)) if limit is not None else ZERO_VARIANCE_ROLLOUTS
+    last = series[-rollouts:]
+    if len(last) < rollouts or any(one.value < 1.0 for one in last):
+        return None
+    return Alarm(
+        guard=Guard.zero_variance,
+        step=last[-1].step,
+        onset=last[0].step,
+        sentence=f"All groups of the last {rollouts} rollouts, since step {last[0].step}, have equal rewards: the rewards"
+        " teach nothing.",
+    )
+
+
+LEAST_NATS = 0.001
+"""Per token. Sampling cannot explore below; vLLM was seen to fail at 0.0004. Late GRPO runs are at 0.05 and above."""
+LEAST_OF_BEGINNING = 0.1
+"""A model that begins with less is allowed this share of it."""
+MORE_NATS = 3.0
+"""Rise above the beginning: from a usual 0.5 nats to a perplexity of 33 per token."""
+ENTROPY_BEGINNING = 16
+"""Observations that show where the run, or the last part of it, began."""
+ENTROPY_STEPS = 3
+
+
+def find_entropy_change(series: Series, limit: float | None) -> Alarm | None:
+    """Return an alarm if the entropy was out of bounds in each of the last `ENTROPY_STEPS` steps.
+
+    Args:
+        series: mean entropy in nats per token.
+        limit: the smallest allowed; None for `LEAST_NATS`, or less if the run began with less.
+    """
+    newest = series[-1].value if series else 0.0
+    if (LEAST_NATS if limit is None else limit) <= newest <= MORE_NATS:
+        return None  # within every bound, as nearly always
+    # a value of 0 is what TRL computes if every token is masked
+    last = list(islice((one for one in reversed(series) if one.value != 0), ENTROPY_STEPS))[::-1]
+    if len(last) < ENTROPY_STEPS or last[-1].step != series[-1].step:
+        return None
+    first = list(islice((one for one in series if one.value != 0), ENTROPY_BEGINNING + ENTROPY_STEPS))
+    enough = len(first) == ENTROPY_BEGINNING + ENTROPY_STEPS
+    began = median(one.value for one in first[:ENTROPY_BEGINNING]) if enough else None
+    if limit is not None:
+        least = limit
+    elif began is not None:
+        least = min(LEAST_NATS, LEAST_OF_BEGINNING * began)
+    else:
+        return None
+    if all(one.value < least for one in last):
+        return _alarm(last, f"below {least:g}")
+    if began is not None and all(one.value > began + max(MORE_NATS, MORE_NATS * began) for one in last):
+        return _alarm(last, f"far above the {began:.3g} of the beginning")
+    return None
+
+
+def _alarm(series: Series, where: str) -> Alarm:
+    first, last = series[0], series[-1]
+    return Alarm(
+        guard=Guard.entropy,
+        step=last.step,
+        onset=first.step,
+        sentence=f"The entropy of the policy has been {where} since step {first.step}: {last.value:.3g} nats per token.",
+    )
+
+
+LIMIT_NATS = 10.0
+"""Per token. Published GRPO runs stay below 1; at 10 a usual token of the policy has a probability of e-10 or so in the
+reference model."""
+DIVERGENCE_STEPS = 3
+"""Steps in a row; the estimator (k3) has rare large values."""
+
+
+def find_divergence(series: Series, limit: float | None) -> Alarm | None:
+    """Return an alarm if the divergence was above the limit in each of the last `DIVERGENCE_STEPS` steps.
+
+    Args:
+        series: mean KL divergence in nats per token.
+        limit: the largest allowed; None for `LIMIT_NATS`.
+    """
+    bound = limit if limit is not None else LIMIT_NATS
+    last = series[-DIVERGENCE_STEPS:]
+    if len(last) < DIVERGENCE_STEPS or any(one.value <= bound for one in last):
+        return None
+    return Alarm(
+        guard=Guard.kl,
+        step=last[-1].step,
+        onset=last[0].step,
+        sentence=f"The KL divergence from the reference model has been above {bound:g} since step {last[0].step}:"
+        f" {last[-1].value:.3g} nats per token.",
+    )
+
+
+RISE_TO = 0.5
+"""Without a limit of the user's, an alarm needs a rise from below half of this share to above it. A model that has not
+learned to stop is at 1 from the first step, which its user knows."""
+CAPPED_BEGINNING = 16
+CAPPED_ROLLOUTS = 5
+
+
+def find_capped_completions(series: Series, limit: float | None) -> Alarm | None:
+    """Return an alarm if the share was above the limit in each of the last `CAPPED_ROLLOUTS` rollouts.
+
+    Args:
+        series: share of the completions that a limit ended.
+        limit: the largest share allowed; None for a rise above `RISE_TO`.
+    """
+    last, earlier = series[-CAPPED_ROLLOUTS:], series[:-CAPPED_ROLLOUTS]
+    bound = limit if limit is not None else RISE_TO
+    if len(last) < CAPPED_ROLLOUTS or any(one.value <= bound for one in last):
+        return None
+    if limit is None and (
+        len(earlier) < CAPPED_BEGINNING
+        or median(one.value for one in earlier[-CAPPED_BEGINNING:]) >= bound / 2
+    ):
+        return None
+    return Alarm(
+        guard=Guard.capped,
+        step=last[-1].step,
+        onset=last[0].step,
+        sentence=f"More than {bound:.0%} of the completions have been ended by a limit since step {last[0].step}:"
+        f" {last[-1].value:.0%}.",
+    )
+
+
+_FINDERS: Mapping[Guard, tuple[str, Callable[[Series, float | None], Alarm | None]]] = {
+    Guard.zero_variance: ("zero_variance", find_zero_variance),
+    Guard.kl: ("kl", find_divergence),
+    Guard.entropy: ("entropy", find_entropy_change),
+    Guard.reward: ("reward", find_reward_collapse),
+    Guard.capped: ("capped", find_capped_completions),
+}
+
+
+def judge(history: History, step: int, rules: Rules) -> list[Alarm]:
+    """Return the alarms of a step that has just been added to the history, the gravest first.
+
+    A guard that has tripped without ending the attempt begins anew: its series is emptied.
+
+    Args:
+        step: the optimizer step.
+        rules: guards that are off are not asked.
+    """
+    alarms = []
+    if rules.response(Guard.nonfinite) is not Response.off:
+        alarm = find_nonfinite(history.series(NOT_FINITE), step)
+        if alarm is not None:
+            alarms.append(alarm)
+    for guard, (name, find) in _FINDERS.items():
+        series = history.series(name)
+        if rules.response(guard) is Response.off or not series or series[-1].step != step:
+            continue
+        alarm = find(series, rules.limits.get(guard))
+        if alarm is not None:
+            alarms.append(alarm)
+            history.forget(name)
+    return alarms

@@ -1,0 +1,132 @@
+"""The learning guards by name, what each one does when it trips, and the limits that apply.
+
+`Rules` is part of the run's configuration; `runtime/launch/guard_options.py` parses `--guard` into it. Plain data.
+
+An alarm of a learning guard. Plain data; also carried by the error file of a rank to the supervisor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+
+class Guard(str, Enum):
+    """What is guarded. The values appear on the command line, in the journal and as metric labels."""
+
+    nonfinite = "nonfinite"
+    zero_variance = "zero-variance"
+    kl = "kl"
+    entropy = "entropy"
+    reward = "reward"
+    capped = "capped"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Response(str, Enum):
+    """What follows when a guard trips."""
+
+    off = "off"
+    warn = "warn"
+    stop = "stop"
+    roll_back = "roll-back"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def ends_attempt(self) -> bool:
+        """Whether the ranks end."""
+        return self in (Response.stop, Response.roll_back)
+
+
+DEFAULT_RESPONSES: Mapping[Guard, Response] = MappingProxyType(
+    {guard: Response.roll_back if guard is Guard.nonfinite else Response.warn for guard in Guard}
+)
+"""Weights that are not finite are lost for certain; every other alarm may be what the user wants."""
+LIMITS: Mapping[Guard, str] = MappingProxyType(
+    {
+        Guard.zero_variance: "rollouts in a row",
+        Guard.kl: "largest mean KL divergence in nats",
+        Guard.entropy: "smallest mean entropy in nats",
+        Guard.reward: "share of the reward that may be lost",
+        Guard.capped: "largest share of capped completions",
+    }
+)
+"""What the limit of a guard is, for those that have one."""
+FRACTIONS = frozenset({Guard.reward, Guard.capped})
+"""Guards whose limit is a share, between 0 and 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What each guard does, and its limit where the user has set one. A guard that is absent has its default."""
+
+    responses: Mapping[Guard, Response] = field(default_factory=dict)
+    limits: Mapping[Guard, float] = field(default_factory=dict)
+
+    def response(self, guard: Guard) -> Response:
+        """Return what follows when the guard trips."""
+        return self.responses.get(guard, DEFAULT_RESPONSES[guard])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarm:
+    """A guard has tripped.
+
+    Attributes:
+        step: after which it did.
+        onset: the first step that shows what is wrong, at most `step`.
+        sentence: what is wrong, for the user; a full sentence.
+    """
+
+    guard: Guard
+    step: int
+    onset: int
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trip:
+    """An alarm on which all ranks have ended the attempt."""
+
+    guard: Guard
+    response: Response
+    step: int
+    onset: int
+    sentence: str
+
+    @classmethod
+    def of(cls, alarm: Alarm, response: Response) -> Trip:
+        """Return the trip of an alarm."""
+        return cls(
+            guard=alarm.guard,
+            response=response,
+            step=alarm.step,
+            onset=alarm.onset,
+            sentence=alarm.sentence,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {name: str(value) if isinstance(value, str) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Trip:
+        """Return what `as_json` wrote.
+
+        Raises:
+            LookupError, TypeError, ValueError: `value` has another format.
+        """
+        return cls(
+            guard=Guard(value["guard"]),
+            response=Response(value["response"]),
+            step=int(value["step"]),
+            onset=int(value["onset"]),
+            sentence=str(value["sentence"]),
+        )

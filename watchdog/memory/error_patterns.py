@@ -1,0 +1,219 @@
+"""How libraries report exhausted memory: exception classes, and prefixes of messages.
+
+A message that only mentions memory is no report of it: a reward may quote a server's answer, and a healthy rank may print
+one. So a class decides by its full name, and a text only at the beginning of the message, and in an exception that
+the library raises. Called by `shortage.py` and by `watchdog.diagnosis.exits`. Pure.
+
+Sources: c10's CUDACachingAllocator.cpp and CUDAException.h, ATen's cublas and cudnn Exceptions.h, NCCL's alloc.h and
+checks.h, vLLM's v1/core/kv_cache_utils.py and v1/worker/utils.py, accelerate's utils/memory.py, torch's multiprocessing
+and shared memory (aten/src/ATen/MapAllocator.cpp, utils/data/_utils).
+
+Exhausted memory that no exception of the rank reports, from the last lines of its output. Pure; called by
+`runtime.supervision.attempts.exits` for two kinds of failure only, so that nothing that a healthy rank prints counts.
+
+- The C++ runtime aborts a process that has thrown an exception in a thread without Python, and prints it.
+- An engine of vLLM in a process of its own prints its exception; the rank's says only that the engine has ended.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import Exit, RaisedError, RankError
+
+
+class Source(str, Enum):
+    """What has reported that memory is exhausted."""
+
+    allocator = "allocator"
+    """torch's allocator of device memory; its message has figures."""
+    driver = "driver"
+    """A call of CUDA, HIP, Triton or of another driver."""
+    library = "library"
+    """cuBLAS, cuDNN and the like, for their workspaces."""
+    nccl = "nccl"
+    vllm = "vllm"
+    """An engine of vLLM that found its share of the GPU taken."""
+    vllm_cache = "vllm_cache"
+    """An engine of vLLM whose share is too small for its KV cache: it needs a larger one."""
+    host = "host"
+    shared_memory = "shared_memory"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """One way to report exhausted memory: the cause, who reports it, the text that says so, and whether the class says it."""
+
+    cause: Cause
+    source: Source
+    text: str
+    by_class: bool = False
+
+
+_DEVICES = r"(?:CUDA|HIP|XPU|NPU|MUSA|MLU)"
+_RUNTIME_ERROR = "builtins.RuntimeError"
+_PATTERNS: tuple[tuple[frozenset[str], Cause, Source, str], ...] = (
+    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, Source.allocator,
+     rf"(?:{_DEVICES}|MPS backend) out of memory\b"),
+    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, Source.allocator,
+     r"NVML_SUCCESS == [^\n]*CUDACachingAllocator\.cpp"),
+    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, Source.allocator, r"No executable batch size found, reached zero"),
+    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, Source.driver,
+     rf"(?:{_DEVICES}(?: driver| runtime)? error(?: \([^)\n]*\))? ?:|Triton Error \[{_DEVICES}\]:) out of memory\b"),
+    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, Source.library,
+     (r"(?:CUDA|HIP|cu\w+|hip\w+) error: ?(?:(?:CU|HIP)\w+_STATUS_(?:ALLOC_FAILED|INSUFFICIENT_RESOURCES)|CUFFT_ALLOC_FAILED"
+     r"|CUDNN_STATUS_INTERNAL_ERROR_\w+_ALLOCATION_FAILED)\b")),
+    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, Source.nccl,
+     (r"[^\n]{0,200}\bNCCL\b.*?^(?P<text>[^\n]*(?:(?:Cuda|HIP) failure[^\n]*'out of memory'"
+     r"|Failed to CUDA (?:calloc|malloc)[^\n]*))")),
+    (frozenset({_RUNTIME_ERROR, "builtins.ValueError"}), Cause.gpu_oom, Source.vllm_cache,
+     r"No available memory for the cache blocks\b|To serve at least one request with [^\n]*available KV cache memory"),
+    (frozenset({_RUNTIME_ERROR, "builtins.ValueError"}), Cause.gpu_oom, Source.vllm,
+     r"Free memory on device\b[^\n]*is less than desired GPU memory utilization"),
+    (frozenset({_RUNTIME_ERROR}), Cause.host_oom, Source.host,
+     r"\[enforce fail at [^\n]*can't allocate memory\b|DefaultCPUAllocator: (?:can't allocate|not enough) memory\b"),
+    (frozenset({_RUNTIME_ERROR}), Cause.host_oom, Source.host,
+     r"std::bad_alloc\b|unable to [^\n]*Cannot allocate memory\b"),
+    (frozenset({"builtins.OSError"}), Cause.host_oom, Source.host, r"\[Errno 12\]"),
+    (frozenset({"builtins.OSError"}), Cause.shm_full, Source.shared_memory, r"\[Errno 28\][^\n]*'/dev/shm/"),
+    (frozenset({_RUNTIME_ERROR}), Cause.shm_full, Source.shared_memory,
+     r"unable to [\w ()]+ </(?:torch_|dev/shm/)[^>\n]*>[^\n]*No space left on device\b"),
+    (frozenset({_RUNTIME_ERROR}), Cause.shm_full, Source.shared_memory,
+     r"DataLoader worker \(pid[^)\n]*\)?[^\n]* is killed by signal: Bus error\b"),
+    (frozenset({_RUNTIME_ERROR}), Cause.shm_full, Source.shared_memory,
+     r"[^\n]{0,200}\bNCCL\b.*?^(?P<text>Error while creating shared memory segment[^\n]*)"),
+)  # fmt: skip
+"""Full names of base classes, one of which the exception has, and the beginning of its message."""
+_COMPILED = tuple(
+    (types, cause, source, re.compile(rf"\s*(?:{pattern})", re.IGNORECASE | re.DOTALL | re.MULTILINE))
+    for types, cause, source, pattern in _PATTERNS
+)
+_DEVICE_PACKAGES = frozenset({"torch", "torch_npu", "cupy", "cupy_backends", "intel_extension_for_pytorch"})
+_MEMORY_ERROR = "builtins.MemoryError"
+_ORIGINAL = "Original Traceback (most recent call last):"
+"""torch raises an exception of a worker again with a message that has its traceback."""
+_LAST_LINE = re.compile(r"^([A-Za-z_][\w.]*): (\S[^\n]*)$", re.MULTILINE)
+MAX_TEXT_CHARACTERS = 300
+
+
+def recognize(types: Collection[str], message: str) -> Spelling | None:
+    """Return how an exception reports exhausted memory; None if it does not.
+
+    Args:
+        types: full names of its class and its base classes.
+        message: its text.
+    """
+    original = _original(message)
+    if any(_is_device_class(name) for name in types):
+        return _spelling(Cause.gpu_oom, Source.allocator, original, by_class=True)
+    if _MEMORY_ERROR in types:
+        return _spelling(Cause.host_oom, Source.host, original or "MemoryError", by_class=True)
+    for bases, cause, source, pattern in _COMPILED:
+        if bases.isdisjoint(types):
+            continue
+        found = pattern.match(original)
+        if found is not None:
+            named = found.groupdict().get("text")
+            return _spelling(cause, source, named or original)
+    return None
+
+
+def _is_device_class(name: str) -> bool:
+    return name.rpartition(".")[2] in ("OutOfMemoryError", "_OutOfMemoryError") and (
+        name.partition(".")[0] in _DEVICE_PACKAGES
+    )
+
+
+def _original(message: str) -> str:
+    """The message without what a worker's exception is wrapped in."""
+    _, wrapped, traceback = message.partition(_ORIGINAL)
+    lines = list(_LAST_LINE.finditer(traceback)) if wrapped else []
+    return traceback[lines[-1].start(2) :].strip() if lines else message.strip()
+
+
+def _spelling(cause: Cause, source: Source, text: str, *, by_class: bool = False) -> Spelling:
+    first = text.strip().partition("\n")[0]
+    return Spelling(cause, source, first[:MAX_TEXT_CHARACTERS], by_class)
+
+
+OUTPUT_BYTES = 256 * 1024
+"""How much of the end of the output is needed: an engine's traceback is repeated by each process that it has."""
+_THROWN = re.compile(
+    r"^terminate called after throwing an instance of '(?P<type>[^'\n]+)'\n(?:  what\(\):  (?P<what>[^\n]*))?",
+    re.MULTILINE,
+)
+"""libstdc++'s report (`__verbose_terminate_handler`)."""
+_WATCHDOG_PREFIX = re.compile(r"\[[^\]\n]*\][^\n]*?terminated with exception: ")
+"""Before the message of an exception that has ended NCCL's watchdog (ProcessGroupNCCL.cpp)."""
+_ENGINE_DEAD = re.compile(r"Engine core initialization failed|EngineCore encountered an issue", re.IGNORECASE)
+_ENGINE_ERROR = re.compile(
+    r"^(?:\((?:EngineCore|Worker|VllmWorker)[^)\n]*\) )?ERROR [^\n]*?\[[\w.]+\.py:\d+\] "
+    r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)): (?P<message>[^\n]*)$",
+    re.MULTILINE,
+)
+"""A line of vLLM's log that ends a traceback."""
+_BAD_ALLOCATION = "std::bad_alloc"
+
+
+def needs_output(exit: Exit) -> bool:
+    """Whether the output of a rank may say more of its failure than the exit: it was aborted, or its engine has ended."""
+    if exit.error is None:
+        return exit.signal == signal.SIGABRT
+    return bool(_ENGINE_DEAD.search(exit.error.message))
+
+
+def reported_in(output: str, exit: Exit, wall_time: float) -> RankError | None:
+    """Return the rank's error with the exhausted memory that its output reports; None if it reports none.
+
+    Args:
+        output: its end.
+        exit: of the rank; `needs_output` is true of it.
+        wall_time: when the exit was seen, in seconds since the epoch, for a rank that has left no error.
+    """
+    found = _of_engine(output) if exit.error is not None else _thrown(output)
+    if found is None:
+        return None
+    if exit.error is None:
+        return RankError(
+            type=found.types[0].rpartition(".")[2],
+            message=found.message,
+            traceback="",
+            location=None,
+            wall_time=wall_time,
+            chain=(found,),
+        )
+    return replace(exit.error, chain=(*exit.error.chain, found))
+
+
+def _thrown(output: str) -> RaisedError | None:
+    """What the C++ runtime says has ended the process."""
+    reports = list(_THROWN.finditer(output))
+    if not reports:
+        return None
+    last = reports[-1]
+    if last["type"] == _BAD_ALLOCATION:
+        return RaisedError(types=("builtins.MemoryError",), message=_BAD_ALLOCATION)
+    message = _WATCHDOG_PREFIX.sub("", last["what"] or "", count=1)
+    return _if_exhausted(RaisedError(types=("builtins.RuntimeError",), message=message))
+
+
+def _of_engine(output: str) -> RaisedError | None:
+    """The first exhausted memory in the log of an engine; later errors follow from it."""
+    for line in _ENGINE_ERROR.finditer(output):
+        name = line["type"] if "." in line["type"] else f"builtins.{line['type']}"
+        found = _if_exhausted(RaisedError(types=(name,), message=line["message"]))
+        if found is not None:
+            return found
+    return None
+
+
+def _if_exhausted(raised: RaisedError) -> RaisedError | None:
+    return raised if recognize(raised.types, raised.message) is not None else None

@@ -1,0 +1,195 @@
+"""The clock of the current step: where its time goes, whether it makes progress, and when it will end.
+
+The deadlines of phases (`watchdog.stalls`) end a phase that makes no progress. They do not see a step whose ranks are
+busy without an end: phases that begin and end for ever, or collectives that count as progress. Such a step is ended if for the
+deadline no rank has generated a token, scored a reward or run the model. A step that moves is only reported, once.
+Called by the supervisor at each poll. Pure: keeps what it is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import Phase, RankState, Slot
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.stall import Stall
+from grpo_run.watchdog.text import duration_text, join_words, rank_names
+
+SLOW_SECONDS = 600.0
+"""A step that takes longer is reported; more if steps of the run have taken longer."""
+MOVING_SECONDS = 60.0
+"""A step moves if something was done within this time."""
+UNSEEN_SECONDS = 5.0
+"""A longer gap between two polls was not observed and counts for nothing."""
+SHOWN_PHASES = 3
+OWN_DEADLINES = frozenset(
+    {Phase.startup, Phase.data, Phase.checkpoint, Phase.eval, Phase.idle, Phase.callback}
+)
+"""Phases whose work nothing on the board counts; their own deadlines decide."""
+
+
+@dataclass(kw_only=True)
+class _RankInStep:
+    """What one rank has done in the step.
+
+    Attributes:
+        spent: seconds by innermost phase.
+        done: tokens, rewards and time of the last work, as last read.
+        generation: the start of the open generation, and the forward passes before it.
+    """
+
+    spent: dict[Phase, float] = field(default_factory=dict)
+    done: tuple[int, int, float] = (0, 0, 0.0)
+    generation: tuple[float, int] | None = None
+
+
+class StepClock:
+    """The clock of one attempt.
+
+    Args:
+        settings: bounds of the deadlines.
+        now: monotonic seconds; the time before it was not observed.
+    """
+
+    def __init__(self, settings: DeadlineSettings, now: float) -> None:
+        self._settings = settings
+        self._position: tuple[int, int] | None = None
+        self._began = self._moved = self._seen = now
+        self._longest = 0.0
+        self._ranks: dict[int, _RankInStep] = {}
+        self._counted: set[int] = set()
+        self._slots: Mapping[int, Slot] = {}
+
+    def record(self, slots: Mapping[int, Slot | None], now: float) -> None:
+        """Take one reading of the board into account."""
+        gap, self._seen = now - self._seen, now
+        if gap > UNSEEN_SECONDS:
+            self._began += gap
+            self._moved += gap
+            gap = 0.0
+        known = {rank: slot for rank, slot in slots.items() if slot is not None}
+        training = len(known) == len(slots) and all(
+            slot.state is RankState.training for slot in known.values()
+        )
+        position = _position(known) if known and training else None
+        if position is None or position != self._position:
+            if position is not None and self._position is not None and position[0] == self._position[0]:
+                self._longest = max(self._longest, now - self._began)
+            self._position, self._began, self._moved = position, now, now
+            self._ranks = {}
+            gap = 0.0
+        self._slots = known
+        for rank, slot in known.items():
+            self._record_rank(self._ranks.setdefault(rank, _RankInStep(done=_done(slot))), slot, gap, now)
+
+    def _record_rank(self, rank: _RankInStep, slot: Slot, gap: float, now: float) -> None:
+        if slot.phase is not None:
+            rank.spent[slot.phase] = rank.spent.get(slot.phase, 0.0) + gap
+        done = _done(slot)
+        if slot.generation_passes or (done[:2] == rank.done[:2] and done != rank.done):
+            self._counted.add(slot.rank)
+        if done != rank.done or self._is_unknown(slot):
+            rank.done, self._moved = done, now
+        since = next((one.since_seconds for one in slot.phases if one.phase is Phase.generate), None)
+        if since is None:
+            rank.generation = None
+        elif rank.generation is None or rank.generation[0] != since:
+            rank.generation = since, slot.generation_passes
+
+    @property
+    def deadline_seconds(self) -> float:
+        """How long a step may take without any work that is counted."""
+        if not self._longest:
+            return self._settings.unlearned_seconds(Phase.startup)
+        bounds = self._settings
+        # never below what a phase alone may take
+        return max(bounds.first_seconds, bounds.ceiling_seconds, bounds.factor_seen * self._longest)
+
+    def stall(self) -> Stall | None:
+        """Return the stall of a step in which nothing has moved for the deadline, else None."""
+        silent = self._seen - self._moved
+        if self._position is None or silent <= self.deadline_seconds:
+            return None
+        ranks = tuple(sorted(self._slots))
+        have = "has" if len(ranks) == 1 else "have"
+        return Stall(
+            cause=Cause.no_progress,
+            culprits=(),
+            waiters=ranks,
+            phase=self._slots[self._busiest].phase or Phase.forward_backward,
+            deadline_seconds=self.deadline_seconds,
+            waited_seconds=silent,
+            sentence=f"No step was committed for {duration_text(self._seen - self._began)}, and {rank_names(ranks)} {have}"
+            f" neither run the model nor scored a reward for {duration_text(silent)} (deadline"
+            f" {duration_text(self.deadline_seconds)}); {self._where()}.",
+        )
+
+    def slow_sentence(self) -> str | None:
+        """Return what users are told of a step that takes long but moves; None if it does not take long, or may not move.
+
+        With an estimate of its end, as far as one is known.
+        """
+        elapsed = self._seen - self._began
+        if self._position is None or elapsed < max(SLOW_SECONDS, self._settings.factor_seen * self._longest):
+            return None
+        if self._seen - self._moved > MOVING_SECONDS or any(map(self._is_unknown, self._slots.values())):
+            return None
+        return (
+            f"step {self._position[1] + 1} is slow but makes progress: it has taken {duration_text(elapsed)} so far;"
+            f" {self._where()}; {self._estimate()}"
+        )
+
+    @property
+    def position(self) -> tuple[int, int] | None:
+        """The call and the last committed step; None while not all ranks train."""
+        return self._position
+
+    def _is_unknown(self, slot: Slot) -> bool:
+        """Whether the rank may work in a way that nothing counts.
+
+        In a phase of others, in the generation of another engine, or with a compiled model, whose passes are not counted.
+        """
+        if slot.rank not in self._counted or any(one.phase in OWN_DEADLINES for one in slot.phases):
+            return True
+        generating = next((one for one in slot.phases if one.phase is Phase.generate), None)
+        return generating is not None and slot.last_work_seconds < generating.since_seconds
+
+    @property
+    def _busiest(self) -> int:
+        """The rank that has waited least for the others."""
+        return min(self._slots, key=lambda rank: (self._ranks[rank].spent.get(Phase.vote, 0.0), rank))
+
+    def _where(self) -> str:
+        """Where the time of the busiest rank went."""
+        rank = self._busiest
+        longest = sorted(self._ranks[rank].spent.items(), key=lambda one: -one[1])[:SHOWN_PHASES]
+        parts = [f"{phase.name} {duration_text(seconds)}" for phase, seconds in longest if seconds >= 1.0]
+        return f"of rank {rank}: {join_words(parts)}" if parts else "where the time went was not observed"
+
+    def _estimate(self) -> str:
+        """When the generation in progress ends, from its pace and its limit."""
+        ends, paces = [], []
+        for rank, one in self._ranks.items():
+            slot = self._slots.get(rank)
+            if slot is None or one.generation is None or math.isnan(slot.generation_limit):
+                continue
+            since, before = one.generation
+            passes, seconds = slot.generation_passes - before, self._seen - since
+            if passes > 0 and seconds > 0:
+                paces.append(passes / seconds)
+                ends.append(max(0.0, slot.generation_limit - passes) * seconds / passes)
+        if not ends:
+            return "when it ends cannot be estimated"
+        return f"at {min(paces):.2g} tokens per second and completion, its generation ends within {duration_text(max(ends))}"
+
+
+def _position(slots: Mapping[int, Slot]) -> tuple[int, int] | None:
+    calls = {slot.train_call for slot in slots.values()}
+    return (calls.pop(), min(slot.voted_step for slot in slots.values())) if len(calls) == 1 else None
+
+
+def _done(slot: Slot) -> tuple[int, int, float]:
+    return slot.tokens_generated, slot.rewards_scored, slot.last_work_seconds

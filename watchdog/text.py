@@ -1,0 +1,126 @@
+"""Durations in texts for users: `0.4 s`, `41 s`, `6 min`, `1 h 5 min`, `2 d 3 h`.
+
+Byte counts as text for messages, tables and the report. Pure.
+
+Names of ranks in sentences for users: `rank 1`, `ranks 0, 2 and 3`, `ranks 0 to 6 and 9`.
+
+Names of the user's callbacks, tools and rewards: keys of recorded durations, and names in messages.
+
+Given by `trainers.hooks` to the board, used by every sentence. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+MINUTE_SECONDS, HOUR_SECONDS, DAY_SECONDS = 60, 3600, 86_400
+MINUTES_FROM_SECONDS = 2 * MINUTE_SECONDS
+"""Shorter durations are given in seconds: `90 s` says more than `2 min`."""
+DAYS_FROM_SECONDS = 2 * DAY_SECONDS
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in at most two units, rounded to what a reader needs.
+
+    Args:
+        seconds: finite; less than 0 counts as 0.
+    """
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds:.1f} s"
+    if seconds < MINUTES_FROM_SECONDS - 0.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / MINUTE_SECONDS)
+    if minutes < HOUR_SECONDS // MINUTE_SECONDS:
+        return f"{minutes} min"
+    if seconds < DAYS_FROM_SECONDS:
+        return _two_units(minutes, 60, "h", "min")
+    return _two_units(round(seconds / HOUR_SECONDS), 24, "d", "h")
+
+
+def step_time_text(seconds: float) -> str:
+    """Return the duration of a step, always in seconds: `0.13 s/step`, `12.5 s/step`, `150 s/step`."""
+    digits = 2 if seconds < 10 else 1 if seconds < 100 else 0
+    return f"{seconds:.{digits}f} s/step"
+
+
+def _two_units(number: int, factor: int, large: str, small: str) -> str:
+    whole, rest = divmod(number, factor)
+    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
+
+
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
+_WHOLE = ("KiB", "MiB")
+_SHORT = 10
+"""Below, these have a decimal too."""
+_NEXT = 1023.95
+"""What would be printed as 1024.0 is 1 of the next unit."""
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size as `300 bytes`, `1.5 KiB`, `640 MiB`, `7.7 GiB` or `3.0 TiB`."""
+    if size_bytes < 1 << 10:
+        return f"{size_bytes} bytes"
+    value, units = size_bytes / 1024, list(_UNITS)
+    while value >= _NEXT and len(units) > 1:
+        value /= 1024
+        del units[0]
+    decimals = 0 if units[0] in _WHOLE and value >= _SHORT else 1
+    return f"{value:.{decimals}f} {units[0]}"
+
+
+MIN_RANGE = 4
+"""Shortest run of consecutive ranks that is written as a range."""
+
+
+def rank_names(ranks: Iterable[int], *, capitalize: bool = False, ranges: bool = True) -> str:
+    """Return the ranks as words, in ascending order.
+
+    Args:
+        capitalize: for the beginning of a sentence.
+        ranges: write four or more consecutive ranks as a range: `ranks 0 to 6`.
+    """
+    ordered = sorted(ranks)
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words: list[str] = []
+    for run in runs:
+        if ranges and len(run) >= MIN_RANGE:
+            words.append(f"{run[0]} to {run[-1]}")
+        else:
+            words.extend(map(str, run))
+    noun = "rank" if len(ordered) == 1 else "ranks"
+    return f"{noun.capitalize() if capitalize else noun} {join_words(words)}"
+
+
+def join_words(words: Iterable[str], *, last: str = "and") -> str:
+    """Join words or clauses: `a`, `a and b`, `a, b and c`.
+
+    Args:
+        last: stands before the last one: `and` or `or`.
+    """
+    listed = list(words)
+    return f" {last} ".join([", ".join(listed[:-1]), listed[-1]] if len(listed) > 1 else listed)
+
+
+_TOOL = "tool "
+_RESET = "reset of "
+
+
+def tool_name(function: str) -> str:
+    """Return the name of a tool of an agent."""
+    return f"{_TOOL}{function}"
+
+
+def reset_name(environment: str) -> str:
+    """Return the name of `reset` of an environment's class."""
+    return f"{_RESET}{environment}"
+
+
+def place_name(name: str) -> str:
+    """Return what a sentence calls the code: `callback Log.on_step_end`, `tool search`."""
+    return name if name.startswith((_TOOL, _RESET)) else f"callback {name}"
