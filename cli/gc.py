@@ -1,6 +1,6 @@
 """`grpo-run gc [--dry-run] [--days N] [--disks-mounted] [--json]`: free what no run needs any more.
 
-What may be freed is decided in `runtime.catalog.leftovers`. Everything is judged again under its lock before it is
+What may be freed is decided in `runtime.leftovers`. Everything is judged again under its lock before it is
 deleted, because a run may have started meanwhile.
 """
 

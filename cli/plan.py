@@ -1,6 +1,6 @@
 """`grpo-run plan`: predict the memory of a training job, what fits, and which changes need less.
 
-Parses, reads the recipe or script, asks `trainers.planning`, and prints a table or JSON. Starts no process and needs no GPU.
+Parses, reads the recipe or script, asks `runtime.planning`, and prints a table or JSON. Starts no process and needs no GPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Delete the directory of a run that is not live, and the memory that only it needs. Called by `rm.py` and `gc.py`.
+"""Delete the directory of a run that is not live, and find the staging areas that runs name.
 
-The staging areas of this user on every file system in memory that a run names. Called by `ls.py` and `gc.py`.
+`remove_run` also deletes the memory that only this run needs; `rm.py` and `gc.py` call it. `areas_of` lists
+the user's staging areas on every file system in memory that a run names, for `ls.py` and `gc.py`. What may
+be deleted is decided in `runtime/leftovers.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Paragraphs of 80 columns. Called by commands that print sentences.
+"""Text that commands print: paragraphs of 80 columns, and tables with aligned columns.
 
-Tables with aligned columns. Called by `grpo-run ls` and `grpo-run checkpoints list`.
+Called by `grpo-run ls`, `grpo-run checkpoints` and `grpo-run plan`. Imports nothing of this project.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Draw a run as a PNG: reward and completion length over the steps, with every recovery marked.
 
 Called by `grpo-run demo`; also usable from Python. Reads journal records and draws the last `train()` call
-that logged rewards (a warm start logs none). Does not change matplotlib's settings or backend.
-
-Reward and completion length by step, computed from a journal, and their running means.
-
-Called by `reward_plot.py`. Pure; draws nothing.
+that logged rewards (a warm start logs none), with running means. The curves are computed by pure functions.
+Does not change matplotlib's settings or backend.
 """
 
 from __future__ import annotations
@@ -166,7 +163,7 @@ def draw_run(records: Iterable[dict[str, Any]], path: Path) -> Summary:
     """Draw the records of a journal into a PNG and return a summary.
 
     Args:
-        records: the journal, as `runtime.record.journal.read_journal` yields it.
+        records: the journal, as `runtime.history.journal.read_journal` yields it.
         path: path of the PNG; replaced atomically, mode 0644.
 
     Raises:

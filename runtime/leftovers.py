@@ -6,7 +6,7 @@
     run          directories of runs that ended long ago; their checkpoints stay
 
 Nothing of a live run is touched, and nothing where it cannot be told whether it is live. Called by
-`cli.housekeeping.gc`.
+`cli.gc`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""The registry of run directories: where a user has launched runs, so that `grpo-run ls` finds all of them.
+"""The registry of run directories, and other live launches of the same run.
 
-    $XDG_STATE_HOME/grpo-run/runs/9f86d081884c7d65      ~/.local/state by default, mode 0700; one file for a run directory
+    $XDG_STATE_HOME/grpo-run/runs/9f86d081884c7d65      ~/.local/state by default, mode 0700; one file per run
 
-Every launch writes its entry, under a name that follows from the path. The registry is an index and nothing else: an
-entry without a run directory is ignored, and a run without an entry is found in `runs/`. Called by `cli.launch`
-and `catalog.py`.
+Every launch writes its entry under a name that follows from the path. The registry is an index only: an
+entry without a run directory is ignored, and a run without an entry is found in `runs/`. Called by
+`grpo-run launch` and `catalog.py`.
 
-Another live launch of the same run, with a run directory of its own, that trains into the same output directory.
-
-Each of the two would take the other's checkpoints for its own, go on from them and delete them. Called in rank 0 by
-`trainers.calls.resume` before a call looks for checkpoints. Reads only; does not see launches whose registry is
-elsewhere (another user or machine).
+`refuse_duplicate` finds another live launch of the same run, with its own run directory, that trains into
+the same output directory: each of the two would resume from and delete the other's checkpoints. Rank 0
+calls it before a call looks for checkpoints (`runtime/rank/step/resume.py`). Launches whose registry is
+elsewhere (another user or machine) are not seen. Deletes no run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Caps on generation: end completions that would not end by themselves, and record why each completion ended.
+"""Caps on generation: end completions that would not end by themselves, and record why each one ended.
 
-`grpo-run launch --generation`, recipes and `apply` cap TRL's trainers. A generation loop that a script writes itself
-uses the same caps:
+`grpo-run launch --generation` and recipes cap TRL's trainers; `apply` does so from code, also without
+`grpo-run launch`. A generation loop that a script writes itself uses the same caps:
 
     from grpo_run.trainers import caps, consensus
 
@@ -10,8 +10,9 @@ uses the same caps:
         tokens, done = step(tokens, done)
         done = done | repetition(tokens)
 
-Start reading at `capping.py`, which caps a trainer; `repetition.py` finds loops. May import `rank`, `patches`, `upstream`,
-`runtime` and `watchdog`; importing it does not import torch.
+`Deadline` is a time limit for this rank alone; use `trainers/consensus.py` so that all ranks leave a loop
+together. `Repetition` finds completions that repeat themselves. `EndReason` lists why a completion can end.
+Importing this module does not import torch.
 """
 
 from __future__ import annotations

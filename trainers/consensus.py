@@ -1,8 +1,18 @@
-"""The public functions `any`, `all` and `while_any`. Called by users' scripts, from the main thread.
+"""Decisions of all ranks together, for loops that a script writes itself: `any`, `all`, `while_any`.
 
-Each call sends its function and source line along, so that ranks which are not at the same call raise
-`ConsensusError`, and none takes an answer that was meant for another line. How the calls travel is
-`runtime/rank/consensus.py`; what they amount to is `runtime/rank/consensus.py`. Does not decide what the script does with an answer.
+If one rank ends a generation loop while another continues, the next collective never completes. With these
+functions every rank contributes its own flag and receives the same answer, so that all ranks leave
+together:
+
+    from grpo_run.trainers import consensus
+
+    for _ in consensus.while_any(lambda: not finished()):
+        step()
+
+Call them from the main thread, on every rank at the same line. Each call sends its function and source line
+along: ranks at different calls raise `ConsensusError`, and none takes an answer meant for another line.
+They also work outside `grpo-run launch`, on torch's default group (`runtime/rank/consensus.py`). Importing
+this module does not import torch.
 """
 
 from __future__ import annotations

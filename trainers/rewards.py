@@ -1,9 +1,15 @@
-"""Reward service: the user's reward functions in worker processes that can be killed.
+"""For reward functions of scripts: `whole_batch` marks one that compares completions with one another.
 
-A function that sleeps for ever, holds the GIL or crashes then costs its own samples, not the run. Start at `served.py`,
-which gives each function a wrapper, and `service.py`, which decides what a failed call means; the processes are in
-`workers/`. `bisection.py` and `deadlines.py` are pure. Imports `rank`, runtime and watchdog; no training library when it is
-imported. A sample that failed gets the reward `-inf`; that it is left out of the loss is not decided here.
+    from grpo_run.trainers.rewards import whole_batch
+
+    @whole_batch
+    def reward(completions, **columns): ...
+
+Under `grpo-run launch`, reward functions can run in worker processes, so that one that hangs or crashes
+costs its own samples and not the run. After a failure a function is called again with parts of its batch,
+to find the samples that it fails on. Parts would change the rewards of a marked function, so all samples of
+its failed call are masked instead. The mark has no effect elsewhere. The reward service is
+`runtime/rank/rewards/`. See docs/rewards.md.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""The closed set of causes of a failure.
+"""The closed set of causes of a failure, and where an exception of a script comes from.
 
 A cause is a metric label, a journal field and the title of a report, so the set is closed: a failure that
-cannot be classified is `unknown`. Does not decide which cause applies (`watchdog.diagnosis`).
-
-Where an exception of a script comes from: its own code, files, the network, a device, or wrong usage.
-
-Decides how patiently a failure is tried again: a hub that does not answer comes back, an error in the code
-does not. Called by `watchdog.diagnosis.exits`. Pure.
+cannot be classified is `unknown`. The origin of an exception is the script's own code, files, the network,
+a device, or wrong usage. It decides how patiently a failure is retried: an unreachable hub comes back, an
+error in the code does not. Which cause applies is decided in `watchdog/diagnosis/`. Pure.
 """
 
 from __future__ import annotations

@@ -1,29 +1,17 @@
-"""Ask every guard about the last step. Called in the ranks, by `grpo_run.runtime.rank`. Pure.
+"""The learning guards: judge the metrics of the last steps and raise alarms. Pure.
 
-Guard: a loss or a gradient that is NaN or infinite. Pure; called by `learning_guards.py`.
+`judge` asks every guard; `runtime/rank/learning.py` calls it after each step, and acts on the result.
 
-Guard: the reward has fallen to a much lower level and stays there.
-
-A change-point test with medians and quantiles, which single outliers do not move. The level that the run had reached is
-compared with the last rollouts: three in a row for a fall that is large against the noise, twelve for one that is less
-so. Both have to lose a share of the level, so a reward that varies around its mean raises no alarm. Pure; called by
-`learning_guards.py`. A harder part of the data looks the same, so the default response is a warning.
-
-Guard: all groups of many consecutive rollouts have equal rewards, so there is no learning signal.
-
-Pure; called by `learning_guards.py`.
-
-Guard: the policy has become deterministic, or nearly random.
-
-Pure; called by `learning_guards.py`.
-
-Guard: the policy is too far from the reference model, by the KL divergence that the trainer measures.
-
-Pure; called by `learning_guards.py`. There are no observations without a reference model (`beta` 0).
-
-Guard: too many completions are ended by a limit instead of by the model.
-
-Pure; called by `learning_guards.py`.
+- non-finite: a loss or a gradient is NaN or infinite.
+- reward collapse: the reward fell to a much lower level and stays there. A change-point test with medians
+  and quantiles, which single outliers do not move, compares the level reached with the last rollouts: three
+  in a row for a fall that is large against the noise, twelve for a smaller one. Both must lose a share of
+  the level, so a reward that varies around its mean raises no alarm. A harder part of the data looks the
+  same, so the default response is a warning.
+- zero variance: all groups of many consecutive rollouts have equal rewards, so there is no learning signal.
+- entropy: the policy has become deterministic, or nearly random.
+- divergence: the KL divergence from the reference model is too large. Not observed without one (`beta` 0).
+- capped completions: a limit, not the model, ends too many completions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The learning guards by name, what each one does when it trips, and the limits that apply.
+"""The learning guards by name, their limits, the response to each, and the alarm that one raises.
 
-`Rules` is part of the run's configuration; `runtime/launch/guard_options.py` parses `--guard` into it. Plain data.
-
-An alarm of a learning guard. Plain data; also carried by the error file of a rank to the supervisor.
+`Rules` is part of the run's configuration; `runtime/launch/guard_options.py` parses `--guard` into it. The
+guards themselves are in `learning_guards.py`. An alarm that ends an attempt travels to the supervisor in
+the rank's error file. Plain data.
 """
 
 from __future__ import annotations

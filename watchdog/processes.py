@@ -1,14 +1,14 @@
-"""Facts about processes from /proc: /proc/PID/stat, I/O, what a process sleeps in, and the members of sessions.
+"""Facts about processes from /proc, and socket connections from the kernel's socket tables.
 
-The only place that parses /proc/PID/stat. Called by the hang detector at every poll (one process takes about
-15 µs) and for the evidence; see proc(5) for the files. psutil takes 1.5 to 5 times as long for these. A rank
-leads its own session, so its `pid` identifies the session as well. A process that has exited or may not be read
-gives None, "unknown": never an exception and never a zero. Does not judge.
+The only place that parses /proc/PID/stat. Reads state, parent, session, CPU time, I/O and wait channel of a
+process, see proc(5), and lists the members of sessions. A rank leads its own session, so its `pid`
+identifies the session as well. A process that has exited or may not be read gives None, "unknown": never an
+exception and never a zero. Called by the hang detector at every poll (about 15 µs a process; psutil takes
+1.5 to 5 times as long) and for the evidence.
 
-The kernel's socket tables, asked through a netlink socket (sock_diag(7), as `ss` does).
-
-Needs no privilege and takes about 1 ms. Used for who is connected to whom: by `watchdog/run_processes/peers.py`, and by the detectors
-of the runtime. Shows the sockets of this process's network namespace. Judges nothing.
+The socket tables are read through a netlink socket (sock_diag(7), as `ss` does) in about 1 ms, without
+privilege, for this process's network namespace. `watchdog/run_processes/peers.py` and the detectors use
+them. Does not judge.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Durations in texts for users: `0.4 s`, `41 s`, `6 min`, `1 h 5 min`, `2 d 3 h`.
+"""Words for users: durations, byte counts, names of ranks, and names of callbacks and tools.
 
-Byte counts as text for messages, tables and the report. Pure.
-
-Names of ranks in sentences for users: `rank 1`, `ranks 0, 2 and 3`, `ranks 0 to 6 and 9`.
-
-Names of the user's callbacks, tools and rewards: keys of recorded durations, and names in messages.
-
-Given by `trainers.hooks` to the board, used by every sentence. Pure.
+Durations read `0.4 s`, `6 min` or `2 d 3 h`; ranks read `rank 1` or `ranks 0 to 6 and 9`. The names of
+callbacks, tools and rewards are also the keys under which their durations are recorded: the hooks of a rank
+(`runtime/rank/hooks/`) write them to the board, and sentences show them. Called wherever a message, table
+or report is built. Pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Declaration of the options of `grpo-run launch`: torchrun's (`runtime/launch/torchrun_options.py`) and our groups. Imports no torch.
+"""The options of `grpo-run launch` and its help: torchrun's (`runtime/launch/torchrun_options.py`) and ours.
 
-Used by `parse.py`, and by the commands that pass options on: `train` and `resume`. Checks no value (`values.py`).
-
-The text of `grpo-run launch --help`: our options by group, exit codes, examples, then torchrun's options.
+Used by `parse.py`, and by the commands that pass options on: `train` and `resume`. The help lists our
+options by group, exit codes, examples, then torchrun's options. Checks no value (`values.py`). Imports no
+torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The staging area of a launch: found by `run.json`, renamed, locked, and recorded again.
 
 Called by `cli/launch.py` under the lock of the run directory. Which area is whose is decided in
-`runtime.staging.ownership`.
+`runtime.snapshots`.
 """
 
 from __future__ import annotations

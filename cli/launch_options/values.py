@@ -1,8 +1,7 @@
-"""Checks of single option values: exclusion, snapshots, deadlines and the ranks to show. Called by `parse.py`.
+"""Checks of single option values: sample masking, snapshots, deadlines, shown ranks, memory plan.
 
-`--memory-plan`: the memory plan of a run from its first attempt on, as `NAME=VALUE,NAME`.
-
-Called by `parse.py`. Does not choose a plan; after an out-of-memory error the supervisor goes on from the one given here.
+`--memory-plan` sets the plan of a run from its first attempt on, as `NAME=VALUE,NAME`; after an
+out-of-memory error the supervisor goes on from it. Called by `parse.py`. Chooses no plan.
 """
 
 from __future__ import annotations

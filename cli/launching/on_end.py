@@ -1,13 +1,11 @@
-"""Run the command of `--on-end`, with the outcome of the run on its standard input.
+"""After a run has ended: run the command of `--on-end`, and keep the exporter for its last scrapes.
 
-    grpo-run launch --on-end 'curl -s -d @- https://example.org/hook' cli/train.py
+    grpo-run launch --on-end 'curl -s -d @- https://example.org/hook' train.py
 
-Called by `supervise.py` and `cli/launch.py` after every end: finished, stopped, failed, and a failure of grpo-run itself. The command has
-a minute, and its failure is a warning: the exit code of the run is decided before.
-
-The input of the command of `--on-end`: a JSON object about the run that has ended. Reads one file.
-
-Called by `on_end.py`.
+The command gets the outcome of the run as a JSON object on its standard input, after every end: finished,
+stopped, failed, and a failure of grpo-run itself. It has a minute, and its failure is a warning: the exit
+code is decided before. The exporter runs until a regular scraper has read how the run ended; how long is
+decided in `dashboards/metrics/collector.py`. Called by `supervise.py` and `cli/launch.py`.
 """
 
 from __future__ import annotations

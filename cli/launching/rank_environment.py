@@ -1,12 +1,10 @@
-"""The environment variables of one rank: the settings that the bootstrap reads, and what torch reads.
+"""The environment variables of one rank, and the marks by which a run's processes are recognized.
 
-Called by the supervisor through `supervise.py`, for each rank of each attempt. Chooses nothing: the values are those
-of the run's configuration, its history and the attempt.
-
-Which processes belong to a run: the token that they inherit, their cgroup, and the process that adopts orphans.
-
-Called by `supervise.py` before anything else is started, so that whatever the run starts is marked. Terminates
-nothing.
+`rank_environment` holds the settings that the bootstrap reads and what torch reads. The supervisor calls
+it, through `supervise.py`, for each rank of each attempt. `own_processes` sets the token that processes
+inherit, their cgroup, and the process that adopts orphans; it is called before anything else is started, so
+that whatever the run starts is marked. Values are those of the run's configuration, its history and the
+attempt. Terminates nothing.
 """
 
 from __future__ import annotations

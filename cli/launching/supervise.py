@@ -1,16 +1,10 @@
-"""Supervise one run: connect forkserver, supervisor, agent, terminal, metrics and signals, and run the agent to the end.
+"""Supervise one run: connect its parts, announce it, and run the agent to the end.
 
-Called by `cli/launch.py` under the lock of the run directory. The order is fixed: what the run starts is marked first, the
-ranks start last, and after their end nothing changes the exit code. Decides nothing (`runtime/supervisor/`).
-
-What is printed when a run starts: its directory, the address of its metrics, and who else can reach either.
-
-Called by `supervise.py` before the ranks start. Starts the metrics server, because the address that it prints is the
-server's.
-
-Keep the exporter running until a regular scraper has read how the run ended.
-
-Called by `supervise.py`. How long is decided in `dashboards/metrics/collector.py`.
+Called by `cli/launch.py` under the lock of the run directory. Connects forkserver, supervisor, agent,
+terminal, metrics and signals. The order is fixed: what the run starts is marked first, the ranks start
+last, and after their end nothing changes the exit code. `announce` prints the run directory, the address of
+the metrics, and who else can reach either; it starts the metrics server, because the address is the
+server's. Decides nothing (`runtime/supervisor/`).
 """
 
 from __future__ import annotations

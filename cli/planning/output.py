@@ -1,6 +1,6 @@
-"""A prediction as text of 80 columns. Called by `cli/plan.py`.
+"""A prediction as text of 80 columns, with one unit for all of its figures.
 
-The unit in which the figures of one prediction are printed. Used by `output.py` and `explained.py`.
+Called by `cli/plan.py`; `explained.py` uses the same units. Predicts nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What `grpo-run plan` has found, as one value. Built by `cli/plan.py`; printed by `output.py` and `report.py`.
+"""What `grpo-run plan` has found, as one value, and the same as JSON.
 
-A prediction as JSON. Called by `cli/plan.py`.
+Built by `cli/plan.py`; `output.py` prints it as text. Predicts nothing.
 """
 
 from __future__ import annotations

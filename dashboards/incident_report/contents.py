@@ -1,11 +1,8 @@
-"""Read an incident's files for its report: the verdict, the action taken, and the evidence gathered.
+"""Read an incident's files for its report: verdict, action taken, evidence, and the ranks' collectives.
 
-Called by `grpo-run report`. Evidence may be missing or truncated; this is not an error, and the page reports
-it. Does not format anything (`page.py`).
-
-Read the collectives of an incident: the ranks' own logs and the dumps of torch's Flight Recorder.
-
-Called by `contents.py`. Missing or malformed files give fewer calls, never an error.
+Called by `grpo-run report`. Collectives come from the ranks' own logs and from dumps of torch's Flight
+Recorder. Evidence may be missing or malformed; that is never an error, and the page reports it. Does not
+format anything (`page.py`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""The facts at the top of the report: cause, culprit, source line, action taken and its result.
+"""The facts at the top of the report (cause, culprit, source line, action, result), formatted as text.
 
 Called by `page.py`. Turns `verdict.json` and the journal's records of the incident into values for the
-template. Pure; does not read files (`contents.py`).
-
-Format values for the report: durations, sizes, times and JSON values.
-
-Called by `facts.py`, `page.py` and `page.py`. Returns plain text; the template engine escapes it. Pure.
+template, and formats durations, sizes, times and JSON values as plain text, which the template engine
+escapes. Pure; does not read files (`contents.py`).
 """
 
 from __future__ import annotations

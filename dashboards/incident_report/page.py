@@ -1,13 +1,9 @@
 """Build the report of one incident as a single HTML page.
 
-Called by `grpo-run report`. The page loads nothing: its Content-Security-Policy forbids all connections and
-all scripts except its own two, because it quotes messages that may come from anywhere. All values are escaped
-by the template engine. Pure except for reading the template; does not read the incident's files
-(`contents.py`).
-
-The stacks and the collectives of the report, prepared for the template.
-
-Called by `page.py`. Groups stacks by culprit and compares the collectives of the ranks. Pure.
+Called by `grpo-run report`. Stacks are grouped by culprit and the collectives of the ranks compared. The
+page loads nothing: its Content-Security-Policy forbids all connections and all scripts except its own two,
+because it quotes messages that may come from anywhere. The template engine escapes all values. Pure except
+for reading the template; does not read the incident's files (`contents.py`).
 """
 
 from __future__ import annotations

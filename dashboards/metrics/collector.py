@@ -1,14 +1,13 @@
-"""The Prometheus collector: reads the run once per scrape and evaluates the metric catalogue.
+"""The Prometheus collector: read the run once per scrape and evaluate the metric catalogue.
 
-Created by `server.py` for the supervisor's status, or for a reader of the run directory. A failed read
-does not raise in the scrape and leaves no old values: the run's series are absent and
-`grpo_observation_failed` is 1. Does not serve HTTP and does not cache.
+Created by `server.py` for the supervisor's status, or for a reader of the run directory. A failed read does
+not raise in the scrape and leaves no old values: the run's series are absent and `grpo_observation_failed`
+is 1.
 
-How long the exporter outlives its run, so that a regular scraper reads the run's last state.
-
-A run that has finished and one that was given up differ only in this state. Two scrapes are waited for, because the
-first may have begun to read before the end, and alert rules see a sample only in their next evaluation. Without a
-regular scraper nothing waits. Pure: clocks are passed in. Used by `collector.py`, which knows the scrapes.
+It also computes how long the exporter outlives its run, because a finished run and one that was given up
+differ only in the last state. Two scrapes are waited for: the first may have begun to read before the end,
+and alert rules see a sample only in their next evaluation. Without a regular scraper nothing waits. That
+part is pure: clocks are passed in. Does not serve HTTP and does not cache.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """A small HTTP/1.1 server for GET requests that cannot exhaust the process it runs in.
 
 One thread accepts, reads and writes all connections; a second one computes the answers, one at a time. The
-number of connections, the size of a request and the time of every connection are bounded. If there are too
-many connections, the oldest one that waits for nothing of ours is closed. If the process has no descriptor
-left, a request is answered with status 503. Started by `dashboards/metrics/server.py`, which knows the pages. No TLS, no request
-bodies, one request per connection.
-
-Requests and answers of HTTP/1.1, as bytes and as objects.
-
-Used by `http_server.py`, which sends them, and by `dashboards/metrics/server.py`, which answers. Reads no socket.
+number of connections, the size of a request and the time of every connection are bounded. With too many
+connections, the oldest one that waits for nothing of ours is closed. Without a free descriptor, a request
+is answered with status 503. `Request` and `Response` are messages as objects; parsing reads no socket.
+Started by `server.py`, which knows the pages. No TLS, no request bodies, one request per connection.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Metrics of the ranks' memory: on the device and on the host, by phase, and the cost of measuring and hygiene.
+"""Metrics of memory: the ranks' by phase and with the cost of cleanup, and the host's.
 
-A part of the table in `catalogue.py`, which says what holds for all metrics. The values are those that each rank has
-measured itself in this attempt; before its first measurement it exports none.
-
-Metrics of host memory: limits, usage by process kind, and actions taken under pressure.
-
-A part of the table in `catalogue.py`, which says what holds for all metrics. The values are those of the supervisor's last
-sample; without a supervisor on this machine they are absent.
+A part of the table in `catalogue.py`, which says what holds for all metrics. Metrics of ranks, on the
+device and on the host, are those that each rank has measured in this attempt; before its first measurement
+it exports none. Metrics of the host (limits, usage by process kind, actions taken under pressure) are those
+of the supervisor's last sample; without a supervisor on this machine they are absent.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Types of the metric catalogue: a metric, its labels, and the observation it is read from.
+"""Types of the metric catalogue: metrics, the labels with their closed sets of values, observations.
 
-Used by every module of `dashboards.metrics`. Defines no metric (`catalogue.py`) and performs no I/O.
-
-Labels of the metrics and their closed sets of values.
-
-Every label is a closed set, one value per local rank, or a bounded number of names of reward functions, so no content of
-a journal or board can add series without limit. Causes and actions are listed here only if the code can produce them; unit tests compare the lists
-with the sources. Used by `catalogue.py` and `readings.py`.
+Every label is a closed set, one value per local rank, or a bounded number of names of reward functions, so
+no content of a journal or board can add series without limit. Causes and actions are listed only if the
+code can produce them; unit tests compare the lists with the sources. Used by every module of this folder.
+Defines no metric (`catalogue.py`) and performs no I/O.
 """
 
 from __future__ import annotations

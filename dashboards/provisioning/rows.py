@@ -1,11 +1,7 @@
-"""The rows of the Grafana dashboard: which panels each row has and what they query.
+"""The rows of the Grafana dashboard, with those about memory: which panels each has, what they query.
 
 Called by `grafana.py`, which places the panels and checks every query against the metric catalogue. How a
 panel looks is in `panels.py`.
-
-The row of the Grafana dashboard about memory. Called by `rows.py`, which says how rows are made.
-
-The panels of the Grafana dashboard about the host's memory. Called by `rows.py`, which says how rows are made.
 """
 
 from __future__ import annotations

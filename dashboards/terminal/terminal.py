@@ -1,15 +1,11 @@
 """The console of `grpo-run launch`: progress line, events, faults, and output of the ranks shown.
 
-On a terminal the progress line stays at the bottom and long lines are folded; in a pipe or a file it is
-printed when `terminal.py` says so, every event is one line, and no control codes are written. Events go to
-standard error. Output of ranks is passed on byte for byte where it is not a terminal that takes it, as under torchrun,
-except for the guard's own lines, which are events. A terminal gets lines, with the rank before each, and without
-tracebacks that end a rank (`tracebacks.py`) if it gets all that the ranks print. Made by
-`cli/launching/supervise.py`; thread-safe.
-
-When the progress line is printed in a pipe or a file, where every printed line stays.
-
-Called by `terminal.py` twice a second. Pure: the clock is passed in.
+On a terminal the progress line stays at the bottom and long lines are folded. In a pipe or a file, where
+every printed line stays, `PipeSchedule` says when the line is printed (asked twice a second; pure, the
+clock is passed in), every event is one line, and no control codes are written. Events go to
+standard error. Output of ranks is passed on byte for byte where it is not a terminal that takes it, as
+under torchrun. A terminal gets lines, with the rank before each, and without tracebacks that end a rank
+(`tracebacks.py`) if it gets all that the ranks print. Made by `cli/launching/supervise.py`; thread-safe.
 """
 
 from __future__ import annotations

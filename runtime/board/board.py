@@ -1,16 +1,15 @@
-"""The board file: a header, and for each local rank a slot, a callback table, an exchange area and a memory area.
+"""The board file of a run: one slot per local rank and the areas behind the slots.
 
-Readable after a rank's death. The supervisor creates and reads it; each rank maps it and writes its own slot
-(`slot_writer.py`) and the messages that it sends to the others (`exchange.py`). Where what is stands in `file_layout.py`;
-`storage/` reads and writes the bytes, `board.py` reads slots consistently, and `header/` has the requests. Does not
-interpret slots and does not notify: readers poll.
+A board has a header (`header.py`) and, for each local rank, a slot, a callback table, an exchange area and
+a memory area; `file_layout.py` says where they are. The supervisor creates and reads it. Each rank maps it
+and writes its own slot (`slot_writer.py`) and messages (`exchange.py`). It stays readable after a rank's
+death.
 
-Consistent readings of the slots of a board, while their ranks write them.
-
-A reader that sees an odd or changed sequence number reads again, and then returns its last consistent reading: a writer
-may be interrupted in the middle of a write for any time (by garbage collection, by another thread of its interpreter,
-by the kernel). This relies on the stores of one x86-64 thread becoming visible in order; under a weaker memory model a
-torn reading is still detected unless every field tore in the same way. Used by `board.py`. Does not interpret slots.
+Readings are consistent while ranks write: a reader that sees an odd or changed sequence number reads again,
+and then returns its last consistent reading, because a writer may be interrupted in the middle of a write
+for any time (by garbage collection, another thread, the kernel). This relies on x86-64's ordered stores;
+under a weaker memory model a torn reading is detected unless every field tore alike. Does not interpret
+slots and does not notify: readers poll.
 """
 
 from __future__ import annotations

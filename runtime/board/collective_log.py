@@ -2,7 +2,7 @@
 
 Torch's Flight Recorder records every collective, but no source line, and its records are lost when the
 process dies. The collective log has the source line, the step and whether a thread is blocked, and outlives
-the rank. `trainers.rank.collectives.recorder` writes it; the hang detector reads it. An entry's number is written last,
+the rank. `runtime.rank.collective_recorder` writes it; the hang detector reads it. An entry's number is written last,
 so that a reader never accepts an entry that is being written. Does not judge.
 """
 

@@ -1,20 +1,18 @@
-"""Exchange of short messages among the ranks of one node, in an area behind the slots and callback tables.
+"""Exchange short messages among the ranks of one node, and wait for them without using the CPU.
 
-A channel carries numbered messages: every rank sends message 1, receives those of all ranks, sends message 2, and so
-on. Each rank writes only its own part of the area: for each channel a word with the attempt and the number of its last
-message, and two buffers that its messages alternate between. A rank sends message N + 1 only after it has received
-message N of all ranks, so nobody overwrites a buffer that another rank still has to read.
+A channel carries numbered messages: every rank sends message 1, receives those of all ranks, sends message
+2, and so on. A rank writes only its own part of the area: per channel one word, with the attempt and the
+number of its last message, and two buffers that messages alternate between. It sends message N + 1 only
+after it has received message N of all ranks, so nobody overwrites a buffer that is still to be read.
 
-A message is complete before its word is stored. x86-64 makes the two stores visible in this order; under a weaker
-memory model a reader may see the word first, finds that the checksum does not match, and reads again. The word is one
-aligned store of eight bytes. Its attempt tells messages of an earlier attempt apart, although `Board.begin_attempt`
-clears them. Used by `trainers.rank.transports`; the watchdog reads how many messages each rank has sent. Does not know
+A message is complete before its word is stored by one aligned store of eight bytes. x86-64 makes the two
+stores visible in this order; under a weaker memory model a reader that sees the word first finds a wrong
+checksum and reads again. The attempt in the word tells earlier attempts apart, although
+`Board.begin_attempt` clears the words. Waiting uses futex(2) on the mapped file, which Python does not
+offer; where it is unknown or refused, waiters poll.
+
+Used by `runtime/rank/transport.py`; the watchdog reads how many messages each rank has sent. Does not know
 what a message means.
-
-Wait for a word of shared memory to change without using the CPU: Linux' futex(2), which Python does not offer.
-
-Called by `exchange.py`. Processes that map the same file share its futexes. Where the system call is not known
-or refused, waiters poll instead. Does not read the word.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
-"""The header of a board file: its format, the present attempt, and what is asked of the ranks and of the supervisor.
+"""The header of a board file: format, attempt, requests, and two fields of text.
 
-Base of `Board` (`board.py`). The supervisor sets the flags and the attempt; ranks read them at every vote. Commands in
-other processes count requests up. Every field is written by one process alone, apart from the counts, which only grow.
+Base of `Board` (`board.py`). The supervisor sets the flags and the attempt, which ranks read at every vote.
+Commands in other processes increment request counts. One process alone writes each field, apart from the
+counts, which only grow.
 
-The board's field for the rank that the others wait for: written by the supervisor, read by `grpo-run status`.
-
-One record in the header, as JSON with a sequence number before it, which is odd during a write. Written only
-when it changes. Called by `board.py`. Does not determine who is waited for (`watchdog.stalls.awaited`).
-
-The board's field for what was proved of ranks that do not make the same calls, as one sentence.
-
-One record in the header: the attempt, a length and a text. The supervisor writes it at most once in an attempt, right
-before it ends the ranks; those that wait in the exchange area (`exchange.py`) read it and raise it. Does not prove.
+The first text field names the rank that the others wait for: JSON behind a sequence number, which is odd
+during a write. It is written when it changes and read by `grpo-run status`; `watchdog/stalls/awaited.py`
+determines the rank. The second is one sentence on ranks that were proved not to make the same calls. The
+supervisor writes it at most once in an attempt, right before it ends the ranks; ranks that wait in
+`exchange.py` read it and raise it.
 """
 
 from __future__ import annotations

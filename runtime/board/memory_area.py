@@ -1,6 +1,6 @@
 """A rank's memory by phase in its part of the board: a header and one entry for each phase.
 
-The last entry is no phase's: it holds the forecast. The areas follow all others, and a board of an earlier version has none. Written by `trainers.accounting`, read by
+The last entry is no phase's: it holds the forecast. The areas follow all others, and a board of an earlier version has none. Written by `runtime.rank.memory`, read by
 `board.py`. The header begins with a sequence number that is odd during a write (see `slot_writer.py`). Fields must not
 move, see `slot_layout.py`. Does not measure anything.
 """

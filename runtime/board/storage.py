@@ -1,19 +1,16 @@
-"""What every part of a board can rely on, however its bytes are reached. See `storage.py` and `storage.py`.
+"""The bytes of a board: with system calls for supervisor and commands, as a mapping for ranks.
 
-A board as the supervisor and the commands see it: an open file, read and written with system calls.
+`BoardBytes` is what every part of a board relies on. `BoardFile` reads and writes an open file with system
+calls. The file may be truncated at any time, and a process that touches a mapped page beyond its end is
+killed by SIGBUS, which the supervisor must survive. A read call returns less instead, or fails on a bad
+disk; what is missing reads as zeros, as if no rank had written it. That is cheaper than asking for the size
+first (0.8 against 1.2 µs). On some network and user-space file systems read calls do not see writes through
+mappings: the creator of a board tries it and notes it in the file, and reads then use a mapping after a
+look at the size.
 
-The file may be truncated at any time, also between a look at its size and an access to a mapping, and that access would
-kill the process with SIGBUS. A read call returns less instead, or fails on a disk with errors, and what is missing reads as
-zeros: as if no rank had written it. It costs less than asking for the size before every access (0.8 and 1.2 µs).
-
-On some network and user-space file systems, read calls do not see what others write through mappings. The creator of a
-board tries that and notes it in the file; then reads use a mapping too, after a look at the size. Used by `board.py`.
-
-A board as its ranks see it: a mapping, and no descriptor that a script could close.
-
-A rank writes several times per step, and a store to a mapping costs less than a system call. A process that touches a
-mapped page beyond the end of its file is killed by SIGBUS: if the file is truncated, the ranks end, and the next attempt
-gets a new file. The supervisor must not end with them and uses `storage.py`.
+`MappedBoard` is a mapping without a descriptor that a script could close. A rank writes several times per
+step, and a store costs less than a system call. If the file is truncated, the ranks end, and the next
+attempt gets a new file.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Transformers loads weights with missing names allowed, so a different model may 
 Replicated state (DDP) loads at any world size, and the data order is preserved if an optimizer step takes as
 many samples as before. Sharded state (ZeRO, FSDP) loads only at the world size that wrote it. Called when a
 checkpoint is saved and when a run resumes. Pure. Does not check for an unfinished rollout (see
-`trainers.exact`).
+`runtime.rank.exact`).
 """
 
 from __future__ import annotations

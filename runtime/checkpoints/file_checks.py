@@ -1,13 +1,10 @@
-"""Check single files of a checkpoint: JSON, torch archives, safetensors and distributed checkpoints.
+"""Check single files of a checkpoint: JSON, torch archives, safetensors, distributed checkpoints.
 
 Called by `completeness.py`. Reads names, sizes and headers, and on request the checksums inside torch's
-archives. Never reads a tensor, and imports neither torch nor safetensors. Safetensors files have no
-checksums, so a flipped bit in a tensor is found only by a manifest's digests.
-
-Expected file sizes of a torch distributed checkpoint, read from its `.metadata` file.
-
-`.metadata` is a pickle. It is read with every class and function replaced by an inert object, so no code in
-it runs and torch is not imported. Called by `file_checks.py`. Pure.
+archives. The expected sizes of a distributed checkpoint come from its `.metadata`, a pickle that is read
+with every class and function replaced by an inert object, so no code in it runs. Never reads a tensor, and
+imports neither torch nor safetensors. Safetensors files have no checksums, so only a manifest's digests
+find a flipped bit in a tensor.
 """
 
 from __future__ import annotations

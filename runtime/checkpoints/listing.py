@@ -1,11 +1,9 @@
-"""List the checkpoints in a directory with their state, for `grpo-run checkpoints`.
+"""List the checkpoints in a directory with their state, and select those that a prune deletes.
 
-Reads names, manifests, sizes and headers; reads whole files only when asked to verify. Changes nothing.
-
-Select the checkpoints that `grpo-run checkpoints prune` deletes. Pure; deletes nothing.
-
-A checkpoint is selected only if its digests were verified and enough newer verified checkpoints exist.
-`rotation.py` is what a running job deletes by itself.
+For `grpo-run checkpoints`. Listing reads names, manifests, sizes and headers, and whole files only when
+asked to verify. A checkpoint is selected for deletion only if its digests were verified and enough newer
+verified checkpoints exist. Changes and deletes nothing; `rotation.py` is what a running job deletes by
+itself.
 """
 
 from __future__ import annotations

@@ -1,27 +1,17 @@
-"""Committed steps: a step is committed when all ranks have voted after its optimizer step.
+"""The parts of a run's history, each filled with the journal events that concern it. Pure.
 
-Pure. Called by the supervisor at each poll.
+- commits: a step is committed when all ranks have voted after its optimizer step. The supervisor asks at
+  each poll.
+- failure rate: mean time between failures, from the run's history and one prior observation;
+  `runtime/rank/saving/cadence.py` computes the snapshot interval from it.
+- phase records: durations of phases and callbacks in earlier attempts.
+- recoveries: an incident adds one; the decision, the resumption and the next step complete it.
+- step times: the productive time of a run, and how long a step takes at present. Does not know why one was
+  slow.
+- wall time: from the first event to the end, without the time in which no supervisor ran, in epoch seconds.
+- memory restarts: restarts made before host memory ran out.
 
-Mean time between failures of a run, from its own history and one prior observation. Pure.
-
-Called when the journal is replayed (`history.py`). `trainers.saving.cadence` computes the snapshot interval
-from it.
-
-Durations of phases and callbacks in earlier attempts, from the journal. Called by `history.py`. Pure.
-
-Update the list of a run's recoveries from journal events, and read the current state from it.
-
-Called by `history.py`. An incident adds a recovery; the decision, the resumption and the next step complete it. Pure.
-
-Durations of committed steps: the productive time of a run, and how long a step takes at present.
-
-Filled by `History` as it replays the journal. Pure: times are passed in. Does not know why a step was slow.
-
-Time of a run from its first event to its end, without the time in which no supervisor ran.
-
-Filled by `history.py`. Times are seconds since the epoch. Pure: they are passed in.
-
-Restarts made before host memory ran out. Replayed as part of `runtime.record.history`. Pure.
+Called by `history.py` in the order of the journal. Times are passed in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The findings of the memory traces of all ranks, and the snapshots of the CUDA allocator that they have saved.
 
 A rank writes `memory_finding` for each finding of an attempt. The same finding of other ranks and attempts is one here: it has the
-same kind, holder and line. Replayed as part of `runtime.record.history`; shown on the terminal, by `status` and by reports. Pure.
+same kind, holder and line. Replayed as part of `runtime.history.history`; shown on the terminal, by `status` and by reports. Pure.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 grpo-run counts no steps of it and saves nothing of it, so a restart runs the script from the beginning. What
 `Accelerator.save_state` has saved is a checkpoint of the script's own: whether the script resumes from it is up to the
-script. Replayed from the journal as part of `runtime.record.history`; every sentence about such a run is made here. Pure.
+script. Replayed from the journal as part of `runtime.history.history`; every sentence about such a run is made here. Pure.
 """
 
 from __future__ import annotations

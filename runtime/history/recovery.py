@@ -1,12 +1,10 @@
-"""Faults and checkpoints of a run, as recorded in its journal. Plain data.
+"""Plain data of a run's faults: recoveries, checkpoints, decisions and orders to use fresh seeds.
 
-Replayed as part of `runtime.record.history`; read by the recovery policy, status, metrics and reports.
-
-A decision of the recovery policy: an action and its reason. Plain data; made by `policy.py` and `guard_policy.py`.
-
-An order to use fresh seeds: from a step on, ranks draw other random numbers than in earlier attempts.
-
-Decided by the recovery policy, kept with the faults in the run's history, carried to the ranks by `RankSettings`, and obeyed by `grpo_run.runtime.rank`. Plain data.
+A decision is an action and its reason, made by `runtime/supervisor/policy.py` or
+`runtime/supervisor/memory/policy.py`. An order of fresh seeds says from which step on ranks draw other
+random numbers than in earlier attempts: `runtime/launch/rank_settings.py` carries it to the ranks, and
+`runtime/rank/learning.py` obeys it. Replayed from the journal by `history.py`; read by the policies,
+status, metrics and reports.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Reports of the supervisor: events for the journal and the history, one-line messages for the user.
+"""Reports of the supervisor: events for the journal and the live history, messages for the user.
 
-Every part of the supervisor that reports something uses this object. Does not decide what is worth a message.
-
-The history of a run as its supervisor maintains it, from its own events and those of the ranks.
-
-The supervisor decides from this history, so an event that it writes must count immediately and even if the
-disk does not accept it. The reader skips the supervisor's own lines afterwards: every event is applied
-exactly once. Used by the supervisor only; other commands replay the file (`History.of`).
+Every part of the supervisor that reports something uses the `Reporter`. The supervisor decides from its
+live history, so an event that it writes counts immediately, even if the disk does not accept it. The reader
+skips the supervisor's own lines afterwards: every event is applied exactly once. Other commands replay the
+file (`History.of`). Does not decide what is worth a message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reward functions according to the journal: which have failed in a rank, which run in workers since then, and their failures.
 
 A function that has failed twice at one step runs in a worker process from the next attempt on, where a call can be ended
-without its rank. Replayed as part of `runtime.record.history`; read by the recovery policy, by the settings of the ranks and
+without its rank. Replayed as part of `runtime.history.history`; read by the recovery policy, by the settings of the ranks and
 by the metrics. Pure.
 """
 

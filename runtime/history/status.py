@@ -1,18 +1,10 @@
-"""The status of a run as one object: what `grpo-run status --json`, the metrics and the pages show.
+"""The status of a run as one object, its summary in one sentence, and what the run waits for.
 
-Combines the replayed journal with the live board. A run whose supervisor exited without writing how the run
-ended is reported as `unknown`, never as running. Called by commands with a run's directory, and
-by the supervisor with what it has in memory. Reads files; decides nothing.
-
-One sentence on the state of a run: what `grpo-run status` shows first, and how a run has ended.
-
-Called by `status.py`, and by the supervisor when the run ends. Reads the history and the clock, and whether the
-model of a finished run is where the history has it.
-
-What a run waits for, in words: `waiting for rank 1: reward, 6 min (deadline 27 min)`.
-
-Shown by the progress line and by `grpo-run status`. Pure: takes what the watchdog observed. A wait that every
-step has is not shown, so that a healthy run does not alternate between two texts.
+Combines the replayed journal with the live board, for `grpo-run status`, the metrics and the pages; the
+supervisor calls it with what it has in memory. A run whose supervisor exited without writing how the run
+ended is `unknown`, never running. A wait reads `waiting for rank 1: reward, 6 min (deadline 27 min)`; one
+that every step has is not shown, so that a healthy run does not alternate between two texts. Reads files;
+decides nothing.
 """
 
 from __future__ import annotations

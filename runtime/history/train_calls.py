@@ -1,6 +1,6 @@
 """The ledger of a run's `train()` calls: which were started, where they save, and their progress.
 
-Replayed from the journal as part of `runtime.record.history`. The ranks of the next attempt receive it
+Replayed from the journal as part of `runtime.history.history`. The ranks of the next attempt receive it
 (`KnownCall`), to recognize their calls in it: `runtime/rank/resuming/identification.py`. Pure.
 """
 

@@ -2,18 +2,14 @@
 
 `grpo-run launch` calls `load_parallelism` once, before any rank starts. It returns the number of ranks per
 node and the environment that makes a script behave as under `accelerate launch --config_file FILE`. A rank
-calls `check_took_effect` once its trainer has an accelerator. Settings that accelerate would silently ignore
-are refused. Settings of the rendezvous (`main_process_ip`, `machine_rank`, `rdzv_backend` and others) are not
-read from the file, because `grpo-run launch` has its own options for them.
+calls `check_took_effect` once its trainer has an accelerator. Settings of the rendezvous
+(`main_process_ip`, `machine_rank`, `rdzv_backend` and others) are not read from the file, because
+`grpo-run launch` has its own options for them.
 
+Settings that accelerate would silently ignore are refused (`ineffective`, pure): FSDP on CPU becomes DDP,
+`use_cpu` is not read with DeepSpeed or FSDP, and the section of another mode is not read. A run that should
+be sharded and is not runs out of memory hours later. References to source files are to accelerate 1.15.
 Importing this module imports neither torch nor accelerate; `load_parallelism` imports both.
-
-Find settings of an accelerate configuration that would not take effect, and the reasons.
-
-accelerate silently ignores several settings: FSDP on CPU becomes DDP, `use_cpu` is not read with DeepSpeed or
-FSDP, and the section of another mode is not read. A run that should be sharded and is not runs out of memory
-hours later, so grpo-run refuses to start it. Called by `accelerate.load_parallelism`. Pure: reads no file and
-no environment, and imports neither torch nor accelerate. References to source files are to accelerate 1.15.
 """
 
 from __future__ import annotations

@@ -1,22 +1,12 @@
-"""One fault to inject: which, into which rank, at which step and in which phase.
+"""The faults of `--inject`: their kinds, their text form, and which of them can still happen in a run.
 
-The configuration carries injections to every rank, where `trainers.rank.injected` performs them. An injection fires
-once in a run, however many attempts the run takes: its canonical text identifies it in the journal. One with `rows` or
-`tokens` fires as often as more of them are computed at once. Made by `injections.py`. Pure; injects nothing itself.
-
-Kinds of injected faults: their effect, their default phase, and their parameters.
-
-One table, read by `injections.py`, `injections.py` and the injector of a rank, which performs them
-(`runtime/rank/injected_faults.py`). Pure.
-
-The text of `--inject`: parse it, and report errors in one line.
-
-Called by the command line, and for the configuration that the ranks receive. What an injection may say is checked by
-its constructor (`injections.py`). Pure.
-
-Which injections can happen in a run of a given size, and which are left after some have fired.
-
-Called by the command line, the injector of a rank, and the supervisor when a run ends without its drill. Pure.
+An injected fault names its kind, rank, step and phase. `KINDS` is the table of effects, default phases and
+parameters; the constructor of `Injection` checks what one may say, and parsing reports errors in one line.
+The configuration carries injections to every rank, where `runtime/rank/injected_faults.py` performs them.
+One fires once in a run, however many attempts the run takes: its canonical text identifies it in the
+journal. One with `rows` or `tokens` fires as often as more of them are computed at once. `check`,
+`remaining` and `armed` say which can happen in a run of a given size and which are left: for the command
+line, the ranks, and the supervisor when a run ends without one. Pure; injects nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What the result of a run depends on besides its command: files, environment variables, settings and versions.
+"""What the result of a run depends on besides its command: files, variables, settings and versions.
 
-Recorded in `run.json` when a run begins, and compared when the same command continues it, so that an edited script or
-another variable does not change a run without a word. Called by `cli.launch`. Reads syntax and bytes only: a module that
-is imported under a computed name, and data that the script reads, are not seen.
-
-The git commit of the code that runs, for `run.json`. Called by `cli.launch`. Information only: nothing is decided by it.
+Recorded in `run.json` when a run begins, and compared when the same command continues it, so that an edited
+script or another variable does not change a run unnoticed. The git commit of the code is recorded as
+information; nothing is decided by it. Called by `cli/launch.py`, `cli/resume.py` and
+`cli/launch_options/run_inputs.py`. Reads syntax and bytes only: a module that is imported under a computed
+name, and data that the script reads, are not seen.
 """
 
 from __future__ import annotations

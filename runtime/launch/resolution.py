@@ -1,14 +1,13 @@
-"""Which modules an import path provides: where a name resolves, and which names resolve differently under another path.
+"""Where an import path leads a module name, and why a script's ranks need fresh interpreters.
 
-Called by `resolution.py` in the supervisor and by `trainers.inherited` in each rank. Asks Python's own finder, and
-lists directories; imports nothing.
+Names are resolved with Python's own finder and listings of directories; nothing is imported. A script that
+sets a variable which torch, transformers or TRL reads at import, or that imports one of them from
+elsewhere, would run other code as a fork with preloaded modules than under torchrun: its ranks need fresh
+interpreters.
 
-Why a script's ranks cannot be forks of the interpreter that has imported torch, transformers and TRL already.
-
-A script that sets a variable which these libraries read at import, or that imports one of them from elsewhere, would run
-other code as a fork than under torchrun. Called by `cli.launch_options`. Reads syntax only, so that a start is not made
-twice: each rank compares again when its script imports the libraries, and starts over if something was not found here
-(`trainers.inherited`).
+`cli/launch_options/parse.py` asks before ranks start. It reads syntax only, to avoid starting twice; each
+rank compares again when its script imports the libraries, and starts over if something was missed
+(`runtime/rank/inherited_modules.py`).
 """
 
 from __future__ import annotations

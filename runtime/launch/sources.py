@@ -1,25 +1,17 @@
-"""The script and the modules beside it that it imports, each read and parsed once.
+"""Read the script and the local modules that it imports, as syntax; nothing is executed.
 
-Called by `cli.launch_options`. A module that is imported under a computed name is not found.
+`local_modules` reads and parses each source once. The other functions answer questions about a source:
 
-Directories that a source adds to `sys.path`, found by syntax.
+- which directories it adds to `sys.path`: literals, `__file__`, `os.path`, `os.getcwd()` and `pathlib` are
+  understood. This only saves a start: each rank compares the real path again when its script imports the
+  libraries.
+- which environment variables it reads and sets: `inputs.py` records the values of those read, and a rank
+  that is forked with preloaded modules cannot set a variable that they have read already.
+- whether it may use a Trainer or a grpo-run loop, by its imports. The answer is no only if every import is
+  known to bring none; it decides how a stop before the first step ends.
 
-Called by `resolution.py` before ranks start, to save a start that the rank itself would have to repeat: it compares
-the path as it really is when the script imports its libraries. Understands what scripts usually write: literals, `__file__`,
-`os.path`, `os.getcwd()` and `pathlib`. Anything else is not found.
-
-The environment variables that a source reads, and those that it sets, under literal names.
-
-Called by `inputs.py`, which records the values of variables that are read, and by `cli.launch_options`, because a rank
-that is forked from the warm interpreter cannot set a variable that its libraries have read already. A name that is
-computed is not found.
-
-Whether a script may use a Trainer or a grpo-run loop, judged by its imports.
-
-Says no only if every import is known to bring none: a package that is not listed may contain a Trainer. Called by
-`cli.launching`; it decides how a stop before the first step ends, when the script has not imported what it uses.
-
-Parse a source, and read names and texts from its nodes. Called by the other files of this folder and by `cli.planning.reading`.
+Called by `cli/launch_options/`, `cli/launching/supervise.py`, `cli/planning/`, `inputs.py` and
+`resolution.py`. Computed names are not found.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The facts of a `train()` call that decide how it could use less memory, as published by its ranks.
+"""The facts of a `train()` call that decide how it could use less memory, and what a split changes.
 
-The first rank of each node writes `memory_facts.json` into the run directory when a `train()` call begins
-(`grpo_run.runtime.rank.memory_plan.facts`); the supervisor reads it after an out-of-memory error, when no rank is left to ask.
-Sizes are those that the script has set: a memory plan in effect is named apart. Plain data; `files.py` reads and writes the file.
+The first rank of each node collects them when a call begins (`runtime/rank/memory_plan/facts.py`); the
+supervisor reads them after an out-of-memory error, when no rank is left to ask. Sizes are those that the
+script has set: a memory plan in effect is named apart. `files.py` reads and writes the file.
 
-Whether smaller micro-batches, accumulated over more of them, give the same update: for which losses, and why not for others.
-
-The sums of gradients are the same up to rounding if each micro-batch of a step has the same weight, or if the loss is divided by
-a number that belongs to the whole step. The ladder of memory plans refuses a split where they are not; tests train each loss both
-ways (`tests/fault/test_memory_plans.py`). Pure. Reads TRL 1.16.
+`split_refusals` says why smaller micro-batches would not give the same update. The sums of gradients are
+equal up to rounding if each micro-batch of a step has the same weight, or if the loss is divided by a
+number of the whole step. The fallback steps refuse a split where that does not hold;
+`tests/fault/test_memory_plans.py` trains each loss both ways. Plain data and pure functions. Reads TRL
+1.16.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
-"""The file of the facts of a call: `memory_facts.json` in the run directory.
+"""Files about memory in the run directory: facts of a call, forecasts, and requests for traces.
 
-Written by ranks, read by the supervisor. Does not say what follows from the facts.
+    memory_facts.json              facts of a `train()` call, written by ranks, read by the supervisor
+    memory_forecast/rank-N.jsonl   what rank N's passes needed, and how it split each rollout
+    plan_traces/request.json       written by the supervisor, which does not load TRL itself
+    plan_traces/peaks.jsonl        a line per plan, appended by the tracing process
+    plan_traces/output.log         what that process prints
 
-The files of the forecast: for each rank, `memory_forecast/rank-N.jsonl` in the run directory.
-
-A rank appends what its passes have needed and how it has split the micro-batches of each rollout, and reads the file in the next
-attempt. The first line says what the others hold for. Appending does not wait for a disk, as replacing the file would; a line that was
-cut when the rank died is left out. Does not predict (`trainers.forecast`).
-
-Request and answer of the process that traces plans after an out-of-memory error: two files in the run directory.
-
-    <run>/plan_traces/request.json   written by the supervisor (`runtime.supervision.memory.tracing`)
-    <run>/plan_traces/peaks.jsonl    a line per plan, appended by the process (`grpo_run.runtime.planning`)
-    <run>/plan_traces/output.log     what the process prints
-
-The supervisor imports no torch, so it cannot trace. Plain data and its files.
+A rank reads its forecast file in the next attempt; the first line says what the others hold for. Appending
+does not wait for a disk, as replacing the file would; a line that was cut when the rank died is left out.
+Traces are requested by `runtime/supervisor/memory/tracing.py` and made by
+`runtime/planning/plan_worker.py`. Predicts and decides nothing.
 """
 
 from __future__ import annotations

@@ -1,17 +1,9 @@
-"""A separate memory cgroup for the ranks, below that of the supervisor, where one can be created.
+"""A memory cgroup for the ranks below that of the supervisor, and the kernel's counter of killed processes.
 
-It has no limit: those above it hold for it, too. What is charged to it is what this run's ranks use, its kill counter counts
-their processes only, and what ends a whole cgroup from outside ends the ranks and not the supervisor. Making one needs
-write access to the hierarchy, which root has in version 1, and in version 2 where the group passes the memory controller on to
-its children; containers and schedulers usually do not grant it, and then nothing is made. The forkserver enters before it
-imports anything, and its children are in the group. Called by `cli/launching/`; the guardian removes the group after the death
-of the supervisor.
-
-The kernel's counter of killed processes of one memory cgroup, with what tells the cgroup from another of the same name.
-
-A process that the kernel kills for lack of memory is counted in its own cgroup, whichever limit was reached. So the counters
-of cgroups above hold no process of the run, and are not read. Called while samples are made (`host_accounting.py`), by the guardian
-and by the next launch. Judges nothing.
+A process that the kernel kills for lack of memory is counted in its own cgroup, whichever limit was
+reached, so the counters of cgroups above are not read. A counter comes with what tells its cgroup from
+another of the same name. Called by the supervisor at its start, while samples are made
+(`host_accounting.py`), by the guardian and by the next launch. Judges nothing.
 """
 
 from __future__ import annotations

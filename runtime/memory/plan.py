@@ -1,10 +1,10 @@
 """The memory plan of a run: what is changed so that the next attempt needs less memory, for the same update.
 
-The supervisor chooses it after an out-of-memory error (`runtime.supervision.memory`) and passes it to the ranks in their
+The supervisor chooses it after an out-of-memory error (`runtime.supervisor.memory`) and passes it to the ranks in their
 settings; the ranks apply it to the trainer's configuration. The default changes nothing. The values are absolute: they are
 applied to what the script itself has set, never to what an earlier plan has made of it.
 
-`MemoryRecord` replays the changes from the journal, as a part of `runtime.record.history`: a plan belongs to the run, so later
+`MemoryRecord` replays the changes from the journal, as a part of `runtime.history.history`: a plan belongs to the run, so later
 launches of the run keep it. Plain data.
 """
 

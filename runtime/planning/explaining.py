@@ -1,20 +1,12 @@
-"""Single assumptions about a job, what each of them would need, and their order by fit to what was observed.
+"""Explain observed memory: which assumptions about a job would account for what was observed.
 
-Called by `cli.planning`. Says what an observation is consistent with; it proves nothing about the run.
-
-Traces of code that scripts write themselves: generation that keeps its graph, and logits of a whole micro-batch.
-
-Called by `explaining.py`. The model is the job's, run on fake tensors; only the loop around it is ours.
-
-Two assumptions together, where no single one accounts for what was observed. Called by `cli.planning`.
-
-A pair says less than a single assumption: of many pairs some come close by chance. So only close ones are returned, and none whose
-members do not both bring it closer.
-
-Memory that grows by so much a step: what every step would have to keep. Called by `cli.planning`.
-
-A job whose rows have one length needs as much in its second step as in its thousandth. If it runs out of memory later, either rows got
-longer or something of each step is kept. Says what an observation is consistent with; it proves nothing about the run.
+Each single assumption is predicted again and ordered by how close it comes. Pairs are tried where no single
+one is close enough. A pair says less, because some of many pairs come close by chance: only close pairs are
+returned whose members each bring it closer. Code that scripts write themselves, such as generation that
+keeps its graph and logits of a whole micro-batch, is traced with the job's model on fake tensors. Memory
+that grows is explained by what every step would have to keep: a job whose rows have one length needs as
+much in its second step as in its thousandth. Called by `cli/plan.py` and `cli/planning/explained.py`. Says
+what an observation is consistent with; proves nothing about the run.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The process that traces a run with several memory plans: reads a request, appends the peaks of each plan, exits.
+"""The process that traces a run with several memory plans, after an out-of-memory error.
 
-Started by `runtime.supervision.memory.tracing`, which waits for it and kills it at its deadline. Uses no GPU.
-
-Which job a run is, from the facts that its ranks have published, and why some runs cannot be traced.
-
-Called by `plan_worker.py`. Loads no weights.
+It reads a request, derives the job from the facts that the ranks have published, appends the peaks of each
+plan, and exits. `refusals` says why some runs cannot be traced. Started by
+`runtime/supervisor/memory/tracing.py`, which waits for it and kills it at its deadline. Loads no weights
+and uses no GPU.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Predict the memory of a job: trace it, extrapolate to all layers, and add what a trace does not show.
 
-Called by `cli.planning`, `changes.py` and `explain.py`. Prints nothing.
-
-The peak of a phase over the size of a micro-batch, fitted through traces, and how far another trace is from it.
-
-Called by `prediction.py`, which traces the points. Pure.
+The peak of each phase over the size of a micro-batch is fitted through traced points; the fit also says how
+far another trace is from it. Called by `cli/plan.py`, `changes.py`, `explaining.py` and `plan_worker.py`.
+Prints nothing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Memory that a trace does not show: the CUDA context, workspaces, communication, what DeepSpeed keeps, and vLLM.
+"""Memory that a trace does not show, and the sizes that the closed form needs to check a trace.
 
-Called by `prediction.py`. Each term is a range and says where it comes from. None of them has been compared with a GPU by this
-project. Pure.
-
-What the closed form needs to know of a job, as a check of what was traced.
-
-Called by `prediction.py` and `terms.py`. The closed form itself is in `runtime.continuity.memory.closed_form`. Pure.
+The terms are the CUDA context, workspaces, communication, what DeepSpeed keeps, and vLLM. Each is a range
+and says where it comes from. None of them has been compared with a GPU by this project. The closed form
+itself is `runtime/memory/closed_form.py`. Called by `prediction.py`. Pure.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Start ranks as forks of an interpreter that has imported torch, transformers and trl.
+"""The forkserver: start ranks as forks of an interpreter that has imported torch, transformers and TRL.
 
-A fresh interpreter needs 5 to 9 s to import TRL; a child of this server needs none of it. Called by
-`ranks.py`. The server starts while the supervisor still imports torch, and exits with the supervisor. Does not
-run the user's script: a child calls the entry point that it is given. `forkserver.py` waits until the server can fork.
-
-Wait until the forkserver can fork. One that hangs in an import, or exits, is replaced by one that imports nothing.
-
-Called by the supervisor before it starts ranks. A child of the replacement has nothing in memory that its script would
-import, so it becomes a fresh interpreter (`trainers.bootstrap`). An import that raises does not end the server; its
-children know of it.
+A fresh interpreter needs 5 to 9 s to import TRL; a child of this server needs none of it. The server starts
+while the supervisor still imports torch, and exits with the supervisor. `await_server` waits until it can
+fork. A server that hangs in an import, or exits, is replaced by one that imports nothing; a child of the
+replacement becomes a fresh interpreter (`runtime/rank/bootstrap.py`). An import that raises does not end
+the server; its children know of it. Called by `ranks.py`, and by the supervisor before it starts ranks.
+Does not run the user's script: a child calls the entry point that it is given.
 """
 
 from __future__ import annotations

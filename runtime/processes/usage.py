@@ -2,7 +2,7 @@
 
 A family is the session that a rank leads and every session whose leader descends from it: `setsid` leaves the
 session, but not the family. A process whose parents have all exited is lost, as in any walk from child to parent.
-Called by `runtime.detection.activity`. What cannot be read gives None, "unknown". Does not judge.
+Called by `runtime.supervisor.detection.activity`. What cannot be read gives None, "unknown". Does not judge.
 """
 
 from __future__ import annotations

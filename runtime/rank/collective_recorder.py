@@ -1,19 +1,14 @@
-"""Log every collective that this rank issues from Python, with its source line and waiting thread.
+"""Log every collective that this rank issues from Python, with source line and waiting thread.
 
-Installed by the session when `torch.distributed` is imported. Wraps the methods of torch's process group and
-`Work.wait`. Collectives that C++ issues, such as DDP's gradient all-reduces, appear only in torch's Flight
-Recorder; `backward` logs each DDP backward pass as a whole. Sends and receives are not logged but counted,
-because they advance Gloo's sequence number of the group and not the Flight Recorder's. `worker_server.py`
-publishes which threads wait. Does not change what a collective does.
+Installed by `session.py` when `torch.distributed` is imported. `Recorder` wraps the methods of torch's
+process group and `Work.wait`. Descriptions of calls are encoded once for each line and input, because
+encoding is half of the time of an entry and a step of GRPO issues twenty collectives from the same lines.
+Facts about a process group are read once per group. `worker_server.py` publishes which threads wait.
 
-Describe the calls of collectives: names, inputs and source line, encoded once for each line and input.
-
-Encoding is half of the time of an entry, and a step of GRPO issues twenty collectives from the same lines.
-Called by `collective_recorder.py` for each entry. Does not write the log.
-
-Read the arguments of a collective: its tensors, and whether it has a timeout. Called by `collective_recorder.py`.
-
-What the recorder needs to know about a torch process group, read once per group. Called by `collective_recorder.py`.
+Collectives that C++ issues, such as DDP's gradient all-reduces, appear only in torch's Flight Recorder;
+`backward` logs each DDP backward pass as a whole. Sends and receives are counted and not logged: they
+advance Gloo's sequence number of the group, and not the Flight Recorder's. Does not change what a
+collective does.
 """
 
 from __future__ import annotations

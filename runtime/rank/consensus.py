@@ -1,17 +1,12 @@
-"""Combine the calls of all ranks: one answer, or an error that names the line of each rank.
+"""Collective decisions of scripts: encode each rank's call, exchange the calls, and combine them.
 
-Called by `trainers/consensus.py` with what `consensus.py` received. Pure: every rank is given the same calls, so every
-rank returns the same answer or raises the same error.
+`trainers/consensus.py` makes a `Call`, sends it with `exchange`, and combines all calls with `agree`: one
+answer, or an error that names the line of each rank. `agree` is pure: every rank is given the same calls,
+so every rank returns the same answer or raises the same error.
 
-One rank's call of a consensus function, and its encoding as integers for the exchange.
-
-Made by `trainers/consensus.py`, sent by `consensus.py`, compared by `consensus.py`. Pure.
-
-How the calls of all ranks reach every rank: over grpo-run's own group, or over torch's default group.
-
-Under `grpo-run launch` the first call connects a vote group of its own (`vote.py`), so that the
-calls mix neither with the step vote nor with collectives of the script. Elsewhere, for example under torchrun,
-they are an `all_gather` on torch's default group. Called by `trainers/consensus.py`. Does not compare calls.
+Under `grpo-run launch` the first call connects a vote group of its own (`vote.py`), so that the calls mix
+neither with the step vote nor with collectives of the script. Elsewhere, for example under torchrun, the
+exchange is an `all_gather` on torch's default group.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """The error file of a rank: the exception that ended its script, for the supervisor.
 
-Written by the bootstrap, read by `runtime/supervisor`. Only one file per rank and attempt. Does not print
-anything.
-
-Whether the `__context__` of an exception had already been handled when the exception was raised.
-
-Called by `error_report.py`: an exhausted GPU that a cleanup fails on is what ended the rank; one that the script has caught
-and gone on after, as a search for a batch size does, is not. Reads the source of the function that caught it; where there is none,
-nothing counts as swallowed.
+Written by `bootstrap.py`, once per rank and attempt; read by `runtime/supervisor/attempt.py`. The file also
+says whether the `__context__` of the exception had been handled before: an exhausted GPU that a cleanup
+fails on is what ended the rank, while one that the script caught and continued after, as a search for a
+batch size does, is not. That is read from the source of the function that caught it; without the source,
+nothing counts as handled. Prints nothing.
 """
 
 from __future__ import annotations

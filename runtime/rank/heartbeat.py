@@ -1,14 +1,10 @@
-"""The heartbeat of a rank's interpreter, from a thread that needs nothing but the interpreter.
+"""The heartbeat of a rank's interpreter, and the Python threads that are idle and wake no other.
 
-Started by the session. A missing heartbeat tells the watchdog that the interpreter is stuck, for example
-because native code holds its lock. The thread also publishes which Python threads are idle and wake no other
-thread (`heartbeat.py`), itself included.
-
-Idle Python threads of libraries that will not wake another thread when they run again.
-
-Called by the heartbeat once per second, for the proof that nothing can wake a rank: such a thread waits with a
-time limit, so the kernel alone cannot tell it from one that is about to act. Takes no lock, because any thread
-may hold one forever. Does not judge.
+Started by `session.py` in a thread that needs nothing but the interpreter. A missing heartbeat tells the
+watchdog that the interpreter is stuck, for example because native code holds its lock. Once per second the
+thread publishes which threads of libraries are idle, itself included, for the proof that nothing can wake a
+rank: such a thread waits with a time limit, so the kernel alone cannot tell it from one that is about to
+act. Takes no lock, because any thread may hold one forever. Does not judge.
 """
 
 from __future__ import annotations

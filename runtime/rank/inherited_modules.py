@@ -1,14 +1,11 @@
-"""Give a script the modules that its rank has inherited, if it would import the same ones; otherwise execute a fresh interpreter.
+"""Give a script the preloaded modules of its rank if it would import the same ones; else start over.
 
-The bootstrap hides the modules before anything else. When the script imports the first of them, its import path and its
-environment are what torchrun's Python would import it with. If every name leads where it led in the warm interpreter, and
-no variable that libraries read at import has changed, the modules are put back, in 7 ms. If not,
-the rank becomes a fresh interpreter, which runs the script from its first line. Hooks that wait for a module are called as
-if it had just been imported.
-
-The imports of the warm interpreter: their order, their files, and names that it did not find.
-
-`preload.py` records it, once per process; a rank finds the record in its memory. Decides nothing.
+`preload.py` records, once per process, which modules were imported, in which order, from which files, and
+which names were not found. `bootstrap.py` hides the modules before anything else. When the script imports
+the first of them, its import path and environment are what torchrun's Python would import it with. If every
+name resolves as it did before, and no variable that libraries read at import has changed, the modules are
+put back, in 7 ms. If not, the rank executes a fresh interpreter, which runs the script from its first line.
+Hooks that wait for a module are called as if it had just been imported.
 """
 
 from __future__ import annotations

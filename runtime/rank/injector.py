@@ -28,7 +28,7 @@ UNMARKED_PHASES = (Phase.reward, Phase.score)
 
 
 class EventLog(Protocol):
-    """The part of `runtime.record.journal.Journal` that the injector uses."""
+    """The part of `runtime.history.journal.Journal` that the injector uses."""
 
     def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> object:
         """Append one event."""

@@ -1,20 +1,15 @@
-"""The learning guards of one call in one rank: their history, their alarms, and the response of all ranks.
+"""The learning guards of one call in one rank: read each step, raise alarms, agree on the response.
 
-After each step the rank adds what the step has shown and asks the guards. An alarm whose response is a warning is
-reported by rank 0. Any other goes into the step's vote, and the rank collects that vote at once: when all ranks know,
-`act` raises `GuardTripped` on each of them, before the next optimizer step and before any save. Created by
-`runtime/rank/hooks/train_call.py` and `runtime/rank/loops/run.py`; called by `calls/`.
+Raw loss, gradient norm and logged metrics are read at their source, because transformers logs a NaN loss as
+0 and a metric only every `logging_steps` steps; `read_steps` wraps two public methods for the length of a
+`train()` call and changes nothing. After each step the guards (`watchdog/learning_guards.py`) are asked.
+Rank 0 reports an alarm whose response is a warning. Any other alarm goes into the step's vote, which the
+rank collects at once: when all ranks know, `act` raises `GuardTripped` on each of them, before the next
+optimizer step and before any save.
 
-Reads the values of a step that the learning guards judge: raw loss, gradient norm, and logged metrics.
-
-transformers' log shows 0 for a loss that is NaN, and a metric only every `logging_steps` steps; both are read at
-their source here. `read_steps` wraps two public methods for the length of a `train()` call; nothing is changed. Called
-by `runtime/rank/hooks/train_call.py`.
-
-Give the random generators of a rank new seeds at a step, so that another rollout is sampled from then on.
-
-The supervisor orders it when an exact repetition has ended in the same alarm (`FreshSeeds`). The order of the data does
-not change. Called by `learning.py`.
+When an exact repetition has ended in the same alarm, the supervisor orders new seeds (`FreshSeeds`), and
+the random generators are reseeded at that step; the order of the data stays. Created by
+`runtime/rank/hooks/train_call.py` and `runtime/rank/loops/run.py`; called by `runtime/rank/step/`.
 """
 
 from __future__ import annotations

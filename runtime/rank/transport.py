@@ -1,16 +1,14 @@
-"""The interface of a transport: every rank sends a row of integers, and receives those of all ranks.
+"""The interface of a transport, and its implementation for one node through the board's exchange area.
 
-Implemented by `transport.py` and `gloo_transport.py`, and used by `vote.py`. Plain declarations.
+With a transport, every rank sends a row of integers and receives those of all ranks. `gloo_transport.py`
+implements it for several nodes; `vote.py` uses both. The shared-memory transport needs no thread and no
+connection. A rank that finds the votes of all others does not wait. One that must wait sleeps in the kernel
+until a peer has voted: its count of context switches stays the same, as a proof of a deadlock requires.
 
-Votes among the ranks of one node: through the exchange area of the board, without a thread or a connection.
-
-A rank that finds the votes of all others there does not wait. One that has to wait sleeps in the kernel, which it
-leaves only when a peer has voted: the number of its context switches stays the same, as a proof of a deadlock requires.
-Called by `vote.py`.
-
-A peer that dies sends nothing more, and nothing here notices it: the supervisor sees its exit and ends the attempt, or
-proves that this rank waits for it. Ranks that start different operations, or send different numbers of integers, wait
-until that is proved, like those of a Gloo group. What the supervisor has proved of a consensus call is raised here.
+A peer that dies sends nothing more, and nothing here notices it: the supervisor sees its exit and ends the
+attempt, or proves that this rank waits for it. Ranks that start different operations, or send different
+numbers of integers, wait until that is proved, as in a Gloo group. What the supervisor has proved of a
+consensus call is raised here.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""The log of grpo-run's own collectives, which torch's Python layer does not know.
+"""Log collectives that the recorder does not see: grpo-run's own, and DDP's in hand-written loops.
 
-Called by `rank/transports/`. An entry looks like that of a collective of the script, so that a rank that waits in one
-is seen, and a deadlock proved, in the same way.
-
-Log the backward passes of DDP models in a hand-written loop.
-
-C++ issues the all-reduces of such a pass, so that nothing else in the log says where the rank is. Installed by the
-session when torch is imported; uses `torch.autograd.backward` and the constructor of `DistributedDataParallel`. A
-Trainer's passes are logged by `runtime/rank/hooks/train_call.py`, which knows when gradients are synchronized. Changes no value.
+`OwnLog` is called by the transports (`transport.py`, `gloo_transport.py`). Its entries look like those of
+the script's collectives, so that a rank that waits in one is seen, and a deadlock proved, in the same way.
+`log_backward_passes` logs the backward passes of DDP models, whose all-reduces C++ issues; `session.py`
+installs it when torch is imported. It uses `torch.autograd.backward` and the constructor of
+`DistributedDataParallel`. A Trainer's passes are logged by `runtime/rank/hooks/train_call.py`, which knows
+when gradients are synchronized. Changes no value.
 """
 
 from __future__ import annotations

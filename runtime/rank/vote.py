@@ -1,19 +1,13 @@
-"""The vote group: grpo-run's own group of all ranks for the step vote and small collective decisions.
+"""The vote group: grpo-run's own group of all ranks for step votes and small collective decisions.
 
-All ranks start a vote when their optimizer step is done and collect it before the next one, so communication
-overlaps with work. The ranks of one node vote through the board, which costs no thread; with several nodes, through a
-Gloo group of grpo-run's own (`transports/`).
+All ranks start a vote when their optimizer step is done and collect it before the next one, so
+communication overlaps with work. A `Vote` is encoded as a vector of integers. An all-reduce by MAX shows
+whether all ranks finished the same step with the same phases (maximum and minimum must agree), and combines
+their flags by logical OR. `connect_transport` chooses the transport: the board on one node, Gloo between
+several.
 
-Called by `runtime/rank/step/step_vote.py` (`start`, `collect`), by everything that decides collectively (`maximum`,
-`gather`) and by `consensus.py`. Every rank must make the same calls in the same order.
-
-The content of a step vote: what one rank sends, what all ranks receive, and how it is encoded.
-
-Each rank encodes its `Vote` as a vector of integers. An all-reduce by MAX over these vectors shows whether
-all ranks finished the same step with the same phases (maximum and minimum must agree) and combines their
-flags by logical OR. Pure data; `vote.py` does the communication.
-
-Choose and connect the transport of a vote group. Called by `session.py`.
+Called by `runtime/rank/step/step_vote.py` (`start`, `collect`), by everything that decides collectively
+(`maximum`, `gather`), and by `consensus.py`. Every rank must make the same calls in the same order.
 """
 
 from __future__ import annotations

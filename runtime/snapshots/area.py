@@ -13,7 +13,7 @@
       restore/                 a checkpoint written here to resume from, because the disk is full or stuck
 
 Snapshots survive the death of every process, but not a reboot. There are three slots so that one can be
-drained, one can hold the newest snapshot and one can be written at any time. Ranks write (`trainers.saving`),
+drained, one can hold the newest snapshot and one can be written at any time. Ranks write (`runtime.rank.saving`),
 the drain worker reads. Does not copy tensors or write checkpoints. Works on one node only.
 """
 

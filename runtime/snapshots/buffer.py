@@ -1,17 +1,10 @@
 """The snapshot buffer: one rank's memory for snapshots, in a file on a memory-backed file system.
 
-The file is mapped once, its pages are faulted in once, and both are reused for every snapshot. The rank
-appends (`SnapshotBuffer`); the drain worker reads (`buffer.py`). Slots and locks (`slot.py`)
-decide who may use a buffer when; the index (`index.py`) says what its bytes mean. Only one process may write
-at a time.
-
-The file of a snapshot buffer, apart from its contents: opening it, checking that it was written, and freeing its memory.
-
-Used by both sides of a buffer (`buffer.py`, `buffer.py`) and by slots (`slot.py`). Maps nothing for longer than a call.
-
-The reading side of a snapshot buffer: views of its records, read-only.
-
-Used by the drain worker, and by ranks that load a snapshot or compare one. Who may read when is decided by slots (`slot.py`).
+The file is mapped once, its pages are faulted in once, and both are reused for every snapshot. A rank
+appends with `SnapshotBuffer`; the drain worker, and ranks that load or compare a snapshot, read with
+`SnapshotBufferReader`, whose views are read-only. The functions open the file, check that it lies in
+memory, and free its memory; `slot.py` uses them too. Slots and their locks (`slot.py`) decide who may use a
+buffer when, and the index (`index.py`) says what its bytes mean. Only one process may write at a time.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Requests to the drain worker, one at a time: sent, awaited, and abandoned if the worker dies or the disk hangs.
+"""Requests to the drain worker, one at a time, and reports of what became of them.
 
-Called by `drain_scheduler.py`, which chooses what is requested and is told what was published. Does not choose, and
-does not retry by itself.
-
-Report drains to the user, the ranks and the journal: published checkpoints, and why others failed.
-
-A failure is reported once, until a checkpoint is written again or the cause changes. While the disk is in trouble, a
-note in the staging area tells the ranks. Called by `drain_scheduler.py` and `drain_requests.py`. Decides nothing.
+A request is sent and awaited, and abandoned if the worker dies or the disk hangs. Published checkpoints and
+failed drains are reported to the user, the ranks and the journal. A failure is reported once, until a
+checkpoint is written again or the cause changes; while the disk is in trouble, a note in the staging area
+tells the ranks. Called by `drain_scheduler.py`, which chooses what is requested. Does not choose, and does
+not retry by itself.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
-"""The drain worker, a separate process that drains snapshots on request, and the handle to it.
+"""The drain worker: a separate process that writes snapshots from memory to disk as checkpoints.
+
+    slot in memory -> <output_dir>/.checkpoint-N.partial-… -> digests, fsync, MANIFEST.json
+                   -> rename to checkpoint-N
 
 Only this process writes checkpoints for the supervisor, so a file system that hangs blocks nothing else. It
-dies with the supervisor; partial directories it leaves are deleted by the next drain. `DrainProcess` is the
-supervisor's side, used by `drain_requests.py`; `serve` is the process itself. What it does for one request
-is in `drain_worker.py`.
-
-Drain one snapshot: write it from memory to disk as a published checkpoint.
-
-    slot in memory -> <output_dir>/.checkpoint-N.partial-… -> digests, fsync, MANIFEST.json -> rename to
-    checkpoint-N
-
-A snapshot that the script has not scheduled goes to a folder of its own in the output directory (`runtime/checkpoints/search.py`).
-
-The files are byte for byte what the trainer would have written. Runs in the drain worker (`drain_worker.py`).
-Does not choose the snapshot; `drain_scheduler.py` does.
+dies with the supervisor; the next drain deletes partial directories that it leaves. `DrainProcess` is the
+supervisor's side, used by `drain_requests.py`; `serve` is the process, and `handle_request` drains one
+snapshot. The files are byte for byte what the trainer would have written. A snapshot that the script has
+not scheduled goes to a folder of its own in the output directory (`runtime/checkpoints/search.py`). Does
+not choose the snapshot; `drain_scheduler.py` does.
 """
 
 from __future__ import annotations

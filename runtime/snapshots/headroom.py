@@ -42,7 +42,7 @@ FILE_SYSTEM_RESERVE = Reserve(fraction=0.05, minimum_bytes=64 << 20, maximum_byt
 more than they need."""
 MEMORY_RESERVE = Reserve(fraction=0.15, minimum_bytes=256 << 20, maximum_bytes=48 << 30)
 """For the ranks themselves. Files stay in memory when ranks are restarted, so they must end well below the share of
-the limit at which memory is short (`watchdog.host_memory.pressure`): otherwise every restart would find it short again."""
+the limit at which memory is short (`watchdog.memory.host_pressure`): otherwise every restart would find it short again."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The snapshot index: which checkpoint files one rank's snapshot buffer contains, and where.
 
-Built in the rank by `trainers.capture.interception`, stored as JSON, and read by the drain worker, which
+Built in the rank by `runtime.rank.saving.interception`, stored as JSON, and read by the drain worker, which
 writes the files (`writer.py`). Does not hold the bytes or know whether they are still valid.
 """
 

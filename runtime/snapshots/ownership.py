@@ -1,26 +1,16 @@
-"""The owner of a staging area: its record, `OWNER.json`, and its lock, which the run's supervisor holds.
-
-The kernel releases the lock when the supervisor dies. Called by `ownership.py` and `leftovers.py`.
-
-Assign a staging area to a run, and lock it for the lifetime of the supervisor.
-
-`run.json` holds the path of the area. Every supervisor gives it a new name, so a path is used by one supervisor
-only: a copy of the run directory, or a run directory that was used on another machine meanwhile, does not find
-snapshots that are not its own. Called by `cli/launch.py`, under the lock of the run directory.
-
-Folders of a user on a memory-backed file system, which hold the staging areas of all runs of that user.
+"""Which run owns a staging area: its folder, its record and its lock.
 
     /dev/shm/grpo-run-1000/           mode 0700, of this user
-      9f86d081884c7d65/               the staging area of one run (`runtime.staging.area`)
+      9f86d081884c7d65/               the staging area of one run (`area.py`), with `OWNER.json` and a lock
 
-The name of an area is random: nothing about it can be derived from a path or a command, which another
-container may have too. Called when the command line is checked, and by `leftovers.py`.
+The supervisor holds the lock, which the kernel releases when it dies. `run.json` holds the path of the
+area. The name is random, because another container may have the same path and command, and every supervisor
+renames the area: a copy of the run directory, or one that was used on another machine meanwhile, does not
+find snapshots that are not its own. Containers that share /dev/shm (`--ipc=host`) see different files under
+one path, so a record also holds the mount namespace and root directory of its writer.
 
-The identity of this process's view of the file system: its mount namespace and root directory.
-
-Containers that share /dev/shm (`--ipc=host`) see different files under one path. Whether a path in a record
-names the same file here can only be told if the record was written with the same view. Called by `ownership.py`
-and `leftovers.py`.
+Called by `cli/launch_options/staging.py` under the lock of the run directory, when the command line is
+checked, and by `leftovers.py`. Deletes no area.
 """
 
 from __future__ import annotations

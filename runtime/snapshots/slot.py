@@ -1,6 +1,6 @@
 """One staging slot: a snapshot in memory, its lock, and the record that declares it complete.
 
-Ranks write a slot (`trainers.saving`); the drain worker, and ranks that resume (`trainers.loading`), read it at the
+Ranks write a slot (`runtime.rank.saving`); the drain worker, and ranks that resume (`runtime.rank.resuming`), read it at the
 same time. Which slot is used is decided in `area.py`.
 """
 

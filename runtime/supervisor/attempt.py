@@ -1,13 +1,9 @@
-"""One attempt on this node: its number, files and ranks, and what has been observed of them.
+"""One attempt on this node: its number, files and ranks, which ranks have exited, and which failed.
 
-The supervisor creates an `Attempt` before the agent starts ranks and drops it when the next one begins. Does
-not start or terminate processes and takes no decision.
-
-The ranks that have exited in an attempt, and which of them failed.
-
-The supervisor adds the exits that the agent reports; the incident investigation waits briefly for further
-ones. Reads the error files that ranks write. Does not determine which rank caused the failure
-(`watchdog.diagnosis.exits`).
+The supervisor creates an `Attempt` before the agent starts ranks, adds the exits that the agent reports,
+and drops it when the next attempt begins. The incident investigation waits briefly for further exits. Reads
+the error files that ranks write. Starts and terminates no process and decides nothing; which rank caused a
+failure is determined in `watchdog/diagnosis/exits.py`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""How a fault is handled: investigation, journal, decision.
+"""How a fault is handled: investigation, journal event, decision.
 
     lifecycle: fault → incident folder and verdict → lifecycle: evidence_written → policy → resolution
 
 Called by the supervisor when ranks failed or hang. The agent kills the remaining ranks only after `handle`
-has returned. Does not judge (`watchdog.diagnosis`), choose (`policy.py`) or end the run (`supervisor.py`).
-
-The `incident` event of the journal: what is recorded of one fault, from its verdict and from what the ranks did.
-
-Called by `faults.py` once evidence is on disk. Reads the error files of ranks that have not exited yet. Does not judge
-(`watchdog.diagnosis`) and writes nothing.
+has returned. The `incident` event is made from the verdict and from the ranks' error files, also those of
+ranks that have not exited yet. Does not judge (`watchdog/diagnosis/`), choose (`policy.py`) or end the run
+(`supervisor.py`).
 """
 
 from __future__ import annotations

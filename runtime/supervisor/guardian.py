@@ -1,13 +1,14 @@
 """The guardian: a small process that terminates what a supervisor killed by SIGKILL leaves behind.
 
-Forkserver, ranks and drain worker die with the supervisor (`runtime/processes/parent_death.py`). What the ranks have started
-does not, and would keep ports, memory and devices. The guardian waits for the supervisor's exit on a pidfd, then
-notes whether the kernel has killed it, terminates the processes that belong to the ranks, and writes one event to the journal. In
-the meantime it looks at the processes now and then, to remember those that have left both their parents and their environment. It stays in
-the supervisor's session, which is how it is told from a helper. `Guardian` is the supervisor's side, `main` the
-process itself. It has no part in a run that ends in order: the supervisor ends it.
+Forkserver, ranks and drain worker die with the supervisor (`runtime/processes/parent_death.py`). What the
+ranks have started does not, and would keep ports, memory and devices. The guardian waits for the
+supervisor's exit on a pidfd, notes whether the kernel has killed it, terminates the processes that belong
+to the ranks, and writes one event to the journal. Until then it looks at the processes now and then, to
+remember those that have left both their parents and their environment. It stays in the supervisor's
+session, which is how it is told from a helper. When a run ends in order, the supervisor ends it.
 
-Report and journal helper processes that were terminated. Called by the supervisor and by the guardian.
+`Guardian` is the supervisor's side, `main` the process. `report` and `event_fields` also serve the
+supervisor when it terminates helper processes itself.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The supervisor's view of the hang detector: suspicions, warnings and phase durations.
 
-`poll` is called while no rank has failed. Fires the lifecycle events of a suspicion. Does not detect hangs
-(`runtime/supervisor/detection/detector.py`) and does not handle a finding (`faults.py`).
-
-Warnings without an action: blind spots of the watchdog, and ranks that others wait for or that are slower.
-
-The supervisor calls these functions at each poll. Every warning appears once per attempt. Decides nothing.
+The supervisor calls `poll` while no rank has failed. It fires the lifecycle events of a suspicion and warns
+of blind spots of the watchdog, of ranks that others wait for, and of slower ranks. Every warning appears
+once per attempt. Does not detect hangs (`runtime/supervisor/detection/detector.py`) and does not handle a
+finding (`faults.py`).
 """
 
 from __future__ import annotations

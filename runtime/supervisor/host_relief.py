@@ -4,7 +4,7 @@
                    ranks free their caches; no memory is taken for snapshots (`staging.headroom`)
     running out    the ranks agree on a step, save and exit, and are started again: before the kernel kills one
 
-When memory is short and when it runs out is decided in `watchdog.host_memory.pressure`. The restart saves into a slot that
+When memory is short and when it runs out is decided in `watchdog.memory.host_pressure`. The restart saves into a slot that
 has its memory already, or directly to disk. It is left out if it cannot be made without loss, or if the last one was only some steps ago. Called by
 `host_watch.py` for each sample.
 """

@@ -1,13 +1,14 @@
-"""Observe host memory for the supervisor: called at its start, for each attempt, and at every poll.
+"""Host memory in the supervisor: protection, samples, relief, and kills by the kernel.
 
-Lets the kernel prefer ranks to the supervisor when it must kill a process, keeps the last sample on disk, acts when memory
-is short (`host_relief.py`), and tells the incident investigation which ranks the kernel has killed. Does not make verdicts.
+Called at the supervisor's start, for each attempt, and at every poll. Lets the kernel prefer ranks to the
+supervisor when it must kill a process, keeps the last sample on disk, acts when memory is short
+(`host_relief.py`), and tells the incident investigation which ranks the kernel has killed.
 
-Whether the kernel's OOM killer has ended the previous supervisor of the run, alone or together with its ranks.
-
-The guardian reads the counter of killed processes of the supervisor's cgroup as soon as the supervisor has ended: compared
-with the last sample, seconds before, that settles it. If the guardian was killed too, as with `memory.oom.group`, the next
-launch can read the counter, if that cgroup still exists, but others of its processes may have been killed meanwhile.
+Also says whether the kernel's OOM killer has ended the previous supervisor. The guardian reads the counter
+of killed processes of the supervisor's cgroup as soon as the supervisor has ended; compared with the last
+sample, that settles it. If the guardian was killed too, as with `memory.oom.group`, the next launch reads
+the counter if that cgroup still exists, but others of its processes may have been killed meanwhile. Does
+not make verdicts.
 """
 
 from __future__ import annotations

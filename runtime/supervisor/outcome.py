@@ -1,17 +1,9 @@
-"""The outcome of a run: its exit code and the sentence that explains it, set in one place.
+"""The outcome of a run: its exit code and sentence, set in one place, and the orderly end.
 
-Created by the supervisor at its start, and told how the run ends: in order (`outcome.py`), or after a failure of the
-supervisor itself (`last_resort.py`). Does not decide that a run ends.
-
-The orderly end of a run: state, last snapshots, sentence and the journal's last event, in this order.
-
-Called by the supervisor once it is decided how the run ends. The end after a failure of the supervisor itself
-is in `last_resort.py`.
-
-Injected faults that never happened: the run did not reach their step or phase.
-
-A drill that does not happen proves nothing, and its run must not look like one that has passed it. Called by
-`outcome.py`. Pure.
+The supervisor creates the `Outcome` at its start and tells it how the run ends. `RunEnd` writes the end in
+a fixed order: state, last snapshots, sentence, and the journal's last event. Injected faults that never
+happened are named, because the run must not look like one that has passed them. The end after a failure of
+the supervisor itself is in `last_resort.py`. Does not decide that a run ends.
 """
 
 from __future__ import annotations

@@ -1,29 +1,24 @@
-"""The decision after a failure: restart, or give up. Pure: (history, verdict, budget) to a decision.
+"""The decision after a failure: restart or give up. Pure: (history, verdict, budget) to a decision.
 
 The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is
-therefore never given up for the number of its faults, and a run without progress ends. A failure that is
-certain to repeat (the same error, or the same proved wait, at the same line and step) causes only one restart, unless the next attempt differs: a
-reward function that has failed twice at one step runs in a worker then, and prompts on which generation or rewards have
-failed twice are replaced. The same exception at the same line of other steps ends a run that does little else
-(`runtime/history/repeats.py`).
+never given up for the number of its faults; one without progress ends. A failure that is certain to repeat
+(the same error, or the same proved wait, at the same line and step) causes one restart only, unless the
+next attempt differs: a reward function that failed twice at one step runs in a worker, and prompts on which
+generation or rewards failed twice are replaced. The same exception at the same line of other steps ends a
+run that does little else (`runtime/history/repeats.py`).
 
-An exception of the script before the run's first step ends it at once: there is nothing to lose. The same exception
-twice while the script resumes ends it too. Another failed start is judged by what the run has to lose. Before any
-step of the run it is tried once more. After progress, errors of files, the network or a hub are tried for at least
-`PATIENCE_SECONDS`, with growing delays and without counting against the budget; other errors twice. An error that no
-restart can help ends the run at once. What follows a learning guard is decided in `policy.py`. Called by
-`faults.py`. Does not act.
+An exception of the script before the run's first step ends it at once: there is nothing to lose. The same
+exception twice while the script resumes ends it too. Another failed start is tried once more before any
+step of the run. After progress, errors of files, the network
+or a hub are tried for at least `PATIENCE_SECONDS`, with growing delays and without counting against the
+budget; other errors twice. An error that no restart can help ends the run at once.
 
-The decision after a learning guard has ended the attempt. Pure; called by `policy.py`.
+A resumed run is exact, so going back after a learning guard repeats what happened unless it was transient
+(a flipped bit, a value from a service). The first trip is answered by an exact repetition from before the
+onset, the second at about the same place by one with fresh sampling seeds, and the third ends the run.
 
-A resumed run is exact, so going back repeats what happened, unless it was transient: a bit that flipped, a value that a
-service returned. The first trip is therefore answered by an exact repetition from before the onset, the second one at
-about the same place by one with fresh sampling seeds, and the third one ends the run.
-
-What a restart resumes from, according to the run's record: one phrase for the reason of the restart.
-
-Called by the recovery policy. What the ranks then do is decided by `runtime/rank/resuming` and journaled as
-`train_resumed`. Pure.
+Called by `faults.py`. The reason names what a restart resumes from by the run's record; the ranks decide it
+in `runtime/rank/resuming/`. Does not act.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """The stop of a run: who requested it and when, how the ranks are stopped, and their deadline.
 
-A signal handler may only note a request; the supervisor handles it at its next poll. How ranks are stopped is chosen in
-`stop_means.py`. Terminates nothing itself, apart from SIGTERM to the ranks of a script that trains by itself.
-
-A stop by SIGTERM: the ranks' own handlers run, for a bounded time.
-
-With `Accelerator.save_state`, no rank is signaled during a save: the ranks are told that they are about to be ended, so
-that no further save begins, and are signaled when none is under way. The supervisor polls it. Kills nothing: what is
-left at the deadline is terminated by the agent.
+A signal handler may only note a request; the supervisor handles it at its next poll. `stop_means.py`
+chooses how ranks are stopped. Ranks of a no-trainer script get SIGTERM, and their own handlers run for a
+bounded time. With `Accelerator.save_state`, no rank is signaled during a save: ranks are told that they are
+about to be ended, so that no further save begins, and are signaled when none is under way. Kills nothing:
+the agent terminates what is left at the deadline.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Every private name of Python and torch that the runtime uses.
+"""Private names of Python and torch that processes, snapshots and the bootstrap of a rank rely on.
 
-They are in one file, so that a contract test (`tests/unit/runtime/test_upstream.py`) reports what a new
-release has changed. Used by `processes/`, `staging/` and the bootstrap of a rank. Contains no behaviour
-beyond these calls.
-
-Private names of Python: of its threads, to tell one that waits for work from one that works, and of its warnings.
-
-Used by `rank` and `saving`.
+Names of the forkserver, interpreter shutdown, Python threads (to tell one that waits for work from one that
+works) and warnings, Gloo options and torch's file archives. The contract tests in
+`tests/unit/runtime/upstream/` report what a new release has changed. Contains no behaviour beyond these
+calls.
 """
 
 from __future__ import annotations

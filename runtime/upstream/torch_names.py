@@ -1,10 +1,8 @@
-"""Names of torch.distributed and of autograd that recording collectives relies on.
+"""Private names of torch: process groups, autograd and the data loader.
 
-Used by `rank`.
-
-Private names of torch's `DataLoader`.
-
-Used by `loops` to continue within an epoch.
+`runtime/rank/collective_recorder.py` and `runtime/rank/worker_server.py` use them to record collectives,
+`runtime/rank/loops/data_position.py` to continue within an epoch. The contract tests report what a new
+release has changed.
 """
 
 from __future__ import annotations

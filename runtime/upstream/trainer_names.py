@@ -1,8 +1,7 @@
 """Private methods and attributes of transformers' and TRL's trainers.
 
-Used by `hooks`, `exact`, `saving` and `resuming`.
-
-Private names of TRL's trainers that the caps on generation use.
+Includes the names that caps on generation use. Used by the hooks, the exact state, saving, resuming and
+rollouts in `runtime/rank/`. The contract tests report what a new release has changed. Contains names only.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""GSM8K's problems, read from JSON lines and validated.
+"""GSM8K's problems from JSON lines, validated, and the final answer of a solution or completion.
 
-Called by the recipe loader, which rejects invalid data before any process starts, and by the gsm8k task.
-Imports no training library. Does not download; `gsm8k.py` does that if the recipe sets no path.
-
-The final answer after `####`, in GSM8K's reference solutions and in completions.
-
-Called by `rewards.py` and `problems.py`. Numbers are `Decimal`, so that comparisons are exact. Does not
-score; `rewards.py` does.
+The recipe loader calls it to reject invalid data before any process starts; `gsm8k.py` reads problems with
+it, and `rewards.py` the answers. A final answer is the number after `####`, as `Decimal`, so that
+comparisons are exact. Imports no training library. Does not download (`gsm8k.py` does if the recipe sets no
+path) and does not score (`rewards.py`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""A collective operation of one rank: one type for Gloo's and NCCL's records and for the collective log.
+"""A collective operation of one rank, which members it needs, and whether two operations match.
 
-A record comes from torch's Flight Recorder (every collective, also those issued by C++, without a source
-line) or from the collective log on the board (those issued from Python, with the source line and whether a
-thread is blocked). Both are identified by process group and by the group's sequence number. `collectives.py`
-says what an operation needs to complete.
-
-When a collective can complete: which members it needs, and whether two ranks' operations fit together.
-
-Used by `positions.py`, `proof.py`, `culprit.py` and `deadlock.py`. Says only what holds for Gloo and NCCL
-alike, and for every algorithm that they may choose: whatever may complete counts as able to. What torch records of
-each call is tested in `tests/integration/test_collective_records.py`.
+One type covers Gloo's and NCCL's records and the collective log. A record comes from torch's Flight
+Recorder (every collective, also those issued by C++, without a source line) or from the collective log on
+the board (those issued from Python, with the source line and whether a thread is blocked). Both are
+identified by process group and sequence number. The matching rules state only what holds for Gloo and NCCL
+alike and for every algorithm that they may choose: whatever may complete counts as able to. What torch
+records of each call is tested in `tests/integration/test_collective_records.py`. Pure.
 """
 
 from __future__ import annotations

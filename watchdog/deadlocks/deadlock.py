@@ -1,10 +1,7 @@
-"""A proved deadlock: cause, culprits, and what each rank is in.
+"""A proved deadlock: its cause, the culprits, what each rank is in, and the sentence about it.
 
-Made by `proof.py`, turned into a verdict by `diagnosis`.
-
-Sentences about a deadlock: which ranks are in which collective, at which line, and which rank is at fault.
-
-Called by `proof.py`. Decides nothing.
+`proof.py` builds it. The sentence names each rank's collective and source line and the rank at fault.
+`watchdog/diagnosis/hangs.py` turns the result into a verdict. Decides nothing.
 """
 
 from __future__ import annotations

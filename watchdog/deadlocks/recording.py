@@ -1,12 +1,9 @@
-"""Parser for the JSON of torch's Flight Recorder (handler `fr_trace_json`, format 2.10).
+"""Parse torch's Flight Recorder and join its entries with a rank's collective log.
 
-Called by `runtime.detection.collective_records` with what a rank's worker server answered. Reads the text it
-is given and does no I/O. Does not judge.
-
-One rank's history of collectives: Flight Recorder entries joined with the entries of its collective log.
-
-Called by `runtime.detection.collective_records`. Pure; does not judge. A group whose two records contradict
-each other is excluded from proof.
+The parser reads the JSON of the handler `fr_trace_json` (format 2.10). The join gives one history of
+collectives for each rank; a group whose two records contradict each other proves nothing. Called by
+`runtime/supervisor/detection/collective_records.py` with the answers of the ranks' worker servers. Pure;
+does no I/O and does not judge.
 """
 
 from __future__ import annotations

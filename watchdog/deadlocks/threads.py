@@ -1,7 +1,7 @@
 """What a rank reports about its threads: which of them wait in collectives, and which may still act.
 
-A `ThreadReport` is made in the rank (`trainers.rank.worker_server`), fetched by
-`runtime.detection.collective_records` and applied to a `Position` here. Pure. A rank without a report, or of
+A `ThreadReport` is made in the rank (`runtime.rank.worker_server`), fetched by
+`runtime.supervisor.detection.collective_records` and applied to a `Position` here. Pure. A rank without a report, or of
 which a thread may act, is never stuck: such a thread may issue any collective, or end another thread's wait.
 """
 

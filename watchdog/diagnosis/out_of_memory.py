@@ -2,7 +2,7 @@
 
 Called by `exits.py`, and by the incident investigation for a rank whose allocator thrashes.
 
-What is exhausted, and in which phase, is read from the exception (`watchdog.out_of_memory`). What is changed before
+What is exhausted, and in which phase, is read from the exception (`watchdog.memory`). What is changed before
 the next attempt is decided by the supervisor.
 """
 

@@ -1,4 +1,4 @@
-"""Collection of evidence about ranks, before any of them is terminated.
+"""Collect evidence about ranks before any of them is terminated.
 
     stacks/       rankN.txt (faulthandler)  rankN.native.txt (py-spy)  folded.txt
     collectives/  rankN.json (Flight Recorder)  rankN.notes.json (collective log)
@@ -6,13 +6,9 @@
     proc/         rankN.stat  .wchan  .limits  .io  .children
     events.jsonl  the last lines of the journal
 
-Called by the incident investigation between a fault and the termination of the ranks. Limited in time and
+Called by the incident investigation between a fault and the termination of the ranks. Bounded in time and
 size; files have mode 0600, directories 0700. Does not interpret, and does not ask ranks for their
 collectives: the caller passes them in.
-
-Copies of /proc files of the ranks, and a list of their child processes.
-
-Called by `collection.py`; does not judge.
 """
 
 from __future__ import annotations

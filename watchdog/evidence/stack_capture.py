@@ -1,15 +1,11 @@
-"""Capture of the stacks of all threads of the ranks: by faulthandler, and by py-spy where that is not enough.
+"""Capture the stacks of all threads of the ranks: with faulthandler, else with py-spy.
 
-Each rank registers `faulthandler` on a real-time signal: the C handler writes every thread's Python stack in
-about 1 ms, without the interpreter. py-spy reads the memory of a rank that no signal reaches (a stopped rank,
-one without the handler) or whose Python stack is not enough (a stuck interpreter). Called by `collection.py`.
-Does not interpret stacks.
-
-py-spy: the Python stacks of another process, read from its memory.
-
-Called by `stack_capture.py`. Requires the right to trace: the same user, and under Yama's `ptrace_scope` 1
-the traced process must have named this process (or its parent) with PR_SET_PTRACER. Does not parse
-(`stacks.py`).
+Each rank registers `faulthandler` on a real-time signal: the C handler writes every thread's Python stack
+in about 1 ms, without the interpreter. py-spy reads the memory of a rank that no signal reaches (a stopped
+rank, one without the handler) or whose Python stack is not enough (a stuck interpreter). It needs the right
+to trace: the same user, and under Yama's `ptrace_scope` 1 the traced process must have named this process
+or its parent with PR_SET_PTRACER. Called by `collection.py`. Does not interpret stacks; `stacks.py` parses
+them.
 """
 
 from __future__ import annotations

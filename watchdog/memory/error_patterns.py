@@ -1,18 +1,15 @@
-"""How libraries report exhausted memory: exception classes, and prefixes of messages.
+"""How libraries report exhausted memory: exception classes, prefixes of messages, and last output.
 
-A message that only mentions memory is no report of it: a reward may quote a server's answer, and a healthy rank may print
-one. So a class decides by its full name, and a text only at the beginning of the message, and in an exception that
-the library raises. Called by `shortage.py` and by `watchdog.diagnosis.exits`. Pure.
+A message that only mentions memory is no report: a reward may quote a server's answer, and a healthy rank
+may print one. A class is therefore matched by its full name, and a text only at the beginning of a message,
+in an exception that the library raises. Output is read for two kinds of failure only: the C++ runtime
+aborts on an exception in a thread without Python, and a vLLM engine in its own process prints an exception
+of which the rank sees only that the engine has ended. Called by `shortage.py`, `watchdog/diagnosis/` and
+`runtime/supervisor/attempt.py`. Pure.
 
-Sources: c10's CUDACachingAllocator.cpp and CUDAException.h, ATen's cublas and cudnn Exceptions.h, NCCL's alloc.h and
-checks.h, vLLM's v1/core/kv_cache_utils.py and v1/worker/utils.py, accelerate's utils/memory.py, torch's multiprocessing
-and shared memory (aten/src/ATen/MapAllocator.cpp, utils/data/_utils).
-
-Exhausted memory that no exception of the rank reports, from the last lines of its output. Pure; called by
-`runtime.supervision.attempts.exits` for two kinds of failure only, so that nothing that a healthy rank prints counts.
-
-- The C++ runtime aborts a process that has thrown an exception in a thread without Python, and prints it.
-- An engine of vLLM in a process of its own prints its exception; the rank's says only that the engine has ended.
+Sources: c10's CUDACachingAllocator.cpp and CUDAException.h, ATen's cublas and cudnn Exceptions.h, NCCL's
+alloc.h and checks.h, vLLM's v1/core/kv_cache_utils and v1/worker/utils, accelerate's utils/memory, torch's
+multiprocessing and shared memory (aten/src/ATen/MapAllocator.cpp, utils/data/_utils).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Memory of one rank by phase, as measured by the rank.
 
-Filled by `runtime.board.accounting` from what `trainers.accounting` writes. Read by the metrics, `grpo-run status` and
+Filled by `runtime.board` from what `runtime.rank.memory` writes. Read by the metrics, `grpo-run status` and
 the evidence of an incident. Does not judge.
 """
 

@@ -1,13 +1,11 @@
-"""Exhausted memory as one value: which memory, who reported it, the figures, and the phase that failed.
+"""Exhausted memory as one value: which memory, who reported it, the figures, and the failed phase.
 
-Made from a rank's exception, or from an exception that this one was raised from, or while it was handled. Becomes a part of
-the verdict; read by the recovery policy, the journal, the terminal and the report. Pure.
-
-The phase of a step that ran out of memory, finer than the phases on the board. Called by `shortage.py`. Pure.
-
-On the board forward and backward passes are one phase, and a hand-written loop marks generation as a part of it. The
-traceback tells them apart: by functions of torch, transformers and DeepSpeed, and by lines that call them. It also tells
-the script's own code from a trainer's, by which of them has the innermost frame.
+`shortage_of` reads it from a rank's exception, or from one that it was raised from or while handling. The
+phase is finer than on the board, where forward and backward passes are one phase and a hand-written loop
+marks generation as a part of it: the traceback tells them apart by functions of torch, transformers and
+DeepSpeed and by the lines that call them. It also tells the script's own code from a trainer's, by which of
+them has the innermost frame. The result is part of the verdict; the recovery policy, the
+journal, the terminal and the report read it. Does not decide which rank is the culprit. Pure.
 """
 
 from __future__ import annotations

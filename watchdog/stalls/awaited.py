@@ -1,6 +1,6 @@
 """The rank that the other ranks wait for, for displays and warnings while it happens.
 
-Computed from slots and waits alone, at every stall check. Called by `runtime.detection.stall_detector`. Pure.
+Computed from slots and waits alone, at every stall check. Called by `runtime.supervisor.detection.stall_detector`. Pure.
 Does not decide whether the rank hangs (`detection.py`).
 """
 

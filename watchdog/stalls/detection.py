@@ -1,12 +1,9 @@
-"""Stall detection: which ranks have been in a phase for too long without progress, and which to blame.
+"""Find ranks that are in a phase for too long without progress, and ranks slower than the others.
 
-The last resort, after exits and after proofs. Called by `runtime.detection.stall_detector` with what it read.
-Pure: reads no clock and terminates nothing. What could not be read is unknown: never a culprit and never a
-reason to act.
-
-Stragglers: ranks that take much longer than the others for their own work.
-
-Reported, never terminated. Pure.
+`find_stall` is the last resort, after exits and after proofs: it selects the overdue ranks and those to
+blame. `find_stragglers` compares the ranks' own work; stragglers are reported and never terminated. Called
+by `runtime/supervisor/detection/stall_detector.py` with what it read. What could not be read is unknown:
+never a culprit, and never a reason to act. Pure: reads no clock and terminates nothing.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""The clock of each open phase of a rank, and its deadline.
+"""The clock and the deadline of each open phase of a rank.
 
-Called by `detection.py`, and by `runtime.detection.stall_detector` for the rank that others wait for. Pure.
-Does not decide whether the rank is to blame.
-
-Time that inner phases took inside phases that are still open, collected over successive scans.
-
-A phase's clock pauses while another phase is open inside it: a checkpoint of one minute inside a `data` phase
-of milliseconds is not a stall. Used by `overdue.py`. Pure.
+A phase's clock pauses while another phase is open inside it: a checkpoint of one minute inside a `data`
+phase of milliseconds is not a stall. The time of inner phases is collected over successive scans. Called by
+`detection.py`, and by `runtime/supervisor/detection/stall_detector.py` for the rank that others wait for.
+Does not decide whether the rank is to blame. Pure.
 """
 
 from __future__ import annotations

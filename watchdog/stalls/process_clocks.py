@@ -1,7 +1,7 @@
 """Clocks of a rank's processes: how long they have been idle, and how long the interpreter has not run.
 
 `QuietClock.after` takes one reading of a rank's family after another, `FrozenClock.after` one of its threads while
-the heartbeat is late. Called by `runtime.detection.activity`, which reads them. Pure. Does not decide how long is
+the heartbeat is late. Called by `runtime.supervisor.detection.activity`, which reads them. Pure. Does not decide how long is
 too long (`deadlines.py`), nor whether a rank that does nothing is hung (`detection.py`).
 """
 

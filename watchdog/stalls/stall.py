@@ -1,10 +1,8 @@
-"""A stall, and the facts about processes on which it is based.
+"""A stall: the facts about processes that it is based on, its cause, and its sentences.
 
-The facts are made by `runtime.detection`, the stall by `detection.py`; `watchdog.diagnosis` turns it into a verdict. Plain data.
-
-Stalls as results: cause and sentence for ranks that missed a deadline.
-
-Called by `detection.py`, which chose the ranks.
+The facts come from `runtime/supervisor/detection/`. `detection.py` chooses the ranks and builds the stall;
+`watchdog/diagnosis/hangs.py` turns it into a verdict. The functions name the cause and describe culprits
+and waiting ranks. Reads nothing itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One sample of a rank: its processes, their threads, and what each thread waits for.
 
-Plain data. Filled by `runtime.detection.waits`, judged by `proof.py`. What could not be read is `unknown`, and
+Plain data. Filled by `runtime.supervisor.detection`, judged by `proof.py`. What could not be read is `unknown`, and
 never stands for "nothing".
 """
 

@@ -6,7 +6,7 @@ scheduled between the two looks, it waits with a time limit or for something out
 Whoever an active thread may wake is active too; what remains is stuck. Because no thread of the remaining set
 ran between two looks, all of them waited at the same moment.
 
-Called by `runtime.detection.waits`. Pure. Does not know why a thread waits.
+Called by `runtime.supervisor.detection`. Pure. Does not know why a thread waits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a stuck rank waits for, as a clause: from the wait itself, and from the Python calls around it.
 
-Called by `runtime.detection.waits` before stacks are known, and by `watchdog.diagnosis` with them. Pure.
+Called by `runtime.supervisor.detection` before stacks are known, and by `watchdog.diagnosis` with them. Pure.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Resume the exact state of a checkpoint at another world size or with other rollout settings.
+"""Resume the exact state of a checkpoint at another world size, rollout setting or micro-batch size.
 
-At the end of a rollout, the state is the same on all ranks or belongs to no rank; inside a rollout, each rank
-holds its part. `resharded` is a pure decision. `resuming.choice` decides whether weights and optimizer can be
-resharded. Called by `state.py` and by `resuming`.
+For another world size: at the end of a rollout the state is the same on all ranks or belongs to no rank;
+inside a rollout each rank holds its part. `resharded` is a pure decision. `runtime/rank/resuming/` decides
+whether weights and optimizer can be resharded.
 
-Resume the exact state of a rank with another micro-batch size, for example after a change of the memory plan.
-
-The counter of micro-steps is scaled, and within a rollout the buffered micro-batches are joined and split again by TRL's own
-functions: the rows keep their order, so each optimizer step has the rows that it would have had. The number of ranks stays
-the same; `geometry.py` handles another one. Called by `state.py` and `trainer_state.py`.
+For another micro-batch size, for example after a change of the memory plan, the number of ranks stays the
+same. The counter of micro-steps is scaled, and buffered micro-batches are joined and split again by TRL's
+own functions: the rows keep their order, so each optimizer step has the rows that it would have had. Called
+by `state.py`, `trainer_state.py` and `runtime/rank/resuming/fit.py`.
 """
 
 from __future__ import annotations

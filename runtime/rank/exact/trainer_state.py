@@ -1,23 +1,16 @@
-"""Save and restore what a trainer has accumulated for its next log line and its final average.
+"""Save and restore the parts of a trainer's state that its own checkpoints lack. Called by `state.py`.
 
-Covers the metric and completion tables of TRL, the pending loss of transformers and the count of trained
-tokens. Called by `state.py`. Does not log anything.
+- log state: TRL's metric and completion tables, the pending loss of transformers, the count of trained
+  tokens.
+- reference model: one that is synced with the policy (`sync_ref_model`). Each rank reads and writes what it
+  holds: its shard under ZeRO-3 and FSDP, the full model where it is replicated. No collective is needed.
+  Reference models that do not change are ignored.
+- reward functions with `state_dict` and `load_state_dict`, also inside wrappers. Reward models are skipped:
+  training does not change the state of a `torch.nn.Module` reward.
+- rollout in use (GRPO and RLOO): the micro-step counter and the buffered micro-batches. One rollout can
+  serve several optimizer steps, so a checkpoint can lie inside one.
 
-Save and restore a reference model that is synced with the policy (`sync_ref_model`).
-
-TRL's checkpoints do not contain it. Each rank reads and writes what it holds: its shard under ZeRO-3 and
-FSDP, the full model where it is replicated. No collective is needed. Called by `state.py`. Ignores reference
-models that do not change.
-
-Save and restore stateful reward functions: those with `state_dict` and `load_state_dict`.
-
-Looks through wrappers, including the guard's own. Skips reward models: every `torch.nn.Module` has a state,
-but training does not change theirs. Called by `state.py`.
-
-Save and restore the rollout in use: the micro-step counter and the buffered micro-batches.
-
-GRPO and RLOO only. One rollout can serve several optimizer steps, so a checkpoint can lie inside a rollout.
-Called by `state.py`.
+Logs nothing.
 """
 
 from __future__ import annotations

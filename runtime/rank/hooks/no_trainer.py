@@ -1,14 +1,12 @@
-"""Detect optimizer steps that a script takes outside a guarded `train()` call and outside a loop.
+"""Observe a script that trains with neither a guarded `train()` call nor a loop (a no-trainer script).
 
-An optimizer step is the earliest sign that is certain: collectives, models and Accelerators are made before `train()`,
-too. Called by torch before each step of each optimizer. The supervisor says what follows from it; nothing here changes the
-step.
-
-Detect when a script has saved its own state with `Accelerator.save_state`.
-
-That is progress of the run, and what a stop waits for. Whether the script loads it again is up to the script. Begin and end
-of each call are on the board, so that the supervisor ends no rank during one; while it is about to end the ranks, a further
-call waits. Calls inside a guarded `train()` belong to the trainer and are left alone.
+`watch_optimizer_steps` notices an optimizer step outside both: the earliest certain sign, because
+collectives, models and Accelerators are made before `train()`, too. Torch calls it before each step of each
+optimizer. `watch_state_saving` notices `Accelerator.save_state`, which is progress of the run and what a
+stop waits for. Begin and end of each save are on the board, so that the supervisor ends no rank during one;
+while it is about to end the ranks, a further call waits. Saves inside a guarded `train()` are left alone.
+What follows is for the supervisor to say, and loading the state for the script; no step is changed.
+Installed by `attach.py`.
 """
 
 from __future__ import annotations

@@ -4,16 +4,11 @@ Called by the wrapper that `attach.py` puts on `Trainer.train`. Every hook is a 
 `ExitStack`, so a call that raises leaves the trainer as it was. Methods of the trainer are wrapped, never
 copied.
 
-Records activity inside long phases: counts forward passes, logs DDP's backward as one collective.
-
-Called by `train_call.py`. The counts show the watchdog that a rank inside a long phase, such as generation,
-still makes progress. Uses torch's public forward hooks. A compiled model gets no hook, because a hook would
-break its graph. Does not change any value.
-
-The order in which a trainer reads its data: shuffled, as given, or sorted by length.
-
-Said at the start, because ranks take fixed parts of each batch: in a data set that is sorted, the same rank always has the
-longest completions, and all others wait for it. Called by `train_call.py`. Changes nothing.
+`record_model_activity` counts forward passes with torch's public hooks, which shows the watchdog progress
+inside long phases such as generation, and logs DDP's backward as one collective. A compiled model gets no
+hook, because a hook would break its graph. `data_order` says at the start whether data is shuffled, as
+given, or sorted by length: ranks take fixed parts of each batch, so with sorted data one rank always has
+the longest completions and all others wait for it. Changes no value.
 """
 
 from __future__ import annotations

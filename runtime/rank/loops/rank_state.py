@@ -1,13 +1,11 @@
-"""What each rank of a loop saves for itself: plain values, stateful objects, random generators, position in the data.
+"""What each rank of a loop saves for itself: values, stateful objects, random state, data position.
 
-It is a part of the rank's file of the exact state (`runtime/rank/exact/format.py`), so none of it is unpickled. Called by
-`run.py` when a checkpoint is written and by `run.py` when one is loaded.
+It is part of the rank's file of the exact state (`runtime/rank/exact/format.py`), so none of it is
+unpickled. Called by `run.py` when a checkpoint is written and when one is loaded.
 
-Set decoded values in the objects that a script has, so that its other references to these objects stay valid.
-
-A list that is a value of the script's dictionary is usually a variable of the script, too. Objects that were one when the
-values were saved are one again, and objects that were different do not become one because the script begins with the same
-one for both. Called by `rank_state.py`. Reads and writes no files.
+Values are restored in place, because a list in the script's dictionary is usually a variable of the script,
+too. Objects that were one when the values were saved are one again; objects that were different stay
+different, even if the script begins with the same one for both.
 """
 
 from __future__ import annotations

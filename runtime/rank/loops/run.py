@@ -1,15 +1,10 @@
-"""One loop of one attempt: resume where the run stopped, commit steps, and end.
+"""One supervised loop of one attempt: resume, commit steps, save, log, and end.
 
-`loop.steps` iterates over it (`steps.py`), and `loop.begin` returns it. Outside `grpo-run launch` `steps.py` is in its place.
-
-The contents of a loop's checkpoints: the script's objects, and what each rank keeps for itself.
-
-Made by `run.py`; used by the savers (`saving/`).
-
-What a script logs of the steps of its loop, by `loop.log`.
-
-Made by `run.py` for the loop that is running, and kept in the guard, where `trainers/loop.py` finds it. What becomes of the
-numbers is in `runtime/rank/step/logged.py`, and what the learning guards judge of them in `learning/`.
+`loop.steps` iterates over it (`steps.py`), and `loop.begin` returns it. `LoopContents` is what the loop's
+checkpoints contain, for the savers in `runtime/rank/saving/`: the script's objects and what each rank keeps
+for itself. `LoopLogs` takes what the script gives to `loop.log`; `trainers/loop.py` finds it through the
+guard, `runtime/rank/step/logged.py` publishes the numbers, and `runtime/rank/learning.py` judges them.
+Outside `grpo-run launch`, `steps.py` has a plain loop in its place.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
 """The objects of a loop's `state`: what they are, who saves them, and their files in a checkpoint.
 
-Modules and optimizers have files of their own. With DistributedDataParallel every rank holds the same, so rank 0 writes
-them; otherwise every rank writes its own: local shards with FSDP2, and whatever else a script keeps per rank.
-
     checkpoint-N/model.pt               `model.state_dict()`, without the prefix of DistributedDataParallel
     checkpoint-N/model.rank1.pt         the same of rank 1, where ranks differ
 
-Everything else is in the rank's own file (`rank_state.py`). Called by `run.py` and `run.py`.
-
-Convert state dictionaries to what a file holds and back: the local shards of distributed tensors.
-
-Called by `state.py`. The trees contain only types that `torch.load(weights_only=True)` accepts, so that what was saved
-can be loaded. Does no communication.
+Modules and optimizers have files of their own. With DistributedDataParallel every rank holds the same, so
+rank 0 writes them; otherwise every rank writes its own: local shards with FSDP2, and whatever else a script
+keeps per rank. Files contain only types that `torch.load(weights_only=True)` accepts; the local shards of
+distributed tensors are converted to them and back without communication. Everything else is in the rank's
+own file (`rank_state.py`). Called by `run.py`.
 """
 
 from __future__ import annotations

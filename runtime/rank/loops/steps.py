@@ -1,17 +1,13 @@
-"""The two faces of a loop: an iterator of steps, and an object for loops over `while`.
+"""The iterator and the object that a script's loop uses, and a plain loop outside `grpo-run launch`.
 
-Made by `trainers/loop.py`. The loop itself is in `run.py`.
+`Steps` serves loops over a number of steps, `Run` loops over `while`; `trainers/loop.py` makes both around
+the loop in `run.py`. `PlainLoop` counts the same steps, and saves and resumes nothing.
 
-A loop outside `grpo-run launch`: it counts the steps that `run.py` would count, and does nothing else.
-
-Made by `trainers/loop.py` for `steps.py`. Saves and resumes nothing.
-
-Whether an iterator is discarded because a loop was left on purpose (`break`, `return`), or by an exception.
-
-Python calls `__del__` of an iterator in either case, and says nothing about an exception that is still on its way. But
-the statement that is being executed tells: after `break` and `return` the interpreter discards the iterator by an
-instruction of its own, and such an instruction raises nothing. A generator between the iterator and the loop, as a
-progress bar is, is closed at its `yield`; then its caller tells. Called by `steps.py`. Reads frames and changes nothing.
+`discarded_on_purpose` tells whether an iterator is discarded by `break` or `return`, or by an exception.
+Python calls `__del__` in either case and does not mention an exception on its way, but the statement that
+is being executed tells: after `break` and `return` the interpreter discards the iterator by an instruction
+of its own, which raises nothing. A generator in between, such as a progress bar, is closed at its `yield`;
+then its caller tells. Reads frames and changes nothing.
 """
 
 from __future__ import annotations

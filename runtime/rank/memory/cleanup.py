@@ -1,11 +1,9 @@
-"""Hygiene after the steps of one call: what this rank needs, and what all ranks have agreed to do.
+"""Memory cleanup after the steps of one call, on every rank after the same step.
 
-Used by `runtime/rank/step/steps.py`. A rank's need is put into its next vote, and every rank acts on the result after the same step.
-
-Collects garbage and returns cached device memory, and measures what that costs and frees.
-
-Called by `cleanup.py` between two steps, on every rank on the same step: if each rank did it at a step of its own, all would
-wait each time. Never called during generation, nor in a run whose vLLM engine sleeps. Decides nothing.
+Used by `runtime/rank/step/steps.py`. A rank's need (`cleanup_policy.py`) goes into its next vote, and all
+ranks act on the result together: if each rank did it at a step of its own, all would wait each time.
+`clean` collects garbage, returns cached device memory, and measures what that costs and frees. It is never
+called during generation, nor in a run whose vLLM engine sleeps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What a rank needs freed, decided from its memory at the end of each step. Pure: the clock is passed in.
+"""Decide what a rank needs freed, from its memory at the end of each step. Pure: the clock is passed in.
 
-Garbage in reference cycles shows as memory that stays higher from window to window, and caches that no step needs as reserved
-memory above every peak of a window. What did not help is tried less and less often. Used by `cleanup.py`.
-
-Memory at the end of a step, returned by `phases.py` and evaluated by hygiene. Plain data.
+Garbage in reference cycles shows as memory that stays higher from window to window; caches that no step
+needs show as reserved memory above every peak of a window. What did not help is tried less and less often.
+`StepMemory` is the input, made by `phases.py`. Used by `cleanup.py`, which acts.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""Memory of the rank's device, as counted by torch's CUDA allocator, also on ROCm.
+"""Memory of the rank's device as counted by torch's CUDA allocator, also on ROCm, with a peak per phase.
 
-Called by `phases.py` when a phase ends. Reading asks the allocator and not the driver: it waits for no kernel. A rank
-that has not initialized CUDA has no figures, and reading them never initializes it.
+`phases.py` reads it when a phase ends. Reading asks the allocator and not the driver, so it waits for no
+kernel. A rank that has not initialized CUDA has no figures, and reading never initializes it.
 
-Peak statistics of torch's CUDA allocator by phase, without the script seeing that they are reset.
-
-The allocator keeps one peak since its last reset. A phase has a peak of its own only if the statistics are reset when it
-begins, and a script that logs `torch.cuda.max_memory_allocated()` would then see less than it has used. The functions
-that read and reset the statistics are therefore wrapped: what a reset of ours has discarded is added to what the script
-reads, until the script itself resets. Functions such as `max_memory_allocated` and `memory_summary` call the wrapped
-ones. Used by `device.py`. Wraps public functions of torch only; a script that reads `torch._C` sees the allocator's own
-values.
+The allocator keeps one peak since its last reset, so the statistics are reset when a phase begins, and a
+script that logs `torch.cuda.max_memory_allocated()` would see less than it has used. `PeakStatistics`
+therefore wraps the functions that read and reset them: what our resets have discarded is added to what the
+script reads, until the script itself resets. Functions such as `memory_summary` call the wrapped ones. Only
+public functions are wrapped; a script that reads `torch._C` sees the allocator's own values.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Measures the memory of each phase when it ends, and publishes it on the board.
+"""Measure the memory of each phase when it ends, on the device and on the host, and publish it.
 
-The slot's writer calls `changed` whenever another phase begins to run, and `runtime/rank/step/steps.py` calls `step_ended` after each
-step. What measuring may cost is bounded: while it has taken more than its share of the time, whole steps are left out, so
-that the phases of a step are either all measured or not at all. Measures only.
-
-Memory of this process on the host: what it uses now, and the most that it has used.
-
-Called by `phases.py`. Both figures take a few microseconds. Memory is not split by kind here: that takes the kernel a
-walk over all pages, so the supervisor does it, outside the steps.
+The slot's writer calls `changed` whenever another phase begins, and `runtime/rank/step/steps.py` calls
+`step_ended` after each step. Figures go to the board. The cost of measuring is bounded: while it has taken
+more than its share of the time, whole steps are left out, so that the phases of a step are either all
+measured or not at all. Host memory of this process, now and at most, costs a few microseconds; it is not
+split by kind, because that takes the kernel a walk over all pages, which the supervisor does outside the
+steps. Measures only.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
-"""Apply a memory plan to the configurations that a script builds, before they are validated, and check that it stayed in effect.
+"""Apply a memory plan to the configurations that a script builds, and check that it stayed in effect.
 
-`install` wraps `__post_init__` of `transformers.TrainingArguments`, which the configurations of all trainers call first: TRL then
-derives the sizes of rollouts from what the plan has made of the batch. Values are absolute. A configuration that is built
-again from another one (as `SFTTrainer` does with plain arguments, `configuration.py`) is not divided twice.
+`install` wraps `__post_init__` of `transformers.TrainingArguments`, which the configurations of all
+trainers call first: TRL then derives the sizes of rollouts from what the plan has made of the batch. Values
+are absolute. A configuration that is built from another one is not divided twice. Sizes alone do not tell,
+because a script may halve its batch itself, in the same directory; two ways are recognized:
+
+- `dataclasses.replace`: `install` notes the source and passes on the sizes that the script has set there,
+  so that every size that the call names is the script's own, also if it equals a planned one.
+- fields that are passed on, as `SFTTrainer` does with plain arguments: `mark` gives fields float objects of
+  their own, with the same values. Another configuration with the same objects has got them from there.
+
 Does not act on trainers.
-
-Tell from which configuration another one was built, so that a memory plan does not divide its batch twice.
-
-Sizes alone do not tell: a script may halve its batch itself, in the same directory. Called by `configuration.py`, which decides
-what follows. Two ways to derive a configuration are known:
-
-- `dataclasses.replace`: `install` notes the source, and passes on the sizes that the script has set there, so that every size
-  that the call names is the script's own, also if it equals a planned one;
-- fields that are passed on, as `SFTTrainer` does with plain arguments: `mark` gives fields float objects of their own, with the
-  same values. Another configuration that has the same objects has got them from there.
 """
 
 from __future__ import annotations

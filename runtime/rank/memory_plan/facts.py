@@ -1,7 +1,7 @@
 """Collect the facts of a `train()` call that decide how it could use less memory, and publish them for the supervisor.
 
 Called by `runtime/rank/hooks/train_call.py` when a call begins, before anything of the trainer is hooked. After an out-of-memory error no rank
-is left to ask, so the facts are in the run directory (`runtime.continuity.memory_facts`). Changes nothing.
+is left to ask, so the facts are in the run directory (`runtime.memory.facts`). Changes nothing.
 """
 
 from __future__ import annotations

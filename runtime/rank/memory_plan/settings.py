@@ -1,18 +1,14 @@
-"""Facts about loss and batch from a configuration alone, and why its micro-batch must not be divided.
+"""A configuration's own settings under a memory plan, and why its micro-batch must not be divided.
 
-Called by `configuration.py`, where there is no trainer yet, and by `facts.py`. A script with several stages has one plan: the
-stage that ran out of memory may be split, and another may have a loss that may not.
+`settings_of` and `why_not_divided` judge loss and batch from a configuration alone: `configuration.py` has
+no trainer yet. A script with several stages has one plan: the stage that ran out of memory may be split,
+while the loss of another may not allow it.
 
-The script's own settings in a configuration that a memory plan has changed.
-
-Kept as an attribute of the configuration, in plain values: transformers pickles the configuration into each checkpoint, which must
-load without grpo-run. Read by everything that must see a trainer as its script has built it, as the recognition of `train()`
-calls does.
-
-Warn that a memory plan has no effect on training without a Trainer.
-
-A plan is applied to the configuration of a Trainer. Called at the first optimizer step of a script's own, and when a hand-written
-loop begins.
+`Record` keeps the script's own settings of a changed configuration, as an attribute in plain values,
+because transformers pickles the configuration into each checkpoint, which must load without grpo-run.
+Everything that must see a trainer as its script has built it reads it, such as the recognition of `train()`
+calls. `warn_of_no_effect` warns that a plan does nothing without a Trainer; it is called at a script's own
+first optimizer step and when a hand-written loop begins.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""Records the history of an allocator, and saves snapshots of it.
+"""Record the history of the CUDA allocator and save snapshots of it, within a bound.
 
-Made by `attach.py`. Begins once the script has initialized CUDA. Where the script records the history itself, its settings stay, and
-snapshots show what it has recorded. What fails is a warning: the training goes on.
+Made by `attach.py`. Recording begins once the script has initialized CUDA; where the script records the
+history itself, its settings stay. An attempt saves three snapshots at most: at the first finding, when
+memory runs out for the first time, and at the end of the script. The last replaces the first, of which it
+shows everything that is still alive. The choice of time, file and size is pure.
 
-When a snapshot of the allocator is saved, in which file, and how it is kept within a bound. Pure.
-
-Used by `allocator_history.py`. An attempt saves three at most: at the first finding, when memory runs out for the first time, and at the end of
-the script. The last of these replaces the first, of which it shows everything that is still alive.
-
-The CUDA allocator as snapshots need it, behind an interface that tests replace: most machines that test this have no GPU.
-
-Used by `allocator_history.py`. Imports nothing of torch by itself, and never initializes CUDA: that is up to the script.
+The allocator is behind an interface that tests replace, because most test machines have no GPU. It imports
+nothing of torch by itself and never initializes CUDA. What fails is a warning: the training goes on.
 """
 
 from __future__ import annotations

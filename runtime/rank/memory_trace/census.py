@@ -1,11 +1,9 @@
-"""What is alive in this process now: tensors, what their autograd graphs have saved, and the frames of old tracebacks.
+"""What is alive in this process: tensors, what autograd graphs have saved, frames of old tracebacks.
 
-Used by `tracer.py` between two steps. One pass over the objects that `gc` tracks finds the tensors that Python holds. Objects
-that existed before the fork are frozen, so a pass takes milliseconds. Holds nothing once the caller has dropped the result.
-
-What the autograd graph of a tensor keeps alive. Tensors that were saved for backward are invisible to `gc`.
-
-Used by `census.py`. Walks `grad_fn` and `next_functions`; runs no hook and unpacks nothing.
+Used by `tracer.py` between two steps. One pass over the objects that `gc` tracks finds the tensors that
+Python holds; objects that existed before the fork are frozen, so a pass takes milliseconds. Tensors saved
+for backward are invisible to `gc`: `GraphWalk` follows `grad_fn` and `next_functions`, and runs no hook and
+unpacks nothing. Holds nothing once the caller has dropped the result.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Whether what a holder keeps grows without end, may stop growing, or has stopped.
+"""Whether what a container keeps grows without end, may stop growing, or has stopped.
 
-Used by `tracer.py` for each holder that was found. A list that code only appends to is a leak as soon as it has tensors of enough
-steps. A dictionary that is filled key by key, a list whose places are filled, and whatever code removes from look the same at first.
-They are compared with what they were at an earlier look: it must be more by most of what was made since. Holds no tensor.
-
-What the keys of a growing dictionary tell: whether there are only so many of them, or a new one comes with each step.
-
-Used by `containers.py`. `follow_steps` is pure; `are_of_model` looks at the modules that are alive, and runs no code of theirs.
+Used by `tracer.py` for each holder that was found. A list that code only appends to is a leak as soon as it
+has tensors of enough steps. A dictionary that is filled key by key, a list whose places are filled, and
+whatever code removes from look the same at first. They are compared with an earlier look: they must have
+grown by most of what was made since. The keys of a dictionary tell whether there are only so many of them
+or a new one comes with each step: `follow_steps` is pure, and `are_of_model` looks at the modules that are
+alive and runs no code of theirs. Holds no tensor.
 """
 
 from __future__ import annotations

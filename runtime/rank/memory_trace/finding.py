@@ -1,10 +1,7 @@
-"""A finding of a memory trace: what is kept, since when, where it was made, and who holds it. Plain data.
+"""A finding of a memory trace: what is kept, since when, where it was made, who holds it; its sentence.
 
-Made by `making.py`, said by `finding.py`, written to the journal as fields.
-
-The sentence that says a finding of a memory trace. Pure.
-
-Used by `attach.py` for the journal, from which the terminal, the status and reports have it.
+Made by `making.py`, written to the journal as fields by `attach.py`. The terminal, the status and the
+reports show the sentence from there. Plain data and pure functions.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""What the script's sources say of a variable or attribute: where it is assigned, and what mentions it.
+"""What the script's sources say of a variable, an attribute, or the arguments of a call.
 
-Used by the other modules of this package that read sources. Reads them as syntax; executes nothing.
-
-Which arguments of a call in the script have chosen the length of a batch. Pure, except for reading the source.
-
-Used by `padding.py` with the line at which a mask was made.
+For a variable or attribute: where it is assigned, and what mentions it. For a call: which arguments have
+chosen the length of a batch, asked by `padding.py` with the line at which a mask was made. Used by the
+other modules of this folder that read sources. Reads them as syntax; executes nothing.
 """
 
 from __future__ import annotations

@@ -1,24 +1,18 @@
-"""Choose the checkpoint that a `train()` call starts from. Runs on rank 0, for all ranks.
+"""Choose the checkpoint that a `train()` call starts from, on rank 0 for all ranks.
 
 A call is identified by its number in the run (`identification.py`) and its trainer's class. In this order:
 
 1. the newest verified checkpoint of this run that belongs to the call, or its snapshot in memory;
 2. the same of the run or directory given with `--resume-from`;
-3. the script's own `resume_from_checkpoint` (`choice.py`).
+3. the script's own `resume_from_checkpoint`: True, or a directory in `output_dir`, means the newest
+   checkpoint there, or an older one if it cannot be used. In later attempts it means what existed before
+   this run, not checkpoints that this run left incomplete. A directory elsewhere is used or refused, never
+   replaced.
 
-A checkpoint with a manifest is verified against its digests; one without must have all required files. A
-checkpoint that is not used is reported. Called through `choice.py` at the start of each call. Loads no
-weights and moves no files.
-
-Send rank 0's choice of a checkpoint to all ranks, and check that every rank can see the checkpoint.
-
-Called by the guard at the start of a `train()` call. Does not choose (`choice.py`).
-
-Honor the script's own `resume_from_checkpoint`, but never load a damaged or incomplete checkpoint.
-
-True, or a directory in `output_dir`, means the newest checkpoint there; if it cannot be used, an older one is
-taken. In later attempts it means what existed before this run, not checkpoints that this run left incomplete.
-A directory elsewhere is used or refused, never replaced by another. Called by `choice.py`.
+A checkpoint with a manifest is verified against its digests; one without must have all required files. One
+that is not used is reported, and a damaged or incomplete one is never loaded. `agree` sends the choice to
+all ranks and checks that each can see the checkpoint; `runtime/rank/step/resume.py` calls it at the start
+of each call. Loads no weights and moves no files.
 """
 
 from __future__ import annotations

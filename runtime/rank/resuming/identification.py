@@ -1,27 +1,19 @@
-"""Match a `train()` call with those that the run has started before. Runs on rank 0, for all ranks.
+"""Match a `train()` call with those that the run has started before, on rank 0 for all ranks.
 
 A script need not repeat its calls in the same order: it may skip a stage whose result exists. A call is
-therefore recognized by its trainer's class and its output directory, and keeps its number in the run:
+recognized by its trainer's class and output directory, and keeps its number in the run. Each known call is
+recognized once:
 
 1. a call of the same class in the same directory;
 2. the call that wrote the checkpoints of this run in the directory, if that was moved or mounted elsewhere;
-3. a call of the same class with equal settings, whose directory has another name only because each start of the
-   script makes another one (`identification.py`);
+3. a call of the same class with equal settings (by digest, which tells apart a loop over seeds or models),
+   whose directory has another name only because each start of the script makes another one;
 4. else it is a new call, with the next free number.
 
-Each known call is recognized once. Also judges whether a call that starts from step 0 should not. Pure, except
-for the manifests that it reads. Called by `runtime/rank/hooks/resume.py`.
-
-Do two output directories differ only in a part of the name that every start of the script generates?
-
-Scripts put the time, a process id or a random part into the name, so a restarted script does not find its
-checkpoints. Two names are taken as one only with evidence: the part that differs is the time at which each
-name was chosen, the process id, or random by its form. `fold-1` and `fold-2` are two directories. Called by
-`identification.py`. Pure.
-
-A digest of a trainer's settings: equal in every attempt, although its output directory has another name.
-
-Tells apart calls of one class, for example a loop over seeds or models. Called by `runtime/rank/hooks/resume.py` on rank 0.
+In rule 3, two names count as one only with evidence: the part that differs is the time at which each was
+chosen, the process id, or random by its form. `fold-1` and `fold-2` are two directories. Also judges
+whether a call that starts from step 0 should not. Pure, except for the manifests that it reads. Called by
+`runtime/rank/step/resume.py`.
 """
 
 from __future__ import annotations

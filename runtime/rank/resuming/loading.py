@@ -1,14 +1,10 @@
 """Replace the load functions of torch and safetensors, so that a trainer loads a checkpoint from memory.
 
-`serve_loads` is used by `runtime/rank/step/resume.py` around the trainer's own loading, and affects only files of the directory that stands for the
-checkpoint (`snapshot_folder.py`). There, large files are empty. A call that reads one as transformers does gets new tensors
-(`loading.py`). For any other call the file is first written, and the library reads it. Does not decide which
-checkpoint is loaded.
-
-Load one file of a snapshot from its buffer: what `torch.load` and safetensors' `load_file` would return.
-
-Every tensor gets memory of its own. None refers to the buffer, which the next snapshot overwrites. Called by
-`loading.py`, which decides for which calls.
+`runtime/rank/step/resume.py` enters `serve_loads` around the trainer's own loading. Only files of the
+directory that stands for the checkpoint are affected (`snapshot_folder.py`); large files are empty there. A
+call that reads one as transformers does gets new tensors from the snapshot's buffer: every tensor has
+memory of its own, because the next snapshot overwrites the buffer. For any other call the file is first
+written, and the library reads it. Does not decide which checkpoint is loaded.
 """
 
 from __future__ import annotations

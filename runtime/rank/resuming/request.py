@@ -1,11 +1,8 @@
 """Data types of the choice of a checkpoint: what it depends on, and its result.
 
-Used by the other modules of this package and by the guard. Makes no decision and reads no weights.
-
-Output directories of a run that has started over, because the run before it could not be resumed.
-
-Its calls write beside the directories that the script names, so nothing of the earlier run is overwritten or deleted, and
-do not resume from checkpoints there. Called at the start of each call. Moves no files.
+`output_directory` names where the calls of a run write that has started over, because the run before it
+could not be resumed: beside the directories that the script names, so nothing of the earlier run is
+overwritten or deleted, nor resumed from. Moves no files.
 """
 
 from __future__ import annotations

@@ -1,23 +1,18 @@
-"""Open a snapshot in memory for one rank that resumes from it: lock, check, and map it.
-
-Called by `memory.py` with the snapshot that the supervisor has named. Loads nothing itself
-(`loading.py`), and does not decide whether the ranks use it.
-
-The directory that stands for a checkpoint in memory while a trainer loads it.
+"""Open a snapshot in memory for resuming, and make the directory that stands for its checkpoint.
 
     <staging area>/loading/checkpoint-N/
       trainer_state.json …   hard links to the files that the trainer wrote itself
       scheduler.pt …         small files of the buffers, written
       optimizer.pt …         empty: large files of the buffers, which `loading.py` serves
 
-An empty file cannot be mistaken for its content: whatever reads it without being served fails. Made by rank 0 and
-used by all ranks. Does not check the snapshot (`snapshot_folder.py`).
+`OpenSnapshot` locks, checks and maps the snapshot that the supervisor has named; `memory.py` calls it. Rank
+0 makes the folder, and all ranks use it. An empty file cannot be mistaken for its content: whatever reads
+it without being served fails.
 
-Memory for loaded tensors: pages that one file's tensors have released are reused for the next file.
-
-A trainer loads the weights, copies them into its model and drops them, and then loads the optimizer's state, which
-it keeps. Most of the time of loading is the kernel's for pages that are used for the first time; they are the same
-pages with this pool. Used by `loading.py`, for one checkpoint.
+`MemoryPool` reuses the pages that one file's tensors have released for the next file of one checkpoint: a
+trainer drops the weights after copying them and then keeps the optimizer's state, and most of the time of
+loading is the kernel's for pages that are used for the first time. Loads nothing itself, and does not
+decide whether the ranks use the snapshot.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The arguments of one call of a reward function, by sample: parts of them for a worker, and their results.
+"""The arguments of one reward call by sample, split for workers and joined, and the `whole_batch` mark.
 
-Used by `service.py`. Calls no reward function.
-
-`@whole_batch`: a reward function that must not be called with a part of a batch. For scripts.
+`Batch` gives parts of a call's arguments to a worker and puts the results together; `service.py` uses it.
+`whole_batch` marks a reward function that must not be called with a part of a batch; scripts import it from
+`trainers/rewards.py`. Calls no reward function.
 """
 
 from __future__ import annotations

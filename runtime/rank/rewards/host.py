@@ -1,14 +1,13 @@
-"""The host of a rank's workers: a process that has imported what they need, and forks one in milliseconds.
+"""The host of a rank's workers, which forks them in milliseconds, and the keeper, the parent of each.
 
-Forked from the rank before its script runs, while the rank has no threads and has not opened an accelerator; it shares the
-memory of the libraries that the rank was forked with. Starts keepers when the rank asks for it. Dies with the rank.
-`start` is called by the bootstrap; `Host` is the rank's side, used by `pool.py`.
+The host is forked from the rank before its script runs, while the rank has no threads and has not opened an
+accelerator; it shares the memory of the preloaded modules. `start` is called by
+`runtime/rank/bootstrap.py`; `Host` is the rank's side, used by `pool.py`. The host dies with the rank.
 
-The keeper of one worker: its parent, which ends it with everything that it has started.
-
-As a subreaper the keeper adopts every process that descends from its worker and loses its parent, also one in a session of
-its own. When the rank asks for the end, or the worker exits, the keeper kills its children until it has none, which
-reaches all of them; none is left as a zombie. Forked by the host. Dies with the host, and the worker with the keeper.
+The host forks a keeper for each worker when the rank asks for one. As a subreaper the keeper adopts every
+process that descends from its worker and loses its parent, also one in a session of its own. At the end it
+kills its children until it has none, which reaches all of them and leaves no zombie. The keeper dies with
+the host, and the worker with the keeper.
 """
 
 from __future__ import annotations

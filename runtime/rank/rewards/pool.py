@@ -1,11 +1,9 @@
-"""The rank's workers: starting them, giving them calls, watching calls, and ending workers that take too long.
+"""The rank's workers: start them, give them calls, watch the calls, and end those that take too long.
 
-One call runs in one worker; further calls at the same time wait for a free one. While a call runs, the rank looks at its
-worker now and then, without a thread of its own. `service.py` decides what a failed call means.
-
-One worker and its keeper, seen from the rank: its connections, its resource usage, why it is replaced, and its end.
-
-Used by `pool.py`, which gives it calls and decides when one has taken too long. The keeper, not the rank, kills it.
+One call runs in one worker; further calls at the same time wait for a free one. While a call runs, the rank
+looks at its worker now and then, without a thread of its own. `WorkerHandle` is one worker and its keeper
+seen from the rank: connections, resource usage, why it is replaced, and its end. The keeper, not the rank,
+kills the worker. `service.py` decides what a failed call means.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Wraps the reward functions of a trainer, so that a call runs in a worker if required.
+"""Wrap the reward functions of a trainer, so that a call runs in a worker if required.
 
-Called for each guarded `train()` call; a function is wrapped once, and stays so, because the script may call it between two
-`train()` calls. Functions are moved by `--reward-workers`, or one by one after they have hung twice at one step
-(`runtime.continuity.rewards`). A function in the rank is called as before, through `call_in_rank`, by which a stack shows
-which function hangs. Reward models are left alone.
-
-Latencies of reward functions, written to the journal periodically. Called by the wrappers of `served.py`.
+Called for each guarded `train()` call. A function is wrapped once and stays so, because the script may call
+it between two `train()` calls. `--reward-workers` moves functions to workers, or one function moves after
+it has hung twice at one step (`runtime/history/rewards.py`). A function in the rank is called through
+`call_in_rank`, by which a stack shows which function hangs. Latencies go to the journal periodically.
+Reward models are left alone.
 """
 
 from __future__ import annotations

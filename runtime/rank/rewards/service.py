@@ -1,14 +1,11 @@
-"""The reward service of one rank: calls its functions in workers, and decides what a failed call means.
+"""The reward service of one rank: call functions in workers, and decide what a failed call means.
 
-A failed batch is searched for the samples that the function fails on; each of them gets `-inf`, and the others keep their
-rewards. A function that cannot run in a worker stays in the rank, with one warning. Called by the wrappers of `served.py`.
-Starts no process itself (`workers/`).
-
-One trial call in the rank of a reward function that has raised on every sample in a worker.
-
-It may need what only the rank has: a client that the script has opened, a logger that it has set up. If it returns in the
-rank, it stays there; if it raises there too, its samples are excluded as those of any failed call. Made by `service.py`,
-run by the wrappers of `served.py`. Does not call the function itself.
+A failed batch is searched for the samples that the function fails on: each gets `-inf`, and the others keep
+their rewards. A function that cannot run in a worker stays in the rank, with one warning. A function that
+raises on every sample in a worker gets one trial call in the rank, because it may need what only the rank
+has, such as a client or a logger. If it returns there, it stays there; if it raises there too, its samples
+are masked as those of any failed call. Called by the wrappers of `served.py`, which also run the trial.
+Starts no process itself (`pool.py`).
 """
 
 from __future__ import annotations

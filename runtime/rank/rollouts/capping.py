@@ -1,21 +1,16 @@
-"""Caps the rollouts of one trainer, and reports why their completions ended.
+"""Cap the generation of one GRPO or RLOO trainer, and report why its completions ended.
 
-Called by `runtime/rank/hooks/train_call.py`. Counts the reasons on the board, journals rollouts in which a cap ended a completion, and with a
-deadline every rollout, so that it ends after the same token when it is generated again. What caps do is in `trainers/caps.py`;
-without a cap the trainer stays as it is.
+`runtime/rank/hooks/rollout_hooks.py` enters `capped_rollouts` for the length of a `train()` call; `apply`
+is the same for a script without `grpo-run launch` (`trainers/caps.py`). Two methods of the trainer are
+wrapped: `_generate` begins a rollout, and what `_generate_single_turn` returns is cut where a cap ended a
+completion. The trainer itself builds ids, mask and lengths from it, before rewards and log-probabilities
+are computed. Without a cap the trainer stays as it is.
 
-Applies the caps to the generation of one GRPO or RLOO trainer.
-
-`capping.py` enters `Capping.applied` for the length of a `train()` call; `apply` does the same for a script
-without `grpo-run launch`. Two methods of the trainer are wrapped: `_generate` begins a rollout, and what
-`_generate_single_turn` returns is cut where a cap ended a completion. The trainer itself then builds ids, mask and
-lengths from it, before rewards and log-probabilities are computed. Does not decide what a capped completion counts for.
-
-Which caps the backend of a trainer can apply, and the sampling parameters for vLLM.
-
-Called by `capping.py` when `train()` begins, before anything is generated. vLLM detects repetitions itself (from version
-0.17) and ends a request at its maximum length, but has no time limit; continuous batching and `rollout_func`
-take no criteria.
+The backend is checked when `train()` begins: vLLM detects repetitions itself (from version 0.17) and ends a
+request at its maximum length, but has no time limit; continuous batching and `rollout_func` take no
+criteria. Reasons are counted on the board, and rollouts in which a cap ended a completion are journaled;
+with a deadline every rollout is, so that it ends after the same token when it is generated again. Does not
+decide what a capped completion counts for.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""The caps of a run: which there are, and their values from `KEY=VALUE`, from a recipe or from code.
+"""The caps on generation of a run: parse them, apply them to configurations, and check them.
 
-Two kinds: those that are settings of TRL's or transformers' generation (`caps_settings.py` applies them), and those of
-our own, `repetition` and `max_time` (`capping.py`). Imports nothing heavy: the command line parses with it.
-
-Caps on generation that override the script's own GRPO or RLOO configuration.
-
-`install` applies the caps when a configuration is built (before TRL validates it), and `check` verifies them on the
-trainer. Caps of our own are not part of a configuration (`capping.py`). Does not generate.
+Values come from `KEY=VALUE`, a recipe or code. Caps that are settings of TRL's or transformers' generation
+override the script's GRPO or RLOO configuration: `install` applies them when a configuration is built,
+before TRL validates it, and `check` verifies them on the trainer. The two of our own, `repetition` and
+`max_time`, are not part of a configuration (`capping.py`). Imports nothing heavy: the command line parses
+with it.
 """
 
 from __future__ import annotations

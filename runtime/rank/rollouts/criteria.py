@@ -1,17 +1,15 @@
-"""The stopping criterion that applies the caps of one turn inside transformers' `generate`.
+"""The stopping criterion for one turn of transformers' `generate`, and the detection of repetitions.
 
-`generate_calls.py` passes one to each call. It returns one boolean per completion, so that a loop ends only its own
-completion, and keeps where and why each was ended. Until a cap ends one, it costs a comparison of two integers a
-token. Nothing is read from the device before `cuts`. Does not stop generation itself: transformers does when all
-completions are done, under ZeRO-3 and FSDP on all ranks together.
+`generate_calls.py` passes a `CapCriteria` to each call. It returns one boolean per completion, so that a
+loop ends only its own completion, and keeps where and why each was ended. Until a cap ends one, it costs a
+comparison of two integers a token; nothing is read from the device before `cuts`. Transformers stops when
+all completions are done, under ZeRO-3 and FSDP on all ranks together.
 
-Finds completions that repeat themselves, for a whole batch at once and on the batch's device.
-
-`criteria.py` and hand-written generation loops call a `Repetition` after each token. It compares each new token with the
-token p positions before it, for every period p up to `MAX_PERIOD`, and keeps two figures for each completion and
-period: the length of the present run of equal tokens, and the number of equal tokens in a sliding window. New tokens
-are compared in blocks, so a token costs a constant number of operations, and nothing waits for the device. Does not
-end a completion, and does not know where one has ended.
+`Repetition` works on a whole batch on the batch's device; hand-written generation loops call it, too. It
+compares each token with the one p positions before, for every period p up to `MAX_PERIOD`, and keeps two
+figures for each completion and period: the length of the present run of equal tokens, and the number of
+equal tokens in a sliding window. New tokens are compared in blocks, so a token costs a constant number of
+operations, and nothing waits for the device. It ends no completion, and does not know where one has ended.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""A time limit for one rollout or one generation loop.
+"""A time limit for one rollout or generation loop, and the record of what it did to each rollout.
 
-Used by `rollout.py` and by hand-written generation loops. It is the time of this rank alone: a loop with
-collectives ends on all ranks together only through `consensus` or through generation that all ranks leave together.
-Interrupts nothing.
+`Deadline` is used by `rollout.py` and by hand-written generation loops. It is the time of this rank alone:
+a loop with collectives ends on all ranks together only through `trainers/consensus.py`, or through
+generation that all ranks leave together. Interrupts nothing.
 
-Record what the deadline did to each rollout, so that a rollout repeated after a fault ends after the same token.
-
-A deadline depends on the clock, and a step that is done again would otherwise end in other weights. Each rank journals its
-rollouts while `max_time` is set (`capping.py`), and reads them when a `train()` call begins. On another
-number of ranks, rollouts are others, and nothing is reapplied.
+A deadline depends on the clock, and a step that is repeated after a fault would end in other weights. So
+each rank journals its rollouts while `max_time` is set (`capping.py`), and reads these decisions when a
+`train()` call begins. With another number of ranks, rollouts are others, and nothing is reapplied.
 """
 
 from __future__ import annotations

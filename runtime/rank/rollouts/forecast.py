@@ -1,18 +1,15 @@
-"""The forecasts of one rank: measurements of its passes, predictions for the next ones, and the decision of all ranks.
+"""The memory forecast of one rank: measure its passes, predict the next ones, decide with all ranks.
 
-`prepare` is called by `runtime/rank/hooks/train_call.py` when a call begins; `forecast_splitting.py` reports rollouts and passes. After each rollout every rank
-says what it needs, and all ranks split their micro-batches alike for the steps of this rollout. What was measured and decided is kept
-in a file of the rank, so that the next attempt begins with it and repeats the decisions of rollouts that it generates again.
+`prepare` is called by `runtime/rank/hooks/train_call.py` when a call begins, before the trainer is hooked.
+It says whether the rollouts have a forecast and why their micro-batches cannot be split
+(`runtime/memory/facts.py`, and what splitting within a step adds to that). `forecast_splitting.py` reports
+rollouts and passes. After each rollout every rank says what it needs, and all ranks split their
+micro-batches alike for the steps of this rollout. Measurements and decisions are kept in a file of the
+rank, so the next attempt begins with them and repeats the decisions of rollouts that it generates again.
 
-The memory that a rank may use, and its usage between passes: of its GPU, or of a simulated one for a number of tokens.
-
-Called by `forecast.py`. A simulated limit is a fault of `--inject` with `tokens=N`: above so many tokens memory runs out, so the
-forecast takes a token for 1 MiB and knows the limit.
-
-Whether a trainer's rollouts have a forecast, and why its micro-batches cannot be split.
-
-Called by `forecast.py` when a call begins, before anything of the trainer is hooked. What makes several passes another update is
-known to `runtime.continuity.memory.split_exactness`; here is what splitting within a step adds to that.
+The limit is the memory of the GPU, or a simulated one: the injected fault with `tokens=N` runs out of
+memory above so many tokens, so the forecast takes a token for 1 MiB. The prediction itself is
+`forecast_fit.py`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Predict the memory of passes of one kind from that of earlier passes. Pure.
+"""Predict the memory of passes from earlier ones, and into how many pieces to split micro-batches.
 
-The memory of a pass grows with its tokens (rows times padded length) and, where attention matrices are stored, with tokens times
-length. Measured values are fitted by non-negative coefficients: a constant, one for tokens, one for tokens times length. The
-fit is raised until no measured value lies above it. Used by `forecast.py`.
+The memory of a pass grows with its tokens (rows times padded length) and, where attention matrices are
+stored, with tokens times length. Measured values of one kind of pass are fitted by non-negative
+coefficients for a constant and both terms; the fit is raised until no measured value lies above it.
 
-Into how many pieces the micro-batches of a rollout are split: from one rank's prediction, then from those of all ranks. Pure.
-
-Ranks must split alike, because TRL reduces metrics over all ranks for every pass. The rank that needs the smallest passes decides.
-A rollout that is generated again after a fault is split as it was the first time, so that its sums are rounded alike. Used by `forecast.py`.
+Ranks must split alike, because TRL reduces metrics over all ranks for every pass, so the rank that needs
+the smallest passes decides. A rollout that is generated again after a fault is split as the first time, so
+that its sums are rounded alike. Used by `forecast.py`. Pure.
 """
 
 from __future__ import annotations

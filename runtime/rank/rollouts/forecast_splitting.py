@@ -1,15 +1,14 @@
-"""Wraps three methods of GRPO's and RLOO's trainers, so that a rollout that would not fit is trained in smaller passes.
+"""Train a rollout that would not fit in smaller passes with the same gradient.
 
-After a rollout has been generated, and before it is scored, all ranks decide (`forecast.py`). Scoring then takes as many rows at
-once as a piece has, and `compute_loss`, which `training_step` calls, takes a micro-batch in pieces (`forecast_splitting.py`). Evaluation is left
-alone. Entered by `runtime/rank/hooks/rollout_hooks.py` outside the phases of generation; without forecasts, the trainer stays as it is.
+`TrainerPasses` wraps three methods of GRPO's and RLOO's trainers. After a rollout has been generated, and
+before it is scored, all ranks decide (`forecast.py`). Scoring then takes as many rows at once as a piece
+has, and `compute_loss`, which `training_step` calls, takes a micro-batch in pieces. The losses of the
+pieces are weighted so that their sum is the loss of the whole: by the share of rows where the loss is a
+mean over rows, by 1 where it is a sum over tokens divided by a number of the whole rollout. All passes but
+the last are differentiated at once, without communication; the caller differentiates the last one.
 
-Compute one micro-batch in several passes with the same gradient: divide its rows, combine losses and metrics.
-
-The pieces' losses are weighted so that their sum is the loss of the whole micro-batch: by the share of rows where the loss is a mean
-over rows, by 1 where it is a sum over tokens divided by a number of the whole rollout. All passes but the last are
-differentiated at once, without communication; the caller differentiates the last one, as it does a whole micro-batch. Called by
-`forecast_splitting.py`. Does not decide how often.
+`runtime/rank/hooks/rollout_hooks.py` enters it outside the phases of generation. Evaluation is left alone,
+and without forecasts the trainer stays as it is.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Add to transformers' `generate` during a trainer's turn: a stopping criterion, and the division into parts.
+"""Change transformers' `generate` during a trainer's turn: add a criterion, divide it into parts.
 
-`install` wraps `GenerationMixin.generate` once. `turn` says for which block a criterion is added to those that the script
-passes, and `in_parts` for which block a call is divided (`generate_calls.py`); each part then has a criterion of its own. Only the
-outermost call in this thread is changed: a model that a tool or a reward uses, or an assistant model inside the call, generates
-as ever. Called by `capping.py` and `runtime/rank/hooks/rollout_hooks.py`. Does not know what the criterion does.
-
-Divide a call of transformers' `generate` into calls of fewer rows, and join what they return.
-
-Rows keep their padding, so greedy decoding generates the same tokens. Parts that sample draw other random numbers than the whole.
-Called by `generate_calls.py`. Does not generate.
+`install` wraps `GenerationMixin.generate` once. `turn` says for which block a criterion is added to those
+that the script passes, and `in_parts` for which block a call is divided; each part then has a criterion of
+its own. Only the outermost call in this thread is changed: a model that a tool or a reward uses, or an
+assistant model inside the call, generates as ever. Rows keep their padding, so greedy decoding generates
+the same tokens; parts that sample draw other random numbers than the whole. Called by `capping.py` and
+`sub_batches.py`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Attaches quarantine to a GRPO or RLOO trainer for the length of a `train()` call.
+"""Replace quarantined prompts in the rollouts of a GRPO or RLOO trainer.
 
-Called by `runtime/rank/hooks/train_call.py`. The sampler's order is not touched: a quarantined prompt keeps its place, and its rows
-are replaced before generation. Every rank replaces the prompts of the same list, so the rows of a group leave
-together; `row_reasons` names them to `exclusion`, which leaves them out of baseline and loss.
-
-Which rows of a rollout are replaced, and by which. Pure; called by `quarantine.py`.
+`runtime/rank/hooks/rollout_hooks.py` enters it for the length of a `train()` call. The sampler's order is
+not touched: a quarantined prompt keeps its place, and its rows are replaced before generation. Every rank
+replaces the prompts of the same list, so the rows of a group leave together; `sample_masking.py` leaves
+them out of baseline and loss. `replaced_rows` chooses the rows, and is pure. Which prompts are quarantined
+is decided by the supervisor (`runtime/supervisor/quarantine.py`).
 """
 
 from __future__ import annotations

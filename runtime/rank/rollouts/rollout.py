@@ -1,11 +1,8 @@
-"""One rollout under caps: its deadline, its turns, and why each of its completions ended.
+"""One rollout under caps: its deadline, its turns, and why and where each completion ended.
 
-`capping.py` makes one for each `_generate` of a trainer. A rollout has one turn, or several if the completions call
-tools; the deadline covers all of them. Knows nothing of trainers.
-
-Why completions ended, and how a completion is cut where a cap ended it.
-
-Pure. Called by `rollout.py`. Does not decide whether a completion takes part in the loss.
+`capping.py` makes one for each `_generate` of a trainer. A rollout has one turn, or several if completions
+call tools; the deadline covers all of them. `cut` and `end_reason` are pure. Knows nothing of trainers, and
+does not decide whether a completion takes part in the loss.
 """
 
 from __future__ import annotations

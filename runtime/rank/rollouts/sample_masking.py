@@ -1,26 +1,19 @@
-"""Attaches exclusion to a GRPO or RLOO trainer for the length of a `train()` call.
+"""Mask samples of a GRPO or RLOO trainer: leave them out of baseline, advantages and loss.
 
-Called by `runtime/rank/hooks/train_call.py`. TRL's own code computes baselines and advantages: it leaves out a row of its table of
-rewards in which every column is NaN, so an excluded sample becomes such a row. The table is gathered over the ranks by TRL,
-so every rank finds the same, and nothing is sent unless a sample is excluded. Then the rows are masked in what TRL
-returns. A rollout without exclusions is returned as it is.
+`runtime/rank/hooks/rollout_hooks.py` enters it for the length of a `train()` call. TRL computes baselines
+and advantages and leaves out a row of its table of rewards in which every column is NaN, so a masked sample
+becomes such a row. TRL gathers the table over the ranks, so every rank finds the same, and nothing is sent
+unless a sample is masked. A rollout without masked samples is returned as it is.
 
-Removes samples from the loss: masks the rows of excluded samples in what TRL computes after the rewards.
+`mask` takes the rows out of what TRL computes after the rewards. GRPO multiplies its per-token loss by
+`tool_mask`, which is not part of the attention mask, so log-probabilities stay as they are. RLOO has
+`completion_mask` only: the sum of log-probabilities of a masked row is 0, and so must be the old one, or
+its ratio would be an exponential of hundreds. Whether a masked row also leaves the divisor is TRL's: dapo,
+cispo, vespo and bnpo divide by tokens that count, the others by rows.
 
-Called by `sample_masking.py` on every rank when any rank has an excluded sample. GRPO multiplies its per-token loss by `tool_mask`,
-which is not part of the attention mask, so log-probabilities stay as they are. RLOO has `completion_mask` only; the sum of
-log-probabilities of a masked row is 0, and so must be the old one, or its ratio would be an exponential of hundreds. Whether a
-masked row also leaves the divisor is TRL's: dapo, cispo, vespo and bnpo divide by tokens that count, the others by rows.
-
-What TRL logs of a rollout, kept correct when samples are excluded or rewards are computed again.
-
-Called by `sample_masking.py`.
-
-Reward functions whose results are checked while TRL computes rewards.
-
-Called by `sample_masking.py` around TRL's method, so that functions which the script calls itself are as they were. A wrapper keeps the
-function's kind (coroutine or not) and passes its arguments on. Reward models are left alone: what they return is checked in
-the gathered table.
+What TRL logs of the rollout is corrected. Results of reward functions are checked while TRL computes
+rewards, and those of reward models in the gathered table. Which samples are masked is decided in
+`masking_selection.py`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""The contents of a checkpoint and the position of its call: the interface between savers and what they save.
+"""The interface between savers and what they save, and whether a checkpoint may go to memory first.
 
-Implemented for Trainers in `trainer_contents.py` and for hand-written loops in `runtime/rank/loops/run.py`. Used by
-`saver.py` for both kinds of saves. Does not decide where a checkpoint goes, and takes no vote.
-
-Whether a checkpoint can be saved in memory: does the trainer or a callback read it soon?
-
-Called by `saver.py`. Reads settings and checks which
-callback methods are overridden; runs none of them.
+`CheckpointContents` has the contents of a checkpoint and the position of its call. It is implemented for
+Trainers in `trainer_contents.py` and for hand-written loops in `runtime/rank/loops/run.py`, and used by
+`saver.py`. `save_mode` reads settings and checks which callback methods are overridden: a trainer or
+callback that reads the checkpoint soon needs it on disk. Runs no callback, does not decide where a
+checkpoint goes, and takes no vote.
 """
 
 from __future__ import annotations

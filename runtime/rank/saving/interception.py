@@ -2,7 +2,7 @@
 
 `capture_saves` is used by `snapshots.py` around the trainer's own checkpoint method. It affects the calling thread and files
 below the given directory only. Other saves pass through unchanged, and so do objects that cannot be captured
-exactly. A captured file does not exist until `runtime.staging.writer` writes it. Copies no bytes
+exactly. A captured file does not exist until `runtime.snapshots.writer` writes it. Copies no bytes
 (`packing.py`), and does not decide where a checkpoint goes.
 """
 

@@ -1,12 +1,9 @@
-"""Reserve a slot for a snapshot: the first of its two all-reduces.
+"""Reserve a slot for a snapshot: what all ranks agree on before and after a save, in two all-reduces.
 
-Rank 0 chooses, locks and empties a slot before the vote; the vote tells all ranks the slot and the maximum of
-their `SaveFlags`. Further votes are needed only while rank 0 waits for a slot. Called by `snapshots.py`.
-
-What all ranks agree on before and after a save: the at most two all-reduces of a snapshot.
-
-Each rank fills in what it knows; the maximum over all ranks is the same on every rank, so all ranks take the
-same branch. Used by `saver.py`, `snapshots.py` and `direct.py`.
+Rank 0 chooses, locks and empties a slot before the vote. Each rank fills in what it knows as `SaveFlags`;
+the maximum is the same on every rank, so all ranks take the same branch and learn the slot. Further votes
+are needed only while rank 0 waits for a slot. Called by `snapshots.py`, which makes the second all-reduce
+after the copy, and by `saver.py`.
 """
 
 from __future__ import annotations

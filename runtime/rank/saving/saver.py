@@ -1,17 +1,14 @@
 """Make a call's checkpoints complete and verified, most of them without waiting for a disk.
 
-What is written is for `contents.py` to say; it is written
-
     in memory   the usual way: a snapshot (`snapshots.py`) that the supervisor makes durable
-    directly    where memory is not possible (`direct.py`): several nodes, no memory, or a script that reads the
-                checkpoint during the save
+    directly    where memory is not possible (`direct.py`): several nodes, no memory, or a script that
+                reads the checkpoint during the save
 
-Either way, non-finite weights are never saved. Between the script's own checkpoints, the saver takes
-snapshots when its `cadence` is due, at a stop, for the user, and at the last step. The script does not notice them: they
-lie in a folder of their own, and its callbacks are not called. Created for each `train()` call
-(`runtime/rank/hooks/train_call.py`) and for each loop (`runtime/rank/loops/run.py`).
-
-Detect non-finite weights, which are never saved. Called by `saver.py` before every save.
+What is written is for `contents.py` to say. Non-finite weights are never saved. Between the script's own
+checkpoints, the saver takes snapshots when `cadence.py` says that one is due, at a stop, for the user, and
+at the last step. The script does not notice them: they lie in a folder of their own, and its callbacks are
+not called. Created for each `train()` call (`runtime/rank/hooks/train_call.py`) and for each loop
+(`runtime/rank/loops/run.py`).
 """
 
 from __future__ import annotations

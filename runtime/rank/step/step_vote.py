@@ -1,13 +1,12 @@
 """The vote at step boundaries: what this rank votes for, and what all ranks agreed on.
 
-A vote starts when an optimizer step is done and is collected before the next optimizer step, so it overlaps
-with the forward and backward pass. `steps.py` acts on its result at the end of that next step, on every
-rank alike: a stop takes at most two steps to act. `runtime/rank/vote.py` transports the vote.
+A vote starts when an optimizer step is done and is collected before the next one, so it overlaps with the
+forward and backward pass. `steps.py` acts on its result at the end of that next step, on every rank alike:
+a stop takes at most two steps to act. `runtime/rank/vote.py` transports the vote.
 
-Stop and save requests that the user makes through the board (`grpo-run stop`, `grpo-run save`, signals).
-
-Polled by `step_vote.py` at every step. One rank may see a request a step before another, so a request takes
-effect only after the vote has carried it to all ranks.
+Requests to stop or save that the user makes through the board (`grpo-run stop`, `grpo-run save`, signals)
+are polled at every step. One rank may see a request a step before another, so it takes effect only after
+the vote has carried it to all ranks.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """The steps of one call: its start, the work after each step on every rank, and its end.
 
-After a step, all ranks vote on it and act on the result of the vote before: a stop, a save, a snapshot. Called by
-`runtime/rank/hooks/callback.py` at the events of a Trainer and by `runtime/rank/loops/run.py` at the steps of a hand-written loop. Takes no
-checkpoint itself (`runtime/rank/saving/saver.py`).
-
-Release this rank's host memory caches, once each time that host memory runs short.
-
-The supervisor announces it on the board. Each rank acts after its next step, by itself: nothing collective happens, and no
-phase is entered, because another rank may see the announcement a step later. Called by `steps.py`.
+After a step, all ranks vote on it and act on the result of the vote before: a stop, a save, a snapshot,
+memory cleanup. Called by `runtime/rank/hooks/callback.py` at the events of a Trainer and by
+`runtime/rank/loops/run.py` at the steps of a hand-written loop. When the supervisor announces on the board
+that host memory runs short, each rank releases its host caches after its next step, once per announcement
+and by itself: nothing collective happens, because another rank may see the announcement a step later. Takes
+no checkpoint itself (`runtime/rank/saving/saver.py`).
 """
 
 from __future__ import annotations

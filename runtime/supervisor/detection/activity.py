@@ -1,14 +1,13 @@
-"""Activity of ranks: collectives that they issue, and CPU time, I/O and connections of their families.
+"""Activity of ranks: collectives, CPU time, I/O and connections of their process trees.
 
-A slow rank is not a hung one. A rank that issues collectives is active in any phase, and for a limited time one
-that only computes; that time is shorter in generation, rewards and steps, because an endless loop computes as well.
-During data loading, saving, evaluation, callbacks and the user's own code, a rank is also active while its family
-transfers data. In every phase, a rank whose family does nothing at all is quiet, and one whose
-interpreter does not run is frozen. Called by `stall_detector.py`. Reads /proc; does not judge.
+A slow rank is not a hung one. A rank that issues collectives is active in any phase, and one that only
+computes for a limited time; that time is shorter in generation, rewards and steps, because an endless loop
+computes as well. During data loading, saving, evaluation, callbacks and the user's own code, a rank is also
+active while its process tree transfers data. In every phase, a rank whose process tree does nothing at all
+is quiet, and one whose interpreter does not run is frozen.
 
-The socket that a rank's main thread waits on, for example of a store that other ranks write to.
-
-Called by `runtime.detection.activity` for ranks that do nothing, to say who waits for whom. Not part of any proof.
+For a rank that does nothing, the socket that its main thread waits on says who waits for whom; it is part
+of no proof. Called by `stall_detector.py`. Reads /proc; does not judge.
 """
 
 from __future__ import annotations

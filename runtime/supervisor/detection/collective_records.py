@@ -1,13 +1,9 @@
 """The collectives of each rank: Flight Recorder answers joined with the collective logs on the board.
 
-Used by the deadlock and stall detectors, and by the incident investigation for the evidence. Reads sockets
-and shared memory; does not judge. What cannot be read is listed in `unavailable` and is never treated as
-proof.
-
-Client of the ranks' worker servers: asks all ranks in parallel, under one deadline.
-
 Torch's worker servers listen on one unix socket per rank and answer from C++ threads; for the Flight
-Recorder, even while Python is stuck. Used by `collective_records.py`. Returns bytes; does not interpret them.
+Recorder, even while Python is stuck. All ranks are asked in parallel, under one deadline. Used by the
+deadlock and stall detectors, and by the incident investigation for the evidence. What cannot be read is
+listed in `unavailable` and is never treated as proof. Does not judge.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""Who holds the pipes and unix sockets that threads wait for, from /proc/PID/fd of every process.
+"""Who holds the pipes and unix sockets that threads wait for, and the time limits set on sockets.
 
-Called by `wait_detector.py`, and only for a rank that would be stuck if nobody else held them: a scan takes
-about 2 µs per open descriptor of the machine. A device, a network connection, an event descriptor or a named
-pipe leads elsewhere, and so does everything that cannot be identified. Does not judge.
-
-Timeouts set on a socket of another process (`SO_RCVTIMEO`), which no system call shows.
-
-Called by `wait_channels.py` for a thread that receives or sends. The option is read from a copy of the descriptor,
-which requires the right to trace the process, and Linux 5.6. Does not judge.
+Holders come from /proc/PID/fd of every process, about 2 µs per open descriptor of the machine, so
+`wait_detector.py` asks only for a rank that would be stuck if nobody else had them open. A device, a
+network connection, an event descriptor or a named pipe leads elsewhere, and so does everything that cannot
+be identified. A socket's timeout (`SO_RCVTIMEO`), which no system call shows, is read from a copy of the
+descriptor; that requires the right to trace the process, and Linux 5.6. Does not judge.
 """
 
 from __future__ import annotations

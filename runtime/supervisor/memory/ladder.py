@@ -1,15 +1,11 @@
-"""The ladder: which change of the memory plan comes next after a rank has run out of memory in a phase.
+"""The fallback steps: which change of the memory plan comes next after a rank has run out of memory.
 
-    phase → the rungs in order → the first that applies and is predicted to lower the peak of that phase
+    phase → the fallback steps in order → the first that applies and is predicted to lower that phase's peak
 
-One change an attempt. The ladder ends because each rung can be climbed only so often. Predictions come from traces of the job,
-which the caller makes, and from the closed form where there is none. Pure but for those; called by `policy.py`.
-
-The rungs of the ladder: single changes of the memory plan, each with the reason why it does not apply to a run.
-
-    rung, facts, plan → the next plan, or why not
-
-Pure. The order of the rungs, and whether one is predicted to help, is `ladder.py`.
+Each fallback step is a single change of the plan: it returns the next plan, or the reason why it does not
+apply to the run. One change an attempt; the sequence ends because each step can be taken only so often.
+Predictions come from traces of the job, which the caller makes, and from the closed form where there is
+none. Called by `policy.py`. Pure but for the traces.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
-"""The decision after a rank has run out of GPU memory: change the plan, restart unchanged once, or give up. Pure.
+"""The decision after a rank has run out of GPU memory: change the plan, restart once, or give up.
 
-A change of plan spends no restart budget: the ladder's length bounds it. An unchanged restart frees what was cached, so it is
-tried once for a plan and a phase, if that may suffice: the allocator had reserved enough (fragmentation), the attempt had done
-the same work before and memory has grown since (creep), or no phase of a trainer was open, so that no plan makes the request smaller.
-It spends the budget like any other. Where the script itself asks for the same again after a change, no further change is made.
-Called by `runtime/supervisor/run_memory.py`.
-
-How much a rank's allocated memory has grown in its attempt: what a restart without a change would free.
-
-Filled by the supervisor from the board, where the ranks publish their memory by phase; read after an out-of-memory error.
-Pure.
-
-Sentences about a change of the memory plan, for the terminal. Pure; called by `runtime/supervisor/run_memory.py`.
+A change of plan spends no restart budget, because the number of fallback steps bounds it. An unchanged
+restart frees what was cached. It is tried once for a plan and a phase, if that may suffice: the allocator
+had reserved enough (fragmentation), the attempt had done the same work before and memory has grown since
+(creep, measured from the ranks' figures on the board), or no phase of a trainer was open, so that no plan
+makes the request smaller. It spends the budget like any other restart. Where the script itself asks for the
+same again after a change, no further change is made. Also builds the sentences for the terminal. Called by
+`runtime/supervisor/run_memory.py`. Pure.
 """
 
 from __future__ import annotations
