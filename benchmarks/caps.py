@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from parts import machine
 
 from grpo_run.runtime.rank.rollouts.criteria import CapCriteria
-from grpo_run.runtime.rank.rollouts.rollout import Rollout
+from grpo_run.runtime.rank.rollouts.rollout import CappedRollout
 from grpo_run.trainers.caps import Deadline, Repetition
 
 GSM8K = Path(os.environ.get("GRPO_RUN_GSM8K") or machine.REPOSITORY.parent / "shared/data/gsm8k")
@@ -110,7 +110,7 @@ def pairs(number: int, window: int) -> list[tuple[float, float]]:
     prompts = torch.randint(1, VOCABULARY, (BATCH, PROMPT))
 
     def once(capped: bool) -> float:
-        rollout = Rollout(end_tokens={0}, max_length=NEW_TOKENS, deadline=Deadline(3600.0))
+        rollout = CappedRollout(end_tokens={0}, max_length=NEW_TOKENS, deadline=Deadline(3600.0))
         criteria: Any = None
         if capped:
             criteria = CapCriteria(

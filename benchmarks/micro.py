@@ -209,7 +209,7 @@ def hygiene_rank(folder: str, number: int, supervisor: int, answer: Connection) 
 def _clean(folder: str, number: int, frozen: bool, answer: Connection) -> None:
     from grpo_run.runtime.board.board import Board
     from grpo_run.runtime.rank.memory.cleanup import clean
-    from grpo_run.runtime.rank.memory.cleanup_policy import Need
+    from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
     from grpo_run.runtime.rank.memory.device import DeviceMemory
     from grpo_run.runtime.rank.memory.phases import ResidentMemory
 
@@ -222,7 +222,7 @@ def _clean(folder: str, number: int, frozen: bool, answer: Connection) -> None:
     device, host = DeviceMemory(), ResidentMemory()
 
     def microseconds() -> float:
-        return clean(Need(collect=True), slot, device, host)[0].seconds * 1e6
+        return clean(CleanupNeed(collect=True), slot, device, host)[0].seconds * 1e6
 
     first = microseconds()
     answer.send({f"{name}, first": [first], name: [microseconds() for _ in range(max(5, number // 5))]})

@@ -26,7 +26,7 @@ from grpo_run.runtime.history import checkpoint_backups
 from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import read_status
-from grpo_run.runtime.leftovers import Kept, Leftover
+from grpo_run.runtime.leftovers import KeptMemory, Leftover
 from grpo_run.runtime.snapshots.leftovers import AreaEntry, remove_area
 from grpo_run.watchdog.text import size_text
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         if problem is None:
             freed.append(leftover)
         else:
-            failed.append(Kept(path=leftover.path, size_bytes=leftover.size_bytes, reason=problem))
+            failed.append(KeptMemory(path=leftover.path, size_bytes=leftover.size_bytes, reason=problem))
         if not options.json:
             verb = "would free" if options.dry_run else "freed" if problem is None else "could not free"
             print(f"{verb} {leftover.path} ({size_text(leftover.size_bytes)}): {problem or leftover.what}")
@@ -97,7 +97,7 @@ def _as_json(leftover: Leftover) -> dict[str, object]:
     }
 
 
-def find_leftovers(days: float, *, disks_are_mounted: bool) -> tuple[list[Leftover], list[Kept]]:
+def find_leftovers(days: float, *, disks_are_mounted: bool) -> tuple[list[Leftover], list[KeptMemory]]:
     """Return what can be freed, and what in memory is kept.
 
     Args:

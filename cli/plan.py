@@ -14,9 +14,9 @@ from dataclasses import replace
 from grpo_run.cli.planning.options import build_parser, parse_size, parse_steps
 from grpo_run.cli.planning.output import print_plan
 from grpo_run.cli.planning.plot import check_path, write_plot
-from grpo_run.cli.planning.report import Report, as_json
+from grpo_run.cli.planning.report import PlanReport, as_json
 from grpo_run.cli.planning.requested_job import job_of
-from grpo_run.cli.planning.source import Source
+from grpo_run.cli.planning.source import JobSource
 from grpo_run.cli.planning.sources import read_source
 from grpo_run.cli.text import print_paragraph
 from grpo_run.runtime.errors import ConfigError, UsageError
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     steps = None if options.steps is None else parse_steps(options.steps)
     if steps is not None and observed is None:
         raise UsageError("--steps is for --explain SIZE")
-    source = Source() if options.source is None else read_source(options.source, options.algorithm)
+    source = JobSource() if options.source is None else read_source(options.source, options.algorithm)
     model = options.model or source.settings.get("model")
     if not isinstance(model, str):
         what = "a folder with config.json, a cached repository, or a shape"
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     return _explain(options, model, job, observed, steps, source.notes)
 
 
-def _with_default_attention(job: Job, model: str, source: Source) -> Job:
+def _with_default_attention(job: Job, model: str, source: JobSource) -> Job:
     """Return the job with the attention that transformers chooses for its model, and note it where it stores matrices."""
     from grpo_run.runtime.planning.model_config import default_attention, load_model_config
 
@@ -125,7 +125,7 @@ def _plan(
             changes = try_changes(predictor, prediction)
             batch = largest_batch(predictor, prediction)
             completion = largest_completion(predictor, prediction)
-    report = Report(
+    report = PlanReport(
         model=model,
         shape=predictor.shape,
         gpu_bytes=gpu_bytes,
@@ -155,7 +155,7 @@ def _explain(
 ) -> int:
     from grpo_run.cli.planning.explained import Explained, accounted_for, explained_json, print_explained
     from grpo_run.runtime.planning.explaining import (
-        Growth,
+        GrowthPerStep,
         explanations,
         floor,
         kept_each_step,
@@ -183,7 +183,7 @@ def _explain(
         same=same,
         growth=None
         if steps is None
-        else Growth(
+        else GrowthPerStep(
             start_bytes=prediction.allocated_bytes,
             steps=steps,
             kept=kept_each_step(predictor, prediction, alone),

@@ -49,7 +49,7 @@ class Leftover:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class KeptMemory:
     """Something in memory that is kept, and why."""
 
     path: Path
@@ -57,7 +57,7 @@ class Kept:
     reason: str
 
 
-def memory(areas: Iterable[AreaEntry], runs: Sequence[RunEntry]) -> tuple[list[Leftover], list[Kept]]:
+def memory(areas: Iterable[AreaEntry], runs: Sequence[RunEntry]) -> tuple[list[Leftover], list[KeptMemory]]:
     """Sort staging areas into those that can be freed and those that are kept.
 
     Args:
@@ -83,7 +83,7 @@ def memory(areas: Iterable[AreaEntry], runs: Sequence[RunEntry]) -> tuple[list[L
             )
         else:
             reason = area.kept_because or "its run is alive"
-            kept.append(Kept(path=area.path, size_bytes=area.size_bytes, reason=reason))
+            kept.append(KeptMemory(path=area.path, size_bytes=area.size_bytes, reason=reason))
     return found, kept
 
 

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.rank.consensus import Call, CallSite, agree, exchange
+from grpo_run.runtime.rank.consensus import CallSite, ConsensusCall, agree, exchange
 
 _calls = 0
 """Number of calls that this process has made."""
@@ -86,7 +86,7 @@ def _decide(site: CallSite, flag: bool, iteration: int = 0) -> bool:
             f"{site.text} was called in thread {threading.current_thread().name!r}: consensus functions work in the"
             " main thread only, because the calls of several threads have no order that ranks could share"
         )
-    call = Call(site=site, flag=bool(flag), ordinal=_calls + 1, iteration=iteration)
+    call = ConsensusCall(site=site, flag=bool(flag), ordinal=_calls + 1, iteration=iteration)
     answers = exchange(call)
     _calls += 1
     return call.flag if answers is None else agree(call, answers)

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, pairwise
 from statistics import median
 
-from grpo_run.watchdog.learning_observations import NOT_FINITE, History, Series
-from grpo_run.watchdog.learning_rules import Alarm, Guard, Response, Rules
+from grpo_run.watchdog.learning_observations import NOT_FINITE, ObservationHistory, Series
+from grpo_run.watchdog.learning_rules import Alarm, GuardResponse, LearningGuard, Rules
 
 
 def find_nonfinite(series: Series, step: int) -> Alarm | None:
@@ -34,7 +34,7 @@ def find_nonfinite(series: Series, step: int) -> Alarm | None:
     if not series or series[-1].step != step or (len(series) > 1 and series[-2].step == step - 1):
         return None
     return Alarm(
-        guard=Guard.nonfinite,
+        guard=LearningGuard.nonfinite,
         step=step,
         onset=step,
         sentence=f"The loss or the gradient of step {step} is not finite.",
@@ -84,7 +84,7 @@ def find_reward_collapse(series: Series, limit: float | None) -> Alarm | None:
         ):
             onset = _onset(series, level, median(last), length)
             return Alarm(
-                guard=Guard.reward,
+                guard=LearningGuard.reward,
                 step=series[-1].step,
                 onset=onset,
                 sentence=f"The mean reward fell from {level:.3g} to {median(last):.3g} at step {onset} and has stayed there.",
@@ -150,7 +150,7 @@ def find_zero_variance(series: Series, limit: float | None) -> Alarm | None:
     if len(last) < rollouts or any(one.value < 1.0 for one in last):
         return None
     return Alarm(
-        guard=Guard.zero_variance,
+        guard=LearningGuard.zero_variance,
         step=last[-1].step,
         onset=last[0].step,
         sentence=f"All groups of the last {rollouts} rollouts, since step {last[0].step}, have equal rewards: the rewards"
@@ -202,7 +202,7 @@ def find_entropy_change(series: Series, limit: float | None) -> Alarm | None:
 def _alarm(series: Series, where: str) -> Alarm:
     first, last = series[0], series[-1]
     return Alarm(
-        guard=Guard.entropy,
+        guard=LearningGuard.entropy,
         step=last.step,
         onset=first.step,
         sentence=f"The entropy of the policy has been {where} since step {first.step}: {last.value:.3g} nats per token.",
@@ -228,7 +228,7 @@ def find_divergence(series: Series, limit: float | None) -> Alarm | None:
     if len(last) < DIVERGENCE_STEPS or any(one.value <= bound for one in last):
         return None
     return Alarm(
-        guard=Guard.kl,
+        guard=LearningGuard.kl,
         step=last[-1].step,
         onset=last[0].step,
         sentence=f"The KL divergence from the reference model has been above {bound:g} since step {last[0].step}:"
@@ -260,7 +260,7 @@ def find_capped_completions(series: Series, limit: float | None) -> Alarm | None
     ):
         return None
     return Alarm(
-        guard=Guard.capped,
+        guard=LearningGuard.capped,
         step=last[-1].step,
         onset=last[0].step,
         sentence=f"More than {bound:.0%} of the completions have been ended by a limit since step {last[0].step}:"
@@ -268,16 +268,16 @@ def find_capped_completions(series: Series, limit: float | None) -> Alarm | None
     )
 
 
-_FINDERS: Mapping[Guard, tuple[str, Callable[[Series, float | None], Alarm | None]]] = {
-    Guard.zero_variance: ("zero_variance", find_zero_variance),
-    Guard.kl: ("kl", find_divergence),
-    Guard.entropy: ("entropy", find_entropy_change),
-    Guard.reward: ("reward", find_reward_collapse),
-    Guard.capped: ("capped", find_capped_completions),
+_FINDERS: Mapping[LearningGuard, tuple[str, Callable[[Series, float | None], Alarm | None]]] = {
+    LearningGuard.zero_variance: ("zero_variance", find_zero_variance),
+    LearningGuard.kl: ("kl", find_divergence),
+    LearningGuard.entropy: ("entropy", find_entropy_change),
+    LearningGuard.reward: ("reward", find_reward_collapse),
+    LearningGuard.capped: ("capped", find_capped_completions),
 }
 
 
-def judge(history: History, step: int, rules: Rules) -> list[Alarm]:
+def judge(history: ObservationHistory, step: int, rules: Rules) -> list[Alarm]:
     """Return the alarms of a step that has just been added to the history, the gravest first.
 
     A guard that has tripped without ending the attempt begins anew: its series is emptied.
@@ -287,13 +287,13 @@ def judge(history: History, step: int, rules: Rules) -> list[Alarm]:
         rules: guards that are off are not asked.
     """
     alarms = []
-    if rules.response(Guard.nonfinite) is not Response.off:
+    if rules.response(LearningGuard.nonfinite) is not GuardResponse.off:
         alarm = find_nonfinite(history.series(NOT_FINITE), step)
         if alarm is not None:
             alarms.append(alarm)
     for guard, (name, find) in _FINDERS.items():
         series = history.series(name)
-        if rules.response(guard) is Response.off or not series or series[-1].step != step:
+        if rules.response(guard) is GuardResponse.off or not series or series[-1].step != step:
             continue
         alarm = find(series, rules.limits.get(guard))
         if alarm is not None:

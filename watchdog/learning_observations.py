@@ -51,7 +51,7 @@ NAMES = tuple(field.name for field in fields(StepValues) if field.name != "finit
 NOT_FINITE = "not_finite"
 
 
-class History:
+class ObservationHistory:
     """The last observations of a `train()` call, by name."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class History:
         return {name: [list(one) for one in series] for name, series in self._series.items()}
 
     @classmethod
-    def from_json(cls, value: object) -> History:
+    def from_json(cls, value: object) -> ObservationHistory:
         """Return what `as_json` wrote.
 
         Raises:

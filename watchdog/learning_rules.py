@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 
-class Guard(str, Enum):
+class LearningGuard(str, Enum):
     """What is guarded. The values appear on the command line, in the journal and as metric labels."""
 
     nonfinite = "nonfinite"
@@ -28,7 +28,7 @@ class Guard(str, Enum):
         return self.value
 
 
-class Response(str, Enum):
+class GuardResponse(str, Enum):
     """What follows when a guard trips."""
 
     off = "off"
@@ -42,24 +42,27 @@ class Response(str, Enum):
     @property
     def ends_attempt(self) -> bool:
         """Whether the ranks end."""
-        return self in (Response.stop, Response.roll_back)
+        return self in (GuardResponse.stop, GuardResponse.roll_back)
 
 
-DEFAULT_RESPONSES: Mapping[Guard, Response] = MappingProxyType(
-    {guard: Response.roll_back if guard is Guard.nonfinite else Response.warn for guard in Guard}
+DEFAULT_RESPONSES: Mapping[LearningGuard, GuardResponse] = MappingProxyType(
+    {
+        guard: GuardResponse.roll_back if guard is LearningGuard.nonfinite else GuardResponse.warn
+        for guard in LearningGuard
+    }
 )
 """Weights that are not finite are lost for certain; every other alarm may be what the user wants."""
-LIMITS: Mapping[Guard, str] = MappingProxyType(
+LIMITS: Mapping[LearningGuard, str] = MappingProxyType(
     {
-        Guard.zero_variance: "rollouts in a row",
-        Guard.kl: "largest mean KL divergence in nats",
-        Guard.entropy: "smallest mean entropy in nats",
-        Guard.reward: "share of the reward that may be lost",
-        Guard.capped: "largest share of capped completions",
+        LearningGuard.zero_variance: "rollouts in a row",
+        LearningGuard.kl: "largest mean KL divergence in nats",
+        LearningGuard.entropy: "smallest mean entropy in nats",
+        LearningGuard.reward: "share of the reward that may be lost",
+        LearningGuard.capped: "largest share of capped completions",
     }
 )
 """What the limit of a guard is, for those that have one."""
-FRACTIONS = frozenset({Guard.reward, Guard.capped})
+FRACTIONS = frozenset({LearningGuard.reward, LearningGuard.capped})
 """Guards whose limit is a share, between 0 and 1."""
 
 
@@ -67,10 +70,10 @@ FRACTIONS = frozenset({Guard.reward, Guard.capped})
 class Rules:
     """What each guard does, and its limit where the user has set one. A guard that is absent has its default."""
 
-    responses: Mapping[Guard, Response] = field(default_factory=dict)
-    limits: Mapping[Guard, float] = field(default_factory=dict)
+    responses: Mapping[LearningGuard, GuardResponse] = field(default_factory=dict)
+    limits: Mapping[LearningGuard, float] = field(default_factory=dict)
 
-    def response(self, guard: Guard) -> Response:
+    def response(self, guard: LearningGuard) -> GuardResponse:
         """Return what follows when the guard trips."""
         return self.responses.get(guard, DEFAULT_RESPONSES[guard])
 
@@ -85,7 +88,7 @@ class Alarm:
         sentence: what is wrong, for the user; a full sentence.
     """
 
-    guard: Guard
+    guard: LearningGuard
     step: int
     onset: int
     sentence: str
@@ -95,14 +98,14 @@ class Alarm:
 class Trip:
     """An alarm on which all ranks have ended the attempt."""
 
-    guard: Guard
-    response: Response
+    guard: LearningGuard
+    response: GuardResponse
     step: int
     onset: int
     sentence: str
 
     @classmethod
-    def of(cls, alarm: Alarm, response: Response) -> Trip:
+    def of(cls, alarm: Alarm, response: GuardResponse) -> Trip:
         """Return the trip of an alarm."""
         return cls(
             guard=alarm.guard,
@@ -124,8 +127,8 @@ class Trip:
             LookupError, TypeError, ValueError: `value` has another format.
         """
         return cls(
-            guard=Guard(value["guard"]),
-            response=Response(value["response"]),
+            guard=LearningGuard(value["guard"]),
+            response=GuardResponse(value["response"]),
             step=int(value["step"]),
             onset=int(value["onset"]),
             sentence=str(value["sentence"]),

@@ -19,7 +19,7 @@ from grpo_run.runtime.launch.guard_options import GRAMMAR as GUARD_GRAMMAR
 from grpo_run.runtime.launch.injections import GRAMMAR, help_text
 from grpo_run.runtime.launch.torchrun_options import add_options
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
-from grpo_run.watchdog.learning_rules import Guard, Response
+from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 USAGE = "grpo-run launch [options] SCRIPT.py [script arguments]\n       grpo-run launch [options] -m MODULE [script arguments]"
@@ -213,7 +213,7 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar=GUARD_GRAMMAR,
-        help=f"response to an alarm of a guard: {', '.join(Response)}, for {', '.join(Guard)}; roll-back repeats from a"
+        help=f"response to an alarm of a guard: {', '.join(GuardResponse)}, for {', '.join(LearningGuard)}; roll-back repeats from a"
         " checkpoint before the onset, once exactly and once with fresh samples, then stops; may be repeated (default:"
         " nonfinite=roll-back, the others warn)",
     )

@@ -23,7 +23,7 @@ STARTS_OVER = "starts_over"
 """Field of `run.json`: how many runs of the command before this one could not be resumed."""
 
 
-class Location(NamedTuple):
+class RunLocation(NamedTuple):
     """A run's id and directory. `series` is the id without the number that `--fresh` appends."""
 
     series: str
@@ -39,7 +39,7 @@ class Location(NamedTuple):
 
 def locate(
     options: argparse.Namespace, command: Sequence[str], nodes: int, token: str, *, starts_over: bool = False
-) -> Location:
+) -> RunLocation:
     """Return where the run of a command is.
 
     The newest run of the same command is continued. With `--fresh`, the next number of its series is a new run. In a
@@ -64,7 +64,7 @@ def locate(
     if options.run_dir:
         path, after = _newest(Path(options.run_dir), command)
         if starts_over:
-            return Location(base, f"{base}-{token}", after)
+            return RunLocation(base, f"{base}-{token}", after)
         recorded = _recorded(RunDirectory(path=path), command, "--run-dir")
         if recorded is not None and options.fresh:
             raise UsageError(f"--fresh: there is a run in --run-dir {path}; give another directory")
@@ -74,9 +74,9 @@ def locate(
                     "--fresh --run-dir on several nodes: they cannot choose the new run's id by themselves; give one that"
                     " is new with --run-id, the same on every node"
                 )
-            return Location(base, f"{base}-{token}", path)
+            return RunLocation(base, f"{base}-{token}", path)
         started_over = recorded if path != Path(options.run_dir) else None
-        return Location(base, started_over or options.run_id or recorded or base, path)
+        return RunLocation(base, started_over or options.run_id or recorded or base, path)
     suffix = "" if nodes == 1 else f"-{os.uname().nodename}"
     run_id, number = base, 1
     while (other := RunDirectory(path=DEFAULT_ROOT / f"{base}-{number + 1}{suffix}")).run_json.is_file():
@@ -92,7 +92,7 @@ def locate(
             raise UsageError(f"--fresh: run {run_id} of this command is running (pid {owner}); stop it first")
         run_id = f"{base}-{number + 1}"
         directory = RunDirectory(path=DEFAULT_ROOT / f"{run_id}{suffix}")
-    return Location(base, run_id, directory.path)
+    return RunLocation(base, run_id, directory.path)
 
 
 def _newest(path: Path, command: Sequence[str]) -> tuple[Path, Path]:

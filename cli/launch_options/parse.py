@@ -27,7 +27,7 @@ from grpo_run.runtime.launch.injections import check as check_injections
 from grpo_run.runtime.launch.injections import parse_all
 from grpo_run.runtime.launch.resolution import reason_for_fresh_interpreters
 from grpo_run.runtime.launch.script import source_of
-from grpo_run.runtime.launch.sources import Source, local_modules
+from grpo_run.runtime.launch.sources import ScriptSource, local_modules
 from grpo_run.runtime.processes.named_signals import parse_signals
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.runtime.upstream.versions import check_versions
@@ -50,7 +50,7 @@ class LaunchCommand:
     elastic: argparse.Namespace
     config: RunConfig
     metrics_address: str
-    sources: tuple[Source, ...]
+    sources: tuple[ScriptSource, ...]
     on_end: str | None
     typed: tuple[str, ...]
     accept_change: bool

@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_run.cli.planning.output import GIB, Unit, unit_of
 from grpo_run.cli.text import print_paragraph
-from grpo_run.runtime.planning.explaining import CLOSE, DESCRIBED, Arithmetic, Explanation, Growth
+from grpo_run.runtime.planning.explaining import CLOSE, DESCRIBED, Arithmetic, Explanation, GrowthPerStep
 
 ALIKE = 0.01
 """Share by which two figures differ at least that an observation tells apart."""
@@ -33,7 +33,7 @@ class Explained:
     floor: tuple[float, Arithmetic]
     pairs: Sequence[Explanation] = ()
     same: Sequence[Explanation] = ()
-    growth: Growth | None = None
+    growth: GrowthPerStep | None = None
 
     @property
     def unit(self) -> Unit:
@@ -73,7 +73,7 @@ def print_explained(found: Explained) -> None:
     )
 
 
-def _growth_verdict(growth: Growth, observed_bytes: int, unit: Unit) -> str:
+def _growth_verdict(growth: GrowthPerStep, observed_bytes: int, unit: Unit) -> str:
     low, high = growth.a_step(observed_bytes)
     if not high:
         return f"No growth: the job needs {unit.said(growth.start_bytes)} from its second step on."
@@ -84,7 +84,7 @@ def _growth_verdict(growth: Growth, observed_bytes: int, unit: Unit) -> str:
     return f"{grows}. Consistent with that, if every step keeps it: {'; '.join(fitting) or 'nothing that is listed'}."
 
 
-def _print_growth(growth: Growth, observed_bytes: int, unit: Unit) -> None:
+def _print_growth(growth: GrowthPerStep, observed_bytes: int, unit: Unit) -> None:
     print("\nWhat every step may keep, the nearest to the observed growth first:\n")
     for number, one in enumerate(growth.ranked(observed_bytes), 1):
         after = growth.reached_after(one, observed_bytes)
@@ -142,7 +142,7 @@ def explained_json(found: Explained) -> dict[str, Any]:
     }
 
 
-def _growth_json(growth: Growth, observed_bytes: int) -> dict[str, Any]:
+def _growth_json(growth: GrowthPerStep, observed_bytes: int) -> dict[str, Any]:
     return {
         "start_bytes": round(growth.start_bytes),
         "steps": list(growth.steps),

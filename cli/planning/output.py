@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grpo_run.cli.planning.report import Report
+from grpo_run.cli.planning.report import PlanReport
 from grpo_run.cli.text import print_paragraph, print_table
-from grpo_run.runtime.planning.changes import Outcome
+from grpo_run.runtime.planning.changes import ChangeOutcome
 from grpo_run.runtime.planning.job import NAMED_OPTIMIZERS
-from grpo_run.runtime.planning.prediction import Fit, PhaseMemory
+from grpo_run.runtime.planning.prediction import Fit, PredictedPhase
 from grpo_run.runtime.planning.presets import Choice
 from grpo_run.runtime.planning.terms import SUSPICIOUS
 from grpo_run.runtime.planning.timeline import KINDS
@@ -74,7 +74,7 @@ NOT_COMPARED = (
 )
 
 
-def print_plan(report: Report) -> None:
+def print_plan(report: PlanReport) -> None:
     """Print a prediction: verdict, ledger, what fits, and changes."""
     prediction, shape = report.prediction, report.shape
     job, unit = prediction.job.as_run, unit_of(prediction.allocated_bytes)
@@ -153,7 +153,7 @@ def _count_text(parameters: int) -> str:
     return f"{parameters / 1e6:,.1f} M" if parameters >= 100_000 else f"{parameters:,}"
 
 
-def verdict(report: Report) -> str:
+def verdict(report: PlanReport) -> str:
     """Return whether the job fits and by how much; what it needs, if no GPU is known."""
     prediction, gpu = report.prediction, report.gpu_bytes
     low, high, unit = prediction.low_bytes, prediction.high_bytes, unit_of(prediction.allocated_bytes)
@@ -167,7 +167,7 @@ def verdict(report: Report) -> str:
     return f"May not fit into {GIB.said(gpu)}, by {unit.said(high - gpu)} at most: {needs}."
 
 
-def sentences(report: Report) -> Iterator[str]:
+def sentences(report: PlanReport) -> Iterator[str]:
     """Yield what a prediction means, a sentence each."""
     prediction = report.prediction
     unit = unit_of(prediction.allocated_bytes)
@@ -195,7 +195,7 @@ def sentences(report: Report) -> Iterator[str]:
             yield f"Traced and closed form disagree in `{phase}`: {unit.text(traced)} and {unit.said(expected)}; treat with care."
 
 
-def _longest(report: Report, tokens: int) -> str:
+def _longest(report: PlanReport, tokens: int) -> str:
     job, positions = report.prediction.job, report.shape.positions
     what = "completion" if job.generates else "row"
     if positions is None or job.prompt + tokens < positions:
@@ -216,7 +216,7 @@ def _fit_text(phase: str, found: Fit, unit: Unit) -> str:
     return f"Near this size the trace of `{phase}` is {' + '.join(parts)}; {off}."
 
 
-def _change_text(one: Outcome, unit: Unit) -> str:
+def _change_text(one: ChangeOutcome, unit: Unit) -> str:
     fits = "" if one.fits is None else ", fits" if one.fits else ", does not fit"
     cost = one.change.cost if one.change.exact else f"{one.change.cost}; changes the update"
     return (
@@ -224,7 +224,7 @@ def _change_text(one: Outcome, unit: Unit) -> str:
     )
 
 
-def _of(memory: PhaseMemory, kind: str) -> float:
+def _of(memory: PredictedPhase, kind: str) -> float:
     return memory.traced.get(kind, 0.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from grpo_run.cli.planning.report import Report
+from grpo_run.cli.planning.report import PlanReport
 from grpo_run.dashboards.memory_plot import MemoryPlot, PlottedPhase, draw
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.planning.prediction import Predictor
@@ -31,7 +31,7 @@ def check_path(name: str) -> Path:
     return path
 
 
-def write_plot(path: Path, report: Report, predictor: Predictor) -> None:
+def write_plot(path: Path, report: PlanReport, predictor: Predictor) -> None:
     """Trace the whole model and write the picture.
 
     Raises:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_run.runtime.planning.changes import Outcome
+from grpo_run.runtime.planning.changes import ChangeOutcome
 from grpo_run.runtime.planning.model_config import Shape
 from grpo_run.runtime.planning.prediction import Prediction
 from grpo_run.runtime.planning.presets import Choice
@@ -17,7 +17,7 @@ from grpo_run.runtime.planning.timeline import KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class PlanReport:
     """A prediction and what was asked of it.
 
     Attributes:
@@ -36,7 +36,7 @@ class Report:
     shape: Shape
     gpu_bytes: int | None
     prediction: Prediction
-    changes: Sequence[Outcome] = ()
+    changes: Sequence[ChangeOutcome] = ()
     largest_batch: int | None = None
     largest_completion: int | None = None
     choice: Choice | None = None
@@ -48,7 +48,7 @@ class Report:
         return None if self.gpu_bytes is None else self.prediction.high_bytes <= self.gpu_bytes
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: PlanReport) -> dict[str, Any]:
     """Return a prediction for programs; all sizes in bytes."""
     prediction = report.prediction
     return {

@@ -9,7 +9,7 @@ import argparse
 import math
 from typing import Any
 
-from grpo_run.cli.planning.source import Source
+from grpo_run.cli.planning.source import JobSource
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning.job import Job
 
@@ -36,7 +36,7 @@ SFT_REFUSED = ("packing", "padding_free", "label_smoothing_factor")
 """Settings of SFT with which rows or the loss are others than those that are traced."""
 
 
-def job_of(options: argparse.Namespace, source: Source) -> Job:
+def job_of(options: argparse.Namespace, source: JobSource) -> Job:
     """Return the job of a command line.
 
     Raises:
@@ -101,7 +101,7 @@ class _Settings:
         return found
 
 
-def _algorithm(options: argparse.Namespace, source: Source) -> str:
+def _algorithm(options: argparse.Namespace, source: JobSource) -> str:
     """Return whose trainer runs; settings of SFT say nothing of a job that generates, and the other way around."""
     algorithm: str = options.algorithm or source.algorithm
     if (

@@ -20,7 +20,7 @@ from grpo_run.cli.planning.set_elsewhere import (
     set_by_other_names,
     sets_computed_names,
 )
-from grpo_run.cli.planning.source import QUANTIZED, Source, refuse_quantized
+from grpo_run.cli.planning.source import QUANTIZED, JobSource, refuse_quantized
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.sources import last_name
 from grpo_run.runtime.upstream.memory_names import LORA_FOLLOWED
@@ -40,7 +40,7 @@ LORA_DEFAULT_RANK = 8
 _KNOWN = ", ".join(TRAINERS)
 
 
-def read_script(path: Path, algorithm: str | None = None) -> Source:
+def read_script(path: Path, algorithm: str | None = None) -> JobSource:
     """Return what a script says.
 
     Args:
@@ -78,9 +78,9 @@ class _Script:
                     if (known := self._name(base)) in ALGORITHMS:
                         self.names[node.name] = known
         self.calls = [(self._name(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        self.found = Source()
+        self.found = JobSource()
 
-    def source(self) -> Source:
+    def source(self) -> JobSource:
         """Return what the script says of one trainer."""
         self._refuse_what_is_not_covered()
         self.found.algorithm = self._algorithm()

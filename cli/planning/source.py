@@ -17,7 +17,7 @@ _MODEL_SETTINGS = (("torch_dtype", "dtype"), ("dtype", "dtype"), ("attn_implemen
 
 
 @dataclass(kw_only=True)
-class Source:
+class JobSource:
     """What a script, a recipe or a configuration says.
 
     Attributes:

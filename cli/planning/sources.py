@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_run.cli.planning.script import read_script
-from grpo_run.cli.planning.source import Source, refuse_quantized
+from grpo_run.cli.planning.source import JobSource, refuse_quantized
 from grpo_run.cli.planning.trl_file import MODEL, RECIPE_KEYS, is_trl_file, read_trl_file
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.recipes.recipe import PACKAGED, find_recipe, load_recipe
@@ -55,7 +55,7 @@ NOT_FOLLOWED = {
 }
 
 
-def read_source(source: str, algorithm: str | None = None) -> Source:
+def read_source(source: str, algorithm: str | None = None) -> JobSource:
     """Return what a recipe, a script, or a configuration of TRL's scripts says.
 
     Args:
@@ -71,7 +71,7 @@ def read_source(source: str, algorithm: str | None = None) -> Source:
     return found
 
 
-def _read_yaml(source: str, algorithm: str | None) -> Source:
+def _read_yaml(source: str, algorithm: str | None) -> JobSource:
     path = find_recipe(source)
     if path.parent != PACKAGED:
         values = Setting.values(read_settings(path))
@@ -83,10 +83,10 @@ def _read_yaml(source: str, algorithm: str | None) -> Source:
             )
     recipe = load_recipe(source)
     settings = {key: value for key, value in recipe.grpo.model_dump().items() if value is not None}
-    return Source(settings={**settings, "model": TINY_MODEL if recipe.model == "tiny" else recipe.model})
+    return JobSource(settings={**settings, "model": TINY_MODEL if recipe.model == "tiny" else recipe.model})
 
 
-def _notes(found: Source) -> Iterator[str]:
+def _notes(found: JobSource) -> Iterator[str]:
     if unread := [name for name in dict.fromkeys(found.unread) if name in DECIDING]:
         yield f"Cannot be read from the script, which is not executed: {', '.join(unread)}; TRL's defaults are taken unless options say more."
     if again := [name for name in found.set_again if name in DECIDING]:

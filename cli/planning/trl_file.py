@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_run.cli.planning.source import Source, refuse_quantized
+from grpo_run.cli.planning.source import JobSource, refuse_quantized
 from grpo_run.runtime.errors import ConfigError
 
 MODEL = "model_name_or_path"
@@ -60,7 +60,7 @@ def is_trl_file(values: Mapping[str, Any]) -> bool:
     return not RECIPE_KEYS & values.keys() and bool(KNOWN_KEYS & values.keys())
 
 
-def read_trl_file(path: str, values: Mapping[str, Any], algorithm: str | None) -> Source:
+def read_trl_file(path: str, values: Mapping[str, Any], algorithm: str | None) -> JobSource:
     """Return what a configuration says.
 
     Args:
@@ -73,7 +73,7 @@ def read_trl_file(path: str, values: Mapping[str, Any], algorithm: str | None) -
     """
     settings = {key: value if key == MODEL else _typed(value) for key, value in values.items()}
     sft = sorted(SFT_KEYS & settings.keys())
-    source = Source(settings=settings, algorithm=algorithm or ("sft" if sft else "grpo"))
+    source = JobSource(settings=settings, algorithm=algorithm or ("sft" if sft else "grpo"))
     why = f", since it sets {sft[0]}" if sft and algorithm is None else ""
     if algorithm is None:
         source.notes.append(
@@ -101,7 +101,7 @@ def _typed(value: Any) -> Any:
     return _WORDS.get(value.lower(), value)
 
 
-def _read_loading(path: str, source: Source) -> None:
+def _read_loading(path: str, source: JobSource) -> None:
     """Read `model_init_kwargs`, a mapping or a text in JSON, which wins over keys of the same meaning."""
     given = source.settings.get("model_init_kwargs")
     if isinstance(given, str):
@@ -117,7 +117,7 @@ def _read_loading(path: str, source: Source) -> None:
     source.take_model_settings(given)
 
 
-def _read_adapters(path: str, source: Source) -> None:
+def _read_adapters(path: str, source: JobSource) -> None:
     settings = source.settings
     if settings.get("use_peft") is not True:
         if settings.get("use_peft"):

@@ -105,7 +105,7 @@ class ActionTaken:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class IncidentReport:
     """Everything a report shows, as plain data.
 
     `verdict` is the content of `verdict.json`, or None if the supervisor ended before writing it. `at` is the
@@ -158,7 +158,7 @@ def find_incident(run: RunDirectory, wanted: str | None) -> Path:
     return folders[int(number)]
 
 
-def read_report(run: RunDirectory, incident: Path) -> Report:
+def read_report(run: RunDirectory, incident: Path) -> IncidentReport:
     """Read an incident.
 
     Raises:
@@ -169,7 +169,7 @@ def read_report(run: RunDirectory, incident: Path) -> Report:
     node = read_sizes(incident / "memory" / "node.txt")
     gpus = read_json(incident / "memory" / "gpu.json")
     timeline = read_json(incident / "timeline.json")
-    return Report(
+    return IncidentReport(
         name=incident.name,
         run_id=record.history.run_id or run.path.name,
         verdict=_read_verdict(incident / "verdict.json"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from grpo_run.dashboards.incident_report.contents import Report
+from grpo_run.dashboards.incident_report.contents import IncidentReport
 from grpo_run.watchdog.memory.shortage import described_in
 from grpo_run.watchdog.text import rank_names, size_text
 
@@ -115,7 +115,7 @@ def ranks_in(value: Any) -> tuple[int, ...]:
     return tuple(rank for rank in value if isinstance(rank, int)) if isinstance(value, list) else ()
 
 
-def facts_of(report: Report) -> tuple[Fact, ...]:
+def facts_of(report: IncidentReport) -> tuple[Fact, ...]:
     """The known facts, in the order of the page; empty without a verdict."""
     verdict = report.verdict
     if not verdict:
@@ -144,7 +144,7 @@ def facts_of(report: Report) -> tuple[Fact, ...]:
     return tuple(fact for fact in rows if fact.is_known())
 
 
-def tags_of(report: Report) -> tuple[Tag, ...]:
+def tags_of(report: IncidentReport) -> tuple[Tag, ...]:
     """Cause, confidence and result; empty without a verdict."""
     if not report.verdict:
         return ()
@@ -169,13 +169,13 @@ def _confidence(verdict: Mapping[str, Any]) -> str:
     return f"{confidence}: {CONFIDENCE[confidence]}" if confidence in CONFIDENCE else confidence
 
 
-def _action(report: Report) -> str:
+def _action(report: IncidentReport) -> str:
     if report.action is None:
         return "not recorded in the journal"
     return spaced(report.action.name) + (f": {report.action.reason}" if report.action.reason else "")
 
 
-def _repeated_steps(report: Report) -> str:
+def _repeated_steps(report: IncidentReport) -> str:
     recovery = report.recovery
     return str(recovery.lost_steps) if recovery and recovery.lost_steps is not None else ""
 

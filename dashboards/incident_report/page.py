@@ -22,7 +22,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from grpo_run.dashboards.incident_report import facts
-from grpo_run.dashboards.incident_report.contents import CollectiveCall, Report
+from grpo_run.dashboards.incident_report.contents import CollectiveCall, IncidentReport
 from grpo_run.dashboards.incident_report.facts import facts_of, ranks_in, tags_of
 from grpo_run.dashboards.incident_report.timeline_chart import memory_figure, timeline_figure
 
@@ -130,7 +130,7 @@ MAX_TEXT_CHARACTERS = 32_000
 _TEMPLATES = Path(__file__).with_name("templates")
 
 
-def build(report: Report, plotly_script: str) -> str:
+def build(report: IncidentReport, plotly_script: str) -> str:
     """Return the page.
 
     Args:

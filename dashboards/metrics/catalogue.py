@@ -33,7 +33,7 @@ from grpo_run.dashboards.metrics.metric import (
     VERSION,
     Exporter,
     Metric,
-    Observation,
+    RunObservation,
 )
 from grpo_run.dashboards.metrics.readings import (
     awaited_rank_deadline,
@@ -64,7 +64,7 @@ from grpo_run.dashboards.metrics.readings import (
     snapshot_step,
 )
 
-RUN_METRICS: tuple[Metric[Observation], ...] = (
+RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     Metric(
         name="grpo_run_info", kind="gauge", unit="", labels=(VERSION,), read=run_info,
         help="Always 1; the labels carry the run ID and the version of grpo-run.",

@@ -27,7 +27,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, EXPORTER_METRICS, RUN_METRICS
-from grpo_run.dashboards.metrics.metric import RUN_ID, Exporter, Metric, Observation, Source
+from grpo_run.dashboards.metrics.metric import RUN_ID, Exporter, Metric, RunObservation, Source
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import Slot
 
@@ -149,7 +149,7 @@ class RunCollector(Collector):
             tuple(self._scrapes), self._monotonic(), ended_at=ended_at, announced=self._announced
         )
 
-    def observe(self, evaluate: Callable[[Observation], Result]) -> Result:
+    def observe(self, evaluate: Callable[[RunObservation], Result]) -> Result:
         """Read the run once and return `evaluate` of the observation.
 
         Raises:
@@ -172,9 +172,9 @@ class RunCollector(Collector):
             self._observed_at = observation.wall_seconds
             return result
 
-    def _observation(self, status: RunStatus) -> Observation:
+    def _observation(self, status: RunStatus) -> RunObservation:
         self._run_id = status.run_id
-        return Observation(
+        return RunObservation(
             status=status,
             slots=self._known_slots(status),
             first_rank=self._first_rank,
@@ -182,7 +182,7 @@ class RunCollector(Collector):
             wall_seconds=self._wall(),
         )
 
-    def _families(self, observation: Observation) -> list[Family]:
+    def _families(self, observation: RunObservation) -> list[Family]:
         return [self._with_samples(metric, observation) for metric in RUN_METRICS]
 
     def _known_slots(self, status: RunStatus) -> tuple[Slot | None, ...]:

@@ -3,7 +3,7 @@
 One thread accepts, reads and writes all connections; a second one computes the answers, one at a time. The
 number of connections, the size of a request and the time of every connection are bounded. With too many
 connections, the oldest one that waits for nothing of ours is closed. Without a free descriptor, a request
-is answered with status 503. `Request` and `Response` are messages as objects; parsing reads no socket.
+is answered with status 503. `Request` and `HttpResponse` are messages as objects; parsing reads no socket.
 Started by `server.py`, which knows the pages. No TLS, no request bodies, one request per connection.
 """
 
@@ -34,7 +34,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Response:
+class HttpResponse:
     """An answer. `body` is sent with its length; the connection is closed afterwards."""
 
     status: int = HTTPStatus.OK
@@ -54,9 +54,9 @@ class Response:
         return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + (self.body if with_body else b"")
 
 
-def refusal(status: HTTPStatus, text: str) -> Response:
+def refusal(status: HTTPStatus, text: str) -> HttpResponse:
     """Return an answer of one line."""
-    return Response(status=status, body=f"{text}\n".encode())
+    return HttpResponse(status=status, body=f"{text}\n".encode())
 
 
 def parse_head(head: bytes) -> Request | None:
@@ -118,7 +118,7 @@ class HttpServer:
     def __init__(
         self,
         listening: socket.socket,
-        respond: Callable[[Request], Response],
+        respond: Callable[[Request], HttpResponse],
         *,
         max_connections: int = MAX_CONNECTIONS,
         monotonic: Callable[[], float] = time.monotonic,
@@ -351,7 +351,7 @@ class HttpServer:
                 self._wake.send(b"\0")
 
 
-def _send_and_close(sock: socket.socket, response: Response) -> None:
+def _send_and_close(sock: socket.socket, response: HttpResponse) -> None:
     """Send a short answer without waiting; the kernel's buffer holds it."""
     with sock, contextlib.suppress(OSError):
         sock.setblocking(False)

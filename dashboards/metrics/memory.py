@@ -18,14 +18,14 @@ from grpo_run.dashboards.metrics.metric import (
     MEMORY_PHASES,
     RANK,
     Metric,
-    Observation,
+    RunObservation,
     Sample,
 )
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse
 from grpo_run.watchdog.memory.phase_memory import MemoryForecast, PhaseMemory, RankMemory
 
 
-def _measured(observation: Observation, *, device: bool) -> Iterator[tuple[str, RankMemory]]:
+def _measured(observation: RunObservation, *, device: bool) -> Iterator[tuple[str, RankMemory]]:
     memories = observation.status.memory
     for place, (rank, slot) in enumerate(observation.ranks()):
         memory = memories[place] if place < len(memories) else None
@@ -35,10 +35,10 @@ def _measured(observation: Observation, *, device: bool) -> Iterator[tuple[str, 
 
 def _rank(
     value: Callable[[RankMemory], float], *, device: bool = False
-) -> Callable[[Observation], Iterator[Sample]]:
+) -> Callable[[RunObservation], Iterator[Sample]]:
     """Read one value per rank that has measured itself; with `device`, per rank with a device."""
 
-    def read(observation: Observation) -> Iterator[Sample]:
+    def read(observation: RunObservation) -> Iterator[Sample]:
         for rank, memory in _measured(observation, device=device):
             yield (rank,), value(memory)
 
@@ -50,10 +50,10 @@ _device = functools.partial(_rank, device=True)
 
 def _phase(
     value: Callable[[PhaseMemory], float], *, device: bool
-) -> Callable[[Observation], Iterator[Sample]]:
+) -> Callable[[RunObservation], Iterator[Sample]]:
     """Read one value per rank and phase that was measured."""
 
-    def read(observation: Observation) -> Iterator[Sample]:
+    def read(observation: RunObservation) -> Iterator[Sample]:
         for rank, memory in _measured(observation, device=device):
             for phase, own in memory.phases.items():
                 if phase.name in MEMORY_PHASES:
@@ -62,10 +62,10 @@ def _phase(
     return read
 
 
-def _forecast(value: Callable[[MemoryForecast], float]) -> Callable[[Observation], Iterator[Sample]]:
+def _forecast(value: Callable[[MemoryForecast], float]) -> Callable[[RunObservation], Iterator[Sample]]:
     """Read one value per rank whose memory is forecast."""
 
-    def read(observation: Observation) -> Iterator[Sample]:
+    def read(observation: RunObservation) -> Iterator[Sample]:
         for rank, memory in _measured(observation, device=False):
             if memory.forecast is not None:
                 yield (rank,), value(memory.forecast)
@@ -73,10 +73,10 @@ def _forecast(value: Callable[[MemoryForecast], float]) -> Callable[[Observation
     return read
 
 
-def _agreed(value: Callable[[MemoryForecast], float]) -> Callable[[Observation], Iterator[Sample]]:
+def _agreed(value: Callable[[MemoryForecast], float]) -> Callable[[RunObservation], Iterator[Sample]]:
     """Read one value for the run, on which all ranks agree: the highest, because they are not read at the same instant."""
 
-    def read(observation: Observation) -> Iterator[Sample]:
+    def read(observation: RunObservation) -> Iterator[Sample]:
         found = [one for _, one in _forecast(value)(observation) if one is not None]
         if found:
             yield (), max(found)
@@ -84,7 +84,7 @@ def _agreed(value: Callable[[MemoryForecast], float]) -> Callable[[Observation],
     return read
 
 
-MEMORY_METRICS: tuple[Metric[Observation], ...] = (
+MEMORY_METRICS: tuple[Metric[RunObservation], ...] = (
     Metric(
         name="grpo_rank_gpu_memory_capacity_bytes", kind="gauge", unit="bytes", labels=(RANK,),
         read=_device(lambda memory: memory.capacity_bytes),
@@ -168,19 +168,19 @@ MEMORY_METRICS: tuple[Metric[Observation], ...] = (
 )  # fmt: skip
 
 
-def _sampled(value: Callable[[HostSample], float | None]) -> Callable[[Observation], Iterator[Sample]]:
-    def read(observation: Observation) -> Iterator[Sample]:
+def _sampled(value: Callable[[HostSample], float | None]) -> Callable[[RunObservation], Iterator[Sample]]:
+    def read(observation: RunObservation) -> Iterator[Sample]:
         sample = observation.status.host_memory
         yield (), None if sample is None else value(sample)
 
     return read
 
 
-def _nearest(value: Callable[[LimitUse], float]) -> Callable[[Observation], Iterator[Sample]]:
+def _nearest(value: Callable[[LimitUse], float]) -> Callable[[RunObservation], Iterator[Sample]]:
     return _sampled(lambda sample: None if sample.nearest is None else value(sample.nearest))
 
 
-def _ranks(observation: Observation) -> Iterator[Sample]:
+def _ranks(observation: RunObservation) -> Iterator[Sample]:
     sample = observation.status.host_memory
     for rank, slot in observation.readable():
         memory = sample.ranks.get(slot.rank) if sample is not None else None
@@ -192,7 +192,7 @@ def _ranks(observation: Observation) -> Iterator[Sample]:
             yield (rank, "proportional"), memory.pss_bytes
 
 
-def _helpers(observation: Observation) -> Iterator[Sample]:
+def _helpers(observation: RunObservation) -> Iterator[Sample]:
     sample = observation.status.host_memory
     if sample is not None:
         yield ("data_workers",), sample.data_workers_bytes
@@ -200,7 +200,7 @@ def _helpers(observation: Observation) -> Iterator[Sample]:
         yield ("grpo_run",), sample.supervisor_bytes
 
 
-HOST_MEMORY_METRICS: tuple[Metric[Observation], ...] = (
+HOST_MEMORY_METRICS: tuple[Metric[RunObservation], ...] = (
     Metric(
         name="grpo_host_memory_limit_bytes", kind="gauge", unit="bytes", read=_nearest(lambda use: use.limit_bytes),
         help="The limit on host memory that is nearest to being reached: of a memory cgroup, or of the machine.",

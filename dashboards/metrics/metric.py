@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.history.recovery import RESTARTS, Action
 from grpo_run.runtime.history.rewards import MOST_FUNCTIONS, FailureKind
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.learning_rules import Guard
+from grpo_run.watchdog.learning_rules import LearningGuard
 from grpo_run.watchdog.observation import EndReason, Phase, RankState, Slot
 
 Kind = Literal["gauge", "counter"]
@@ -46,7 +46,7 @@ class Label:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class RunObservation:
     """One successful read of a run, with the time of the read.
 
     `slots` is indexed by local rank; None stands for a rank that cannot be read. `first_rank` is the global
@@ -80,7 +80,7 @@ class Exporter:
     observed_at: float | None
 
 
-Source = TypeVar("Source", Observation, Exporter)
+Source = TypeVar("Source", RunObservation, Exporter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ CAUSES = tuple(cause.value for cause in INCIDENT_CAUSES)
 RESTART_ACTIONS = tuple(action.value for action in DECIDED_ACTIONS if action in RESTARTS)
 ACTIONS = (*(action.value for action in DECIDED_ACTIONS), UNDECIDED)
 
-GUARD = Label(name="guard", values=tuple(guard.value for guard in Guard))
+GUARD = Label(name="guard", values=tuple(guard.value for guard in LearningGuard))
 END_REASONS = tuple(reason.value for reason in EndReason)
 
 RANK = Label(name="rank", values=None)
@@ -183,5 +183,5 @@ AWAITED_RANK = Label(name="rank", values=None, exclusive=True)
 AWAITED_PHASE = Label(name="phase", values=PHASES, exclusive=True)
 REWARD_FUNCTION = Label(name="function", values=None, most=MOST_FUNCTIONS + 1)
 REWARD_FAILURE = Label(name="kind", values=tuple(kind.value for kind in FailureKind))
-EXCLUSION = Label(name="reason", values=tuple(reason.value for reason in Reason))
+EXCLUSION = Label(name="reason", values=tuple(reason.value for reason in MaskingReason))
 VERSION = Label(name="version", values=None, exclusive=True)

@@ -21,31 +21,35 @@ from grpo_run.dashboards.metrics.metric import (
     UNDECIDED,
     UNKNOWN,
     Exporter,
-    Observation,
+    RunObservation,
     Sample,
 )
-from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.rewards import OTHER, FailureKind, RewardLatency
 from grpo_run.runtime.history.status import WAITING_STATES
-from grpo_run.watchdog.learning_rules import Guard
+from grpo_run.watchdog.learning_rules import LearningGuard
 from grpo_run.watchdog.observation import EndReason, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 
-def run_value(value: Callable[[Observation], float | None]) -> Callable[[Observation], Iterator[Sample]]:
+def run_value(
+    value: Callable[[RunObservation], float | None],
+) -> Callable[[RunObservation], Iterator[Sample]]:
     """Read one value per run."""
 
-    def read(observation: Observation) -> Iterator[Sample]:
+    def read(observation: RunObservation) -> Iterator[Sample]:
         yield (), value(observation)
 
     return read
 
 
-def rank_value(value: Callable[[Observation, Slot], float]) -> Callable[[Observation], Iterator[Sample]]:
+def rank_value(
+    value: Callable[[RunObservation, Slot], float],
+) -> Callable[[RunObservation], Iterator[Sample]]:
     """Read one value per readable rank."""
 
-    def read(observation: Observation) -> Iterator[Sample]:
+    def read(observation: RunObservation) -> Iterator[Sample]:
         for rank, slot in observation.readable():
             yield (rank,), value(observation, slot)
 
@@ -67,56 +71,56 @@ def one_hot(values: Sequence[str], present: str | None) -> Iterator[tuple[str, f
         yield value, float(value == present)
 
 
-def run_info(observation: Observation) -> Iterator[Sample]:
+def run_info(observation: RunObservation) -> Iterator[Sample]:
     """The installed version of grpo-run, as a label."""
     yield (_version(),), 1.0
 
 
-def run_state(observation: Observation) -> Iterator[Sample]:
+def run_state(observation: RunObservation) -> Iterator[Sample]:
     """The lifecycle state; a state outside the closed set counts as unknown."""
     state = observation.status.state
     for name, value in one_hot(RUN_STATES, state if state in RUN_STATES else UNKNOWN):
         yield (name,), value
 
 
-def goodput(observation: Observation) -> float | None:
+def goodput(observation: RunObservation) -> float | None:
     """The goodput until now, or until the end of the run if it has no supervisor."""
     status = observation.status
     return status.history.goodput(observation.wall_seconds if status.supervisor_pid else None)
 
 
-def own_checkpoint_age(observation: Observation) -> float | None:
+def own_checkpoint_age(observation: RunObservation) -> float | None:
     """Seconds since the script has saved its own state, or None."""
     checkpoint = observation.status.history.own.checkpoint
     return None if checkpoint is None else max(0.0, observation.wall_seconds - checkpoint.saved_at)
 
 
-def checkpoint_step(observation: Observation) -> float | None:
+def checkpoint_step(observation: RunObservation) -> float | None:
     """The step of the last published checkpoint, or None."""
     checkpoint = observation.status.history.checkpoint
     return None if checkpoint is None else float(checkpoint.step)
 
 
-def checkpoint_verified(observation: Observation) -> float | None:
+def checkpoint_verified(observation: RunObservation) -> float | None:
     """1 if the last published checkpoint was verified, 0 if not, None if there is none."""
     checkpoint = observation.status.history.checkpoint
     return None if checkpoint is None else float(checkpoint.verified)
 
 
-def snapshot_step(observation: Observation) -> float | None:
+def snapshot_step(observation: RunObservation) -> float | None:
     """The step of the newest snapshot in memory, or None."""
     step = observation.status.history.snapshot_step
     return None if step is None else float(step)
 
 
-def awaited_rank_seconds(observation: Observation) -> Iterator[Sample]:
+def awaited_rank_seconds(observation: RunObservation) -> Iterator[Sample]:
     """How long a rank has been waited for; no sample while none is."""
     for awaited in _awaited(observation):
         waited = observation.monotonic_seconds - awaited.since_seconds
         yield (str(awaited.rank), awaited.phase.name), max(0.0, waited)
 
 
-def awaited_rank_deadline(observation: Observation) -> Iterator[Sample]:
+def awaited_rank_deadline(observation: RunObservation) -> Iterator[Sample]:
     """How long that rank may be waited for; no sample while none is."""
     for awaited in _awaited(observation):
         yield (
@@ -125,14 +129,14 @@ def awaited_rank_deadline(observation: Observation) -> Iterator[Sample]:
         )
 
 
-def incidents(observation: Observation) -> Iterator[Sample]:
+def incidents(observation: RunObservation) -> Iterator[Sample]:
     """The number of incidents by cause."""
     counts = Counter(_cause(recovery) for recovery in observation.status.history.recoveries)
     for cause in CAUSES:
         yield (cause,), float(counts[cause])
 
 
-def restarts(observation: Observation) -> Iterator[Sample]:
+def restarts(observation: RunObservation) -> Iterator[Sample]:
     """The number of restarts by cause and action."""
     recoveries = observation.status.history.recoveries
     counts = Counter((_cause(recovery), _action(recovery)) for recovery in recoveries)
@@ -141,35 +145,35 @@ def restarts(observation: Observation) -> Iterator[Sample]:
             yield (cause, action), float(counts[cause, action])
 
 
-def guard_trips(observation: Observation) -> Iterator[Sample]:
+def guard_trips(observation: RunObservation) -> Iterator[Sample]:
     """How often each learning guard has tripped."""
-    for guard in Guard:
+    for guard in LearningGuard:
         yield (guard.value,), float(observation.status.history.guard_trips.get(guard.value, 0))
 
 
-def last_incident(observation: Observation) -> Iterator[Sample]:
+def last_incident(observation: RunObservation) -> Iterator[Sample]:
     """Cause, action and culprit of the last incident, as labels; no sample before the first incident."""
     for recovery in observation.status.history.recoveries[-1:]:
         culprit = "none" if recovery.rank is None else str(recovery.rank)
         yield (_cause(recovery), _action(recovery), culprit), 1.0
 
 
-def lost_steps(observation: Observation) -> float:
+def lost_steps(observation: RunObservation) -> float:
     """The number of committed steps that recoveries repeated."""
     return float(sum(recovery.lost_steps or 0 for recovery in observation.status.history.recoveries))
 
 
-def samples_excluded(observation: Observation) -> Iterator[Sample]:
+def samples_excluded(observation: RunObservation) -> Iterator[Sample]:
     """The number of samples excluded from the loss, by reason."""
     counts = observation.status.history.exclusions.samples
-    for reason in Reason:
+    for reason in MaskingReason:
         yield (reason.value,), float(counts[reason.value])
 
 
-def reward_latency(field: Callable[[RewardLatency], float]) -> Callable[[Observation], Iterator[Sample]]:
+def reward_latency(field: Callable[[RewardLatency], float]) -> Callable[[RunObservation], Iterator[Sample]]:
     """Read a total of each reward function; `other` is always there."""
 
-    def read(observation: Observation) -> Iterator[Sample]:
+    def read(observation: RunObservation) -> Iterator[Sample]:
         latencies = observation.status.history.rewards.by_function()
         for function, latency in ({OTHER: RewardLatency()} | latencies).items():
             yield (function,), float(field(latency))
@@ -177,7 +181,7 @@ def reward_latency(field: Callable[[RewardLatency], float]) -> Callable[[Observa
     return read
 
 
-def reward_failures(observation: Observation) -> Iterator[Sample]:
+def reward_failures(observation: RunObservation) -> Iterator[Sample]:
     """The number of calls of reward functions that have failed in a worker, by kind."""
     counts = observation.status.history.rewards.failures
     for kind in FailureKind:
@@ -186,44 +190,44 @@ def reward_failures(observation: Observation) -> Iterator[Sample]:
 
 def last_known(
     field: Callable[[Recovery], float | None],
-) -> Callable[[Observation], Iterator[Sample]]:
+) -> Callable[[RunObservation], Iterator[Sample]]:
     """Read a field of the newest recovery for which it is known."""
 
-    def value(observation: Observation) -> float | None:
+    def value(observation: RunObservation) -> float | None:
         known = (field(recovery) for recovery in reversed(observation.status.history.recoveries))
         return next((seconds for seconds in known if seconds is not None), None)
 
     return run_value(value)
 
 
-def rank_observable(observation: Observation) -> Iterator[Sample]:
+def rank_observable(observation: RunObservation) -> Iterator[Sample]:
     """Whether each known rank's slot can be read."""
     for rank, slot in observation.ranks():
         yield (rank,), float(slot is not None)
 
 
-def rank_phase(observation: Observation) -> Iterator[Sample]:
+def rank_phase(observation: RunObservation) -> Iterator[Sample]:
     """The innermost open phase of each readable rank."""
     for rank, slot in observation.readable():
         for phase, value in one_hot(PHASES, None if slot.phase is None else slot.phase.name):
             yield (rank, phase), value
 
 
-def rank_phase_age(observation: Observation) -> Iterator[Sample]:
+def rank_phase_age(observation: RunObservation) -> Iterator[Sample]:
     """Seconds since the innermost open phase began; no sample for a rank outside any phase."""
     for rank, slot in observation.readable():
         if slot.phases:
             yield (rank,), max(0.0, observation.monotonic_seconds - slot.phases[-1].since_seconds)
 
 
-def rank_state(observation: Observation) -> Iterator[Sample]:
+def rank_state(observation: RunObservation) -> Iterator[Sample]:
     """The state of each readable rank."""
     for rank, slot in observation.readable():
         for state, value in one_hot(RANK_STATES, slot.state.name):
             yield (rank, state), value
 
 
-def completions_ended(observation: Observation) -> Iterator[Sample]:
+def completions_ended(observation: RunObservation) -> Iterator[Sample]:
     """The completions of each readable rank by why they ended."""
     for rank, slot in observation.readable():
         for reason in EndReason:
@@ -235,7 +239,7 @@ def _version() -> str:
     return version("grpo-run")
 
 
-def _awaited(observation: Observation) -> Iterator[AwaitedRank]:
+def _awaited(observation: RunObservation) -> Iterator[AwaitedRank]:
     status = observation.status
     if status.awaited is not None and status.state in WAITING_STATES:
         yield status.awaited

@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS, Listener, open_listener
 from grpo_run.dashboards.metrics.collector import ObservationFailed, RunCollector
-from grpo_run.dashboards.metrics.http_server import HttpServer, Request, Response, refusal
+from grpo_run.dashboards.metrics.http_server import HttpResponse, HttpServer, Request, refusal
 from grpo_run.runtime.history.status import RunStatus
 
 METHODS = ("GET", "HEAD")
@@ -114,7 +114,7 @@ def start(
 
 def respond(
     collector: RunCollector, request: Request, *, accepts_host: Callable[[str], bool] = lambda host: True
-) -> Response:
+) -> HttpResponse:
     """Return the page that a request asks for.
 
     Args:
@@ -130,28 +130,28 @@ def respond(
         return refusal(HTTPStatus.NOT_FOUND, "use /metrics, /state.json or /healthz")
     if request.method not in METHODS:
         answer = refusal(HTTPStatus.METHOD_NOT_ALLOWED, "the server is read-only")
-        return Response(status=answer.status, body=answer.body, headers={"allow": ", ".join(METHODS)})
+        return HttpResponse(status=answer.status, body=answer.body, headers={"allow": ", ".join(METHODS)})
     return page(collector, request)
 
 
-def _metrics(collector: RunCollector, request: Request) -> Response:
+def _metrics(collector: RunCollector, request: Request) -> HttpResponse:
     if SCRAPER_HEADER in request.headers:
         collector.announce_scraper()
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(body=encode(collector.registry), content_type=content_type)
+    return HttpResponse(body=encode(collector.registry), content_type=content_type)
 
 
-def _state(collector: RunCollector, request: Request) -> Response:
+def _state(collector: RunCollector, request: Request) -> HttpResponse:
     try:
         text = collector.observe(lambda seen: json.dumps(seen.status.as_json(), allow_nan=False))
     except ObservationFailed as error:
         return _json({"error": f"cannot read the run: {error}"}, HTTPStatus.SERVICE_UNAVAILABLE)
-    return Response(
+    return HttpResponse(
         body=text.encode(), content_type="application/json", headers={"cache-control": "no-store"}
     )
 
 
-def _healthz(collector: RunCollector, request: Request) -> Response:
+def _healthz(collector: RunCollector, request: Request) -> HttpResponse:
     try:
         run_state = collector.observe(lambda seen: seen.status.state)
     except ObservationFailed as error:
@@ -159,5 +159,5 @@ def _healthz(collector: RunCollector, request: Request) -> Response:
     return _json({"observed": True, "state": run_state})
 
 
-def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    return Response(status=status, body=json.dumps(value).encode(), content_type="application/json")
+def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:
+    return HttpResponse(status=status, body=json.dumps(value).encode(), content_type="application/json")

@@ -31,7 +31,7 @@ class SavedTensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class BatchGeometry:
     """How the samples of one optimizer step are distributed."""
 
     ranks: int
@@ -88,8 +88,8 @@ def explain_world_size_mismatch(
     *,
     written_by: int,
     layout: str | None,
-    written_batch: Batch | None,
-    current_batch: Batch | None,
+    written_batch: BatchGeometry | None,
+    current_batch: BatchGeometry | None,
     ranks: int,
 ) -> str | None:
     """Return why a checkpoint does not fit this world size, with settings that do, or None if it fits.
@@ -122,7 +122,7 @@ def explain_world_size_mismatch(
     )
 
 
-def _suggest_batch(samples: int, current: Batch, written_by: int) -> str:
+def _suggest_batch(samples: int, current: BatchGeometry, written_by: int) -> str:
     settings = []
     if samples % (current.ranks * current.accumulation) == 0:
         settings.append(f"per_device_train_batch_size={samples // (current.ranks * current.accumulation)}")

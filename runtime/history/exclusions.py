@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 
-class Reason(str, Enum):
+class MaskingReason(str, Enum):
     """Why a sample is excluded. The value is the metric label and the journal's word."""
 
     nan = "nan"
@@ -69,8 +69,8 @@ class Exclusions:
     def apply_sample_excluded(self, record: dict[str, Any]) -> None:
         """Count samples that one rank has excluded for one reason."""
         reason = str(record["reason"])
-        known = reason in Reason._value2member_map_
-        self.samples[reason if known else Reason.failed.value] += int(record["count"])
+        known = reason in MaskingReason._value2member_map_
+        self.samples[reason if known else MaskingReason.failed.value] += int(record["count"])
 
     def apply_group_excluded(self, record: dict[str, Any]) -> None:
         """Count groups of which no sample is left, and steps without samples."""

@@ -98,7 +98,7 @@ EVENTS = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class JournalEntry:
     """One event: the record, and the line that represents it in the file (without the newline)."""
 
     record: dict[str, Any]
@@ -156,7 +156,9 @@ class Journal:
         """
         return self.append(self.entry(event, rank=rank, step=step, **fields))
 
-    def entry(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> Entry:
+    def entry(
+        self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any
+    ) -> JournalEntry:
         """Build an event with the present time, without writing it. Arguments as in `write`.
 
         A record longer than `MAX_LINE_BYTES` is written without the fields of the event.
@@ -175,9 +177,9 @@ class Journal:
         line = _encode(record)
         if len(line) >= MAX_LINE_BYTES:
             line = _encode({**header, "truncated_bytes": len(line)})
-        return Entry(record=record, line=line)
+        return JournalEntry(record=record, line=line)
 
-    def append(self, entry: Entry) -> bool:
+    def append(self, entry: JournalEntry) -> bool:
         """Append an event built by `entry`. Returns whether the disk accepted the whole line.
 
         A full or failing disk loses events, not the run: no error is raised, and `lost` is incremented.

@@ -31,7 +31,7 @@ from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.detection import find_stragglers
-from grpo_run.watchdog.stalls.late_ranks import DataOrder, LateRank, explain
+from grpo_run.watchdog.stalls.late_ranks import LateRank, ReadingOrder, explain
 from grpo_run.watchdog.text import duration_text, place_name, rank_names
 
 
@@ -121,7 +121,7 @@ SHORTEST_SILENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wait:
+class WaitLine:
     """A wait that is worth showing. `key` stays equal while the same is waited for."""
 
     text: str
@@ -139,7 +139,7 @@ def find_wait(
     *,
     now: float,
     step_seconds: float | None,
-) -> Wait | None:
+) -> WaitLine | None:
     """Return the present wait; None while there is none, or none that is longer than usual.
 
     Args:
@@ -154,7 +154,7 @@ def find_wait(
     usual = min(step_seconds or 0.0, DEADLINE_SHARE * _deadline_seconds(awaited))
     if seconds < max(SHORTEST_SECONDS, usual):
         return None
-    return Wait(text=waiting_text(awaited, now), key=(awaited.rank, awaited.phase, awaited.callback))
+    return WaitLine(text=waiting_text(awaited, now), key=(awaited.rank, awaited.phase, awaited.callback))
 
 
 def waiting_text(awaited: AwaitedRank, now: float) -> str:
@@ -175,7 +175,7 @@ def _deadline_seconds(awaited: AwaitedRank) -> float:
     return awaited.deadline_at_seconds - awaited.since_seconds
 
 
-def _find_silence(slots: Sequence[Slot | None], *, now: float, step_seconds: float | None) -> Wait | None:
+def _find_silence(slots: Sequence[Slot | None], *, now: float, step_seconds: float | None) -> WaitLine | None:
     """Nothing moves: all ranks work, or it is not known which of them waits."""
     seen = [slot for slot in slots if slot is not None]
     if not seen or len(seen) < len(slots) or any(slot.state is not RankState.training for slot in seen):
@@ -183,7 +183,9 @@ def _find_silence(slots: Sequence[Slot | None], *, now: float, step_seconds: flo
     since = max(max(slot.last_progress_seconds, slot.last_work_seconds) for slot in seen)
     if now - since < max(SHORTEST_SILENCE_SECONDS, 2 * (step_seconds or 0.0)):
         return None
-    return Wait(text=f"no progress for {duration_text(now - since)}{_places(seen)}", key=("silence", since))
+    return WaitLine(
+        text=f"no progress for {duration_text(now - since)}{_places(seen)}", key=("silence", since)
+    )
 
 
 def _places(slots: Sequence[Slot]) -> str:
@@ -240,7 +242,7 @@ class RunStatus:
     memory: tuple[RankMemory | None, ...] = ()
 
     @property
-    def wait(self) -> Wait | None:
+    def wait(self) -> WaitLine | None:
         """The wait that is worth showing; None if there is none, or while the supervisor handles a fault."""
         if self.state not in WAITING_STATES:
             return None
@@ -429,7 +431,7 @@ def find_late_ranks(board: Board, slots: Sequence[Slot | None], history: History
         slot.rank: board.phase_histograms(place) for place, slot in enumerate(slots) if slot is not None
     }
     call = history.calls.interrupted
-    order = DataOrder(call.data_order) if call is not None and call.data_order else DataOrder.unknown
+    order = ReadingOrder(call.data_order) if call is not None and call.data_order else ReadingOrder.unknown
     return tuple(explain(find_stragglers(durations), by_rank, order))
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.watchdog.learning_rules import FRACTIONS, LIMITS, Guard, Response, Rules
+from grpo_run.watchdog.learning_rules import FRACTIONS, LIMITS, GuardResponse, LearningGuard, Rules
 
 GRAMMAR = "NAME=RESPONSE[:LIMIT]"
 
@@ -18,16 +18,20 @@ def parse_guards(settings: Sequence[str]) -> Rules:
     Raises:
         ConfigError: a name, a response or a limit is wrong.
     """
-    responses: dict[Guard, Response] = {}
-    limits: dict[Guard, float] = {}
+    responses: dict[LearningGuard, GuardResponse] = {}
+    limits: dict[LearningGuard, float] = {}
     for setting in settings:
         name, separator, rest = setting.partition("=")
         if not separator:
             raise ConfigError(f"--guard {setting}: expected {GRAMMAR}")
-        guard = Guard(_known(name.strip().replace("_", "-"), [str(one) for one in Guard], setting, "guard"))
+        guard = LearningGuard(
+            _known(name.strip().replace("_", "-"), [str(one) for one in LearningGuard], setting, "guard")
+        )
         text, limited, limit = rest.partition(":")
         response = text.strip().replace("_", "-")
-        responses[guard] = Response(_known(response, [str(one) for one in Response], setting, "response"))
+        responses[guard] = GuardResponse(
+            _known(response, [str(one) for one in GuardResponse], setting, "response")
+        )
         limits.pop(guard, None)
         if limited:
             limits[guard] = _limit(guard, limit, setting)
@@ -42,7 +46,7 @@ def _known(word: str, known: list[str], setting: str, what: str) -> str:
     raise ConfigError(f"--guard {setting}: unknown {what} {word!r}; {hint}")
 
 
-def _limit(guard: Guard, text: str, setting: str) -> float:
+def _limit(guard: LearningGuard, text: str, setting: str) -> float:
     if guard not in LIMITS:
         raise ConfigError(f"--guard {setting}: {guard} has no limit")
     try:
@@ -55,7 +59,7 @@ def _limit(guard: Guard, text: str, setting: str) -> float:
         )
     if guard in FRACTIONS and value >= 1:
         raise ConfigError(f"--guard {setting}: the limit is the {LIMITS[guard]}, which must be below 1")
-    if guard is Guard.zero_variance and value % 1:
+    if guard is LearningGuard.zero_variance and value % 1:
         raise ConfigError(
             f"--guard {setting}: the limit is the number of {LIMITS[guard]}, which must be a whole number"
         )

@@ -38,7 +38,7 @@ TOKEN_PHASES = (MemoryPhase.forward, MemoryPhase.backward)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
+class FaultKind:
     """Description of one kind of fault.
 
     Args:
@@ -70,97 +70,97 @@ class Kind:
         return isinstance(self.phase, MemoryPhase)
 
 
-KINDS: dict[str, Kind] = {
-    "kill": Kind(sentence="the rank sends itself SIGKILL", phase=Phase.forward_backward),
-    "exception": Kind(sentence="the rank raises InjectedFault", phase=Phase.forward_backward),
-    "hang": Kind(
+KINDS: dict[str, FaultKind] = {
+    "kill": FaultKind(sentence="the rank sends itself SIGKILL", phase=Phase.forward_backward),
+    "exception": FaultKind(sentence="the rank raises InjectedFault", phase=Phase.forward_backward),
+    "hang": FaultKind(
         sentence="the rank sleeps, without end or for `seconds`", phase=Phase.reward, seconds=math.inf
     ),
-    "stop": Kind(sentence="the rank sends itself SIGSTOP", phase=Phase.reward),
-    "gil": Kind(sentence="a regular expression that never returns holds the GIL", phase=Phase.reward),
-    "lock": Kind(
+    "stop": FaultKind(sentence="the rank sends itself SIGSTOP", phase=Phase.reward),
+    "gil": FaultKind(sentence="a regular expression that never returns holds the GIL", phase=Phase.reward),
+    "lock": FaultKind(
         sentence="the rank waits for a lock, without end or for `seconds`",
         phase=Phase.reward,
         seconds=math.inf,
     ),
-    "mismatch-operation": Kind(
+    "mismatch-operation": FaultKind(
         sentence="the rank calls all_gather where the others call all_reduce",
         phase=Phase.forward_backward,
         collective=True,
         common=True,
     ),
-    "mismatch-shape": Kind(
+    "mismatch-shape": FaultKind(
         sentence="the rank calls all_reduce with a tensor of another size than the others",
         phase=Phase.forward_backward,
         collective=True,
         common=True,
     ),
-    "mismatch-group": Kind(
+    "mismatch-group": FaultKind(
         sentence="the rank calls all_reduce on another process group than the others",
         phase=Phase.forward_backward,
         collective=True,
         common=True,
     ),
-    "skip": Kind(
+    "skip": FaultKind(
         sentence="the rank skips an all_reduce that the others call",
         phase=Phase.forward_backward,
         collective=True,
         common=True,
     ),
-    "extra": Kind(
+    "extra": FaultKind(
         sentence="the rank alone calls an all_reduce", phase=Phase.forward_backward, collective=True
     ),
-    "exit": Kind(sentence="the rank calls sys.exit(0) during training", phase=Phase.forward_backward),
-    "return": Kind(
+    "exit": FaultKind(sentence="the rank calls sys.exit(0) during training", phase=Phase.forward_backward),
+    "return": FaultKind(
         sentence="the rank alone returns from train(), or leaves its loop, at the end of the step",
         phase=Phase.forward_backward,
         arms=True,
     ),
-    "slow": Kind(
+    "slow": FaultKind(
         sentence="the rank sleeps for `seconds` once, then continues; default 1",
         phase=Phase.reward,
         seconds=1.0,
     ),
-    "slow-generation": Kind(
+    "slow-generation": FaultKind(
         sentence="every forward pass of the step's generation takes `seconds` longer; default 0.2",
         phase=Phase.generate,
         seconds=0.2,
         fixed_phase=True,
         arms=True,
     ),
-    "data": Kind(
+    "data": FaultKind(
         sentence="the rank sleeps while it loads data, without end or for `seconds`",
         phase=Phase.data,
         seconds=math.inf,
     ),
-    "checkpoint": Kind(
+    "checkpoint": FaultKind(
         sentence="the rank sleeps while it writes a checkpoint, without end or for `seconds`",
         phase=Phase.checkpoint,
         seconds=math.inf,
     ),
-    "exit-hang": Kind(
+    "exit-hang": FaultKind(
         sentence="an exit handler sleeps after the script, without end or for `seconds`",
         phase=Phase.data,
         seconds=math.inf,
         arms=True,
     ),
-    "oom": Kind(
+    "oom": FaultKind(
         sentence="the rank raises torch.OutOfMemoryError in generate, score, forward, backward or optimizer; with `rows=N`"
         " whenever it computes more than N rows at once, from that step on; with `tokens=N` in forward or backward, more than"
         " N rows times their padded length",
         phase=MemoryPhase.forward,
     ),
-    "oom-nccl": Kind(
+    "oom-nccl": FaultKind(
         sentence="the same as NCCL reports it, instead of a collective", phase=MemoryPhase.backward
     ),
-    "ignore-term": Kind(
+    "ignore-term": FaultKind(
         sentence="the rank ignores SIGTERM from then on; use it with a hang", phase=Phase.data, arms=True
     ),
 }
 """All kinds, in the order of `--inject help`."""
 
 
-def find_kind(name: str, text: str) -> Kind:
+def find_kind(name: str, text: str) -> FaultKind:
     """Return the kind of this name.
 
     Args:
@@ -362,7 +362,7 @@ def _number(word: str, name: str, text: str) -> int:
     return int(found[1])
 
 
-def _phase(name: str, kind: Kind, text: str) -> Phase | MemoryPhase:
+def _phase(name: str, kind: FaultKind, text: str) -> Phase | MemoryPhase:
     if name in kind.phases:
         return kind.phases[name]
     near = difflib.get_close_matches(name, kind.phases, 1)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.files import short_path
-from grpo_run.runtime.launch.sources import Source, parsed, read_file, variables_read
+from grpo_run.runtime.launch.sources import ScriptSource, parsed, read_file, variables_read
 
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
 """Names of variables whose values are recorded as digests only."""
@@ -104,7 +104,7 @@ def _changes(recorded: Mapping[str, str], now: Mapping[str, str]) -> Iterator[st
 
 
 def collect(
-    sources: Sequence[Source],
+    sources: Sequence[ScriptSource],
     arguments: Sequence[str],
     environment: Mapping[str, str],
     settings: Mapping[str, object],

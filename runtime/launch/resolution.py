@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
 from pathlib import Path
 
-from grpo_run.runtime.launch.sources import Source, directories_added, read_at_import, variables_set
+from grpo_run.runtime.launch.sources import ScriptSource, directories_added, read_at_import, variables_set
 
 Place = tuple[str, ...]
 """Where a top-level module is: its file, or the folders of a package without `__init__.py`; empty if it is nowhere."""
@@ -86,7 +86,7 @@ PRELOADED = frozenset(
 """Libraries that the warm interpreter imports. The ranks know all of its modules; these are worth to look for early."""
 
 
-def reason_for_fresh_interpreters(sources: Sequence[Source], first_entry: Path) -> str | None:
+def reason_for_fresh_interpreters(sources: Sequence[ScriptSource], first_entry: Path) -> str | None:
     """Return why ranks must be fresh interpreters, as a part of a sentence; None if they may be forks.
 
     Args:

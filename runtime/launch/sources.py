@@ -210,7 +210,7 @@ MAX_MODULES = 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ScriptSource:
     """A file of the script or of one of its modules: where it is, its bytes, and the nodes of its syntax tree."""
 
     path: Path
@@ -218,7 +218,7 @@ class Source:
     nodes: Sequence[ast.AST] = field(repr=False)
 
 
-def local_modules(script: Path, first_entry: Path | None = None) -> list[Source]:
+def local_modules(script: Path, first_entry: Path | None = None) -> list[ScriptSource]:
     """Return the script and the modules beside it that it imports, directly or through one another.
 
     Args:
@@ -280,11 +280,11 @@ def read_file(path: Path) -> bytes | None:
         return None
 
 
-def _source(path: Path, content: bytes) -> Source:
-    return Source(path=path, content=content, nodes=parsed(content.decode(errors="replace")))
+def _source(path: Path, content: bytes) -> ScriptSource:
+    return ScriptSource(path=path, content=content, nodes=parsed(content.decode(errors="replace")))
 
 
-def _candidates(source: Source, roots: Sequence[Path], beside: Path) -> list[Path]:
+def _candidates(source: ScriptSource, roots: Sequence[Path], beside: Path) -> list[Path]:
     """The files that may hold what a source imports: below a root, or relative to the source within the script's files."""
     found = []
     for level, name in sorted(imported_names(source.nodes)):
@@ -379,7 +379,7 @@ OWN = frozenset({"grpo_run", "grpo_run.trainers"})
 CONSENSUS = "grpo_run.trainers.consensus"
 
 
-def may_use_trainer(sources: Sequence[Source]) -> bool:
+def may_use_trainer(sources: Sequence[ScriptSource]) -> bool:
     """Return False only if the script and its local modules import nothing that may contain a Trainer or a loop."""
     local = {
         source.path.parent.name if source.path.stem == "__init__" else source.path.stem for source in sources

@@ -79,7 +79,7 @@ class SplitRollout(pydantic.BaseModel):
     pieces: int = pydantic.Field(ge=1)
 
 
-class Kept(pydantic.BaseModel):
+class ForecastLine(pydantic.BaseModel):
     """What one line of the file adds."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
@@ -91,7 +91,7 @@ class Kept(pydantic.BaseModel):
     """The last ones, oldest first."""
 
 
-class ForecastRecord(Kept):
+class ForecastRecord(ForecastLine):
     """What one rank keeps of its forecasts; the first line of the file."""
 
     train_call: int
@@ -123,7 +123,7 @@ class ForecastFile:
         Raises:
             OSError: it cannot be written.
         """
-        line = Kept(passes=tuple(passes), scoring=tuple(scoring), rollouts=tuple(rollouts))
+        line = ForecastLine(passes=tuple(passes), scoring=tuple(scoring), rollouts=tuple(rollouts))
         text = line.model_dump_json(exclude_defaults=True).encode() + b"\n"
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
@@ -150,10 +150,10 @@ def read_forecast(run_directory: Path, rank: int) -> ForecastRecord | None:
             return None
         first, *lines = path.read_bytes().splitlines()
         record = ForecastRecord.model_validate(json.loads(first))
-        parts: list[Kept] = [record]
+        parts: list[ForecastLine] = [record]
         for line in lines:
             try:
-                parts.append(Kept.model_validate(json.loads(line)))
+                parts.append(ForecastLine.model_validate(json.loads(line)))
             except (ValueError, RecursionError):
                 continue  # cut
     except (OSError, ValueError, RecursionError):  # pydantic's error is a ValueError

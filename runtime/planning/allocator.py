@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-from grpo_run.runtime.planning.timeline import Timeline
+from grpo_run.runtime.planning.timeline import AllocationTimeline
 
 ROUNDING = 512
 SMALL = 1 << 20
@@ -40,7 +40,7 @@ def rounded(size: int) -> int:
     return -(-size // ROUNDING) * ROUNDING
 
 
-def unused_bytes(timeline: Timeline) -> int:
+def unused_bytes(timeline: AllocationTimeline) -> int:
     """Return by how much the reserved bytes exceed the highest allocated bytes of a timeline."""
     pools: dict[bool, list[tuple[tuple[int, int], _Block]]] = {True: [], False: []}
     blocks: dict[int, _Block] = {}

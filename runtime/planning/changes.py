@@ -38,7 +38,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ChangeOutcome:
     """A change and what was predicted for it, in bytes of device memory."""
 
     change: Change
@@ -131,7 +131,7 @@ def candidates(job: Job) -> Iterator[Change]:
         )
 
 
-def try_changes(predictor: Predictor, before: Prediction) -> list[Outcome]:
+def try_changes(predictor: Predictor, before: Prediction) -> list[ChangeOutcome]:
     """Predict every change; those that fit first, of these the cheapest first, then the largest savings."""
     outcomes = []
     for change in candidates(before.job):
@@ -145,7 +145,7 @@ def try_changes(predictor: Predictor, before: Prediction) -> list[Outcome]:
             continue
         fits = None if predictor.gpu_bytes is None else high <= predictor.gpu_bytes
         outcomes.append(
-            Outcome(change=change, high_bytes=high, saved_bytes=before.high_bytes - high, fits=fits)
+            ChangeOutcome(change=change, high_bytes=high, saved_bytes=before.high_bytes - high, fits=fits)
         )
     useful = [outcome for outcome in outcomes if outcome.saved_bytes > 0]
     return sorted(useful, key=lambda one: (not one.fits, 0 if one.fits else -one.saved_bytes))

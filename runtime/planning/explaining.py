@@ -439,7 +439,7 @@ class Kept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Growth:
+class GrowthPerStep:
     """A growth that was observed.
 
     Attributes:

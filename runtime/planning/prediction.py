@@ -93,7 +93,7 @@ ALL_LAYERS_UP_TO = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseMemory:
+class PredictedPhase:
     """Memory of one rank in one phase, in bytes.
 
     Attributes:
@@ -129,7 +129,7 @@ class Prediction:
     """
 
     job: Job
-    phases: Mapping[str, PhaseMemory]
+    phases: Mapping[str, PredictedPhase]
     first_step: Mapping[str, float]
     terms: Sequence[Term]
     fits: Mapping[tuple[str, int], Fit]
@@ -273,13 +273,13 @@ def _generation(job: Job, steady: Mapping[str, Peak]) -> dict[str, Peak]:
     return {"generate": Peak(bytes_by_kind=held)}
 
 
-def _with_terms(phase: str, traced: Peak, added: Sequence[Term], unused: int) -> PhaseMemory:
+def _with_terms(phase: str, traced: Peak, added: Sequence[Term], unused: int) -> PredictedPhase:
     extra = [term for term in added if phase in term.phases]
     inside = [term for term in extra if term.in_allocator]
     allocated = traced.total + sum(term.low_bytes for term in inside)
     high = traced.total + sum(term.high_bytes for term in inside)
     outside = [term for term in extra if not term.in_allocator]
-    return PhaseMemory(
+    return PredictedPhase(
         traced=traced.bytes_by_kind,
         extra={term.name: (term.low_bytes, term.high_bytes) for term in extra},
         allocated_bytes=allocated,

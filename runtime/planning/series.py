@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_run.runtime.planning.allocator import rounded
-from grpo_run.runtime.planning.prediction import PhaseMemory, Prediction, Predictor
+from grpo_run.runtime.planning.prediction import PredictedPhase, Prediction, Predictor
 from grpo_run.runtime.planning.terms import share_of_rank
-from grpo_run.runtime.planning.timeline import PHASES, Timeline
+from grpo_run.runtime.planning.timeline import PHASES, AllocationTimeline
 from grpo_run.runtime.planning.trace import open_trace
 
 INSTANTS = 120
@@ -24,7 +24,7 @@ ADDED = "buffers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase:
+class StepPhase:
     """A phase of the step.
 
     Attributes:
@@ -38,7 +38,7 @@ class Phase:
     spread_bytes: float
 
 
-def over_a_step(predictor: Predictor, prediction: Prediction) -> list[Phase]:
+def over_a_step(predictor: Predictor, prediction: Prediction) -> list[StepPhase]:
     """Return the phases of a later step in order, the generation first if there is one. Traces all layers of the model.
 
     Args:
@@ -60,7 +60,9 @@ def over_a_step(predictor: Predictor, prediction: Prediction) -> list[Phase]:
     return [_with_terms(phase, found[phase], prediction.phases[phase]) for phase in PHASES if phase in found]
 
 
-def _traced(timeline: Timeline, step: int, weights: Sequence[float]) -> dict[str, list[dict[str, float]]]:
+def _traced(
+    timeline: AllocationTimeline, step: int, weights: Sequence[float]
+) -> dict[str, list[dict[str, float]]]:
     """Return the instants of each traced phase of a step."""
     bounds: dict[str, tuple[int, int]] = {}
     for mark, end in zip(
@@ -88,19 +90,21 @@ def _traced(timeline: Timeline, step: int, weights: Sequence[float]) -> dict[str
     return found
 
 
-def _apply(event: int, timeline: Timeline, weights: Sequence[float], alive: dict[str, float]) -> float:
+def _apply(
+    event: int, timeline: AllocationTimeline, weights: Sequence[float], alive: dict[str, float]
+) -> float:
     number = event if event >= 0 else ~event
     change = weights[number] if event >= 0 else -weights[number]
     alive[timeline.kinds[number]] += change
     return change
 
 
-def _with_terms(phase: str, instants: Sequence[dict[str, float]], memory: PhaseMemory) -> Phase:
+def _with_terms(phase: str, instants: Sequence[dict[str, float]], memory: PredictedPhase) -> StepPhase:
     added: dict[str, float] = {}
     for name, (low, _) in memory.extra.items():
         kind = _kind(name)
         added[kind] = added.get(kind, 0.0) + low
-    return Phase(
+    return StepPhase(
         name=phase,
         instants=[{**held, **added} for held in instants],
         spread_bytes=memory.high_bytes - memory.low_bytes,

@@ -32,7 +32,7 @@ class Mark:
 
 
 @dataclass(kw_only=True)
-class Timeline:
+class AllocationTimeline:
     """Allocations and frees.
 
     Attributes:
@@ -69,7 +69,7 @@ def unchanged(size: int, kind: str) -> float:
     return size
 
 
-def peaks(timeline: Timeline, step: int, weigh: Weigh = unchanged) -> dict[tuple[str, int], Peak]:
+def peaks(timeline: AllocationTimeline, step: int, weigh: Weigh = unchanged) -> dict[tuple[str, int], Peak]:
     """Return the peak of each phase of a step, by phase and window.
 
     The tracker begins a window where the language-model head begins and ends. The last window of a phase is cut in two halves of
@@ -99,7 +99,7 @@ def peaks(timeline: Timeline, step: int, weigh: Weigh = unchanged) -> dict[tuple
     return found
 
 
-def _windows(timeline: Timeline, step: int) -> Iterator[tuple[tuple[str, int] | None, int, int]]:
+def _windows(timeline: AllocationTimeline, step: int) -> Iterator[tuple[tuple[str, int] | None, int, int]]:
     """Yield every part of a timeline with its first event and the one after its last; no name for what is not asked for."""
     following = [*timeline.marks[1:], Mark(event=len(timeline.events), step=-1, phase="")]
     for mark, after in zip(timeline.marks, following, strict=True):

@@ -16,7 +16,7 @@ from typing import Any
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import with_layers
-from grpo_run.runtime.planning.timeline import Timeline
+from grpo_run.runtime.planning.timeline import AllocationTimeline
 from grpo_run.runtime.planning.traced_trainer import arguments_of, build, set_checkpointing
 from grpo_run.runtime.upstream import memory_names
 
@@ -35,9 +35,9 @@ class Trace:
         self._steps = 0
 
     @property
-    def timeline(self) -> Timeline:
+    def timeline(self) -> AllocationTimeline:
         """Everything recorded so far."""
-        timeline: Timeline = self.tracker.timeline
+        timeline: AllocationTimeline = self.tracker.timeline
         return timeline
 
     @property

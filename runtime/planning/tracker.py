@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grpo_run.runtime.planning.timeline import Mark, Timeline
+from grpo_run.runtime.planning.timeline import AllocationTimeline, Mark
 
 _KIND_OF_PHASE = {"load": "weights", "inputs": "rollout", "optimizer": "optimizer"}
 
@@ -31,7 +31,7 @@ class AllocationTracker(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self.timeline = Timeline()
+        self.timeline = AllocationTimeline()
         self.selected = 0
         self._alive: dict[int, int] = {}
         self._kind = "activations"

@@ -205,7 +205,7 @@ def await_server(warn: Callable[[str], None], limits: Limits = LIMITS) -> None:
     thread = threading.Thread(target=_fork_once, args=(failures,), name="grpo-run-forkserver", daemon=True)
     thread.start()
     reason = None
-    progress = _Progress(server, limits)
+    progress = _ImportProgress(server, limits)
     while thread.is_alive() and reason is None:
         thread.join(POLL_SECONDS)
         continue_server()
@@ -228,7 +228,7 @@ def await_server(warn: Callable[[str], None], limits: Limits = LIMITS) -> None:
     _awaited = process_names.forkserver_pid()
 
 
-class _Progress:
+class _ImportProgress:
     """Whether a server still imports.
 
     Args:

@@ -18,7 +18,7 @@ MAX_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Thread:
+class ThreadUsage:
     """One thread: its name, its state (a letter of proc(5)) and its CPU time so far in seconds."""
 
     name: str
@@ -87,9 +87,9 @@ def read_family(members: Collection[int]) -> FamilyUsage | None:
     return FamilyUsage(members=frozenset(running), cpu_seconds=cpu_seconds, io_bytes=io_bytes)
 
 
-def read_threads(members: Collection[int]) -> dict[int, Thread] | None:
+def read_threads(members: Collection[int]) -> dict[int, ThreadUsage] | None:
     """Return every thread of these processes by id, or None if there are too many or one may not be read."""
-    threads: dict[int, Thread] = {}
+    threads: dict[int, ThreadUsage] = {}
     for pid in members:
         try:
             numbers = os.listdir(f"/proc/{pid}/task")
@@ -102,7 +102,7 @@ def read_threads(members: Collection[int]) -> dict[int, Thread] | None:
         for number in numbers:
             stat = read_stat(pid, int(number))
             if stat is not None:  # else it ended since it was listed
-                threads[int(number)] = Thread(stat.name, stat.state, stat.cpu_seconds)
+                threads[int(number)] = ThreadUsage(stat.name, stat.state, stat.cpu_seconds)
     return threads
 
 

@@ -1,6 +1,6 @@
 """Collective decisions of scripts: encode each rank's call, exchange the calls, and combine them.
 
-`trainers/consensus.py` makes a `Call`, sends it with `exchange`, and combines all calls with `agree`: one
+`trainers/consensus.py` makes a `ConsensusCall`, sends it with `exchange`, and combines all calls with `agree`: one
 answer, or an error that names the line of each rank. `agree` is pure: every rank is given the same calls,
 so every rank returns the same answer or raises the same error.
 
@@ -72,7 +72,7 @@ class CallSite:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
+class ConsensusCall:
     """One call: where it is, what this rank contributes, and how often it has called.
 
     `ordinal` counts the rank's calls from 1, over all sites. `iteration` counts the calls of one `while_any` loop from
@@ -95,7 +95,7 @@ class Call:
         return [int(self.flag), _MAGIC, self.ordinal, self.iteration, *_encoded(self.site)]
 
     @staticmethod
-    def decode(numbers: Sequence[int]) -> Call | None:
+    def decode(numbers: Sequence[int]) -> ConsensusCall | None:
         """Return the call that was sent as `numbers`; None if they are not a call."""
         if (
             len(numbers) != CALL_NUMBERS
@@ -113,7 +113,7 @@ class Call:
             line=line,
             caller=_text(raw[_FILE_BYTES:]),
         )
-        return Call(site=site, flag=bool(flag), ordinal=ordinal, iteration=iteration)
+        return ConsensusCall(site=site, flag=bool(flag), ordinal=ordinal, iteration=iteration)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -141,7 +141,7 @@ MAX_PLACES = 4
 """Places that an error lists; the ranks of further ones are only counted."""
 
 
-def agree(own: Call, answers: Sequence[Sequence[int]]) -> bool:
+def agree(own: ConsensusCall, answers: Sequence[Sequence[int]]) -> bool:
     """Return the decision of all ranks.
 
     Args:
@@ -158,11 +158,11 @@ def agree(own: Call, answers: Sequence[Sequence[int]]) -> bool:
     return bool(min(flags) if own.site.function == "all" else max(flags))
 
 
-def _compare(own: Call, answers: Sequence[Sequence[int]]) -> None:
+def _compare(own: ConsensusCall, answers: Sequence[Sequence[int]]) -> None:
     """Raise if the calls differ in more than the number of calls so far."""
-    places: dict[object, tuple[Call | None, list[int]]] = {}
+    places: dict[object, tuple[ConsensusCall | None, list[int]]] = {}
     for rank, answer in enumerate(answers):
-        call = Call.decode(answer)
+        call = ConsensusCall.decode(answer)
         places.setdefault(call.place if call else None, (call, []))[1].append(rank)
     if len(places) == 1 and None not in places:
         return
@@ -173,7 +173,7 @@ def _compare(own: Call, answers: Sequence[Sequence[int]]) -> None:
     raise ConsensusError(describe(list(places.values())))
 
 
-def describe(places: Sequence[tuple[Call | None, Sequence[int]]]) -> str:
+def describe(places: Sequence[tuple[ConsensusCall | None, Sequence[int]]]) -> str:
     """Describe which ranks are at which call; the first line is short enough for a report.
 
     Args:
@@ -203,7 +203,7 @@ def describe(places: Sequence[tuple[Call | None, Sequence[int]]]) -> str:
     )
 
 
-def any_iteration_differs(places: Sequence[tuple[Call | None, Sequence[int]]]) -> bool:
+def any_iteration_differs(places: Sequence[tuple[ConsensusCall | None, Sequence[int]]]) -> bool:
     """Whether some of the calls are different iterations of loops at one line."""
     calls = [call for call, _ in places if call is not None]
     return len({call.site for call in calls}) < len(calls)
@@ -212,7 +212,7 @@ def any_iteration_differs(places: Sequence[tuple[Call | None, Sequence[int]]]) -
 _groups: dict[Session, VoteGroup] = {}
 
 
-def exchange(call: Call) -> list[list[int]] | None:
+def exchange(call: ConsensusCall) -> list[list[int]] | None:
     """Send this rank's call and return every rank's, in the order of the ranks; None with one rank. Collective.
 
     Raises:
@@ -232,7 +232,7 @@ def exchange(call: Call) -> list[list[int]] | None:
     return _gather_on_default_group(call)
 
 
-def _gather_on_default_group(call: Call) -> list[list[int]] | None:
+def _gather_on_default_group(call: ConsensusCall) -> list[list[int]] | None:
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:

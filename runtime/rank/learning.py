@@ -31,7 +31,7 @@ from grpo_run.runtime.rank.vote import Flags, VoteResult
 from grpo_run.runtime.upstream import tensor_files, trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes
 from grpo_run.watchdog.learning_guards import judge
-from grpo_run.watchdog.learning_observations import History, StepValues
+from grpo_run.watchdog.learning_observations import ObservationHistory, StepValues
 from grpo_run.watchdog.learning_rules import Alarm, Trip
 
 METRICS: Mapping[str, str] = {
@@ -169,7 +169,7 @@ class LearningGuards:
         self._session = session
         self._rules = session.config.guards
         self._sampling_group = sampling_group
-        self._history = History()
+        self._history = ObservationHistory()
         self._obeyed: set[int] = set()
         self._orders = [one for one in session.settings.fresh_seeds if one.train_call == train_call]
         self._trip: Trip | None = None
@@ -236,7 +236,7 @@ class LearningGuards:
         if not isinstance(state, dict):
             return
         try:
-            self._history = History.from_json(state.get(HISTORY, {}))
+            self._history = ObservationHistory.from_json(state.get(HISTORY, {}))
             self._obeyed = {int(number) for number in state.get(OBEYED, ())}
         except (TypeError, ValueError) as error:
             self._session.warn_in_journal(f"the learning guards start without their history: {error}")

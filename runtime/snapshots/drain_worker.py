@@ -137,7 +137,7 @@ def _drain(
     _require_free_space(directory, needed_bytes, request)
     final = directory / name_of(directory, staged.step)
     with partial_directory(directory, staged.step) as partial:
-        progress = _Progress(report, partial)
+        progress = _WrittenBytes(report, partial)
         _copy_tree(trainer_files, partial, progress.add_written)
         for rank, index in enumerate(indexes):
             with _broken_snapshot_errors():
@@ -164,7 +164,7 @@ def _drain(
     )
 
 
-class _Progress:
+class _WrittenBytes:
     """Add up written bytes, sync every `SYNC_BYTES` of them, and report the total."""
 
     def __init__(self, report: Callable[[int], None], partial: Path) -> None:

@@ -14,7 +14,7 @@ import pydantic
 from grpo_run.runtime.errors import CheckpointError
 
 
-class Record(pydantic.BaseModel):
+class BufferRecord(pydantic.BaseModel):
     """A range of bytes in the buffer. `name` is the name of the record in its file."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
@@ -48,7 +48,7 @@ class TorchFile(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
     kind: Literal["torch"] = "torch"
     path: RelativePath
-    records: tuple[Record, ...]
+    records: tuple[BufferRecord, ...]
     compute_crc32: bool
     storage_alignment: int
 
@@ -59,7 +59,7 @@ class SafetensorsFile(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
     kind: Literal["safetensors"] = "safetensors"
     path: RelativePath
-    records: tuple[Record]
+    records: tuple[BufferRecord]
 
 
 File = Annotated[TorchFile | SafetensorsFile, pydantic.Field(discriminator="kind")]

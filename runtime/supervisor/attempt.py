@@ -24,7 +24,7 @@ from grpo_run.runtime.launch.config import Output
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.supervisor.memory.policy import MemoryGrowth
 from grpo_run.watchdog.diagnosis.exits import end_text
-from grpo_run.watchdog.evidence.timeline import Timeline
+from grpo_run.watchdog.evidence.timeline import PhaseTimeline
 from grpo_run.watchdog.memory.error_patterns import OUTPUT_BYTES, needs_output, reported_in
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.memory.retries import RetryWatch
@@ -163,7 +163,7 @@ class Attempt:
         self.place_of_rank = {rank: place for place, rank in self.rank_of_place.items()}
         self.world_size = world_size
         self.exits = Exits(self.files, warn)
-        self.timeline = Timeline()
+        self.timeline = PhaseTimeline()
         self.growth = MemoryGrowth()
         self.retries = RetryWatch()
         self._has_devices = True

@@ -27,7 +27,7 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output, RunConfig
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.attempt import Attempt, Exits
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
 from grpo_run.runtime.supervisor.memory.policy import MemoryDecision
 from grpo_run.runtime.supervisor.memory.tracing import JobTracer
@@ -249,7 +249,7 @@ class FaultHandler:
         advice = verdict.advice if verdict.shortage is not None else ()
         return Resolution(sentence=" ".join((sentence, *advice)))
 
-    def thrashing(self, attempt: Attempt) -> Finding | None:
+    def thrashing(self, attempt: Attempt) -> HangFinding | None:
         """Report a rank whose allocator returns its caches in every step, once; return it if it is slow and can be helped.
 
         A run that would be given up is left alone: it goes on, however slowly.
@@ -262,7 +262,7 @@ class FaultHandler:
             found.phase, several_nodes=attempt.on_several_nodes
         ):
             return None
-        return Finding(retries=found, began_at_seconds=time.monotonic())
+        return HangFinding(retries=found, began_at_seconds=time.monotonic())
 
     def _decide_memory(self, context: IncidentContext, verdict: Verdict) -> MemoryDecision | None:
         attempt, rank = context.attempt, verdict.culprit

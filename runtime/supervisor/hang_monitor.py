@@ -21,7 +21,7 @@ from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.status import find_late_ranks
 from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.watchdog.observation import Phase, PhaseKey, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.durations import Durations
@@ -161,7 +161,7 @@ class HangMonitor:
         self.detector.phase_durations.earlier_attempts = self._history.phases.durations()
         self.detector.begin_attempt(board, attempt.place_of_rank, pids, attempt.sockets, attempt.world_size)
 
-    def poll(self, slots: Mapping[int, Slot | None]) -> Finding | None:
+    def poll(self, slots: Mapping[int, Slot | None]) -> HangFinding | None:
         """Scan once and report. Returns a confirmed hang, or None."""
         try:
             finding = self.detector.scan(slots)
@@ -194,7 +194,7 @@ class HangMonitor:
             self._board.write_awaited(awaited)
         self._warn_of_waits(slots)
 
-    def _check_step(self, slots: Mapping[int, Slot | None]) -> Finding | None:
+    def _check_step(self, slots: Mapping[int, Slot | None]) -> HangFinding | None:
         """Report a step that is slow, once; return one that can have no end."""
         now = time.monotonic()
         self._step.record(slots, now)
@@ -209,7 +209,7 @@ class HangMonitor:
         if stall.waited_seconds <= self.detector.settings.factor_ended * ended:
             return None  # as for phases: a legitimate pause costs one recovery
         durations.record_end(stall.key, stall.waited_seconds)
-        return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds)
+        return HangFinding(stall=stall, began_at_seconds=now - stall.waited_seconds)
 
     @property
     def due_at(self) -> float:

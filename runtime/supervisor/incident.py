@@ -28,7 +28,7 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CONSENSUS_GROUP, CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import Position
@@ -80,7 +80,7 @@ class IncidentContext:
     read_slots: Callable[[], dict[int, Slot | None]]
     detector: HangDetector
     best_position: tuple[int, int]
-    finding: Finding | None = None
+    finding: HangFinding | None = None
     stop_seconds: float = 0.0
     kills_of: Callable[[Collection[Exit]], KernelKills] = lambda exits: KernelKills()
     publish_disagreement: Callable[[str], None] = lambda text: None
@@ -165,7 +165,7 @@ def investigate(run: RunDirectory, context: IncidentContext) -> IncidentOutcome:
     return IncidentOutcome(verdict=verdict, folder=folder or run.incidents, missing=gathered.missing)
 
 
-def _stuck_interpreters(finding: Finding | None) -> list[int]:
+def _stuck_interpreters(finding: HangFinding | None) -> list[int]:
     """Ranks whose native frames are needed, because their interpreter does not run."""
     stall = finding.stall if finding is not None else None
     return list(stall.culprits) if stall is not None and stall.cause is Cause.interpreter_stuck else []

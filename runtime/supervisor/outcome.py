@@ -1,6 +1,6 @@
 """The outcome of a run: its exit code and sentence, set in one place, and the orderly end.
 
-The supervisor creates the `Outcome` at its start and tells it how the run ends. `RunEnd` writes the end in
+The supervisor creates the `RunOutcome` at its start and tells it how the run ends. `RunEnd` writes the end in
 a fixed order: state, last snapshots, sentence, and the journal's last event. Injected faults that never
 happened are named, because the run must not look like one that has passed them. The end after a failure of
 the supervisor itself is in `last_resort.py`. Does not decide that a run ends.
@@ -220,7 +220,7 @@ def writing_command(run_directory: Path) -> str:
     return f"`grpo-run resume {run}` writes what is in memory when there is room."
 
 
-class Outcome:
+class RunOutcome:
     """How one run ends. `exit_code` is None and `sentence` empty until it has.
 
     Args:

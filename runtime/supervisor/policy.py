@@ -34,7 +34,7 @@ from grpo_run.runtime.history.repeats import repeats, what_of
 from grpo_run.runtime.history.train_calls import TrainCalls
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.watchdog.causes import Cause, Origin
-from grpo_run.watchdog.learning_rules import Guard, Response, Trip
+from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Trip
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.text import duration_text
 from grpo_run.watchdog.verdict import Verdict
@@ -56,7 +56,7 @@ def decide_trip(history: History, trip: Trip, budget: Budget, *, can_go_back: bo
         budget: a run that may not restart is not rolled back either.
         can_go_back: something is left to resume from before the onset, or nothing is saved at all.
     """
-    if trip.response is Response.stop:
+    if trip.response is GuardResponse.stop:
         return Decision(action=Action.stop, reason=f"the guard {trip.guard} is set to stop")
     if history.failures_without_progress > budget.failures_without_progress:
         limit = budget.failures_without_progress
@@ -81,7 +81,7 @@ def decide_trip(history: History, trip: Trip, budget: Budget, *, can_go_back: bo
             action=Action.stop,
             reason=f"the guard {trip.guard} has tripped again after an exact repetition and after one with fresh samples",
         )
-    lead = 0 if trip.guard is Guard.nonfinite else LEAD_STEPS
+    lead = 0 if trip.guard is LearningGuard.nonfinite else LEAD_STEPS
     fresh_from = max(1, trip.onset - lead)
     return Decision(
         action=Action.restart_from_earlier_checkpoint,

@@ -19,14 +19,20 @@ from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.memory.allocator import refused_by_vllm, sets_segments
-from grpo_run.runtime.supervisor.memory.ladder import PlanChange, Surroundings, Tracer, next_change, no_traces
+from grpo_run.runtime.supervisor.memory.ladder import (
+    OutOfMemoryContext,
+    PlanChange,
+    Tracer,
+    next_change,
+    no_traces,
+)
 from grpo_run.runtime.supervisor.memory.policy import (
     MemoryDecision,
     Situation,
     decide_out_of_memory,
     sentences,
 )
-from grpo_run.runtime.supervisor.memory.prediction import GPU_BYTES, Device
+from grpo_run.runtime.supervisor.memory.prediction import GPU_BYTES, DeviceFigures
 from grpo_run.runtime.supervisor.memory.returned import ReturnedMemory, visible_gpus
 from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.causes import Cause
@@ -130,12 +136,12 @@ class RunMemory:
             facts,
             self._history.memory.plan,
             around=self._around(),
-            device=Device(capacity_bytes=GPU_BYTES, unallocated_bytes=None),
+            device=DeviceFigures(capacity_bytes=GPU_BYTES, unallocated_bytes=None),
         )
         return isinstance(found, PlanChange) and not found.inexact
 
-    def _around(self) -> Surroundings:
-        return Surroundings(
+    def _around(self) -> OutOfMemoryContext:
+        return OutOfMemoryContext(
             segments_refused=refused_by_vllm(), own_allocator_setting=self._own_allocator_setting
         )
 

@@ -34,14 +34,14 @@ from grpo_run.runtime.supervisor import last_resort
 from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.exit_hangs import Observe
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.faults import FaultHandler
 from grpo_run.runtime.supervisor.guardian import report
 from grpo_run.runtime.supervisor.hang_monitor import HangMonitor
 from grpo_run.runtime.supervisor.host_watch import HostWatch
 from grpo_run.runtime.supervisor.incident import IncidentContext
 from grpo_run.runtime.supervisor.no_trainer import UnguardedWatch
-from grpo_run.runtime.supervisor.outcome import Outcome
+from grpo_run.runtime.supervisor.outcome import RunOutcome
 from grpo_run.runtime.supervisor.preparation import AttemptPreparation
 from grpo_run.runtime.supervisor.quarantine import RunQuarantine
 from grpo_run.runtime.supervisor.stop import StopRequest
@@ -111,7 +111,7 @@ class Supervisor:
         self._host = HostWatch(run, config, *parts)
         self._unguarded = UnguardedWatch(config.injections, self.lifecycle, self._reporter, self.history)
         self._reserve = DescriptorReserve(local_world_size)
-        self._outcome = Outcome(
+        self._outcome = RunOutcome(
             config, run.incidents, live=self._live, reporter=self._reporter, lifecycle=self.lifecycle,
             reserve=self._reserve, drains=self._drains,
             interrupted=lambda: self.stop.noted or self.stop.requested,
@@ -341,7 +341,7 @@ class Supervisor:
         self._faults.report_slow_stop(self._incident(ranks, stop_seconds=waited_seconds))
 
     def _handle_fault(
-        self, ranks: RankGroup, slots: dict[int, Slot | None], finding: Finding | None = None
+        self, ranks: RankGroup, slots: dict[int, Slot | None], finding: HangFinding | None = None
     ) -> Directive:
         self._reserve.release()  # until the ranks of the next attempt have committed a step
         resolution = self._faults.handle(

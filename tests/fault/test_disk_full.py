@@ -24,7 +24,7 @@ from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.buffer import SnapshotBuffer
 from grpo_run.runtime.snapshots.drain_messages import DrainFailed, DrainPublished, DrainRequest
 from grpo_run.runtime.snapshots.drain_worker import DISK_RESERVE_BYTES, handle_request
-from grpo_run.runtime.snapshots.index import Record, SafetensorsFile, SnapshotIndex, TorchFile
+from grpo_run.runtime.snapshots.index import BufferRecord, SafetensorsFile, SnapshotIndex, TorchFile
 from grpo_run.runtime.snapshots.slot import StagingSlot
 
 DISK_BYTES = DISK_RESERVE_BYTES + (24 << 20)
@@ -53,7 +53,7 @@ def stage(slot: StagingSlot, output: Path, step: int, dice: random.Random) -> in
         (folder / f"plain-{number}.bin").write_bytes(dice.randbytes(150_000))
     with SnapshotBuffer(slot.buffer_path(0)) as buffer:
         records = [
-            Record(name=f"data/{number}", offset=buffer.append(dice.randbytes(100_000)), size=100_000)
+            BufferRecord(name=f"data/{number}", offset=buffer.append(dice.randbytes(100_000)), size=100_000)
             for number in range(7)
         ]
     written = {"compute_crc32": True, "storage_alignment": 64}

@@ -11,7 +11,7 @@ from support.references import plain_ranks, undisturbed
 from support.runs import CONFIGS, SCRIPTS, Run, digest
 from support.trainer_and_loop import LOOP, TRAINER
 
-from grpo_run.watchdog.learning_rules import Guard
+from grpo_run.watchdog.learning_rules import LearningGuard
 
 STEPS = ("--max-steps", "12", "--save-steps", "4")
 ROOT = CONFIGS.parent.parent
@@ -134,7 +134,7 @@ def test_a_transient_nan_in_every_parallel_mode(mode: str, runs: Callable[..., R
     assert digests["nan"] == digests["undisturbed"]
 
 
-ALL_ROLL_BACK = [f"--guard={guard}=roll-back" for guard in Guard]
+ALL_ROLL_BACK = [f"--guard={guard}=roll-back" for guard in LearningGuard]
 HEALTHY: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("grpo.py", 2, ()),
     ("grpo.py", 2, ("--seed", "1")),

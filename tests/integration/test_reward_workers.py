@@ -24,7 +24,7 @@ from grpo_run.runtime.rank.rewards import packing
 from grpo_run.runtime.rank.rewards.deadlines import CallClock, Learned
 from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
 from grpo_run.runtime.rank.rewards.messages import Reply, Task
-from grpo_run.runtime.rank.rewards.pool import Call, WorkerPool
+from grpo_run.runtime.rank.rewards.pool import RewardCall, WorkerPool
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 PROMPTS = ["a", "bb", "ccc"]
@@ -54,7 +54,7 @@ class Workers:
         task = Task(key=key, function=None, arguments=arguments, generators=read_generators())
         clock = CallClock(Learned(settings, None), seconds)
         packed = packing.pack_function(function)
-        return self.pool.call(Call(key=key, function=packed.content, task=task, clock=clock))
+        return self.pool.call(RewardCall(key=key, function=packed.content, task=task, clock=clock))
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from support.waiting_programs.registry import (
 
 from grpo_run.runtime.supervisor.detection.wait_channels import read_channels
 from grpo_run.runtime.supervisor.detection.wait_looks import LookReader
-from grpo_run.watchdog.waits.looks import Thread
+from grpo_run.watchdog.waits.looks import WaitingThread
 from grpo_run.watchdog.waits.proof import StuckRank, prove_stuck
 
 NAMES = [*HUNG, *UNTIL_LATER, *UNTIL_SOON, *ALIVE]
@@ -124,7 +124,7 @@ def test_only_a_thread_that_has_run_is_read_again() -> None:
     assert child.stdin is not None
     reader = LookReader()
 
-    def waiting() -> Thread:
+    def waiting() -> WaitingThread:
         deadline = time.monotonic() + 20.0
         while True:
             thread = reader.read({0: child.pid}, {0: ()})[0].main_thread

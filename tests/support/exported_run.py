@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.memory_area import MemoryAreaWriter
-from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -127,7 +127,7 @@ class ExportedRun:
     def count_on(self) -> None:
         """Let everything happen once more that is counted while a run goes on."""
         write = self._journal.write
-        write("sample_excluded", rank=0, step=8, reason=Reason.failed.value, count=1)
+        write("sample_excluded", rank=0, step=8, reason=MaskingReason.failed.value, count=1)
         write("reward_failed", rank=0, step=8, kind=FailureKind.exception.value, reward="length")
         write("reward_worker_replaced", rank=0, step=8)
         write("incident", step=8, cause="signal", culprit=1, detection_seconds=0.25, signature="9")

@@ -42,8 +42,8 @@ MODULES = {
     "watchdog/deadlocks/culprit.py": "tests/unit/watchdog/deadlocks/proof",
     "watchdog/diagnosis/hangs.py": "tests/unit/watchdog/diagnosis/exits",
     "watchdog/waits/proof.py": "tests/unit/watchdog/waits",
-    "watchdog/stalls/step_clock.py": "tests/unit/watchdog/stalls",
-    "watchdog/stalls/late_ranks.py": "tests/unit/watchdog/stalls",
+    "watchdog/stalls/step_clock.py": "tests/unit/watchdog/stalls/detection",
+    "watchdog/stalls/late_ranks.py": "tests/unit/watchdog/stalls/detection",
     "watchdog/learning_guards.py": "tests/unit/watchdog",
 }
 """The pure deciders, and the tests that must notice a change."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from grpo_run.cli.planning.report import Report
-from grpo_run.runtime.planning.changes import Change, Outcome
+from grpo_run.cli.planning.report import PlanReport
+from grpo_run.runtime.planning.changes import Change, ChangeOutcome
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import Shape
-from grpo_run.runtime.planning.prediction import Fit, PhaseMemory, Prediction
+from grpo_run.runtime.planning.prediction import Fit, PredictedPhase, Prediction
 from grpo_run.runtime.planning.terms import Term
 
 GIB = 1 << 30
@@ -54,7 +54,7 @@ def a_prediction(**changes: Any) -> Prediction:
     return Prediction(**{**values, **changes})
 
 
-def a_report(**changes: Any) -> Report:
+def a_report(**changes: Any) -> PlanReport:
     """Return a report on `a_prediction` with one change, for a GPU of 16 GiB."""
     change = Change(
         name="gradient_checkpointing=True",
@@ -67,16 +67,16 @@ def a_report(**changes: Any) -> Report:
         "shape": SHAPE,
         "gpu_bytes": 16 * GIB,
         "prediction": a_prediction(),
-        "changes": [Outcome(change=change, high_bytes=6.0 * GIB, saved_bytes=2.5 * GIB, fits=True)],
+        "changes": [ChangeOutcome(change=change, high_bytes=6.0 * GIB, saved_bytes=2.5 * GIB, fits=True)],
         "largest_batch": 21,
         "largest_completion": 2048,
     }
-    return Report(**{**values, **changes})
+    return PlanReport(**{**values, **changes})
 
 
-def _memory(held: dict[str, float]) -> PhaseMemory:
+def _memory(held: dict[str, float]) -> PredictedPhase:
     allocated = sum(held.values())
-    return PhaseMemory(
+    return PredictedPhase(
         traced=held,
         extra={CONTEXT.name: (CONTEXT.low_bytes, CONTEXT.high_bytes)},
         allocated_bytes=allocated,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.snapshots.buffer import SnapshotBuffer
-from grpo_run.runtime.snapshots.index import Record, SafetensorsFile, SnapshotIndex, TorchFile
+from grpo_run.runtime.snapshots.index import BufferRecord, SafetensorsFile, SnapshotIndex, TorchFile
 from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
 from support.identities import identity
 
@@ -45,7 +45,7 @@ def fill(slot: StagingSlot, staged: StagedSnapshot, *, recorded: bool = False) -
     for rank in range(staged.world_size):
         content = weights(rank, staged.step)
         with SnapshotBuffer(slot.buffer_path(rank)) as buffer:
-            record = Record(name="data/0", offset=buffer.append(content), size=len(content))
+            record = BufferRecord(name="data/0", offset=buffer.append(content), size=len(content))
         index = SnapshotIndex(
             files=[
                 SafetensorsFile(path=f"model-{rank}.safetensors", records=(record,)),

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.learning_rules import Guard
+from grpo_run.watchdog.learning_rules import LearningGuard
 from grpo_run.watchdog.observation import Exit, Slot
 from grpo_run.watchdog.verdict import Verdict
 
 ADVICE = {
-    Guard.nonfinite: "Check for divisions by 0 and logarithms of 0 in the loss, for a learning rate that is too high, and"
+    LearningGuard.nonfinite: "Check for divisions by 0 and logarithms of 0 in the loss, for a learning rate that is too high, and"
     " for rewards that are not finite.",
-    Guard.zero_variance: "Check the reward functions, and whether the prompts are too easy or too hard.",
-    Guard.kl: "Lower the learning rate, or raise beta.",
-    Guard.entropy: "Check the learning rate, the temperature and the rewards.",
-    Guard.reward: "Look at completions from before and after the onset; lower the learning rate if their form has broken.",
-    Guard.capped: "Look at completions: a model that does not stop any more repeats itself, or is rewarded for length.",
+    LearningGuard.zero_variance: "Check the reward functions, and whether the prompts are too easy or too hard.",
+    LearningGuard.kl: "Lower the learning rate, or raise beta.",
+    LearningGuard.entropy: "Check the learning rate, the temperature and the rewards.",
+    LearningGuard.reward: "Look at completions from before and after the onset; lower the learning rate if their form has broken.",
+    LearningGuard.capped: "Look at completions: a model that does not stop any more repeats itself, or is rewarded for length.",
 }
 
 
@@ -37,7 +37,7 @@ def diagnose_guard(exits: Sequence[Exit], slots: Mapping[int, Slot | None]) -> V
     trip = first.error.trip
     assert trip is not None
     return Verdict(
-        cause=Cause.nonfinite if trip.guard is Guard.nonfinite else Cause.learning_collapse,
+        cause=Cause.nonfinite if trip.guard is LearningGuard.nonfinite else Cause.learning_collapse,
         culprits=(),
         step=trip.step,
         phase=None,

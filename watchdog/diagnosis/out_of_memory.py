@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.memory.error_patterns import Source
+from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.figures import Figures
 from grpo_run.watchdog.memory.retries import Retries
 from grpo_run.watchdog.memory.shortage import OUTSIDE, MemoryPhase, Shortage
@@ -65,7 +65,7 @@ def diagnose_retries(retries: Retries, slots: Mapping[int, Slot | None]) -> Verd
     """
     shortage = Shortage(
         cause=Cause.gpu_oom,
-        source=Source.allocator,
+        source=ErrorSource.allocator,
         phase=retries.phase,
         text=retries.text,
         figures=Figures(),
@@ -89,7 +89,7 @@ def memory_advice(shortage: Shortage) -> tuple[str, ...]:
     """Return what a user can change."""
     if shortage.cause is not Cause.gpu_oom:
         return (_CAUSE_ADVICE[shortage.cause],)
-    if shortage.source is Source.vllm_cache:
+    if shortage.source is ErrorSource.vllm_cache:
         return (_CACHE_ADVICE,)
     figures = shortage.figures
     fragmented = (figures.unallocated_bytes or 0) >= (figures.tried_bytes or 0) > 0

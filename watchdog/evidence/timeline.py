@@ -16,7 +16,7 @@ from grpo_run.watchdog.observation import Slot
 KEPT_SPANS = 400
 
 
-class Timeline:
+class PhaseTimeline:
     """Spans of phases by rank, on the monotonic clock."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Exit, RaisedError, RankError
 
 
-class Source(str, Enum):
+class ErrorSource(str, Enum):
     """What has reported that memory is exhausted."""
 
     allocator = "allocator"
@@ -50,42 +50,42 @@ class Spelling:
     """One way to report exhausted memory: the cause, who reports it, the text that says so, and whether the class says it."""
 
     cause: Cause
-    source: Source
+    source: ErrorSource
     text: str
     by_class: bool = False
 
 
 _DEVICES = r"(?:CUDA|HIP|XPU|NPU|MUSA|MLU)"
 _RUNTIME_ERROR = "builtins.RuntimeError"
-_PATTERNS: tuple[tuple[frozenset[str], Cause, Source, str], ...] = (
-    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, Source.allocator,
+_PATTERNS: tuple[tuple[frozenset[str], Cause, ErrorSource, str], ...] = (
+    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, ErrorSource.allocator,
      rf"(?:{_DEVICES}|MPS backend) out of memory\b"),
-    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, Source.allocator,
+    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, ErrorSource.allocator,
      r"NVML_SUCCESS == [^\n]*CUDACachingAllocator\.cpp"),
-    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, Source.allocator, r"No executable batch size found, reached zero"),
-    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, Source.driver,
+    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, ErrorSource.allocator, r"No executable batch size found, reached zero"),
+    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, ErrorSource.driver,
      rf"(?:{_DEVICES}(?: driver| runtime)? error(?: \([^)\n]*\))? ?:|Triton Error \[{_DEVICES}\]:) out of memory\b"),
-    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, Source.library,
+    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, ErrorSource.library,
      (r"(?:CUDA|HIP|cu\w+|hip\w+) error: ?(?:(?:CU|HIP)\w+_STATUS_(?:ALLOC_FAILED|INSUFFICIENT_RESOURCES)|CUFFT_ALLOC_FAILED"
      r"|CUDNN_STATUS_INTERNAL_ERROR_\w+_ALLOCATION_FAILED)\b")),
-    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, Source.nccl,
+    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, ErrorSource.nccl,
      (r"[^\n]{0,200}\bNCCL\b.*?^(?P<text>[^\n]*(?:(?:Cuda|HIP) failure[^\n]*'out of memory'"
      r"|Failed to CUDA (?:calloc|malloc)[^\n]*))")),
-    (frozenset({_RUNTIME_ERROR, "builtins.ValueError"}), Cause.gpu_oom, Source.vllm_cache,
+    (frozenset({_RUNTIME_ERROR, "builtins.ValueError"}), Cause.gpu_oom, ErrorSource.vllm_cache,
      r"No available memory for the cache blocks\b|To serve at least one request with [^\n]*available KV cache memory"),
-    (frozenset({_RUNTIME_ERROR, "builtins.ValueError"}), Cause.gpu_oom, Source.vllm,
+    (frozenset({_RUNTIME_ERROR, "builtins.ValueError"}), Cause.gpu_oom, ErrorSource.vllm,
      r"Free memory on device\b[^\n]*is less than desired GPU memory utilization"),
-    (frozenset({_RUNTIME_ERROR}), Cause.host_oom, Source.host,
+    (frozenset({_RUNTIME_ERROR}), Cause.host_oom, ErrorSource.host,
      r"\[enforce fail at [^\n]*can't allocate memory\b|DefaultCPUAllocator: (?:can't allocate|not enough) memory\b"),
-    (frozenset({_RUNTIME_ERROR}), Cause.host_oom, Source.host,
+    (frozenset({_RUNTIME_ERROR}), Cause.host_oom, ErrorSource.host,
      r"std::bad_alloc\b|unable to [^\n]*Cannot allocate memory\b"),
-    (frozenset({"builtins.OSError"}), Cause.host_oom, Source.host, r"\[Errno 12\]"),
-    (frozenset({"builtins.OSError"}), Cause.shm_full, Source.shared_memory, r"\[Errno 28\][^\n]*'/dev/shm/"),
-    (frozenset({_RUNTIME_ERROR}), Cause.shm_full, Source.shared_memory,
+    (frozenset({"builtins.OSError"}), Cause.host_oom, ErrorSource.host, r"\[Errno 12\]"),
+    (frozenset({"builtins.OSError"}), Cause.shm_full, ErrorSource.shared_memory, r"\[Errno 28\][^\n]*'/dev/shm/"),
+    (frozenset({_RUNTIME_ERROR}), Cause.shm_full, ErrorSource.shared_memory,
      r"unable to [\w ()]+ </(?:torch_|dev/shm/)[^>\n]*>[^\n]*No space left on device\b"),
-    (frozenset({_RUNTIME_ERROR}), Cause.shm_full, Source.shared_memory,
+    (frozenset({_RUNTIME_ERROR}), Cause.shm_full, ErrorSource.shared_memory,
      r"DataLoader worker \(pid[^)\n]*\)?[^\n]* is killed by signal: Bus error\b"),
-    (frozenset({_RUNTIME_ERROR}), Cause.shm_full, Source.shared_memory,
+    (frozenset({_RUNTIME_ERROR}), Cause.shm_full, ErrorSource.shared_memory,
      r"[^\n]{0,200}\bNCCL\b.*?^(?P<text>Error while creating shared memory segment[^\n]*)"),
 )  # fmt: skip
 """Full names of base classes, one of which the exception has, and the beginning of its message."""
@@ -110,9 +110,9 @@ def recognize(types: Collection[str], message: str) -> Spelling | None:
     """
     original = _original(message)
     if any(_is_device_class(name) for name in types):
-        return _spelling(Cause.gpu_oom, Source.allocator, original, by_class=True)
+        return _spelling(Cause.gpu_oom, ErrorSource.allocator, original, by_class=True)
     if _MEMORY_ERROR in types:
-        return _spelling(Cause.host_oom, Source.host, original or "MemoryError", by_class=True)
+        return _spelling(Cause.host_oom, ErrorSource.host, original or "MemoryError", by_class=True)
     for bases, cause, source, pattern in _COMPILED:
         if bases.isdisjoint(types):
             continue
@@ -136,7 +136,7 @@ def _original(message: str) -> str:
     return traceback[lines[-1].start(2) :].strip() if lines else message.strip()
 
 
-def _spelling(cause: Cause, source: Source, text: str, *, by_class: bool = False) -> Spelling:
+def _spelling(cause: Cause, source: ErrorSource, text: str, *, by_class: bool = False) -> Spelling:
     first = text.strip().partition("\n")[0]
     return Spelling(cause, source, first[:MAX_TEXT_CHARACTERS], by_class)
 

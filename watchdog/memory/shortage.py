@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.memory.error_patterns import Source, recognize
+from grpo_run.watchdog.memory.error_patterns import ErrorSource, recognize
 from grpo_run.watchdog.memory.figures import Figures, read_figures
 from grpo_run.watchdog.observation import Phase, RaisedError, RankError
 from grpo_run.watchdog.text import size_text
@@ -186,7 +186,7 @@ class Shortage:
     """
 
     cause: Cause
-    source: Source
+    source: ErrorSource
     phase: MemoryPhase
     text: str
     figures: Figures = field(default_factory=Figures)
@@ -200,7 +200,7 @@ class Shortage:
     @property
     def detail(self) -> str:
         """What was tried with how much free, or the message's own line."""
-        if self.source is Source.nccl:
+        if self.source is ErrorSource.nccl:
             return f"NCCL: {self.text}"
         return self.figures.request or self.text
 
@@ -270,7 +270,7 @@ def shortage_of_bus_error(free_bytes: int | None, phases: Sequence[Phase] | None
         return None
     return Shortage(
         cause=Cause.shm_full,
-        source=Source.shared_memory,
+        source=ErrorSource.shared_memory,
         phase=memory_phase(phases, ""),
         text=f"it was killed by SIGBUS, and /dev/shm has {size_text(free_bytes)} left",
     )

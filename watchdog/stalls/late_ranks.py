@@ -23,7 +23,7 @@ DATA_FREE = frozenset({Phase.optimizer, Phase.checkpoint})
 """Phases whose work does not depend on the data."""
 
 
-class DataOrder(str, Enum):
+class ReadingOrder(str, Enum):
     """In which order a trainer reads its data, as far as it says."""
 
     shuffled = "shuffled"
@@ -75,7 +75,7 @@ class LateRank:
 
 
 def explain(
-    stragglers: Collection[Straggler], slots: Mapping[int, Slot | None], order: DataOrder
+    stragglers: Collection[Straggler], slots: Mapping[int, Slot | None], order: ReadingOrder
 ) -> list[LateRank]:
     """Return each straggler with its reason.
 
@@ -89,7 +89,7 @@ def explain(
 
 
 def _explain(
-    late: Straggler, slots: Mapping[int, Slot | None], order: DataOrder, *, slow_alike: bool
+    late: Straggler, slots: Mapping[int, Slot | None], order: ReadingOrder, *, slow_alike: bool
 ) -> LateRank:
     if late.phase in DATA_FREE:
         reason = f"{late.phase.name} does the same on every rank"
@@ -108,12 +108,12 @@ def _explain(
             return LateRank(straggler=late, blame=Blame.hardware, reason=reason)
         reason = "its completions are as long as those of the others; a prompt, a service or the machine may be slow"
         return LateRank(straggler=late, blame=Blame.unknown, reason=reason)
-    if more >= EXPLAINED * late.ratio and order in (DataOrder.kept, DataOrder.sorted_by_length):
-        how = "is not shuffled" if order is DataOrder.kept else "is sorted by length and not shuffled"
+    if more >= EXPLAINED * late.ratio and order in (ReadingOrder.kept, ReadingOrder.sorted_by_length):
+        how = "is not shuffled" if order is ReadingOrder.kept else "is sorted by length and not shuffled"
         reason = f"it {what} {more:.1f} times as often, and the data set {how}"
         return LateRank(straggler=late, blame=Blame.data_order, reason=reason)
     reason = f"it {what} {more:.1f} times as often as the others"
-    if order is DataOrder.shuffled:
+    if order is ReadingOrder.shuffled:
         reason += ", although the data set is shuffled"
     return LateRank(straggler=late, blame=Blame.unknown, reason=reason)
 

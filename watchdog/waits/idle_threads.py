@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from grpo_run.watchdog.waits.looks import Thread, WaitKind
+from grpo_run.watchdog.waits.looks import WaitingThread, WaitKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ IDLE_THREADS = (
 _NAMES = frozenset(idle.name for idle in IDLE_THREADS)
 
 
-def is_idle(thread: Thread) -> bool:
+def is_idle(thread: WaitingThread) -> bool:
     """Whether this is a thread of the list in its idle wait."""
     wait = thread.wait
     return thread.name in _NAMES and any(

@@ -49,7 +49,7 @@ UNKNOWN = Wait(kind=WaitKind.unknown)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Thread:
+class WaitingThread:
     """One thread at one moment.
 
     `name` is the kernel's, at most 15 characters. `switches` counts how often it was scheduled: two equal
@@ -77,7 +77,7 @@ class Process:
 
     pid: int
     parent: int
-    threads: tuple[Thread, ...] | None
+    threads: tuple[WaitingThread, ...] | None
     caught_signals: frozenset[int] = frozenset()
     has_timers: bool = False
     own_ids: bool = True
@@ -85,7 +85,7 @@ class Process:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class RankLook:
     """A rank's process (`pid`) and all its descendants.
 
     `idle_threads` are threads of the rank of which it is known that they wake no other thread.
@@ -96,7 +96,7 @@ class Look:
     idle_threads: frozenset[int] = frozenset()
 
     @property
-    def main_thread(self) -> Thread | None:
+    def main_thread(self) -> WaitingThread | None:
         """The rank's main thread; None if it could not be read."""
         process = self.processes.get(self.pid)
         threads = process.threads if process is not None else None

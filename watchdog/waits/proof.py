@@ -18,7 +18,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from grpo_run.watchdog.waits.idle_threads import is_idle
-from grpo_run.watchdog.waits.looks import Channels, Look, Process, Thread, Wait, WaitKind
+from grpo_run.watchdog.waits.looks import Channels, Process, RankLook, Wait, WaitingThread, WaitKind
 
 ERROR_SIGNALS = frozenset(
     {
@@ -52,7 +52,7 @@ class StuckRank:
     by_stop: bool
 
 
-def prove_stuck(before: Look, now: Look, channels: Channels) -> StuckRank | None:
+def prove_stuck(before: RankLook, now: RankLook, channels: Channels) -> StuckRank | None:
     """Return in what way the rank is stuck, or None if the two looks do not prove it.
 
     Args:
@@ -78,7 +78,7 @@ def prove_stuck(before: Look, now: Look, channels: Channels) -> StuckRank | None
     return None
 
 
-def may_be_stuck(before: Look, now: Look) -> bool:
+def may_be_stuck(before: RankLook, now: RankLook) -> bool:
     """Whether the rank would be stuck if every pipe and socket were held by stuck processes only.
 
     A cheap question, before `Channels` are read. The two looks may be the same one.
@@ -90,7 +90,7 @@ def may_be_stuck(before: Look, now: Look) -> bool:
     return main.tid in stuck.threads
 
 
-def threads_on_descriptors(look: Look) -> dict[int, list[Thread]]:
+def threads_on_descriptors(look: RankLook) -> dict[int, list[WaitingThread]]:
     """Return the threads whose `Channels` matter, by process."""
     return {
         process.pid: waiting
@@ -99,7 +99,7 @@ def threads_on_descriptors(look: Look) -> dict[int, list[Thread]]:
     }
 
 
-def _waits_for_descriptors(thread: Thread) -> bool:
+def _waits_for_descriptors(thread: WaitingThread) -> bool:
     return thread.wait.kind is WaitKind.descriptors and not is_idle(thread)
 
 
@@ -107,18 +107,18 @@ def _waits_for_descriptors(thread: Thread) -> bool:
 class _Stuck:
     """Stuck threads by id, and the processes in which anything may run."""
 
-    threads: dict[int, Thread]
+    threads: dict[int, WaitingThread]
     active: frozenset[int]
 
 
-def _holders_in(channels: Channels) -> Callable[[Thread], frozenset[int] | None]:
+def _holders_in(channels: Channels) -> Callable[[WaitingThread], frozenset[int] | None]:
     return lambda thread: channels.holders.get(thread.tid)
 
 
 def _stuck_threads(
-    before: Look,
-    now: Look,
-    holders: Callable[[Thread], frozenset[int] | None],
+    before: RankLook,
+    now: RankLook,
+    holders: Callable[[WaitingThread], frozenset[int] | None],
     *,
     with_sleepers: bool,
 ) -> _Stuck:
@@ -128,7 +128,7 @@ def _stuck_threads(
         holders: which processes can end a thread's wait for descriptors; None if unknown.
         with_sleepers: count threads that sleep until a known time as stuck.
     """
-    stuck: dict[int, Thread] = {}
+    stuck: dict[int, WaitingThread] = {}
     process_of: dict[int, Process] = {}
     active: set[int] = set()
     idle: set[int] = set()  # processes that only wait for work; they may still do it
@@ -165,11 +165,11 @@ def _stuck_threads(
             active.add(process_of[tid].pid)
 
 
-def _is_same(before: Thread | None, thread: Thread) -> bool:
+def _is_same(before: WaitingThread | None, thread: WaitingThread) -> bool:
     return before is thread or before == thread
 
 
-def _at_work(look: Look, active: AbstractSet[int]) -> bool:
+def _at_work(look: RankLook, active: AbstractSet[int]) -> bool:
     """Whether a process other than a helper is active."""
     return any(not look.processes[pid].helper for pid in active)
 
@@ -178,7 +178,7 @@ def _handles_other_signals(process: Process) -> bool:
     return bool(process.caught_signals - ERROR_SIGNALS - SIGNALS_OF_OTHERS)
 
 
-def _is_candidate(thread: Thread, *, with_sleepers: bool) -> bool:
+def _is_candidate(thread: WaitingThread, *, with_sleepers: bool) -> bool:
     kind = thread.wait.kind
     if kind is WaitKind.stopped:
         return True
@@ -189,12 +189,12 @@ def _is_candidate(thread: Thread, *, with_sleepers: bool) -> bool:
 
 
 def _can_be_woken(
-    thread: Thread,
+    thread: WaitingThread,
     process: Process,
-    look: Look,
+    look: RankLook,
     active: set[int],
     idle: set[int],
-    holders: Callable[[Thread], frozenset[int] | None],
+    holders: Callable[[WaitingThread], frozenset[int] | None],
 ) -> bool:
     """Whether an active process may wake the thread."""
     if process.pid in active:

@@ -18,11 +18,11 @@ from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.rank.hooks.no_trainer import watch_optimizer_steps, watch_state_saving
 from grpo_run.runtime.rank.memory_plan import configuration, deepspeed, later_assignments
-from grpo_run.runtime.rank.memory_plan.settings import Record
+from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.runtime.rank.rollouts.caps_settings import own_caps
 from grpo_run.runtime.rank.session import Session, current
-from grpo_run.runtime.rank.step.guard import Guard, guard_of
+from grpo_run.runtime.rank.step.guard import AttemptState, guard_of
 from grpo_run.runtime.upstream import trainer_names
 
 _GUARDED = "_grpo_run_guard"
@@ -67,7 +67,7 @@ def install_guard(session: Session) -> None:
 def _plan_memory(module: Any, session: Session) -> None:
     """Apply the memory plan to every configuration that the script builds."""
 
-    def report(made: Any, record: Record) -> None:
+    def report(made: Any, record: OriginalSettings) -> None:
         if session.is_main:
             session.journal.write(
                 "memory_plan_applied",
@@ -89,7 +89,7 @@ def _wrap_generate(module: Any) -> None:
     generate_calls.install()
 
 
-def wrap_train(module: Any, guard: Guard) -> None:
+def wrap_train(module: Any, guard: AttemptState) -> None:
     """Wrap `Trainer.train` of the `transformers.trainer` module. A second call has no effect."""
     original = module.Trainer.train
     if getattr(original, _GUARDED, False):

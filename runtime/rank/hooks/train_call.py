@@ -36,13 +36,13 @@ from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents, save_through
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.rank.step.guard import Guard
+from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.rank.step.resume import agree_on_resume, resumed_directory, serve_snapshot
 from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.runtime.rank.step.steps import finish, leave
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes
-from grpo_run.watchdog.stalls.late_ranks import DataOrder
+from grpo_run.watchdog.stalls.late_ranks import ReadingOrder
 
 
 @contextmanager
@@ -76,7 +76,7 @@ SORTED_SHARE = 0.9
 TEXT_COLUMNS = ("prompt", "text", "messages", "question", "input_ids")
 
 
-def data_order(trainer: Any) -> DataOrder:
+def data_order(trainer: Any) -> ReadingOrder:
     """Return the order of the training data; unknown for trainers that do not say whether they shuffle.
 
     Of trainers that generate, `shuffle_dataset` is the sampler's order. SFT has a setting of that name, too: it shuffles once in
@@ -85,19 +85,21 @@ def data_order(trainer: Any) -> DataOrder:
     generates = hasattr(trainer, trainer_names.GENERATE)
     shuffles = getattr(trainer.args, "shuffle_dataset", None) if generates else None
     if shuffles is None:
-        return DataOrder.unknown
+        return ReadingOrder.unknown
     if shuffles:
-        return DataOrder.shuffled
+        return ReadingOrder.shuffled
     return (
-        DataOrder.sorted_by_length if _is_sorted(getattr(trainer, "train_dataset", None)) else DataOrder.kept
+        ReadingOrder.sorted_by_length
+        if _is_sorted(getattr(trainer, "train_dataset", None))
+        else ReadingOrder.kept
     )
 
 
-def warning(order: DataOrder) -> str | None:
+def warning(order: ReadingOrder) -> str | None:
     """Return the warning about an order; None for one that is harmless or unknown."""
-    if order not in (DataOrder.kept, DataOrder.sorted_by_length):
+    if order not in (ReadingOrder.kept, ReadingOrder.sorted_by_length):
         return None
-    how = " and the data set is sorted by length" if order is DataOrder.sorted_by_length else ""
+    how = " and the data set is sorted by length" if order is ReadingOrder.sorted_by_length else ""
     return (
         f"shuffle_dataset=False{how}: each rank takes a fixed part of every batch, so one rank may always have the longest"
         " completions while the others wait; shuffle the data set unless its order matters"
@@ -120,7 +122,7 @@ def _is_sorted(dataset: Any) -> bool:
 
 
 def run_train_call(
-    guard: Guard,
+    guard: AttemptState,
     trainer: Any,
     original: Callable[..., Any],
     script_argument: Any,
@@ -209,7 +211,7 @@ def sampling_group(trainer: Any, rank: int) -> int:
 
 
 def run_inner_call(
-    guard: Guard,
+    guard: AttemptState,
     trainer: Any,
     original: Callable[..., Any],
     script_argument: Any,

@@ -37,7 +37,7 @@ from grpo_run.runtime.rank.resuming.request import ResumeChoice, output_director
 from grpo_run.runtime.rank.saving.contents import CheckpointContents
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.rank.step.guard import Guard, guard_of
+from grpo_run.runtime.rank.step.guard import AttemptState, guard_of
 from grpo_run.runtime.rank.step.logged import LOGGED_METRICS, known_metrics, publish_metrics
 from grpo_run.runtime.rank.step.resume import CallFacts, agree_on_resume, resumed_directory, serve_snapshot
 from grpo_run.runtime.rank.step.step_vote import StepVote
@@ -469,7 +469,7 @@ class SupervisedLoop:
         return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def _check_not_nested(guard: Guard) -> None:
+def _check_not_nested(guard: AttemptState) -> None:
     if guard.running is None:
         return
     if guard.running == LOOP:

@@ -14,13 +14,21 @@ from collections.abc import Callable
 from typing import Any
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.rank.memory.cleanup_policy import NOTHING, HygienePolicy, Need, Outcome, StepMemory
+from grpo_run.runtime.rank.memory.cleanup_policy import (
+    NOTHING,
+    CleanupNeed,
+    CleanupOutcome,
+    HygienePolicy,
+    StepMemory,
+)
 from grpo_run.runtime.rank.memory.device import DeviceMemory
-from grpo_run.runtime.rank.memory.phases import Host
+from grpo_run.runtime.rank.memory.phases import HostReader
 from grpo_run.watchdog.observation import Phase
 
 
-def clean(what: Need, slot: SlotWriter, device: DeviceMemory, host: Host) -> tuple[Outcome, StepMemory]:
+def clean(
+    what: CleanupNeed, slot: SlotWriter, device: DeviceMemory, host: HostReader
+) -> tuple[CleanupOutcome, StepMemory]:
     """Free what the ranks have agreed on. Return the outcome, and the memory afterwards."""
     began = time.perf_counter()
     slot.enter(Phase.hygiene)
@@ -30,7 +38,7 @@ def clean(what: Need, slot: SlotWriter, device: DeviceMemory, host: Host) -> tup
         device.release()
     after = _memory(device, host)
     slot.leave(Phase.hygiene)
-    outcome = Outcome(
+    outcome = CleanupOutcome(
         seconds=time.perf_counter() - began,
         freed_bytes=max(0, before.anonymous - after.anonymous),
         freed_device_bytes=max(0, before.allocated - after.allocated),
@@ -46,7 +54,7 @@ def clean(what: Need, slot: SlotWriter, device: DeviceMemory, host: Host) -> tup
     return outcome, after
 
 
-def _memory(device: DeviceMemory, host: Host) -> StepMemory:
+def _memory(device: DeviceMemory, host: HostReader) -> StepMemory:
     allocated, reserved = device.sizes()
     own = host.read()
     return StepMemory(
@@ -69,7 +77,7 @@ class StepHygiene:
         every: int,
         slot: SlotWriter,
         device: DeviceMemory,
-        host: Host,
+        host: HostReader,
         *,
         journal: Callable[..., object] | None,
         clock: Callable[[], float] = time.monotonic,
@@ -79,19 +87,19 @@ class StepHygiene:
         self._device = device
         self._host = host
         self._journal = journal
-        self._need: Need = NOTHING
+        self._need: CleanupNeed = NOTHING
 
     def observe(self, step: int, memory: StepMemory | None) -> None:
         """Look at the memory after a step; None if it was not measured."""
         if memory is not None:
             self._need = self._policy.observe(step, memory, self._device.free_bytes)
 
-    def take_need(self) -> Need:
+    def take_need(self) -> CleanupNeed:
         """Return what this rank votes for, once."""
         need, self._need = self._need, NOTHING
         return need
 
-    def clean(self, step: int, agreed: Need) -> None:
+    def clean(self, step: int, agreed: CleanupNeed) -> None:
         """Do what all ranks have agreed on; nothing if that is nothing."""
         if not any(agreed):
             return

@@ -41,7 +41,7 @@ PAID_COST_FACTOR = 20.0
 MOST_PATIENCE = 64
 
 
-class Need(NamedTuple):
+class CleanupNeed(NamedTuple):
     """What is worth doing on this rank."""
 
     collect: bool = False
@@ -50,7 +50,7 @@ class Need(NamedTuple):
     """Return cached device memory."""
 
 
-NOTHING = Need()
+NOTHING = CleanupNeed()
 
 
 @dataclass(kw_only=True)
@@ -73,7 +73,7 @@ class _Window:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class CleanupOutcome:
     """What cleaning has done on this rank."""
 
     seconds: float
@@ -107,7 +107,7 @@ class HygienePolicy:
         self._collect_patience = self._release_patience = 1
         self._rest_until = -1.0
 
-    def observe(self, step: int, memory: StepMemory, free_bytes: Callable[[], int]) -> Need:
+    def observe(self, step: int, memory: StepMemory, free_bytes: Callable[[], int]) -> CleanupNeed:
         """Return what is needed after a step.
 
         Args:
@@ -126,7 +126,7 @@ class HygienePolicy:
         self._asked = self._judge(window, memory, free_bytes)
         return self._asked
 
-    def cleaned(self, outcome: Outcome, memory: StepMemory) -> None:
+    def cleaned(self, outcome: CleanupOutcome, memory: StepMemory) -> None:
         """Learn from a cleaning on which the ranks have agreed.
 
         Args:
@@ -148,7 +148,7 @@ class HygienePolicy:
             # if the caches stay small, the next windows halve it
             self._release_patience = min(2 * self._release_patience, MOST_PATIENCE)
 
-    def _judge(self, window: _Window, memory: StepMemory, free_bytes: Callable[[], int]) -> Need:
+    def _judge(self, window: _Window, memory: StepMemory, free_bytes: Callable[[], int]) -> CleanupNeed:
         if self._base is None:
             self._base = window.allocated, window.anonymous
         if self._clock() < self._rest_until:
@@ -172,4 +172,4 @@ class HygienePolicy:
             release = free_bytes() < SCARCE_SHARE * capacity
         elif idle < idle_limit:
             self._release_patience = max(1, self._release_patience // 2)
-        return Need(collect=any(grown), release=release)
+        return CleanupNeed(collect=any(grown), release=release)

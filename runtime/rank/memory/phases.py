@@ -59,14 +59,14 @@ ADVANCE_NS = 500_000
 """What may be spent in addition, so that the steps after the first one, in which memory still grows, are measured as well."""
 
 
-class Device(Protocol):
+class DeviceReader(Protocol):
     """What is read of a device; see `device.DeviceMemory`."""
 
     def read(self) -> DeviceReading | None:
         """Return the figures of now, and begin new peaks; None without an initialized device."""
 
 
-class Host(Protocol):
+class HostReader(Protocol):
     """What is read of this process; see `resident.ResidentMemory`."""
 
     def read(self) -> HostReading:
@@ -85,8 +85,8 @@ class PhaseAccounting:
     def __init__(
         self,
         area: MemoryAreaWriter,
-        device: Device,
-        host: Host,
+        device: DeviceReader,
+        host: HostReader,
         *,
         warn: Callable[[str], None],
         clock: Callable[[], int] = time.perf_counter_ns,

@@ -29,7 +29,7 @@ from grpo_run.runtime.rank.memory_plan.deepspeed import offload_optimizer
 from grpo_run.runtime.rank.memory_plan.settings import (
     ATTRIBUTE,
     CHECKPOINTING,
-    Record,
+    OriginalSettings,
     checkpoints_activations,
     original_settings,
     record_of,
@@ -111,7 +111,9 @@ class _Sizes:
 
 
 def install(
-    arguments_class: Any, plan: MemoryPlan, report: Callable[[Any, Record], None] = lambda made, record: None
+    arguments_class: Any,
+    plan: MemoryPlan,
+    report: Callable[[Any, OriginalSettings], None] = lambda made, record: None,
 ) -> None:
     """Apply the plan to every new configuration of `arguments_class` and its subclasses.
 
@@ -134,7 +136,7 @@ def install(
     arguments_class.__post_init__ = planned
 
 
-def _apply(configuration: Any, plan: MemoryPlan, derivations: Derivations) -> Record:
+def _apply(configuration: Any, plan: MemoryPlan, derivations: Derivations) -> OriginalSettings:
     """Change the settings of a configuration that is being built. Returns what the script has set."""
     replaced = derivations.replaced()  # has the sizes that the script has set
     earlier = replaced if replaced is not None else derivations.source(configuration)
@@ -145,7 +147,7 @@ def _apply(configuration: Any, plan: MemoryPlan, derivations: Derivations) -> Re
         divisor = 1
     before = record_of(configuration) if earlier is None else record_of(earlier)
     changes = _other_changes(configuration, plan)
-    record = Record(
+    record = OriginalSettings(
         per_device_train_batch_size=sizes.per_device,
         gradient_accumulation_steps=sizes.accumulation,
         gradient_checkpointing=before.gradient_checkpointing,

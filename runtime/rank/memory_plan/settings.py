@@ -4,7 +4,7 @@
 no trainer yet. A script with several stages has one plan: the stage that ran out of memory may be split,
 while the loss of another may not allow it.
 
-`Record` keeps the script's own settings of a changed configuration, as an attribute in plain values,
+`OriginalSettings` keeps the script's own settings of a changed configuration, as an attribute in plain values,
 because transformers pickles the configuration into each checkpoint, which must load without grpo-run.
 Everything that must see a trainer as its script has built it reads it, such as the recognition of `train()`
 calls. `warn_of_no_effect` warns that a plan does nothing without a Trainer; it is called at a script's own
@@ -98,7 +98,7 @@ CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class OriginalSettings:
     """The values of a configuration before a plan changed it, and by what its micro-batch was divided."""
 
     per_device_train_batch_size: int
@@ -123,12 +123,12 @@ class Record:
         )
 
 
-def record_of(configuration: Any) -> Record:
+def record_of(configuration: Any) -> OriginalSettings:
     """Return what the script has set in a configuration; its present values if no plan has changed it."""
     kept = vars(configuration).get(ATTRIBUTE)
     if kept is not None:
-        return Record(**kept)
-    return Record(
+        return OriginalSettings(**kept)
+    return OriginalSettings(
         per_device_train_batch_size=configuration.per_device_train_batch_size,
         gradient_accumulation_steps=configuration.gradient_accumulation_steps,
         gradient_checkpointing=checkpoints_activations(configuration),

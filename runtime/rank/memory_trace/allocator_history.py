@@ -30,7 +30,7 @@ PROTOCOL = 4
 """Of pickle: the default of the Pythons that PyTorch's viewer was written for."""
 
 
-class Reason(str, Enum):
+class SnapshotReason(str, Enum):
     """Why a snapshot is saved. The values appear in the journal."""
 
     finding = "finding"
@@ -45,9 +45,9 @@ class SnapshotPolicy:
     """Which snapshots of an attempt are saved: one for each reason."""
 
     def __init__(self) -> None:
-        self._saved: set[Reason] = set()
+        self._saved: set[SnapshotReason] = set()
 
-    def takes(self, reason: Reason) -> bool:
+    def takes(self, reason: SnapshotReason) -> bool:
         """Whether a snapshot is saved now; if so, none for the same reason is saved again."""
         if reason in self._saved:
             return False
@@ -55,9 +55,13 @@ class SnapshotPolicy:
         return True
 
 
-def file_name(rank: int, reason: Reason) -> str:
+def file_name(rank: int, reason: SnapshotReason) -> str:
     """Return the name of a rank's file. Running out of memory has one of its own, which nothing else replaces."""
-    return f"rank-{rank}-out-of-memory.pickle" if reason is Reason.out_of_memory else f"rank-{rank}.pickle"
+    return (
+        f"rank-{rank}-out-of-memory.pickle"
+        if reason is SnapshotReason.out_of_memory
+        else f"rank-{rank}.pickle"
+    )
 
 
 class TooLarge(Exception):
@@ -179,7 +183,7 @@ class AllocatorHistory:
         folder: Path,
         rank: int,
         *,
-        saved: Callable[[Path, Reason, int, int], object],
+        saved: Callable[[Path, SnapshotReason, int, int], object],
         warn: Callable[[str], object],
         most_bytes: int = MOST_BYTES,
     ) -> None:
@@ -212,17 +216,17 @@ class AllocatorHistory:
 
     def found(self) -> None:
         """The trace has found something."""
-        self._save(Reason.finding)
+        self._save(SnapshotReason.finding)
 
     def out_of_memory(self) -> None:
         """Memory has run out, in any thread."""
-        self._save(Reason.out_of_memory)
+        self._save(SnapshotReason.out_of_memory)
 
     def script_ended(self) -> None:
         """The script has run its last line."""
-        self._save(Reason.end)
+        self._save(SnapshotReason.end)
 
-    def _save(self, reason: Reason) -> None:
+    def _save(self, reason: SnapshotReason) -> None:
         if not (self._begun and self._active and self._policy.takes(reason)):
             return
         try:

@@ -13,7 +13,7 @@ from typing import Any
 import wrapt
 
 from grpo_run.runtime.rank.memory_trace.allocator_history import AllocatorHistory
-from grpo_run.runtime.rank.memory_trace.finding import Finding, sentence, subject
+from grpo_run.runtime.rank.memory_trace.finding import TraceFinding, sentence, subject
 from grpo_run.runtime.rank.memory_trace.tracer import MemoryTrace
 
 
@@ -34,7 +34,7 @@ def trace_memory(
     """
     directory = os.getcwd()
 
-    def report(finding: Finding) -> None:
+    def report(finding: TraceFinding) -> None:
         write(
             key=finding.key,
             subject=subject(finding, directory),

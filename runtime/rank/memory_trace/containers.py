@@ -22,7 +22,7 @@ from grpo_run.runtime.rank.memory_trace import growth
 from grpo_run.runtime.rank.memory_trace.census import tensor_types
 from grpo_run.runtime.rank.memory_trace.growth import ENOUGH
 from grpo_run.runtime.rank.memory_trace.holders import Holder
-from grpo_run.runtime.rank.memory_trace.ledger import Entry
+from grpo_run.runtime.rank.memory_trace.ledger import StorageEntry
 from grpo_run.runtime.rank.memory_trace.referrers import reached
 
 SHARE_OF_MODEL = 0.9
@@ -129,7 +129,7 @@ MOST_BELOW_KEY = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class ContainerLook:
     """What a holder had.
 
     Attributes:
@@ -147,14 +147,14 @@ class Containers:
     """Judges holders, and remembers what they had."""
 
     def __init__(self) -> None:
-        self._looks: dict[Hashable, Look] = {}
+        self._looks: dict[Hashable, ContainerLook] = {}
 
     def judge(
         self,
         holder: Holder,
-        held: Collection[Entry],
+        held: Collection[StorageEntry],
         kind: str,
-        entries_of: Callable[[Collection[Any]], list[Entry]],
+        entries_of: Callable[[Collection[Any]], list[StorageEntry]],
         torch: Any,
         *,
         first: int,
@@ -202,7 +202,9 @@ class Containers:
             return kind
         return "filling" if sum(one.bytes for one in held) >= LEAST_BYTES else None
 
-    def _earlier(self, holder: Holder, storages: int, births: Collection[int], now: int) -> Look | None:
+    def _earlier(
+        self, holder: Holder, storages: int, births: Collection[int], now: int
+    ) -> ContainerLook | None:
         """Return an earlier look at a holder, if something was made in several steps since then, and remember this one."""
         same: Hashable = holder.identity
         if holder.name is not None and not _items(holder.container):
@@ -211,18 +213,18 @@ class Containers:
         if look is not None and sum(born > look.step for born in births) < growth.SUSPICIOUS:
             return None
         length = _length(holder.container) if holder.container is not None else None
-        self._looks[same] = Look(step=now, storages=storages, length=length)
+        self._looks[same] = ContainerLook(step=now, storages=storages, length=length)
         return look
 
 
-def _has_more(earlier: Look, held: Collection[Entry]) -> bool:
+def _has_more(earlier: ContainerLook, held: Collection[StorageEntry]) -> bool:
     made = sum(one.born > earlier.step for one in held)
     return len(held) - earlier.storages >= KEPT_SHARE * made
 
 
 def _is_leak_by_key(
     items: Collection[tuple[Any, Any]],
-    entries_of: Callable[[Collection[Any]], list[Entry]],
+    entries_of: Callable[[Collection[Any]], list[StorageEntry]],
     torch: Any,
     *,
     of_model: bool,

@@ -26,7 +26,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class TraceFinding:
     """What was found.
 
     Attributes:
@@ -78,7 +78,7 @@ ADVICE = {
 }
 
 
-def sentence(finding: Finding, working_directory: str) -> str:
+def sentence(finding: TraceFinding, working_directory: str) -> str:
     """Return one line: what, since when, made where, held by whom, and what follows.
 
     Args:
@@ -107,14 +107,14 @@ def sentence(finding: Finding, working_directory: str) -> str:
     return f"{still}{', '.join(filter(None, parts))}: {advice.format(steps=finding.steps, until=until)}"
 
 
-def subject(finding: Finding, working_directory: str) -> str:
+def subject(finding: TraceFinding, working_directory: str) -> str:
     """Return what tells one finding from another for a reader: the holder, or else the line that has made it."""
     if finding.holder is not None:
         return _held(finding, working_directory)
     return _made(finding, working_directory) or f"batches {_shape(finding.shape)}"
 
 
-def _held(finding: Finding, working_directory: str) -> str:
+def _held(finding: TraceFinding, working_directory: str) -> str:
     holder = finding.holder or "something that has no name in the script"
     at = f" ({place(finding.held_at, working_directory)})" if finding.held_at is not None else ""
     if finding.details.get("ends_graph"):
@@ -124,14 +124,14 @@ def _held(finding: Finding, working_directory: str) -> str:
     return f"held by {holder}{at}"
 
 
-def _made(finding: Finding, working_directory: str) -> str:
+def _made(finding: TraceFinding, working_directory: str) -> str:
     if finding.made_at is None:
         return ""
     inside = f" (in {place(finding.made_in, working_directory)})" if finding.made_in is not None else ""
     return f"made at {place(finding.made_at, working_directory)}{inside}"
 
 
-def _padding(finding: Finding, working_directory: str) -> str:
+def _padding(finding: TraceFinding, working_directory: str) -> str:
     figures = finding.details
     made = _made(finding, working_directory)
     if figures.get("length_by"):
@@ -143,7 +143,7 @@ def _padding(finding: Finding, working_directory: str) -> str:
     )
 
 
-def _dropped(finding: Finding, working_directory: str) -> str:
+def _dropped(finding: TraceFinding, working_directory: str) -> str:
     made = _made(finding, working_directory)
     return (
         f"autograd graphs of at least {count(finding.tensors, 'call')} of the model ({size_text(finding.bytes)}) were kept at once"
@@ -152,7 +152,7 @@ def _dropped(finding: Finding, working_directory: str) -> str:
     )
 
 
-def _growing(finding: Finding, working_directory: str) -> str:
+def _growing(finding: TraceFinding, working_directory: str) -> str:
     figures = finding.details
     grown = (
         f"a tensor {_shape(finding.shape)} {finding.dtype} has grown from {size_text(figures['first_bytes'])} in step"

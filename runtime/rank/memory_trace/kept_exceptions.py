@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from grpo_run.runtime.rank.memory_trace import growth, making
 from grpo_run.runtime.rank.memory_trace.census import Census, Group, storage_of, tensor_types
-from grpo_run.runtime.rank.memory_trace.finding import Finding
+from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
 from grpo_run.runtime.rank.memory_trace.ledger import Ledger
-from grpo_run.runtime.rank.memory_trace.tracebacks import Kept, exception_of, kept_frames
+from grpo_run.runtime.rank.memory_trace.tracebacks import KeptFrame, exception_of, kept_frames
 
 
 class KeptException(NamedTuple):
@@ -24,7 +24,7 @@ class KeptException(NamedTuple):
 
     place: tuple[str, int]
     groups: set[Group]
-    finding: Finding | None
+    finding: TraceFinding | None
 
 
 class KeptExceptions:
@@ -37,7 +37,7 @@ class KeptExceptions:
     def step_ended(self, step: int, census: Census, ledger: Ledger) -> list[KeptException]:
         """Return what was kept in several steps, each line with its finding once."""
         kept = kept_frames(census.tracebacks, tensor_types(sys.modules["torch"]))
-        by_place: dict[tuple[str, int], list[Kept]] = defaultdict(list)
+        by_place: dict[tuple[str, int], list[KeptFrame]] = defaultdict(list)
         for one in kept:
             by_place[one.file, one.line].append(one)
         found = []

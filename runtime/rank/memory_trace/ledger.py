@@ -15,7 +15,7 @@ from grpo_run.runtime.rank.memory_trace.census import Census, Group, group_of
 from grpo_run.runtime.rank.memory_trace.sites import Site
 
 
-class Entry(weakref.ref[Any]):
+class StorageEntry(weakref.ref[Any]):
     """One storage."""
 
     __slots__ = ("born", "bytes", "group", "key", "reported", "settled", "shape", "site")
@@ -41,7 +41,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.first: int | None = None
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, StorageEntry] = {}
 
     def observe(self, step: int, census: Census, sites: dict[int, Site]) -> None:
         """Enter what is new in a census.
@@ -61,28 +61,28 @@ class Ledger:
                 shown = max(tensors, key=_size)
             else:
                 shown = next(kept[key] for _, kept in census.graphs if key in kept)
-            entry = Entry(storage, self._freed)
+            entry = StorageEntry(storage, self._freed)
             entry.key, entry.born, entry.bytes = key, step, storage.nbytes()
             entry.shape, entry.settled = tuple(shown.shape), False
             entry.group, entry.reported = group_of(shown), False
             entry.site = sites.get(key)
             entries[key] = entry
 
-    def of(self, keys: Iterable[int]) -> list[Entry]:
+    def of(self, keys: Iterable[int]) -> list[StorageEntry]:
         """Return the entries of storages that are in the ledger."""
         return [self._entries[key] for key in keys if key in self._entries]
 
-    def get(self, key: int) -> Entry | None:
+    def get(self, key: int) -> StorageEntry | None:
         """Return the entry of a storage; None if it is new."""
         return self._entries.get(key)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[StorageEntry]:
         """Return all entries."""
         return list(self._entries.values())
 
-    def groups(self) -> Iterator[tuple[Group, list[Entry]]]:
+    def groups(self) -> Iterator[tuple[Group, list[StorageEntry]]]:
         """Yield entries that no judged holder holds, by group."""
-        groups: dict[Group, list[Entry]] = defaultdict(list)
+        groups: dict[Group, list[StorageEntry]] = defaultdict(list)
         for entry in list(self._entries.values()):
             if not entry.settled:
                 groups[entry.group].append(entry)
@@ -92,7 +92,7 @@ class Ledger:
         return len(self._entries)
 
     def _freed(self, entry: weakref.ref[Any]) -> None:
-        assert isinstance(entry, Entry)
+        assert isinstance(entry, StorageEntry)
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
 

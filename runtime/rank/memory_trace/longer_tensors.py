@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from grpo_run.runtime.rank.memory_trace.census import SMALLEST_BYTES, Group
 from grpo_run.runtime.rank.memory_trace.growth import ENOUGH, ENOUGH_IF_BOUNDED, FIRST_STEPS, SUSPICIOUS
-from grpo_run.runtime.rank.memory_trace.ledger import Entry
+from grpo_run.runtime.rank.memory_trace.ledger import StorageEntry
 
 RECORDED_STEPS = 12
 """Steps that are recorded for a suspicion, if none of them makes such a tensor."""
@@ -79,7 +79,7 @@ class Grown:
         steps: in how many steps a longer one has replaced the last.
     """
 
-    entry: Entry
+    entry: StorageEntry
     first_step: int
     first_bytes: int
     steps: int
@@ -99,7 +99,13 @@ class GrowingTensors:
         self._grown: dict[int, Grown] = {}
 
     def step_ended(
-        self, step: int, first: int, entries: Iterable[Entry], origins: Mapping[int, Entry], *, recorded: bool
+        self,
+        step: int,
+        first: int,
+        entries: Iterable[StorageEntry],
+        origins: Mapping[int, StorageEntry],
+        *,
+        recorded: bool,
     ) -> list[Grown]:
         """Return tensors that have grown in enough steps.
 
@@ -163,7 +169,7 @@ class GrowingTensors:
             default=0,
         )
 
-    def _grown_from(self, entry: Entry, origin: Entry | None) -> Grown | None:
+    def _grown_from(self, entry: StorageEntry, origin: StorageEntry | None) -> Grown | None:
         """Return how a tensor has grown: made from one that is freed, and longer in one dimension."""
         if origin is None or entry.bytes - origin.bytes < SMALLEST_BYTES or origin() is not None:
             return None

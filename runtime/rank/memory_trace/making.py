@@ -9,18 +9,18 @@ from grpo_run.runtime.rank.memory_trace.census import Group
 from grpo_run.runtime.rank.memory_trace.collected import Collected
 from grpo_run.runtime.rank.memory_trace.cycles import Cycle
 from grpo_run.runtime.rank.memory_trace.dropped_graphs import Dropped
-from grpo_run.runtime.rank.memory_trace.finding import Finding, Place
+from grpo_run.runtime.rank.memory_trace.finding import Place, TraceFinding
 from grpo_run.runtime.rank.memory_trace.holders import Holder
-from grpo_run.runtime.rank.memory_trace.ledger import Entry
+from grpo_run.runtime.rank.memory_trace.ledger import StorageEntry
 from grpo_run.runtime.rank.memory_trace.longer_tensors import Grown
 from grpo_run.runtime.rank.memory_trace.names import Name
 from grpo_run.runtime.rank.memory_trace.padding import Padded
 from grpo_run.runtime.rank.memory_trace.sites import Site
 from grpo_run.runtime.rank.memory_trace.sources import length_arguments
-from grpo_run.runtime.rank.memory_trace.tracebacks import Kept
+from grpo_run.runtime.rank.memory_trace.tracebacks import KeptFrame
 
 
-def kept_by(held: Collection[Entry], direct: Collection[int]) -> str:
+def kept_by(held: Collection[StorageEntry], direct: Collection[int]) -> str:
     """Return the kind of what a holder keeps: most of it by itself, or by an autograd graph.
 
     Args:
@@ -31,7 +31,9 @@ def kept_by(held: Collection[Entry], direct: Collection[int]) -> str:
     return "graph" if 2 * saved > sum(one.bytes for one in held) else "growth"
 
 
-def of_holder(holder: Holder, held: Collection[Entry], direct: Collection[int], kind: str) -> Finding:
+def of_holder(
+    holder: Holder, held: Collection[StorageEntry], direct: Collection[int], kind: str
+) -> TraceFinding:
     """Return what a holder keeps; of several kinds of tensors, the one that takes most.
 
     Args:
@@ -58,7 +60,7 @@ def of_holder(holder: Holder, held: Collection[Entry], direct: Collection[int], 
     )
 
 
-def of_growing_tensor(grown: Grown, name: Name, kind: str) -> Finding:
+def of_growing_tensor(grown: Grown, name: Name, kind: str) -> TraceFinding:
     """Return a tensor that is replaced by a longer one step after step."""
     return _finding(
         "growing_tensor",
@@ -70,7 +72,7 @@ def of_growing_tensor(grown: Grown, name: Name, kind: str) -> Finding:
     )
 
 
-def of_cycle(cycle: Cycle, entries: Collection[Entry]) -> Finding:
+def of_cycle(cycle: Cycle, entries: Collection[StorageEntry]) -> TraceFinding:
     """Return a cycle that keeps storages until garbage is collected."""
     shown = _largest(entries)
     return _finding(
@@ -82,9 +84,9 @@ def of_cycle(cycle: Cycle, entries: Collection[Entry]) -> Finding:
     )
 
 
-def of_collected(cycle: Cycle, group: Group, collected: Collected, site: Site | None) -> Finding:
+def of_collected(cycle: Cycle, group: Group, collected: Collected, site: Site | None) -> TraceFinding:
     """Return a cycle whose tensors were freed by collections."""
-    return Finding(
+    return TraceFinding(
         kind="cycle",
         tensors=collected.tensors,
         bytes=collected.bytes,
@@ -101,8 +103,8 @@ def of_collected(cycle: Cycle, group: Group, collected: Collected, site: Site | 
 
 
 def of_traceback(
-    kept: Kept, error: str, name: Name | None, entries: Collection[Entry], steps: int
-) -> Finding:
+    kept: KeptFrame, error: str, name: Name | None, entries: Collection[StorageEntry], steps: int
+) -> TraceFinding:
     """Return an exception that keeps the local variables of a function."""
     holder = f"the traceback of {error}"
     if name is not None:
@@ -117,9 +119,9 @@ def of_traceback(
     )
 
 
-def of_dropped(dropped: Dropped) -> Finding:
+def of_dropped(dropped: Dropped) -> TraceFinding:
     """Return graphs of calls that were kept within a step and dropped without a backward pass."""
-    return Finding(
+    return TraceFinding(
         kind="dropped_graph",
         tensors=dropped.calls,
         bytes=dropped.bytes,
@@ -133,10 +135,10 @@ def of_dropped(dropped: Dropped) -> Finding:
     )
 
 
-def of_padding(padded: Padded) -> Finding:
+def of_padding(padded: Padded) -> TraceFinding:
     """Return calls that are padded to the longest possible."""
     site = padded.made or padded.site
-    return Finding(
+    return TraceFinding(
         kind="padding",
         tensors=padded.batches,
         bytes=0,
@@ -184,8 +186,8 @@ def _cycle_text(cycle: Cycle) -> str:
     return f"a reference cycle of {cycle.kind}{through}"
 
 
-def _largest(entries: Iterable[Entry]) -> list[Entry]:
-    groups: dict[Group, list[Entry]] = defaultdict(list)
+def _largest(entries: Iterable[StorageEntry]) -> list[StorageEntry]:
+    groups: dict[Group, list[StorageEntry]] = defaultdict(list)
     for one in entries:
         groups[one.group].append(one)
     return max(groups.values(), key=lambda alike: sum(one.bytes for one in alike))
@@ -193,17 +195,17 @@ def _largest(entries: Iterable[Entry]) -> list[Entry]:
 
 def _finding(
     kind: str,
-    shown: list[Entry],
+    shown: list[StorageEntry],
     *,
     steps: int,
     holder: str,
     held_at: Place | None,
     details: dict[str, object] | None = None,
-) -> Finding:
+) -> TraceFinding:
     newest = max(shown, key=lambda one: (one.born, one.bytes))
     sites = Counter(one.site for one in shown if one.site is not None)
     site = sites.most_common(1)[0][0] if sites else None
-    return Finding(
+    return TraceFinding(
         kind=kind,
         tensors=len(shown),
         bytes=sum(one.bytes for one in shown),

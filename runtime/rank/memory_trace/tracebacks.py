@@ -19,7 +19,7 @@ DEPTH = 3
 """Levels of containers below a local variable."""
 
 
-class Kept(NamedTuple):
+class KeptFrame(NamedTuple):
     """A frame of a kept exception that holds tensors.
 
     Args:
@@ -37,14 +37,14 @@ class Kept(NamedTuple):
     traceback: TracebackType
 
 
-def kept_frames(tracebacks: Iterable[TracebackType], kinds: Collection[type]) -> list[Kept]:
+def kept_frames(tracebacks: Iterable[TracebackType], kinds: Collection[type]) -> list[KeptFrame]:
     """Return the frames that have ended and hold tensors.
 
     Args:
         kinds: classes of tensors.
     """
     running = running_frames()
-    found: list[Kept] = []
+    found: list[KeptFrame] = []
     for traceback in tracebacks:
         ended = traceback.tb_frame
         if id(ended) in running:
@@ -52,7 +52,7 @@ def kept_frames(tracebacks: Iterable[TracebackType], kinds: Collection[type]) ->
         tensors = _tensors_in(ended, kinds)
         if tensors:
             code = ended.f_code
-            found.append(Kept(code.co_filename, traceback.tb_lineno, code.co_name, tensors, traceback))
+            found.append(KeptFrame(code.co_filename, traceback.tb_lineno, code.co_name, tensors, traceback))
     return found
 
 

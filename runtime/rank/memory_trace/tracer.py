@@ -23,11 +23,11 @@ from grpo_run.runtime.rank.memory_trace.collected import CollectedTensors
 from grpo_run.runtime.rank.memory_trace.containers import Containers
 from grpo_run.runtime.rank.memory_trace.cycles import Cycle, find_cycle
 from grpo_run.runtime.rank.memory_trace.dropped_graphs import DroppedGraphs
-from grpo_run.runtime.rank.memory_trace.finding import Finding
+from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
 from grpo_run.runtime.rank.memory_trace.garbage import collections_postponed
 from grpo_run.runtime.rank.memory_trace.holders import Holder, find_holder
 from grpo_run.runtime.rank.memory_trace.kept_exceptions import KeptExceptions
-from grpo_run.runtime.rank.memory_trace.ledger import Entry, Ledger
+from grpo_run.runtime.rank.memory_trace.ledger import Ledger, StorageEntry
 from grpo_run.runtime.rank.memory_trace.longer_tensors import GrowingTensors, Grown
 from grpo_run.runtime.rank.memory_trace.names import name_of
 from grpo_run.runtime.rank.memory_trace.padding import PaddingWatch
@@ -67,7 +67,7 @@ class MemoryTrace:
 
     def __init__(
         self,
-        report: Callable[[Finding], None],
+        report: Callable[[TraceFinding], None],
         history: AllocatorHistory,
         warn: Callable[[str], None],
         clock: Callable[[], float] = time.perf_counter,
@@ -92,7 +92,7 @@ class MemoryTrace:
         self._traced: dict[Group, int] = defaultdict(int)
         self._needed: dict[Group, int] = {}
         self._exceptions = KeptExceptions()
-        self._epochs: dict[Variable | None, tuple[int, list[Entry]]] = {}
+        self._epochs: dict[Variable | None, tuple[int, list[StorageEntry]]] = {}
         self._reported: set[Any] = set()
         self._emitted: set[str] = set()
         self._ended_at: float | None = None
@@ -218,12 +218,12 @@ class MemoryTrace:
             self._needed[group] = max(growth.ENOUGH, NOT_AGAIN * len(births))
             self._traced[group] = 0
 
-    def _judge(self, entries: list[Entry], births: list[int], step: int, census: Census) -> bool:
+    def _judge(self, entries: list[StorageEntry], births: list[int], step: int, census: Census) -> bool:
         """Find who holds one of some storages, and report it if it grows. Returns whether a holder was found.
 
         The oldest after the first steps are tried: what was only passing through has been freed since.
         """
-        tried: list[Entry] = []
+        tried: list[StorageEntry] = []
         starts: set[int] = set()
         for one in sorted(entries, key=lambda one: one.born):
             if one.born < births[0]:
@@ -239,7 +239,7 @@ class MemoryTrace:
         )
 
     def _judge_holder_of(
-        self, newest: Entry, step: int, census: Census, below: frozenset[int] = frozenset()
+        self, newest: StorageEntry, step: int, census: Census, below: frozenset[int] = frozenset()
     ) -> bool:
         """Find who holds a storage and tensors of enough other steps, and report it if it grows. Returns whether it was found.
 
@@ -250,7 +250,7 @@ class MemoryTrace:
         assert first is not None
         graphs = {id(root): kept for root, kept in census.graphs}
 
-        def entries_of(tensors: Iterable[Any]) -> list[Entry]:
+        def entries_of(tensors: Iterable[Any]) -> list[StorageEntry]:
             keys: set[int] = set()
             for tensor in tensors:
                 keys.update(graphs.get(id(tensor), ()))
@@ -299,7 +299,7 @@ class MemoryTrace:
             self._judge_holder_of(newest, step, census, inside)
         return True
 
-    def _note_epoch(self, holder: Holder, held: list[Entry]) -> None:
+    def _note_epoch(self, holder: Holder, held: list[StorageEntry]) -> None:
         """Remember what the container of an epoch holds. What is alive in a later one has outlived it, and is looked at again."""
         same = holder.name.variable if holder.name is not None else None
         identity, earlier = self._epochs.get(same, (holder.identity, []))
@@ -308,14 +308,14 @@ class MemoryTrace:
                 one.settled = False
         self._epochs[same] = holder.identity, held
 
-    def _tensors_of(self, entry: Entry, census: Census) -> list[Any]:
+    def _tensors_of(self, entry: StorageEntry, census: Census) -> list[Any]:
         """Return the tensors through which a storage is held: its own, and that whose graph has saved it."""
         roots = [root for root, kept in census.graphs if entry.key in kept]
         return roots + [
             one for one in census.tensors.get(entry.key, ()) if all(one is not root for root in roots)
         ]
 
-    def _judge_cycle_of(self, newest: Entry, entries: list[Entry], census: Census) -> bool:
+    def _judge_cycle_of(self, newest: StorageEntry, entries: list[StorageEntry], census: Census) -> bool:
         cycle = self._cycle_of(newest, census)
         if cycle is None:
             return False
@@ -325,7 +325,7 @@ class MemoryTrace:
         self._emit_once(("cycle", cycle.kind, cycle.file), making.of_cycle(cycle, alike))
         return True
 
-    def _cycle_of(self, entry: Entry, census: Census) -> Cycle | None:
+    def _cycle_of(self, entry: StorageEntry, census: Census) -> Cycle | None:
         start = self._tensors_of(entry, census)
         return find_cycle(start[0], {*census.identities(), id(start)}) if start else None
 
@@ -383,12 +383,12 @@ class MemoryTrace:
             return
         self._emit_once(("padding", found.width), making.of_padding(found))
 
-    def _emit_once(self, key: Any, finding: Finding) -> None:
+    def _emit_once(self, key: Any, finding: TraceFinding) -> None:
         if key not in self._reported:
             self._reported.add(key)
             self._emit(finding)
 
-    def _emit(self, finding: Finding) -> None:
+    def _emit(self, finding: TraceFinding) -> None:
         """Report a finding, unless one of another object with the same holder and line was reported."""
         if finding.key not in self._emitted and len(self._emitted) < MOST_FINDINGS:
             self._emitted.add(finding.key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo_run.runtime.checkpoints.compatibility import (
-    Batch,
+    BatchGeometry,
     describe_model_difference,
     describe_world_size_change,
     digest_model_shape,
@@ -62,7 +62,7 @@ def check_world_size(request: ResumeRequest, path: Path, manifest: Manifest) -> 
         return None
     saved_batch = None
     if manifest.per_device_train_batch_size and manifest.gradient_accumulation_steps:
-        saved_batch = Batch(
+        saved_batch = BatchGeometry(
             ranks=manifest.world_size,
             per_device=manifest.per_device_train_batch_size,
             accumulation=manifest.gradient_accumulation_steps,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from grpo_run.runtime.checkpoints.compatibility import Batch, NamedShape
+from grpo_run.runtime.checkpoints.compatibility import BatchGeometry, NamedShape
 from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
 from grpo_run.runtime.checkpoints.search import FoundCheckpoint
 from grpo_run.runtime.errors import CheckpointError
@@ -36,7 +36,7 @@ class ResumeRequest:
     """The value of `--resume-from`: a run id or a checkpoint directory."""
     fresh: bool = False
     """Whether the user asked for a new run in spite of other runs' checkpoints."""
-    batch: Batch | None = None
+    batch: BatchGeometry | None = None
     """The script's batch; None if not known."""
     parameters: tuple[NamedShape, ...] = ()
     """The model's parameters before it is wrapped; empty if not known."""

@@ -1,6 +1,6 @@
 """The arguments of one reward call by sample, split for workers and joined, and the `whole_batch` mark.
 
-`Batch` gives parts of a call's arguments to a worker and puts the results together; `service.py` uses it.
+`RewardBatch` gives parts of a call's arguments to a worker and puts the results together; `service.py` uses it.
 `whole_batch` marks a reward function that must not be called with a part of a batch; scripts import it from
 `trainers/rewards.py`. Calls no reward function.
 """
@@ -15,7 +15,7 @@ from grpo_run.runtime.rank.rewards.messages import Reply
 from grpo_run.runtime.rank.rewards.worker import NOT_COLUMNS, RECORDED
 
 
-class Batch:
+class RewardBatch:
     """The arguments of one call, by sample."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 The host is forked from the rank before its script runs, while the rank has no threads and has not opened an
 accelerator; it shares the memory of the preloaded modules. `start` is called by
-`runtime/rank/bootstrap.py`; `Host` is the rank's side, used by `pool.py`. The host dies with the rank.
+`runtime/rank/bootstrap.py`; `WorkerHost` is the rank's side, used by `pool.py`. The host dies with the rank.
 
 The host forks a keeper for each worker when the rank asks for one. As a subreaper the keeper adopts every
 process that descends from its worker and loses its parent, also one in a session of its own. At the end it
@@ -146,11 +146,11 @@ PREPARE_SECONDS = 300.0
 HIDDEN_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _MESSAGE = struct.Struct("<BQ")
 _PREPARE, _START = 1, 2
-_started: Host | None = None
+_started: WorkerHost | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class WorkerEnvironment:
     """What of the rank a worker must find again.
 
     Attributes:
@@ -174,7 +174,7 @@ class Surroundings:
     has_process_group: bool
 
 
-class Host:
+class WorkerHost:
     """The rank's side of its host. One thread uses it at a time.
 
     Args:
@@ -187,7 +187,7 @@ class Host:
         self._rank = os.getpid()
         self.pid = pid
 
-    def prepare(self, surroundings: Surroundings) -> None:
+    def prepare(self, surroundings: WorkerEnvironment) -> None:
         """Give the host the rank's surroundings and wait until it has imported the modules.
 
         Raises:
@@ -225,7 +225,7 @@ class Host:
             os.waitpid(self.pid, 0)
 
 
-def start() -> Host:
+def start() -> WorkerHost:
     """Fork the host from this process, which must have one thread only."""
     global _started
     ours, theirs = socket.socketpair()
@@ -239,11 +239,11 @@ def start() -> Host:
         finally:
             os._exit(1)
     theirs.close()
-    _started = Host(ours, pid)
+    _started = WorkerHost(ours, pid)
     return _started
 
 
-def started() -> Host | None:
+def started() -> WorkerHost | None:
     """Return the host that this process has started."""
     return _started
 
@@ -287,7 +287,7 @@ def _start_keeper(connection: socket.socket, descriptors: list[int]) -> None:
     os.close(heartbeat)
 
 
-def _prepare(surroundings: Surroundings) -> None:
+def _prepare(surroundings: WorkerEnvironment) -> None:
     os.environ.clear()
     os.environ.update(surroundings.environment)
     os.environ.update(dict.fromkeys(HIDDEN_DEVICES, ""))
@@ -325,14 +325,14 @@ def _reap_keepers() -> None:
             pass
 
 
-def surroundings(modules: frozenset[str]) -> Surroundings:
+def surroundings(modules: frozenset[str]) -> WorkerEnvironment:
     """Return those of this process.
 
     Args:
         modules: that the functions need.
     """
     torch: Any = sys.modules["torch"]
-    return Surroundings(
+    return WorkerEnvironment(
         environment=dict(os.environ),
         directory=os.getcwd(),
         path=tuple(sys.path),

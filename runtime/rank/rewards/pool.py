@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.processes import usage
 from grpo_run.runtime.rank.rewards.deadlines import CallClock
-from grpo_run.runtime.rank.rewards.host import Host
+from grpo_run.runtime.rank.rewards.host import WorkerHost
 from grpo_run.runtime.rank.rewards.messages import (
     Failure,
     FrameReader,
@@ -53,7 +53,7 @@ SOCKET_BYTES = 4 * 1024**2
 class WorkerHandle:
     """One worker and its keeper, seen from the rank."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: WorkerHost) -> None:
         control, their_control = socket.socketpair()
         tasks, their_tasks = socket.socketpair()
         self._control, self._tasks = control, tasks
@@ -255,7 +255,7 @@ LIMIT_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class RewardCall:
     """One call for the pool: `function` is pickled, `clock` decides when it has taken too long."""
 
     key: int
@@ -277,7 +277,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        host: Host,
+        host: WorkerHost,
         *,
         size: int,
         memory_limit_bytes: int,
@@ -293,7 +293,7 @@ class WorkerPool:
         self._idle: list[WorkerHandle] = []
         self._numbers = itertools.count()
 
-    def call(self, call: Call) -> Reply:
+    def call(self, call: RewardCall) -> Reply:
         """Run one call in a worker; a reply with a failure if the worker had to be killed, or died.
 
         Raises:
@@ -336,7 +336,7 @@ class WorkerPool:
                 return self._idle.pop()
             return WorkerHandle(self._host)
 
-    def _run(self, worker: WorkerHandle, call: Call) -> Reply:
+    def _run(self, worker: WorkerHandle, call: RewardCall) -> Reply:
         began = time.monotonic()
         known = call.key in worker.functions
         task = call.task if known else replace(call.task, function=call.function)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.rewards import ALL, FailureKind, MovedReward
 from grpo_run.runtime.rank.rewards import host
 from grpo_run.runtime.rank.rewards.failures import FailureLog, Sample
@@ -238,7 +238,7 @@ class Rewards:
             for index, prompt in enumerate(prompts)
         ]
         self._log.failed(moved.name, failure, samples, len(prompts))
-        return [failed(Reason.timeout)] * len(prompts)
+        return [failed(MaskingReason.timeout)] * len(prompts)
 
     def _write(self, event: str, **fields: Any) -> None:
         session = self._session

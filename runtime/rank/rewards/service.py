@@ -18,18 +18,18 @@ from typing import Any
 
 from typing_extensions import Self
 
-from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.rank.rewards import packing
-from grpo_run.runtime.rank.rewards.batch import Batch, needs_whole_batch
+from grpo_run.runtime.rank.rewards.batch import RewardBatch, needs_whole_batch
 from grpo_run.runtime.rank.rewards.bisection import Bisection
 from grpo_run.runtime.rank.rewards.deadlines import CallClock, Learned
 from grpo_run.runtime.rank.rewards.failures import FailureLog, Sample
 from grpo_run.runtime.rank.rewards.generators import GeneratorStates, read_generators, write_generators
-from grpo_run.runtime.rank.rewards.host import Host, surroundings
+from grpo_run.runtime.rank.rewards.host import WorkerHost, surroundings
 from grpo_run.runtime.rank.rewards.messages import Failure, Reply, Task
-from grpo_run.runtime.rank.rewards.pool import Call, WorkerPool
+from grpo_run.runtime.rank.rewards.pool import RewardCall, WorkerPool
 from grpo_run.runtime.rank.rollouts.reward_outputs import failed
 from grpo_run.watchdog.stalls.durations import Durations
 
@@ -120,7 +120,7 @@ class RewardService:
 
     def __init__(
         self,
-        host: Host,
+        host: WorkerHost,
         config: RunConfig,
         *,
         earlier: Durations | None,
@@ -182,7 +182,7 @@ class RewardService:
         if arguments.get("environments") is not None:
             self._keep_in_rank(moved, "takes environments, which exist only in the rank")
             return None
-        batch = Batch(arguments)
+        batch = RewardBatch(arguments)
         try:
             reply = self._call(
                 moved, batch.all, batch, read_generators(), moved.learned.longest_call_seconds()
@@ -226,7 +226,12 @@ class RewardService:
             self._warn(f"reward function {moved.name} stays in the rank: it {reason}")
 
     def _call(
-        self, moved: MovedFunction, part: range, batch: Batch, generators: GeneratorStates, seconds: float
+        self,
+        moved: MovedFunction,
+        part: range,
+        batch: RewardBatch,
+        generators: GeneratorStates,
+        seconds: float,
     ) -> Reply:
         """Make one call.
 
@@ -242,11 +247,13 @@ class RewardService:
         )
         clock = CallClock(moved.learned, seconds)
         try:
-            return self._pool.call(Call(key=moved.key, function=moved.packed.content, task=task, clock=clock))
+            return self._pool.call(
+                RewardCall(key=moved.key, function=moved.packed.content, task=task, clock=clock)
+            )
         except OSError as error:
             raise packing.StaysInRankError(f"has no worker ({error})") from error
 
-    def _search(self, moved: MovedFunction, batch: Batch, failure: Failure) -> list[Any] | None:
+    def _search(self, moved: MovedFunction, batch: RewardBatch, failure: Failure) -> list[Any] | None:
         """Find the samples that the function fails on, and return the rewards; None if the rank is to be tried."""
         search: Bisection[Failure] = Bisection(batch.size, failure)
         passed: list[tuple[range, Reply]] = []
@@ -274,7 +281,7 @@ class RewardService:
     def _rewards(
         self,
         moved: MovedFunction,
-        batch: Batch,
+        batch: RewardBatch,
         failure: Failure,
         search: Bisection[Failure],
         passed: list[tuple[range, Reply]],
@@ -288,7 +295,7 @@ class RewardService:
         batch.replay(passed)
         values: list[Any] = [None] * batch.size
         for sample in samples:
-            values[sample.index] = failed(Reason(sample.failure.kind.value))
+            values[sample.index] = failed(MaskingReason(sample.failure.kind.value))
         for part, reply in passed:
             assert reply.values is not None
             values[part.start : part.stop] = reply.values
@@ -297,7 +304,7 @@ class RewardService:
     def _bisect(
         self,
         moved: MovedFunction,
-        batch: Batch,
+        batch: RewardBatch,
         search: Bisection[Failure],
         passed: list[tuple[range, Reply]],
     ) -> None:

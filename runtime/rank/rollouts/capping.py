@@ -30,9 +30,15 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.rank.rollouts import generate_calls
 from grpo_run.runtime.rank.rollouts.caps_settings import APPLIED, CapSettings, settings_of
 from grpo_run.runtime.rank.rollouts.criteria import CapCriteria, Repetition
-from grpo_run.runtime.rank.rollouts.deadline import EVENT, Deadline, Decision, RolloutKey, read_decisions
+from grpo_run.runtime.rank.rollouts.deadline import (
+    EVENT,
+    Deadline,
+    DeadlineDecision,
+    RolloutKey,
+    read_decisions,
+)
 from grpo_run.runtime.rank.rollouts.prompts import check_prompts
-from grpo_run.runtime.rank.rollouts.rollout import CAPPED, Cut, Rollout
+from grpo_run.runtime.rank.rollouts.rollout import CAPPED, CappedRollout, Cut
 from grpo_run.runtime.rank.session import Session, current
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream import trainer_names as generation_names
@@ -159,8 +165,8 @@ class Capping:
         trainer: Any,
         settings: CapSettings,
         *,
-        report: Callable[[Rollout], None] = lambda rollout: None,
-        decided: Callable[[], Decision | None] = lambda: None,
+        report: Callable[[CappedRollout], None] = lambda rollout: None,
+        decided: Callable[[], DeadlineDecision | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         generates = all(
@@ -171,8 +177,8 @@ class Capping:
         self._report = report
         self._decided = decided
         self._clock = clock
-        self._rollout: Rollout | None = None
-        self._last: Rollout | None = None
+        self._rollout: CappedRollout | None = None
+        self._last: CappedRollout | None = None
         self._refused: list[list[int]] = []
         """Completions of this rollout whose tools are not called."""
         check(trainer, self._settings)
@@ -223,9 +229,9 @@ class Capping:
         self._report(self._last)
         return result
 
-    def _begin(self) -> Rollout:
+    def _begin(self) -> CappedRollout:
         seconds = self._settings.max_time
-        return Rollout(
+        return CappedRollout(
             end_tokens=frozenset(getattr(self._trainer, generation_names.EOS_TOKENS)),
             max_length=self._trainer.max_completion_length or sys.maxsize,
             deadline=None if seconds is None else Deadline(seconds, clock=self._clock),
@@ -258,7 +264,7 @@ class Capping:
         return (ended, *result[1:]) if pair else ended
 
     def _criteria(
-        self, rollout: Rollout, prompt_length: int, end_tokens: Collection[int], earlier: int
+        self, rollout: CappedRollout, prompt_length: int, end_tokens: Collection[int], earlier: int
     ) -> CapCriteria:
         window = self._settings.repetition
         return CapCriteria(
@@ -368,12 +374,12 @@ class RolloutReports:
         self._train_call = train_call if settings.max_time is not None else None
         self._key: RolloutKey | None = None
         self._begun: Counter[tuple[int, str]] = Counter()
-        self._decided: dict[RolloutKey, Decision] = {}
+        self._decided: dict[RolloutKey, DeadlineDecision] = {}
         if self._train_call is not None:
             journal = RunDirectory(path=session.config.run_directory).journal
             self._decided = read_decisions(journal, session.rank, session.world_size)
 
-    def begin(self) -> Decision | None:
+    def begin(self) -> DeadlineDecision | None:
         """Number the rollout that begins, and return what the deadline did to it in an earlier attempt."""
         if self._train_call is None:
             return None
@@ -383,7 +389,7 @@ class RolloutReports:
         self._begun[step, mode] += 1
         return self._decided.pop(self._key, None)
 
-    def ended(self, rollout: Rollout) -> None:
+    def ended(self, rollout: CappedRollout) -> None:
         """Report a rollout."""
         session, reasons = self._session, Counter(rollout.reasons)
         slot = session.slot

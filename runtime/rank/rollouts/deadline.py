@@ -62,7 +62,7 @@ class RolloutKey(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class DeadlineDecision:
     """What the deadline did to a rollout.
 
     Args:
@@ -83,9 +83,9 @@ class Decision:
         return False if steps <= self.steps else None
 
 
-def read_decisions(journal: Path, rank: int, world_size: int) -> dict[RolloutKey, Decision]:
+def read_decisions(journal: Path, rank: int, world_size: int) -> dict[RolloutKey, DeadlineDecision]:
     """Return this rank's decisions from the run's journal; the newest of each rollout. A missing file has none."""
-    found: dict[RolloutKey, Decision] = {}
+    found: dict[RolloutKey, DeadlineDecision] = {}
     for record in read_newest(journal, EVENT, MAX_READ_BYTES):
         if (record.get("rank"), record.get("world_size")) != (rank, world_size):
             continue
@@ -94,7 +94,7 @@ def read_decisions(journal: Path, rank: int, world_size: int) -> dict[RolloutKey
                 int(record["train_call"]), int(record["step"]), str(record["mode"]), int(record["number"])
             )
             after = record["timed_out_after"]
-            found[key] = Decision(
+            found[key] = DeadlineDecision(
                 steps=int(record["decoding_steps"]), timed_out_after=None if after is None else int(after)
             )
         except (ValueError, KeyError, TypeError):

@@ -33,7 +33,7 @@ from grpo_run.runtime.rank.memory.device import DeviceMemory
 from grpo_run.runtime.rank.memory_plan.facts import collect_facts
 from grpo_run.runtime.rank.rollouts.forecast_fit import (
     Agreement,
-    Need,
+    ForecastNeed,
     Needed,
     PeakFit,
     Size,
@@ -175,7 +175,7 @@ KINDS: dict[Phase, PassKind] = {Phase.forward_backward: "pass", Phase.score: "sc
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollout:
+class GeneratedRollout:
     """What is known of a rollout when it has been generated.
 
     Args:
@@ -262,7 +262,7 @@ class Forecasts:
         finally:
             accounting.on_peak = None
 
-    def begin(self, rollout: Rollout) -> None:
+    def begin(self, rollout: GeneratedRollout) -> None:
         """Decide, with all ranks, into how many pieces the micro-batches of a rollout are split. Collective."""
         need = decide(
             rollout.rows,
@@ -271,7 +271,7 @@ class Forecasts:
             limit_bytes=self._memory.limit_bytes(),
             repeated=self._repeated(rollout),
         )
-        agreed = agree([Need(*one) for one in self._session.votes.gather(list(need))])
+        agreed = agree([ForecastNeed(*one) for one in self._session.votes.gather(list(need))])
         if self._reasons:
             if agreed.pieces > 1:
                 self._warn_once(agreed)
@@ -325,7 +325,7 @@ class Forecasts:
             figures.observed_bytes = peak_bytes
             self._session.slot.memory_area.publish()
 
-    def _needed(self, rollout: Rollout, rows: int, split: bool) -> Needed | None:
+    def _needed(self, rollout: GeneratedRollout, rows: int, split: bool) -> Needed | None:
         size = rows, rollout.length
         backward = self._fits["pass"].predict(size)
         if backward is None:
@@ -335,13 +335,13 @@ class Forecasts:
         scoring = self._fits["score"].predict(size) or 0
         return Needed(max(backward, scoring), rows * rollout.length <= self._fits["pass"].most_tokens)
 
-    def _repeated(self, rollout: Rollout) -> int:
+    def _repeated(self, rollout: GeneratedRollout) -> int:
         """Into how many pieces the same rollout was split in an earlier attempt; 0 if that is not known."""
         earlier = self._rollouts.get(rollout.number)
         same = earlier is not None and (earlier.rows, earlier.length) == (rollout.rows, rollout.length)
         return earlier.pieces if earlier is not None and same else 0
 
-    def _tell(self, rollout: Rollout, agreed: Agreement) -> None:
+    def _tell(self, rollout: GeneratedRollout, agreed: Agreement) -> None:
         """Journal a change, and print the first one and each that splits further."""
         session, (first, last) = self._session, rollout.steps
         if not session.is_main:
@@ -378,7 +378,7 @@ class Forecasts:
                 f" {'; '.join(self._reasons)}"
             )
 
-    def _publish(self, rollout: Rollout, limit_bytes: int) -> None:
+    def _publish(self, rollout: GeneratedRollout, limit_bytes: int) -> None:
         """Publish what is predicted for the pieces that all ranks have agreed on."""
         assert self.pieces is not None
         area = self._session.slot.memory_area
@@ -394,7 +394,7 @@ class Forecasts:
         figures.split_rollouts += self.pieces > 1
         area.publish()
 
-    def _keep(self, rollout: Rollout) -> None:
+    def _keep(self, rollout: GeneratedRollout) -> None:
         """Keep the decision for the next attempt."""
         assert self.pieces is not None
         decision = SplitRollout(

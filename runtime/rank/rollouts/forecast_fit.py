@@ -162,7 +162,7 @@ class Needed(NamedTuple):
     is_known: bool
 
 
-class Need(NamedTuple):
+class ForecastNeed(NamedTuple):
     """What one rank contributes to the decision; all are numbers, because ranks exchange them."""
 
     pieces: int
@@ -182,7 +182,7 @@ class Agreement(NamedTuple):
 
     pieces: int
     rank: int
-    need: Need
+    need: ForecastNeed
 
 
 def choices(rows: int) -> list[int]:
@@ -207,7 +207,7 @@ def decide(
     base_bytes: int,
     limit_bytes: int,
     repeated: int,
-) -> Need:
+) -> ForecastNeed:
     """Return what one rank needs.
 
     Args:
@@ -222,16 +222,16 @@ def decide(
     for pieces in choices(rows):
         pass_ = needed(rows_of_pieces(rows, pieces)[0], pieces > 1)
         if pass_ is None:
-            return Need(1, repeated, 0, 0, limit_bytes)
+            return ForecastNeed(1, repeated, 0, 0, limit_bytes)
         peak = base_bytes + pass_.peak_bytes
         whole = whole or peak
         margin = 0 if pass_.is_known else int(MARGIN * pass_.peak_bytes)
         if not limit_bytes or peak + margin <= limit_bytes:
             break
-    return Need(pieces, repeated, whole, peak, limit_bytes)
+    return ForecastNeed(pieces, repeated, whole, peak, limit_bytes)
 
 
-def agree(needs: Sequence[Need]) -> Agreement:
+def agree(needs: Sequence[ForecastNeed]) -> Agreement:
     """Return what all ranks do, from what each needs, in the order of the ranks. Equal on every rank."""
     rank = max(
         range(len(needs)),

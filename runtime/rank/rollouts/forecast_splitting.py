@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from grpo_run.runtime.rank.rollouts.forecast import Forecasts, Rollout
+from grpo_run.runtime.rank.rollouts.forecast import Forecasts, GeneratedRollout
 from grpo_run.runtime.rank.rollouts.forecast_fit import rows_of_pieces
 from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.runtime.upstream import trainer_names, training_passes
@@ -211,7 +211,7 @@ class TrainerPasses:
         used = getattr(self._trainer, trainer_names.MICRO_STEP) % every
         self._step_vote.collect()
         self._forecasts.begin(
-            Rollout(
+            GeneratedRollout(
                 number=getattr(self._trainer, trainer_names.MICRO_STEP) - used,
                 rows=args.per_device_train_batch_size,
                 length=length,

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from grpo_run.runtime.history.exclusions import Reason
-from grpo_run.runtime.rank.rollouts.masking_selection import Excluded, Kind, Selection
+from grpo_run.runtime.history.exclusions import MaskingReason
+from grpo_run.runtime.rank.rollouts.masking_selection import Excluded, MaskingKind, Selection
 from grpo_run.runtime.rank.session import Session
 
 MOST_NUMBERS = 2048
@@ -19,10 +19,10 @@ MOST_NUMBERS = 2048
 EMPTY_ROLLOUTS = 8
 """So many rollouts in a row without any sample are a warning: the run computes and learns nothing."""
 SENTENCES = {
-    Reason.nan: "returned NaN for it",
-    Reason.infinite: "returned a reward that is not finite in 32 bits",
-    Reason.output: "returned something other than one number or None for each completion",
-    Reason.failed: "failed on it",
+    MaskingReason.nan: "returned NaN for it",
+    MaskingReason.infinite: "returned a reward that is not finite in 32 bits",
+    MaskingReason.output: "returned something other than one number or None for each completion",
+    MaskingReason.failed: "failed on it",
 }
 """What a reward function did, after its name. Other failures are those of the reward service, which says more of them."""
 
@@ -34,11 +34,11 @@ class OwnSample(NamedTuple):
         digest: of the completion, if a function's reward of it failed.
     """
 
-    reason: Reason
+    reason: MaskingReason
     digest: int | None = None
 
 
-class Reporter:
+class MaskingReporter:
     """Reports the exclusions of one call.
 
     Args:
@@ -72,7 +72,7 @@ class Reporter:
             rollout: its number: the micro-step for which it was generated.
             steps_without_samples: optimizer steps to which the rollout gives no sample.
         """
-        by_cause: dict[tuple[str | None, Reason], list[int]] = {}
+        by_cause: dict[tuple[str | None, MaskingReason], list[int]] = {}
         for number, sample in sorted(own.items()):
             by_cause.setdefault((self._function(selection.samples[number]), sample.reason), []).append(number)
         for (function, reason), numbers in by_cause.items():
@@ -161,12 +161,14 @@ class Reporter:
 
     def _say_first(self, selection: Selection, own: Mapping[int, OwnSample], step: int) -> None:
         """Say the first exclusion once, on the rank that has the sample, because only this one knows the reason."""
-        first = min(number for number, why in selection.samples.items() if why.kind is not Kind.small_group)
+        first = min(
+            number for number, why in selection.samples.items() if why.kind is not MaskingKind.small_group
+        )
         if self._said:
             return
         if first not in own:
             # of a failure, other ranks do not know whether the reward service has said it
-            self._said = selection.samples[first].kind is not Kind.failed
+            self._said = selection.samples[first].kind is not MaskingKind.failed
         elif _is_said_here(own[first].reason):
             self._said = True
             self._say(self._sentence(selection, first, own[first].reason, step))
@@ -174,7 +176,7 @@ class Reporter:
     def _function(self, excluded: Excluded) -> str | None:
         return None if excluded.column is None else self._functions[excluded.column]
 
-    def _sentence(self, selection: Selection, number: int, reason: Reason, step: int) -> str:
+    def _sentence(self, selection: Selection, number: int, reason: MaskingReason, step: int) -> str:
         function = self._function(selection.samples[number])
         cause = (
             f"its completion was cut ({reason.value})"
@@ -199,6 +201,10 @@ def _digests(samples: Sequence[OwnSample]) -> list[int] | None:
     return digests if len(digests) == len(samples) else None
 
 
-def _is_said_here(reason: Reason) -> bool:
+def _is_said_here(reason: MaskingReason) -> bool:
     """Whether nobody else says it."""
-    return reason in SENTENCES or reason in (Reason.length, Reason.repetition, Reason.deadline)
+    return reason in SENTENCES or reason in (
+        MaskingReason.length,
+        MaskingReason.repetition,
+        MaskingReason.deadline,
+    )

@@ -20,7 +20,7 @@ from enum import Enum, auto
 from grpo_run.runtime.rank.rollouts.reward_outputs import RETURNED_NAN
 
 
-class Kind(Enum):
+class MaskingKind(Enum):
     """How a sample came to be excluded, as far as the gathered table says."""
 
     failed = auto()
@@ -37,7 +37,7 @@ class Excluded:
         column: of the first reward function without a valid reward; None if that is not the reason.
     """
 
-    kind: Kind
+    kind: MaskingKind
     column: int | None = None
 
 
@@ -91,7 +91,7 @@ def select(
         for row in rows:
             fault = _fault(rewards[row], models, read_as_none)
             none_valid &= fault is not None or not any(map(math.isfinite, rewards[row]))
-            why = Excluded(kind=Kind.cut) if row in cut else fault
+            why = Excluded(kind=MaskingKind.cut) if row in cut else fault
             if why is not None:
                 leaving[row] = why
             else:
@@ -101,9 +101,9 @@ def select(
         samples |= leaving
         left = [row for row in rows if row not in leaving and any(map(math.isfinite, rewards[row]))]
         if leaving and len(left) < min(2, generations):
-            samples |= {row: Excluded(kind=Kind.small_group) for row in left}
+            samples |= {row: Excluded(kind=MaskingKind.small_group) for row in left}
             empty.append(group)
-    failed = [why.kind for why in samples.values() if why.kind in (Kind.failed, Kind.nan)]
+    failed = [why.kind for why in samples.values() if why.kind in (MaskingKind.failed, MaskingKind.nan)]
     scored = len(rewards) - len(cut)
     return Selection(
         samples=samples,
@@ -130,11 +130,11 @@ def _fault(
     """Why a sample has no valid reward; None if it has one, or if every function returned None for it."""
     for column, reward in enumerate(rewards):
         if column in models and not math.isfinite(reward):
-            return Excluded(kind=Kind.nan if math.isnan(reward) else Kind.failed, column=column)
+            return Excluded(kind=MaskingKind.nan if math.isnan(reward) else MaskingKind.failed, column=column)
         if reward == -math.inf:
-            return Excluded(kind=Kind.failed, column=column)
+            return Excluded(kind=MaskingKind.failed, column=column)
         if reward == RETURNED_NAN and column not in read_as_none:
-            return Excluded(kind=Kind.nan, column=column)
+            return Excluded(kind=MaskingKind.nan, column=column)
     if RETURNED_NAN in rewards and not any(map(math.isfinite, rewards)):
-        return Excluded(kind=Kind.nan, column=list(rewards).index(RETURNED_NAN))
+        return Excluded(kind=MaskingKind.nan, column=list(rewards).index(RETURNED_NAN))
     return None

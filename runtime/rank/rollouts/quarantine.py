@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.quarantine import MAX_PREVIEW_CHARACTERS, PromptDigest, RolloutPosition
 from grpo_run.runtime.history.quarantine_file import RecordedRollout, write_rollout
 from grpo_run.runtime.rank.session import Session
@@ -130,7 +130,7 @@ class PromptQuarantine:
             return rows
         replaced = replaced_rows(rows, quarantined, self._spare(quarantined))
         for row in replaced:
-            self._reasons[row] = Reason.quarantined.value
+            self._reasons[row] = MaskingReason.quarantined.value
         return [replaced.get(row, own) for row, own in enumerate(rows)]
 
     def _spare(self, quarantined: set[str]) -> Callable[[], Row | None]:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.journal import read_newest
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.rank.session import Session
@@ -25,7 +25,7 @@ MAX_JOURNAL_BYTES = 8 * 1024 * 1024
 class FailedReward(NamedTuple):
     """A reward that failed: why, and the digest of its completion."""
 
-    reason: Reason
+    reason: MaskingReason
     digest: int
 
 
@@ -76,7 +76,7 @@ class EarlierExclusions:
                     int(record["rollout"]),
                     str(record["function"]),
                 )
-                reason = Reason(record["reason"])
+                reason = MaskingReason(record["reason"])
                 found = {
                     int(number): FailedReward(reason, int(digest))
                     for number, digest in zip(record["samples"], record["digests"], strict=True)
@@ -92,7 +92,7 @@ class EarlierExclusions:
 
     def rows(
         self, rollout: int, function: str, first: int, completion_ids: Sequence[Sequence[int]]
-    ) -> dict[int, Reason]:
+    ) -> dict[int, MaskingReason]:
         """Return why rewards of a function failed in one rank when the same completions were scored before, by row.
 
         Args:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.exclusions import MaskingReason
 
 RETURNED_NAN = math.inf
 """Stands for NaN in a function's column; TRL uses NaN itself for `None`."""
@@ -25,17 +25,17 @@ LARGEST = 3.4028234663852886e38
 class Failed(float):
     """A reward that could not be computed, made by `failed`. TRL sees minus infinity."""
 
-    reason: Reason
+    reason: MaskingReason
 
 
-def failed(reason: Reason) -> Failed:
+def failed(reason: MaskingReason) -> Failed:
     """Return the reward of a sample for which a function has failed."""
     made = Failed(-math.inf)
     made.reason = reason
     return made
 
 
-def check(returned: Any, expected: int) -> tuple[Any, dict[int, Reason]]:
+def check(returned: Any, expected: int) -> tuple[Any, dict[int, MaskingReason]]:
     """Check what a reward function returned.
 
     Args:
@@ -58,7 +58,7 @@ def check(returned: Any, expected: int) -> tuple[Any, dict[int, Reason]]:
     replaced = [
         value
         if position not in reasons
-        else (RETURNED_NAN if reasons[position] is Reason.nan else failed(reasons[position]))
+        else (RETURNED_NAN if reasons[position] is MaskingReason.nan else failed(reasons[position]))
         for position, value in enumerate(values)
     ]
     return replaced, reasons
@@ -92,23 +92,23 @@ def _shown(value: Any) -> str:
     return f"{short} ({type(value).__name__})"
 
 
-def fault_of(value: Any) -> Reason | None:
+def fault_of(value: Any) -> MaskingReason | None:
     """Return why one reward is not valid; None if it is, or if it is `None`."""
     if value is None:
         return None
     if isinstance(value, Failed):
         return value.reason
     if isinstance(value, (str, bytes)):
-        return Reason.output  # float() would read some of them, torch none
+        return MaskingReason.output  # float() would read some of them, torch none
     try:
         number = float(value)
     except OverflowError:
-        return Reason.infinite
+        return MaskingReason.infinite
     except Exception:  # noqa: BLE001 - whatever a foreign type raises, it is no number
-        return Reason.output
+        return MaskingReason.output
     if math.isnan(number):
-        return Reason.nan
-    return None if abs(number) <= LARGEST else Reason.infinite
+        return MaskingReason.nan
+    return None if abs(number) <= LARGEST else MaskingReason.infinite
 
 
 def _plain_and_valid(values: Any) -> bool:
@@ -122,5 +122,5 @@ def _plain_and_valid(values: Any) -> bool:
         return False
 
 
-def _all_failed(expected: int) -> tuple[list[Failed], dict[int, Reason]]:
-    return [failed(Reason.output)] * expected, dict.fromkeys(range(expected), Reason.output)
+def _all_failed(expected: int) -> tuple[list[Failed], dict[int, MaskingReason]]:
+    return [failed(MaskingReason.output)] * expected, dict.fromkeys(range(expected), MaskingReason.output)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from grpo_run.runtime.rank.rollouts.deadline import Deadline, Decision
+from grpo_run.runtime.rank.rollouts.deadline import Deadline, DeadlineDecision
 from grpo_run.watchdog.observation import EndReason
 
 CAPPED = frozenset({EndReason.repetition, EndReason.deadline})
@@ -69,7 +69,7 @@ class _Completion:
 
 
 @dataclass(kw_only=True)
-class Rollout:
+class CappedRollout:
     """One rollout.
 
     Args:
@@ -82,7 +82,7 @@ class Rollout:
     end_tokens: Collection[int]
     max_length: int
     deadline: Deadline | None = None
-    decided: Decision | None = None
+    decided: DeadlineDecision | None = None
     steps: int = field(default=0, init=False)
     """Decoding steps of the turns that have ended; the caller adds them."""
     timed_out_after: int | None = field(default=None, init=False)

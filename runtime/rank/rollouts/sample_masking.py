@@ -28,10 +28,10 @@ from typing import Any
 import torch
 
 from grpo_run.runtime.errors import RewardError
-from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.rank.memory_plan.settings import record_of
-from grpo_run.runtime.rank.rollouts.masking_report import OwnSample, Reporter
-from grpo_run.runtime.rank.rollouts.masking_selection import Kind, Selection, select
+from grpo_run.runtime.rank.rollouts.masking_report import MaskingReporter, OwnSample
+from grpo_run.runtime.rank.rollouts.masking_selection import MaskingKind, Selection, select
 from grpo_run.runtime.rank.rollouts.repeated_masking import (
     EarlierExclusions,
     FailedReward,
@@ -126,7 +126,7 @@ def correct_zero_std(trainer: Any, selection: Selection, *, training: bool) -> N
     values[-1] = min(1.0, values[-1] * selection.group_count / left) if left else math.nan
 
 
-FailedBefore = Callable[[Sequence[Sequence[int]]], Mapping[int, Reason]]
+FailedBefore = Callable[[Sequence[Sequence[int]]], Mapping[int, MaskingReason]]
 """Returns the rewards that failed before, by row, for the tokens of the completions."""
 
 
@@ -139,7 +139,7 @@ class RowFaults:
         """What each function returned, and for how many completions, by column."""
 
     def note(
-        self, column: int, reasons: Mapping[int, Reason], completion_ids: Sequence[Sequence[int]]
+        self, column: int, reasons: Mapping[int, MaskingReason], completion_ids: Sequence[Sequence[int]]
     ) -> None:
         """Note the faults of one function, by row."""
         for row, reason in reasons.items():
@@ -238,7 +238,7 @@ class SampleExclusion:
         self._cut: list[str] = []
         self._selection: Selection | None = None
         self._functions = list(getattr(trainer, "reward_func_names", ()))
-        self._reporter = Reporter(session, self._functions, train_call)
+        self._reporter = MaskingReporter(session, self._functions, train_call)
         self._earlier = earlier or EarlierExclusions({})
         self._read_generators, self._set_generators = generators
         self._rollouts_without_reward = 0
@@ -335,7 +335,9 @@ class SampleExclusion:
         selection = select(table.tolist(), self._generations, models, cut)
         return _Scored(table=table, selection=selection, faults=faults)
 
-    def _failed_before(self, column: int, completion_ids: Sequence[Sequence[int]]) -> Mapping[int, Reason]:
+    def _failed_before(
+        self, column: int, completion_ids: Sequence[Sequence[int]]
+    ) -> Mapping[int, MaskingReason]:
         """The rewards of this rank that failed when this rollout was scored before a recovery, by row."""
         if not self._is_training:
             return {}
@@ -349,7 +351,7 @@ class SampleExclusion:
             return set()
         self._cut = list(reasons)
         assert len(self._cut) * self._trainer.accelerator.num_processes == len(table)
-        masked = {*self._config.masked_ends, Reason.quarantined.value}
+        masked = {*self._config.masked_ends, MaskingReason.quarantined.value}
         flags = table.new_tensor([float(reason in masked) for reason in self._cut])
         gathered = self._trainer.accelerator.gather(flags)
         return {row for row, masked in enumerate(gathered.tolist()) if masked}
@@ -379,15 +381,15 @@ class SampleExclusion:
     def _own(self, scored: _Scored, number: int, row: int) -> OwnSample:
         """What this rank knows of one of its excluded samples."""
         excluded = scored.selection.samples[number]
-        if excluded.kind is Kind.small_group:
-            return OwnSample(Reason.small_group)
-        if excluded.kind is Kind.cut:
-            return OwnSample(Reason(self._cut[row]))
+        if excluded.kind is MaskingKind.small_group:
+            return OwnSample(MaskingReason.small_group)
+        if excluded.kind is MaskingKind.cut:
+            return OwnSample(MaskingReason(self._cut[row]))
         assert excluded.column is not None
         failed = scored.faults.of(row, excluded.column)
         if failed is not None:
             return OwnSample(failed.reason, failed.digest)
-        return OwnSample(Reason.nan if excluded.kind is Kind.nan else Reason.infinite)
+        return OwnSample(MaskingReason.nan if excluded.kind is MaskingKind.nan else MaskingReason.infinite)
 
     def _count_rollouts_without_reward(self, scored: _Scored) -> None:
         """Warn at the first training rollout without one valid reward, and end the run after too many in a row.

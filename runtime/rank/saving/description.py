@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_run.runtime.checkpoints.compatibility import Batch, NamedShape, digest_model_shape
+from grpo_run.runtime.checkpoints.compatibility import BatchGeometry, NamedShape, digest_model_shape
 
 REPLICATED = "ddp"
 """The layout in which every rank holds the full state."""
@@ -30,14 +30,14 @@ def named_shapes(trainer: Any) -> tuple[NamedShape, ...]:
     )
 
 
-def batch(trainer: Any, world_size: int) -> Batch | None:
+def batch(trainer: Any, world_size: int) -> BatchGeometry | None:
     """Return how the samples of an optimizer step are spread over ranks; None if not known."""
     arguments = getattr(trainer, "args", None)
     per_device = getattr(arguments, "per_device_train_batch_size", None)
     accumulation = getattr(arguments, "gradient_accumulation_steps", None)
     if not isinstance(per_device, int) or not isinstance(accumulation, int):
         return None
-    return Batch(ranks=world_size, per_device=per_device, accumulation=accumulation)
+    return BatchGeometry(ranks=world_size, per_device=per_device, accumulation=accumulation)
 
 
 def layout(trainer: Any) -> str:

@@ -17,7 +17,7 @@ import torch
 
 from grpo_run.runtime.rank.saving.copying import Copy, copy_all
 from grpo_run.runtime.snapshots.buffer import SnapshotBuffer, aligned
-from grpo_run.runtime.snapshots.index import Record, SafetensorsFile, TorchFile
+from grpo_run.runtime.snapshots.index import BufferRecord, SafetensorsFile, TorchFile
 from grpo_run.runtime.upstream import tensor_files
 
 DEVICES = frozenset({"cpu", "cuda"})
@@ -69,7 +69,7 @@ def pack_torch(
         else:
             offset = buffer.allocate(size)
             copies.append(Copy(storages[name.removeprefix("data/")], 0, offset, size))
-        placed.append(Record(name=name, offset=offset, size=size))
+        placed.append(BufferRecord(name=name, offset=offset, size=size))
     copy_all(buffer, copies, threads=threads)
     compute_crc32, storage_alignment = tensor_files.archive_settings()
     return TorchFile(
@@ -110,7 +110,7 @@ def pack_safetensors(
         copies.append(Copy(tensor.untyped_storage(), _start_bytes(tensor), position, _size_bytes(tensor)))
         position += _size_bytes(tensor)
     copy_all(buffer, copies, threads=threads)
-    return SafetensorsFile(path=path, records=(Record(name="file", offset=offset, size=size),))
+    return SafetensorsFile(path=path, records=(BufferRecord(name="file", offset=offset, size=size),))
 
 
 def safetensors_header(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None) -> bytes | None:

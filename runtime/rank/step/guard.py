@@ -1,6 +1,6 @@
 """What the guarded `train()` calls and the loops of one attempt share on this rank.
 
-There is one `Guard` per session (`guard_of`). `runtime/rank/hooks/train_call.py` and `runtime/rank/loops/run.py` use it in every call. State of
+There is one `AttemptState` per session (`guard_of`). `runtime/rank/hooks/train_call.py` and `runtime/rank/loops/run.py` use it in every call. State of
 a single call is not kept here, and neither is the rank's identity (`runtime/rank/session.py`).
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from grpo_run.runtime.rank.saving.snapshots import Snapshots
 
 
-class Guard:
+class AttemptState:
     """State shared by the calls of one attempt: call count, snapshots, requests already handled."""
 
     def __init__(self, session: Session) -> None:
@@ -87,11 +87,11 @@ class Guard:
         return self._snapshots
 
 
-_guards: dict[Session, Guard] = {}
+_guards: dict[Session, AttemptState] = {}
 
 
-def guard_of(session: Session) -> Guard:
+def guard_of(session: Session) -> AttemptState:
     """Return the guard of a session; the first call makes it."""
     if session not in _guards:
-        _guards[session] = Guard(session)
+        _guards[session] = AttemptState(session)
     return _guards[session]

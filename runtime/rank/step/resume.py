@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.checkpoints.compatibility import Batch, NamedShape
+from grpo_run.runtime.checkpoints.compatibility import BatchGeometry, NamedShape
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
 from grpo_run.runtime.checkpoints.search import directories_of_run, step_of
@@ -32,7 +32,7 @@ from grpo_run.runtime.rank.resuming.loading import serve_loads
 from grpo_run.runtime.rank.resuming.memory import checkpoint_for, open_expected
 from grpo_run.runtime.rank.resuming.request import ResumeChoice, ResumeRequest
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.rank.step.guard import Guard
+from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.registry import refuse_duplicate, registered, registry_folder
 from grpo_run.runtime.snapshots.area import RESTORE
 from grpo_run.runtime.snapshots.slot import path_of
@@ -48,7 +48,7 @@ class CallFacts:
         settings: digest of what tells the call apart from others of its class; empty if there is nothing.
     """
 
-    batch: Batch | None = None
+    batch: BatchGeometry | None = None
     parameters: tuple[NamedShape, ...] = ()
     settings: str = ""
 
@@ -247,7 +247,7 @@ def resumed_directory(argument: str | bool | None, call: TrainCall) -> Path | No
 
 
 @contextmanager
-def serve_snapshot(guard: Guard, choice: ResumeChoice) -> Iterator[None]:
+def serve_snapshot(guard: AttemptState, choice: ResumeChoice) -> Iterator[None]:
     """Within the block, load the chosen checkpoint from memory if it is a snapshot there; closed at its end."""
     snapshot = choice.snapshot
     if snapshot is None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.rank.learning import LearningGuards
-from grpo_run.runtime.rank.memory.cleanup_policy import NOTHING, Need
+from grpo_run.runtime.rank.memory.cleanup_policy import NOTHING, CleanupNeed
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.vote import Flags, Vote, VoteResult
 from grpo_run.watchdog.observation import Phase
@@ -76,7 +76,7 @@ class StepVote:
         self._timed_out = True
 
     def start(
-        self, step: int, *, snapshot: bool, learning: Flags, hygiene: Need = NOTHING
+        self, step: int, *, snapshot: bool, learning: Flags, hygiene: CleanupNeed = NOTHING
     ) -> VoteResult | None:
         """Start the vote on a finished step; the vote before must have been collected.
 

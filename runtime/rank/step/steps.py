@@ -22,7 +22,7 @@ from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.rank.learning import LearningGuards
 from grpo_run.runtime.rank.memory.cleanup import StepHygiene
-from grpo_run.runtime.rank.memory.cleanup_policy import Need
+from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.step_vote import StepVote
@@ -142,7 +142,7 @@ class CallSteps:
             hygiene=self._hygiene.take_need(),
         )
         if result is not None:
-            self._hygiene.clean(step, Need(result.flags.collect, result.flags.release))
+            self._hygiene.clean(step, CleanupNeed(result.flags.collect, result.flags.release))
         slot.step = step
         slot.replace(Phase.data)
         self._hygiene.observe(step, session.accounting.step_ended())

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from grpo_run.runtime.supervisor.detection.collective_records import CollectiveRecords, Recorded
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
 from grpo_run.runtime.supervisor.detection.slot_movement import SlotMovement
 from grpo_run.watchdog import processes
@@ -93,7 +93,7 @@ class DeadlockDetector:
         """Discard the last poll and the suspicion: after a pause, or when a rank has moved or is only late."""
         self.last_poll, self.suspicion = None, None
 
-    def scan(self, slots: Mapping[int, Slot | None], now: float) -> Finding | None:
+    def scan(self, slots: Mapping[int, Slot | None], now: float) -> HangFinding | None:
         """Poll if it is time to, and return a deadlock that two polls have proved."""
         waiting = {rank for rank, slot in slots.items() if self._may_be_blocked(rank, slot, now)}
         still = [rank for rank in slots if self._still_at(rank) <= now]
@@ -137,7 +137,7 @@ class DeadlockDetector:
             self.due_at = self._next_poll_at = now + SECOND_POLL_SECONDS
             return None
         moved = [at for rank in deadlock.at if (at := self._movement.moved_at(rank)) is not None]
-        return Finding(deadlock=deadlock, began_at_seconds=max(moved))
+        return HangFinding(deadlock=deadlock, began_at_seconds=max(moved))
 
     def _may_be_blocked(self, rank: int, slot: Slot | None, now: float) -> bool:
         """Whether a rank waits for other ranks, or may do so in a backward pass.

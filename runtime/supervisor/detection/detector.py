@@ -21,7 +21,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.supervisor.detection.collective_records import CollectiveRecords
 from grpo_run.runtime.supervisor.detection.deadlock_detector import DeadlockDetector
 from grpo_run.runtime.supervisor.detection.exit_hangs import ExitHangDetector, Observe
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
 from grpo_run.runtime.supervisor.detection.phase_durations import PhaseDurations
 from grpo_run.runtime.supervisor.detection.slot_movement import SlotMovement
@@ -94,7 +94,7 @@ class HangDetector:
         self._ranks.remove(rank)
         self._deadlocks.rank_exited()
 
-    def scan(self, slots: Mapping[int, Slot | None]) -> Finding | None:
+    def scan(self, slots: Mapping[int, Slot | None]) -> HangFinding | None:
         """Scan once. Returns a confirmed finding, or None; an unconfirmed one is in `suspicion`."""
         now = self._clock()
         if now - self._scanned_at > SUPERVISOR_PAUSE_SECONDS:
@@ -121,7 +121,7 @@ class HangDetector:
                 return stuck
             if stall is None:
                 return None
-            return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds)
+            return HangFinding(stall=stall, began_at_seconds=now - stall.waited_seconds)
         deadlock = self._deadlocks.scan(slots, now)
         if deadlock is not None:
             return deadlock

@@ -10,7 +10,7 @@ from grpo_run.watchdog.stalls.stall import Stall
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class HangFinding:
     """A confirmed hang, or thrashing: exactly one of `deadlock`, `stall` and `retries` is set.
 
     `began_at_seconds` is when it began according to the ranks' own timestamps (monotonic clock).

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from grpo_run.runtime.supervisor.detection.activity import RankActivity
 from grpo_run.runtime.supervisor.detection.collective_records import CollectiveRecords, Recorded
 from grpo_run.runtime.supervisor.detection.deadlock_detector import Poll
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
 from grpo_run.runtime.supervisor.detection.phase_durations import PhaseDurations
 from grpo_run.runtime.supervisor.detection.slot_movement import SlotMovement
@@ -80,7 +80,9 @@ class StallDetector:
         self._activity.record(slots, now)
         self._nested = self._nested.after(slots, now)
 
-    def scan(self, slots: Mapping[int, Slot | None], now: float, last_poll: Poll | None) -> Finding | None:
+    def scan(
+        self, slots: Mapping[int, Slot | None], now: float, last_poll: Poll | None
+    ) -> HangFinding | None:
         """Check if it is time to, and return a stall that two checks have found.
 
         Args:
@@ -122,7 +124,7 @@ class StallDetector:
             self._next_check_at = now  # confirm at the next scan: one check may see a rank between two phases
             return None
         self._durations.record_end(stall.key, stall.waited_seconds)
-        return Finding(stall=stall, began_at_seconds=now - stall.waited_seconds)
+        return HangFinding(stall=stall, began_at_seconds=now - stall.waited_seconds)
 
     def overdue_at(self, slot: Slot, when: float, now: float) -> PhaseClock | None:
         """Return the clock that will be past its deadline at `when`, if the rank makes no progress until then.

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterable, Mapping
 
 from grpo_run.watchdog.processes import list_processes, read_file, read_stat, unix_peers
-from grpo_run.watchdog.waits.looks import Channels, Look, Thread
+from grpo_run.watchdog.waits.looks import Channels, RankLook, WaitingThread
 from grpo_run.watchdog.waits.proof import threads_on_descriptors
 
 _PIDFD_GETFD = 438  # the same number on all machines
@@ -52,7 +52,7 @@ _PIPE_ENDS = {stat.S_IRUSR: "read", stat.S_IWUSR: "write"}
 _POLLING = frozenset({"poll", "ppoll", "select", "pselect6"})
 
 
-def read_channels(look: Look) -> Channels:
+def read_channels(look: RankLook) -> Channels:
     """Return the holders of what the rank's threads wait for."""
     wanted: dict[int, frozenset[str]] = {}
     pairs: dict[int, int] | None = None
@@ -80,7 +80,7 @@ def read_channels(look: Look) -> Channels:
     )
 
 
-def _links(pid: int, thread: Thread) -> list[str] | None:
+def _links(pid: int, thread: WaitingThread) -> list[str] | None:
     """What the thread's descriptors are; None if any of them cannot be told."""
     folder = f"/proc/{pid}/task/{thread.tid}"
     if thread.wait.through_epoll:
@@ -143,7 +143,7 @@ def _both_ends(links: Iterable[str], pairs: Mapping[int, int]) -> frozenset[str]
     return frozenset(ends)
 
 
-def _holders(ends: frozenset[str], look: Look) -> dict[int, frozenset[str]] | None:
+def _holders(ends: frozenset[str], look: RankLook) -> dict[int, frozenset[str]] | None:
     """Which processes hold which of these ends; None if a process that may hold one cannot be read."""
     rank = read_stat(look.pid)
     if rank is None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from grpo_run.runtime.board import collective_log
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
 from grpo_run.runtime.supervisor.detection.slot_movement import SlotMovement
 from grpo_run.runtime.supervisor.detection.wait_channels import read_channels
@@ -22,7 +22,7 @@ from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.stalls.overdue import PhaseClock
 from grpo_run.watchdog.stalls.stall import HEARTBEAT_LATE_SECONDS, Stall, cause_of
-from grpo_run.watchdog.waits.looks import Channels, Look
+from grpo_run.watchdog.waits.looks import Channels, RankLook
 from grpo_run.watchdog.waits.proof import StuckRank, may_be_stuck, prove_stuck
 from grpo_run.watchdog.waits.sentences import describe_stuck
 
@@ -50,7 +50,7 @@ class _Suspect:
     `cleared`: a proof failed although the looks agreed, and the rank still waits for the same thing.
     """
 
-    first: Look
+    first: RankLook
     first_at: float
     cleared: bool = False
     looks: int = 1
@@ -96,7 +96,7 @@ class WaitDetector:
         self._next_look_at = 0.0
         self.suspicion = None
 
-    def scan(self, slots: Mapping[int, Slot | None], now: float) -> Finding | None:
+    def scan(self, slots: Mapping[int, Slot | None], now: float) -> HangFinding | None:
         """Look if it is time to, and return ranks that are proved stuck."""
         if any(self._movement.still_seconds(rank, now) < STILL_SECONDS for rank in slots):
             if self._next_look_at:
@@ -197,7 +197,7 @@ class WaitDetector:
 
     def _finding(
         self, slots: Mapping[int, Slot | None], stuck: Mapping[int, StuckRank], now: float
-    ) -> Finding:
+    ) -> HangFinding:
         began = {rank: self._movement.moved_at(rank) or now for rank in stuck}
         first = min(stuck, key=lambda rank: (began[rank], rank))
         slot = slots[first]
@@ -206,7 +206,7 @@ class WaitDetector:
         if math.isfinite(stuck[first].until_seconds):
             missed = self._overdue_at(slot, stuck[first].until_seconds, now)
         phase = missed.phase if missed is not None else _phase(slot)
-        return Finding(
+        return HangFinding(
             stall=Stall(
                 cause=cause_of(phase),
                 culprits=(first, *(rank for rank in sorted(stuck) if rank != first)),

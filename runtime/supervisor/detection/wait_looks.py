@@ -16,7 +16,7 @@ from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
 from grpo_run.watchdog.processes import read_file
 from grpo_run.watchdog.run_processes import process_tree
 from grpo_run.watchdog.run_processes.remaining import runs_service
-from grpo_run.watchdog.waits.looks import UNKNOWN, Look, Process, Thread, Wait, WaitKind
+from grpo_run.watchdog.waits.looks import UNKNOWN, Process, RankLook, Wait, WaitingThread, WaitKind
 from grpo_run.watchdog.waits.system_calls import decode_wait, parse_system_call
 
 MAX_THREADS = 1000
@@ -34,7 +34,7 @@ class LookReader:
 
     def __init__(self) -> None:
         self.refused: dict[int, str] = {}
-        self._threads: dict[int, Thread] = {}
+        self._threads: dict[int, WaitingThread] = {}
 
     def forget(self) -> None:
         """Read every thread anew at the next look."""
@@ -48,7 +48,9 @@ class LookReader:
         thread, _ = self._read_thread(pid, pid, status)
         return thread.wait.kind in (WaitKind.futex, WaitKind.descriptors, WaitKind.child, WaitKind.sleep)
 
-    def read(self, pids: Mapping[int, int], idle_threads: Mapping[int, Collection[int]]) -> dict[int, Look]:
+    def read(
+        self, pids: Mapping[int, int], idle_threads: Mapping[int, Collection[int]]
+    ) -> dict[int, RankLook]:
         """Look at several ranks, with one scan of all processes.
 
         Args:
@@ -65,7 +67,7 @@ class LookReader:
                 if member not in found:
                     found[member] = self._read_process(rank, member, parent)
                     waiting.extend((child, member) for child in children.get(member, ()))
-            looks[rank] = Look(pid=pid, processes=found, idle_threads=frozenset(idle_threads[rank]))
+            looks[rank] = RankLook(pid=pid, processes=found, idle_threads=frozenset(idle_threads[rank]))
         return looks
 
     def _read_process(self, rank: int, pid: int, parent: int) -> Process:
@@ -104,7 +106,9 @@ class LookReader:
             helper=parent != 0 and runs_service(process_tree.read_arguments(pid)),
         )
 
-    def _read_thread(self, pid: int, tid: int, status: Mapping[bytes, bytes]) -> tuple[Thread, str | None]:
+    def _read_thread(
+        self, pid: int, tid: int, status: Mapping[bytes, bytes]
+    ) -> tuple[WaitingThread, str | None]:
         """Return one thread, and the kernel's refusal to show its system call.
 
         A thread that sleeps and has not been scheduled since the last look is in the same call still.
@@ -131,7 +135,9 @@ class LookReader:
                 wait = decode_wait(call, lambda address, size: read_memory(tid, address, size))
             if wait.kind is WaitKind.sleep and not _shares_clock(pid):
                 wait = UNKNOWN
-        thread = Thread(tid=tid, name=name, state=state, switches=switches, wait=wait, registers=registers)
+        thread = WaitingThread(
+            tid=tid, name=name, state=state, switches=switches, wait=wait, registers=registers
+        )
         if not refusal:
             self._threads[tid] = thread
         return thread, refusal

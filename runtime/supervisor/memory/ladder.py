@@ -17,8 +17,8 @@ from enum import Enum
 from grpo_run.runtime.memory.facts import MemoryFacts, split_differences, split_refusals
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.memory.prediction import (
-    Device,
-    Prediction,
+    DeviceFigures,
+    PeakPrediction,
     Traces,
     predict,
     rollout_rows,
@@ -51,7 +51,7 @@ class Rung(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class OutOfMemoryContext:
     """What the facts of a call do not say.
 
     Attributes:
@@ -67,7 +67,7 @@ Next = MemoryPlan | str | None
 """The next plan, or why the rung does not apply, as a clause; None if it does not concern the run at all."""
 
 
-def climb(rung: Rung, facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+def climb(rung: Rung, facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
     """Return the plan with one more change, or why it does not apply; None if it does not concern the run."""
     return _CHANGES[rung](facts, plan, around)
 
@@ -76,7 +76,7 @@ def _with(plan: MemoryPlan, **changes: object) -> MemoryPlan:
     return plan.model_copy(update=changes)
 
 
-def _micro_batch(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+def _micro_batch(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
     if refusals := split_refusals(facts):
         return "; ".join(refusals)
     rows = facts.per_device_train_batch_size
@@ -89,7 +89,7 @@ def _micro_batch(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> 
     return _with(plan, micro_batch_divisor=2 * plan.micro_batch_divisor)
 
 
-def _generation_sub_batches(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+def _generation_sub_batches(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
     if facts.generates.startswith("vllm"):
         return "vLLM forms its batches itself"
     if facts.generates == "continuous_batching":
@@ -105,7 +105,7 @@ def _generation_sub_batches(facts: MemoryFacts, plan: MemoryPlan, around: Surrou
     return _with(plan, generation_sub_batches=parts)
 
 
-def _gradient_checkpointing(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+def _gradient_checkpointing(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
     if facts.gradient_checkpointing or plan.gradient_checkpointing:
         return "gradient checkpointing is on already"
     if facts.checkpointing_set_later:
@@ -115,7 +115,7 @@ def _gradient_checkpointing(facts: MemoryFacts, plan: MemoryPlan, around: Surrou
     return _with(plan, gradient_checkpointing=True)
 
 
-def _optimizer_offload(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+def _optimizer_offload(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
     if facts.optimizer_offload or plan.optimizer_offload:
         return "the optimizer's state is in host memory already"
     if not facts.deepspeed or not facts.layout.startswith("deepspeed-zero"):
@@ -123,7 +123,7 @@ def _optimizer_offload(facts: MemoryFacts, plan: MemoryPlan, around: Surrounding
     return _with(plan, optimizer_offload=True)
 
 
-def _vllm_sleep(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+def _vllm_sleep(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
     if facts.generates != "vllm_colocate":
         return None
     if facts.vllm_sleep or plan.vllm_sleep:
@@ -131,7 +131,7 @@ def _vllm_sleep(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> N
     return _with(plan, vllm_sleep=True)
 
 
-def _vllm_share(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+def _vllm_share(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
     if facts.generates != "vllm_colocate":
         return None
     share = vllm_share(facts, plan)
@@ -143,7 +143,7 @@ def _vllm_share(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> N
     return _with(plan, vllm_gpu_memory_utilization=lower)
 
 
-def _larger_vllm_share(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+def _larger_vllm_share(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
     if facts.generates != "vllm_colocate":
         return None
     share = vllm_share(facts, plan)
@@ -155,7 +155,7 @@ def _larger_vllm_share(facts: MemoryFacts, plan: MemoryPlan, around: Surrounding
     return _with(plan, vllm_gpu_memory_utilization=larger)
 
 
-def _expandable_segments(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+def _expandable_segments(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
     if plan.expandable_segments:
         return "expandable segments are on already"
     if around.own_allocator_setting:
@@ -166,7 +166,7 @@ def _expandable_segments(facts: MemoryFacts, plan: MemoryPlan, around: Surroundi
     return _with(plan, expandable_segments=True)
 
 
-def _shorter_completions(facts: MemoryFacts, plan: MemoryPlan, around: Surroundings) -> Next:
+def _shorter_completions(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
     if not facts.generates:
         return None
     tokens = plan.max_completion_length or facts.max_completion_length
@@ -177,7 +177,7 @@ def _shorter_completions(facts: MemoryFacts, plan: MemoryPlan, around: Surroundi
     return _with(plan, max_completion_length=tokens // 2)
 
 
-_CHANGES: dict[Rung, Callable[[MemoryFacts, MemoryPlan, Surroundings], Next]] = {
+_CHANGES: dict[Rung, Callable[[MemoryFacts, MemoryPlan, OutOfMemoryContext], Next]] = {
     Rung.micro_batch: _micro_batch,
     Rung.generation_sub_batches: _generation_sub_batches,
     Rung.gradient_checkpointing: _gradient_checkpointing,
@@ -253,7 +253,7 @@ class PlanChange:
 
     rung: Rung
     plan: MemoryPlan
-    prediction: Prediction
+    prediction: PeakPrediction
     skipped: tuple[Skipped, ...]
     inexact: tuple[str, ...]
 
@@ -272,8 +272,8 @@ def next_change(
     facts: MemoryFacts,
     plan: MemoryPlan,
     *,
-    around: Surroundings,
-    device: Device,
+    around: OutOfMemoryContext,
+    device: DeviceFigures,
     fragmented: bool = False,
     cache_too_small: bool = False,
     allow_degrade: bool = False,
@@ -332,7 +332,7 @@ def next_change(
 
 
 def _climbed(
-    rungs: Sequence[Rung], facts: MemoryFacts, plan: MemoryPlan, around: Surroundings
+    rungs: Sequence[Rung], facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext
 ) -> Iterator[tuple[Rung, MemoryPlan | str]]:
     """Yield the plans of rungs in their order, or why a rung does not apply.
 
@@ -377,7 +377,7 @@ def inexact(facts: MemoryFacts, before: MemoryPlan, after: MemoryPlan) -> tuple[
 
 
 def proposals(
-    phase: MemoryPhase, facts: MemoryFacts, plan: MemoryPlan, around: Surroundings
+    phase: MemoryPhase, facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext
 ) -> tuple[str, ...]:
     """Return what would lower the peak of a phase and changes the experiment, as phrases with the present values."""
     if phase not in TRACED_PHASES | {MemoryPhase.generate}:

@@ -20,9 +20,9 @@ from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.memory.ladder import (
     Exhausted,
+    OutOfMemoryContext,
     PlanChange,
     Rung,
-    Surroundings,
     Tracer,
     next_change,
     no_traces,
@@ -30,14 +30,14 @@ from grpo_run.runtime.supervisor.memory.ladder import (
 )
 from grpo_run.runtime.supervisor.memory.prediction import (
     GPU_BYTES,
-    Device,
-    Prediction,
+    DeviceFigures,
+    PeakPrediction,
     divisor,
     micro_batch_rows,
     vllm_share,
 )
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.memory.error_patterns import Source
+from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.memory.shortage import OUTSIDE, MemoryPhase, Shortage
 from grpo_run.watchdog.observation import Phase
@@ -104,7 +104,7 @@ def sentences(
     return tuple(said)
 
 
-def _predicted(prediction: Prediction, phase: MemoryPhase) -> str:
+def _predicted(prediction: PeakPrediction, phase: MemoryPhase) -> str:
     saved = prediction.before_bytes - prediction.after_bytes
     if phase in OUTSIDE:
         return f"predicted to leave {size_text(saved)} more free"
@@ -214,7 +214,7 @@ class Situation:
 
     shortage: Shortage
     facts: MemoryFacts
-    around: Surroundings
+    around: OutOfMemoryContext
     start: str
     budget: int
     grown_bytes: int = 0
@@ -236,13 +236,13 @@ class Situation:
         return tried is not None and self.grown_bytes > 0 and self.grown_bytes >= tried - (free or 0)
 
     @property
-    def device(self) -> Device:
+    def device(self) -> DeviceFigures:
         """What the error says of the GPU."""
         figures = self.shortage.figures
         missing_bytes = None
         if figures.tried_bytes is not None and figures.free_bytes is not None:
             missing_bytes = max(0, figures.tried_bytes - figures.free_bytes)
-        return Device(
+        return DeviceFigures(
             capacity_bytes=figures.capacity_bytes or GPU_BYTES,
             unallocated_bytes=figures.unallocated_bytes,
             missing_bytes=missing_bytes,
@@ -311,7 +311,7 @@ def _next(history: History, situation: Situation, trace: Tracer, *, futile: bool
         around=situation.around,
         device=situation.device,
         fragmented=situation.fragmented,
-        cache_too_small=shortage.source is Source.vllm_cache,
+        cache_too_small=shortage.source is ErrorSource.vllm_cache,
         allow_degrade=situation.allow_degrade,
         trace=trace,
     )

@@ -47,7 +47,7 @@ FUSED = "adamw_torch_fused"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class DeviceFigures:
     """What the error says of the GPU, in bytes.
 
     Attributes:
@@ -85,7 +85,7 @@ class Traces:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
+class PeakPrediction:
     """Peaks of one phase with two plans.
 
     Attributes:
@@ -124,9 +124,9 @@ def predict(
     phase: MemoryPhase,
     before: MemoryPlan,
     after: MemoryPlan,
-    device: Device,
+    device: DeviceFigures,
     traces: Traces | None = None,
-) -> Prediction:
+) -> PeakPrediction:
     """Compare the peaks of a phase with two plans.
 
     Args:
@@ -135,12 +135,12 @@ def predict(
     traces = traces or Traces()
     traced_before, traced_after = traces.of(before, phase), traces.of(after, phase)
     if traced_before is not None and traced_after is not None:
-        return Prediction(
+        return PeakPrediction(
             before_bytes=round(traced_before) + _held(facts, phase, before, device),
             after_bytes=round(traced_after) + _held(facts, phase, after, device),
             traced=True,
         )
-    return Prediction(
+    return PeakPrediction(
         before_bytes=peak_bytes(facts, phase, before, device),
         after_bytes=peak_bytes(facts, phase, after, device),
         nominal=not knows_sizes(facts.model),
@@ -153,7 +153,7 @@ def knows_sizes(model: ModelFacts) -> bool:
     return min(model.parameter_bytes, model.layers, model.hidden_size) > 0
 
 
-def peak_bytes(facts: MemoryFacts, phase: MemoryPhase, plan: MemoryPlan, device: Device) -> int:
+def peak_bytes(facts: MemoryFacts, phase: MemoryPhase, plan: MemoryPlan, device: DeviceFigures) -> int:
     """Return the peak of one rank's memory in a phase in closed form, in bytes."""
     found = peaks(sizes_of(facts, plan))
     needed = {
@@ -202,7 +202,7 @@ def sizes_of(facts: MemoryFacts, plan: MemoryPlan) -> Sizes:
     )
 
 
-def _held(facts: MemoryFacts, phase: MemoryPhase, plan: MemoryPlan, device: Device) -> int:
+def _held(facts: MemoryFacts, phase: MemoryPhase, plan: MemoryPlan, device: DeviceFigures) -> int:
     """What is in use on the device beside the job's tensors, as far as a plan changes it."""
     held = 0
     sleeps = (facts.vllm_sleep or plan.vllm_sleep) and phase is not MemoryPhase.generate

@@ -9,17 +9,17 @@ import pytest
 
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.rank import consensus as exchange
-from grpo_run.runtime.rank.consensus import Call
+from grpo_run.runtime.rank.consensus import ConsensusCall
 from grpo_run.trainers import consensus
 from grpo_run.trainers import consensus as functions
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[ConsensusCall]:
     """The calls that are exchanged, each with another rank that agrees."""
-    made: list[Call] = []
+    made: list[ConsensusCall] = []
 
-    def answer(call: Call) -> list[list[int]]:
+    def answer(call: ConsensusCall) -> list[list[int]]:
         made.append(call)
         return [call.encode(), call.encode()]
 
@@ -27,7 +27,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     return made
 
 
-def test_a_call_names_the_line_of_the_script(calls: list[Call]) -> None:
+def test_a_call_names_the_line_of_the_script(calls: list[ConsensusCall]) -> None:
     """Of `any` and `all` where they are called, of `while_any` where it is called, whoever iterates over it."""
     assert consensus.any(True)
     assert not consensus.all(False)

@@ -8,7 +8,7 @@ import pytest
 
 from grpo_run.watchdog import learning_guards
 from grpo_run.watchdog.learning_observations import Observation, Series
-from grpo_run.watchdog.learning_rules import Alarm, Guard
+from grpo_run.watchdog.learning_rules import Alarm, LearningGuard
 
 Find = Callable[[Series, float | None], Alarm | None]
 
@@ -104,28 +104,28 @@ def test_no_observation_is_no_alarm(find: Find) -> None:
     [
         (
             learning_guards.find_capped_completions, [0.1] * 16 + [0.6, 0.7, 0.8, 0.9, 0.75], None,
-            (Guard.capped, 50, 42, "More than 50% of the completions have been ended by a limit since step 42: 75%."),
+            (LearningGuard.capped, 50, 42, "More than 50% of the completions have been ended by a limit since step 42: 75%."),
         ),
         (
             learning_guards.find_divergence, [0.1, 11.0, 12.0, 13.5], None,
-            (Guard.kl, 16, 12, "The KL divergence from the reference model has been above 10 since step 12: 13.5 nats per token."),
+            (LearningGuard.kl, 16, 12, "The KL divergence from the reference model has been above 10 since step 12: 13.5 nats per token."),
         ),
         (
             learning_guards.find_entropy_change, [0.5] * 16 + [0.0009, 0.0008, 0.0007], None,
-            (Guard.entropy, 46, 42, "The entropy of the policy has been below 0.001 since step 42: 0.0007 nats per token."),
+            (LearningGuard.entropy, 46, 42, "The entropy of the policy has been below 0.001 since step 42: 0.0007 nats per token."),
         ),
         (
             learning_guards.find_entropy_change, [0.5] * 16 + [4.0, 5.0, 6.0], None,
-            (Guard.entropy, 46, 42, "The entropy of the policy has been far above the 0.5 of the beginning since step 42: 6 nats per token."),
+            (LearningGuard.entropy, 46, 42, "The entropy of the policy has been far above the 0.5 of the beginning since step 42: 6 nats per token."),
         ),
         (
             learning_guards.find_zero_variance, [0.5, 1.0, 1.0, 1.0], 3,
-            (Guard.zero_variance, 16, 12, "All groups of the last 3 rollouts, since step 12, have equal rewards: the rewards teach nothing."),
+            (LearningGuard.zero_variance, 16, 12, "All groups of the last 3 rollouts, since step 12, have equal rewards: the rewards teach nothing."),
         ),
     ],
 )  # fmt: skip
 def test_an_alarm_says_since_when_and_how_bad(
-    find: Find, values: list[float], limit: float | None, alarm: tuple[Guard, int, int, str]
+    find: Find, values: list[float], limit: float | None, alarm: tuple[LearningGuard, int, int, str]
 ) -> None:
     """One observation every two steps: the steps are those of the observations, not their number."""
     found = find(series(values, every=2), limit)

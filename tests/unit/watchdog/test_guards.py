@@ -9,8 +9,8 @@ import pytest
 
 from grpo_run.watchdog import learning_guards
 from grpo_run.watchdog.learning_guards import judge
-from grpo_run.watchdog.learning_observations import MAX_LENGTH, History, Observation, StepValues
-from grpo_run.watchdog.learning_rules import Alarm, Guard, Response, Rules, Trip
+from grpo_run.watchdog.learning_observations import MAX_LENGTH, Observation, ObservationHistory, StepValues
+from grpo_run.watchdog.learning_rules import Alarm, GuardResponse, LearningGuard, Rules, Trip
 
 
 def series(*values: float) -> list[Observation]:
@@ -18,9 +18,11 @@ def series(*values: float) -> list[Observation]:
     return [Observation(step, value) for step, value in enumerate(values, start=1)]
 
 
-def run(values: list[StepValues], rules: Rules | None = None, history: History | None = None) -> list[Alarm]:
+def run(
+    values: list[StepValues], rules: Rules | None = None, history: ObservationHistory | None = None
+) -> list[Alarm]:
     """All alarms of a run of these steps."""
-    history, found = history or History(), []
+    history, found = history or ObservationHistory(), []
     for step, one in enumerate(values, start=1):
         history.add(step, one)
         found += judge(history, step, rules or Rules())
@@ -87,19 +89,19 @@ def test_nonfinite_trips_once_for_a_row_of_steps() -> None:
     good, bad = StepValues(), StepValues(finite=False)
     alarms = run([good, bad, bad, bad, good, bad])
     assert [(alarm.guard, alarm.step, alarm.onset) for alarm in alarms] == [
-        (Guard.nonfinite, 2, 2),
-        (Guard.nonfinite, 6, 6),
+        (LearningGuard.nonfinite, 2, 2),
+        (LearningGuard.nonfinite, 6, 6),
     ]
 
 
 def test_a_guard_that_is_off_is_not_asked() -> None:
     """Each of them alone."""
     bad = [StepValues(finite=False, zero_variance=1.0, kl=99.0, capped=1.0, entropy=1e-9)] * 40
-    limits = {Guard.capped: 0.5, Guard.entropy: 0.1}
+    limits = {LearningGuard.capped: 0.5, LearningGuard.entropy: 0.1}
     found = {alarm.guard for alarm in run(bad, Rules(limits=limits))}
-    assert found == set(Guard) - {Guard.reward}
+    assert found == set(LearningGuard) - {LearningGuard.reward}
     for guard in found:
-        rules = Rules(limits=limits, responses={guard: Response.off})
+        rules = Rules(limits=limits, responses={guard: GuardResponse.off})
         assert {alarm.guard for alarm in run(bad, rules)} == found - {guard}
 
 
@@ -117,10 +119,10 @@ def test_a_step_without_a_rollout_is_not_judged_again() -> None:
 
 def test_the_history_survives_json_exactly_and_is_bounded() -> None:
     """A resumed run raises the same alarms."""
-    history = History()
+    history = ObservationHistory()
     for step in range(1, 1000):
         history.add(step, StepValues(reward=math.sin(step) / 3, kl=math.nan, finite=step % 2 == 0))
-    copy = History.from_json(json.loads(json.dumps(history.as_json())))
+    copy = ObservationHistory.from_json(json.loads(json.dumps(history.as_json())))
     assert copy.as_json() == history.as_json()
     assert len(copy.series("reward")) == MAX_LENGTH
     assert len(copy.series("kl")) == 0
@@ -130,12 +132,12 @@ def test_the_history_survives_json_exactly_and_is_bounded() -> None:
 def test_a_damaged_history_is_a_value_error(value: object) -> None:
     """The caller begins without a history then."""
     with pytest.raises(ValueError):  # noqa: PT011 - several messages
-        History.from_json(value)
+        ObservationHistory.from_json(value)
 
 
 def test_a_trip_survives_json() -> None:
     """It travels in the error file of a rank."""
-    alarm = Alarm(guard=Guard.zero_variance, step=7, onset=5, sentence="No.")
-    trip = Trip.of(alarm, Response.roll_back)
+    alarm = Alarm(guard=LearningGuard.zero_variance, step=7, onset=5, sentence="No.")
+    trip = Trip.of(alarm, GuardResponse.roll_back)
     assert Trip.from_json(json.loads(json.dumps(trip.as_json()))) == trip
     assert trip.as_json()["guard"] == "zero-variance"

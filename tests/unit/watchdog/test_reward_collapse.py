@@ -9,7 +9,7 @@ import pytest
 
 from grpo_run.watchdog.learning_guards import find_reward_collapse
 from grpo_run.watchdog.learning_observations import Observation
-from grpo_run.watchdog.learning_rules import Guard
+from grpo_run.watchdog.learning_rules import LearningGuard
 
 SEEDS = 4
 STEPS = 300
@@ -157,5 +157,5 @@ def test_the_onset_is_the_first_value_nearer_to_the_present_than_to_the_level() 
         [Observation(3 * number, value) for number, value in enumerate(values)], None
     )
     assert alarm is not None
-    assert (alarm.guard, alarm.onset, alarm.step) == (Guard.reward, 3 * 41, 3 * 44)
+    assert (alarm.guard, alarm.onset, alarm.step) == (LearningGuard.reward, 3 * 41, 3 * 44)
     assert alarm.sentence == "The mean reward fell from 1 to 0.15 at step 123 and has stayed there."

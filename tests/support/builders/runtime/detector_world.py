@@ -14,11 +14,11 @@ import pytest
 from grpo_run.runtime.board import collective_log, slot_writer
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.processes import usage as families
-from grpo_run.runtime.processes.usage import FamilyUsage, Thread
+from grpo_run.runtime.processes.usage import FamilyUsage, ThreadUsage
 from grpo_run.runtime.supervisor.detection import collective_records, connections
 from grpo_run.runtime.supervisor.detection.connections import Connections
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.detection.wait_looks import LookReader
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
@@ -128,7 +128,7 @@ class World:
             for rank in range(self.board.slots)
         }
 
-    def scan(self) -> Finding | None:
+    def scan(self) -> HangFinding | None:
         """Scan once; every running interpreter has just stamped its heartbeat."""
         if self.board.has_full_size:
             for rank, writer in enumerate(self.writers):
@@ -138,7 +138,7 @@ class World:
 
     def advance(
         self, seconds: float, *, every: float = 0.1, doing: Callable[[], None] = lambda: None
-    ) -> Finding | None:
+    ) -> HangFinding | None:
         """Scan for this long; stop at the first finding."""
         until = self.now + seconds
         while self.now < until - 1e-9:
@@ -222,12 +222,12 @@ class World:
         cpu_seconds = sum(self.cpu[rank] for rank in ranks)
         return FamilyUsage(members=frozenset(members), cpu_seconds=cpu_seconds, io_bytes=sum(told))
 
-    def _family_threads(self, members: list[int]) -> dict[int, Thread]:
+    def _family_threads(self, members: list[int]) -> dict[int, ThreadUsage]:
         threads = {
-            pid: Thread("python", self.process_state[pid - 100], self.cpu[pid - 100]) for pid in members
+            pid: ThreadUsage("python", self.process_state[pid - 100], self.cpu[pid - 100]) for pid in members
         }
         if self.some_thread_runs:
-            threads |= {pid + 100: Thread("worker", "R", 0.0) for pid in members}
+            threads |= {pid + 100: ThreadUsage("worker", "R", 0.0) for pid in members}
         return threads
 
     def _connections(

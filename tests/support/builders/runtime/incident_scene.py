@@ -13,7 +13,7 @@ from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.supervisor import incident
 from grpo_run.runtime.supervisor.attempt import Attempt, Exits
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.incident import IncidentContext, investigate
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
@@ -106,10 +106,10 @@ class Scene:
         return Evidence(missing=["no py-spy"], stacks={}, complete_at=0.0)
 
 
-def stall(cause: Cause = Cause.reward_stall) -> Finding:
+def stall(cause: Cause = Cause.reward_stall) -> HangFinding:
     """A finding that rank 1 hangs."""
     found = Stall(
         cause=cause, culprits=(1,), waiters=(0,), phase=Phase.reward, deadline_seconds=8.0, waited_seconds=9.0,
         sentence="Rank 1 hangs.",
     )  # fmt: skip
-    return Finding(stall=found, began_at_seconds=0.0)
+    return HangFinding(stall=found, began_at_seconds=0.0)

@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 from grpo_run.cli.main import main
 from grpo_run.cli.planning.options import build_parser, parse_size
 from grpo_run.cli.planning.requested_job import job_of
-from grpo_run.cli.planning.source import Source
+from grpo_run.cli.planning.source import JobSource
 from grpo_run.cli.planning.sources import read_source
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning.job import Job
@@ -103,7 +103,7 @@ def test_sizes_are_decimal_or_binary() -> None:
     assert parse_size("--gpu", "80 GiB") == 80 << 30
 
 
-def _source(tmp_path: Path, text: str) -> Source:
+def _source(tmp_path: Path, text: str) -> JobSource:
     script = tmp_path / "train.py"
     script.write_text(text)
     return read_source(str(script))

@@ -15,7 +15,7 @@ from grpo_run.cli.planning.explained import Explained, explained_json, print_exp
 from grpo_run.cli.planning.output import print_plan, sentences, verdict
 from grpo_run.cli.planning.report import as_json
 from grpo_run.runtime.planning.explaining import Explanation, ranked, without_effect
-from grpo_run.runtime.planning.prediction import Fit, PhaseMemory
+from grpo_run.runtime.planning.prediction import Fit, PredictedPhase
 
 MIB = 1 << 20
 ALONE = [
@@ -98,7 +98,7 @@ def test_a_length_that_the_model_limits_is_not_said_to_be_limited_by_memory() ->
 def test_a_small_job_is_printed_in_mib(capsys: pytest.CaptureFixture[str]) -> None:
     """In GiB all its figures would be 0.00."""
     held = {"weights": 3.0 * MIB, "activations": 1.5 * MIB}
-    memory = PhaseMemory(
+    memory = PredictedPhase(
         traced=held, extra={}, allocated_bytes=4.5 * MIB, low_bytes=4.5 * MIB, high_bytes=4.5 * MIB
     )
     print_plan(a_report(prediction=a_prediction(phases={"backward": memory}, terms=[], closed_form={})))

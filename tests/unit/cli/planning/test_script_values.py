@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from grpo_run.cli.planning.source import Source
+from grpo_run.cli.planning.source import JobSource
 from grpo_run.cli.planning.sources import read_source
 
 NAME = "per_device_train_batch_size"
 
 
-def _source(tmp_path: Path, text: str) -> Source:
+def _source(tmp_path: Path, text: str) -> JobSource:
     script = tmp_path / "train.py"
     script.write_text(text)
     return read_source(str(script))

@@ -9,7 +9,7 @@ import pytest
 from grpo_run.cli.main import main
 from grpo_run.cli.planning.options import build_parser
 from grpo_run.cli.planning.requested_job import job_of
-from grpo_run.cli.planning.source import Source
+from grpo_run.cli.planning.source import JobSource
 from grpo_run.cli.planning.sources import read_source
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning.job import Job
@@ -17,7 +17,7 @@ from grpo_run.runtime.planning.job import Job
 BASE = "model_name_or_path: some/model\ndataset_name: some/data\n"
 
 
-def _source(tmp_path: Path, text: str, algorithm: str | None = None) -> Source:
+def _source(tmp_path: Path, text: str, algorithm: str | None = None) -> JobSource:
     path = tmp_path / "job.yaml"
     path.write_text(BASE + text)
     return read_source(str(path), algorithm)

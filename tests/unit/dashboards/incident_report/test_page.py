@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.incidents import HOSTILE, SENTENCE, write_incident
 
-from grpo_run.dashboards.incident_report.contents import Report, find_incident, read_report
+from grpo_run.dashboards.incident_report.contents import IncidentReport, find_incident, read_report
 from grpo_run.dashboards.incident_report.page import NO_VERDICT, build
 from grpo_run.dashboards.incident_report.timeline_chart import MIN_SHOWN_SECONDS, timeline_figure
 from grpo_run.runtime.errors import RunDirectoryError
@@ -48,7 +48,7 @@ class Page(HTMLParser):
             self.words.append(data)
 
 
-def read(root: Path, **changes: Any) -> Report:
+def read(root: Path, **changes: Any) -> IncidentReport:
     """Write a run with one incident, and read its report."""
     run = write_incident(root, **changes)
     return read_report(run, find_incident(run, None))

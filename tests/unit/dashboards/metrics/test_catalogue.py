@@ -18,7 +18,7 @@ from grpo_run.dashboards.metrics.metric import (
     INCIDENT_CAUSES,
     RUN_STATES,
     Metric,
-    Observation,
+    RunObservation,
 )
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.rewards import RewardLatency
@@ -28,14 +28,14 @@ from grpo_run.watchdog.observation import Phase, Slot
 REPOSITORY = Path(__file__).parents[4]
 
 
-def observation_of(status: RunStatus) -> Observation:
+def observation_of(status: RunStatus) -> RunObservation:
     """An observation of the status at 1000 s of monotonic time."""
-    return Observation(
+    return RunObservation(
         status=status, slots=status.slots, first_rank=0, monotonic_seconds=1000.0, wall_seconds=200.0
     )
 
 
-def samples(name: str, observation: Observation) -> dict[tuple[str, ...], float | None]:
+def samples(name: str, observation: RunObservation) -> dict[tuple[str, ...], float | None]:
     """The samples of one metric of the catalogue, by label values."""
     (metric,) = [metric for metric in RUN_METRICS if metric.name == name]
     pairs = list(metric.read(observation))

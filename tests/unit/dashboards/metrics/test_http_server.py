@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from grpo_run.dashboards.metrics import http_server
 from grpo_run.dashboards.metrics.address import listen
-from grpo_run.dashboards.metrics.http_server import HttpServer, Request, Response, parse_head
+from grpo_run.dashboards.metrics.http_server import HttpResponse, HttpServer, Request, parse_head
 
 DEADLINE_SECONDS = 20.0
 REQUEST = b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -24,7 +24,7 @@ REQUEST = b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n"
 class Served:
     """A server in a thread, and its clients."""
 
-    def __init__(self, respond: Callable[[Request], Response], max_connections: int) -> None:
+    def __init__(self, respond: Callable[[Request], HttpResponse], max_connections: int) -> None:
         listening = listen("127.0.0.1", 0)
         self.address = listening.getsockname()
         self.server = HttpServer(listening, respond, max_connections=max_connections)
@@ -67,7 +67,7 @@ def serve() -> Iterator[Callable[..., Served]]:
     started: list[Served] = []
 
     def begin(
-        respond: Callable[[Request], Response] = lambda request: Response(body=request.path.encode()),
+        respond: Callable[[Request], HttpResponse] = lambda request: HttpResponse(body=request.path.encode()),
         max_connections: int = 4,
     ) -> Served:
         started.append(Served(respond, max_connections))
@@ -160,10 +160,10 @@ def test_what_is_not_http_is_refused(serve: Callable[..., Served], request_bytes
 def test_an_exception_is_answered_and_the_server_goes_on(serve: Callable[..., Served]) -> None:
     """Status 500 in one line."""
 
-    def respond(request: Request) -> Response:
+    def respond(request: Request) -> HttpResponse:
         if request.path == "/page":
             raise KeyError("rank")
-        return Response(body=b"fine")
+        return HttpResponse(body=b"fine")
 
     served = serve(respond)
     with capture_logs() as logs:
@@ -177,7 +177,7 @@ def test_an_exception_is_answered_and_the_server_goes_on(serve: Callable[..., Se
 def test_a_large_answer_arrives_whole(serve: Callable[..., Served]) -> None:
     """It does not fit into the socket's buffer."""
     body = bytes(range(256)) * 40_000
-    answer = serve(lambda request: Response(body=body)).get()
+    answer = serve(lambda request: HttpResponse(body=body)).get()
     assert answer.partition(b"\r\n\r\n")[2] == body
 
 
@@ -186,7 +186,7 @@ def test_a_client_that_does_not_read_is_closed(
 ) -> None:
     """Otherwise a few of them would occupy the server."""
     monkeypatch.setattr(http_server, "WRITE_SECONDS", 0.2)
-    served = serve(lambda request: Response(body=bytes(20_000_000)), max_connections=2)
+    served = serve(lambda request: HttpResponse(body=bytes(20_000_000)), max_connections=2)
     for _ in range(2):
         client = served.connect()
         client.sendall(REQUEST)
@@ -204,9 +204,9 @@ def test_requests_beyond_the_limit_are_refused_while_one_is_answered(serve: Call
     """They do not wait in memory."""
     release = threading.Event()
 
-    def respond(request: Request) -> Response:
+    def respond(request: Request) -> HttpResponse:
         release.wait(DEADLINE_SECONDS)
-        return Response(body=b"late")
+        return HttpResponse(body=b"late")
 
     served = serve(respond, max_connections=4)
     waiting = [served.connect() for _ in range(4)]

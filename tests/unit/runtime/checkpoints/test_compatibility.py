@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.runtime.checkpoints.compatibility import (
-    Batch,
+    BatchGeometry,
     NamedShape,
     SavedTensor,
     describe_model_difference,
@@ -18,14 +18,14 @@ from grpo_run.runtime.checkpoints.compatibility import (
     explain_world_size_mismatch,
 )
 
-EIGHT = Batch(ranks=2, per_device=4, accumulation=1)
+EIGHT = BatchGeometry(ranks=2, per_device=4, accumulation=1)
 
 
 def explain(**changes: Any) -> str | None:
     """The result for checkpoint-40, written by two ranks, in a run of one rank."""
     fields: dict[str, Any] = {
         "written_by": 2, "layout": "ddp", "written_batch": EIGHT,
-        "current_batch": Batch(ranks=1, per_device=4, accumulation=1), "ranks": 1,
+        "current_batch": BatchGeometry(ranks=1, per_device=4, accumulation=1), "ranks": 1,
     }  # fmt: skip
     return explain_world_size_mismatch("checkpoint-40", **(fields | changes))
 
@@ -43,14 +43,17 @@ def test_a_mismatch_names_every_setting_that_fits() -> None:
 @pytest.mark.parametrize("layout", ["ddp", None])
 def test_replicated_state_loads_at_another_world_size_with_the_same_batch(layout: str | None) -> None:
     """The batch may be distributed differently over ranks and accumulation steps."""
-    for now in (Batch(ranks=1, per_device=8, accumulation=1), Batch(ranks=1, per_device=2, accumulation=4)):
+    for now in (
+        BatchGeometry(ranks=1, per_device=8, accumulation=1),
+        BatchGeometry(ranks=1, per_device=2, accumulation=4),
+    ):
         assert explain(layout=layout, current_batch=now) is None
 
 
 @pytest.mark.parametrize("layout", ["deepspeed-zero2", "deepspeed-zero3", "fsdp2", "tensor-parallel"])
 def test_sharded_state_loads_only_at_its_own_world_size(layout: str) -> None:
     """The batch does not matter; the message names the layout and the number of ranks."""
-    text = explain(layout=layout, current_batch=Batch(ranks=1, per_device=8, accumulation=1))
+    text = explain(layout=layout, current_batch=BatchGeometry(ranks=1, per_device=8, accumulation=1))
     assert text is not None
     assert layout in text
     assert text.endswith("start 2 ranks")
@@ -78,8 +81,8 @@ def test_every_suggested_setting_gives_the_saved_batch(
     written: tuple[int, int, int], now: tuple[int, int, int]
 ) -> None:
     """Property: each setting in the message, applied alone, gives the same samples per optimizer step."""
-    before = Batch(ranks=written[0], per_device=written[1], accumulation=written[2])
-    current = Batch(ranks=now[0], per_device=now[1], accumulation=now[2])
+    before = BatchGeometry(ranks=written[0], per_device=written[1], accumulation=written[2])
+    current = BatchGeometry(ranks=now[0], per_device=now[1], accumulation=now[2])
     text = explain(written_batch=before, written_by=before.ranks, current_batch=current, ranks=current.ranks)
     if text is None:
         assert before.ranks == current.ranks or before.samples == current.samples
@@ -188,8 +191,8 @@ def test_only_settings_that_give_the_written_batch_are_suggested(
 ) -> None:
     """Each suggestion multiplies out to the samples per step of the checkpoint."""
 
-    def batch(numbers: tuple[int, int, int]) -> Batch:
-        return Batch(ranks=numbers[0], per_device=numbers[1], accumulation=numbers[2])
+    def batch(numbers: tuple[int, int, int]) -> BatchGeometry:
+        return BatchGeometry(ranks=numbers[0], per_device=numbers[1], accumulation=numbers[2])
 
     text = explain(
         written_by=written[0], ranks=now[0] + 20, written_batch=batch(written), current_batch=batch(now)
@@ -201,8 +204,8 @@ def test_only_settings_that_give_the_written_batch_are_suggested(
 def test_counts_are_compared_by_value() -> None:
     """Numbers read from a manifest are other objects than the script's, also above CPython's small integers."""
     assert explain(written_by=int("1000"), ranks=int("1000")) is None
-    big = Batch(ranks=int("20"), per_device=int("100"), accumulation=1)
-    now = Batch(ranks=int("10"), per_device=int("200"), accumulation=1)
+    big = BatchGeometry(ranks=int("20"), per_device=int("100"), accumulation=1)
+    now = BatchGeometry(ranks=int("10"), per_device=int("200"), accumulation=1)
     assert explain(written_by=20, ranks=10, written_batch=big, current_batch=now) is None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.history.status import Wait, find_wait, waiting_text
+from grpo_run.runtime.history.status import WaitLine, find_wait, waiting_text
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
@@ -22,7 +22,9 @@ def awaited(deadline_seconds: float = 600.0, **changes: Any) -> AwaitedRank:
     return AwaitedRank(**(fields | changes))
 
 
-def wait_after(seconds: float, step_seconds: float | None, deadline_seconds: float = 600.0) -> Wait | None:
+def wait_after(
+    seconds: float, step_seconds: float | None, deadline_seconds: float = 600.0
+) -> WaitLine | None:
     """What is shown after the wait has lasted for `seconds`."""
     return find_wait(awaited(deadline_seconds), (), now=1000.0 + seconds, step_seconds=step_seconds)
 
@@ -131,7 +133,7 @@ def test_silence_is_not_shown_if_it_is_usual_or_not_certain(slot: Callable[..., 
     """A rank works, is not in `train()`, or cannot be read; or steps are long."""
     quiet = slot(Phase.reward)
 
-    def wait(*slots: Slot | None, step_seconds: float | None = None) -> Wait | None:
+    def wait(*slots: Slot | None, step_seconds: float | None = None) -> WaitLine | None:
         return find_wait(None, slots, now=1041.0, step_seconds=step_seconds)
 
     assert wait(quiet) is not None

@@ -6,17 +6,17 @@ import pytest
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.guard_options import parse_guards
-from grpo_run.watchdog.learning_rules import DEFAULT_RESPONSES, Guard, Response
+from grpo_run.watchdog.learning_rules import DEFAULT_RESPONSES, GuardResponse, LearningGuard
 
 
 def test_defaults_and_settings() -> None:
     """Non-finite rolls back and the others warn; a later setting of the same guard wins, with its limit."""
     rules = parse_guards([])
-    assert {guard: rules.response(guard) for guard in Guard} == dict(DEFAULT_RESPONSES)
+    assert {guard: rules.response(guard) for guard in LearningGuard} == dict(DEFAULT_RESPONSES)
     rules = parse_guards(["kl=stop:5", "capped=warn:0.3", "kl=off", "zero_variance=roll_back:12"])
-    assert rules.response(Guard.kl) is Response.off
-    assert rules.response(Guard.zero_variance) is Response.roll_back
-    assert rules.limits == {Guard.capped: 0.3, Guard.zero_variance: 12.0}
+    assert rules.response(LearningGuard.kl) is GuardResponse.off
+    assert rules.response(LearningGuard.zero_variance) is GuardResponse.roll_back
+    assert rules.limits == {LearningGuard.capped: 0.3, LearningGuard.zero_variance: 12.0}
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning.allocator import unused_bytes
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.prediction import Fit, Point, fit
-from grpo_run.runtime.planning.timeline import Mark, Timeline, highest, peaks
+from grpo_run.runtime.planning.timeline import AllocationTimeline, Mark, highest, peaks
 
 MIB = 1 << 20
 
 
-def _timeline(events: list[int], sizes: list[int]) -> Timeline:
-    return Timeline(
+def _timeline(events: list[int], sizes: list[int]) -> AllocationTimeline:
+    return AllocationTimeline(
         sizes=sizes,
         kinds=["activations"] * len(sizes),
         events=events,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from support.predictions import GIB
 
-from grpo_run.runtime.planning.explaining import Growth, Kept
+from grpo_run.runtime.planning.explaining import GrowthPerStep, Kept
 
 KEPT = [
     Kept(name="small", what="a small thing", step_bytes=0.1 * GIB),
     Kept(name="middle", what="a thing of one GiB", step_bytes=1.0 * GIB),
     Kept(name="large", what="a large thing", step_bytes=30.0 * GIB),
 ]
-GROWTH = Growth(start_bytes=2.0 * GIB, steps=(12, 24), kept=KEPT)
+GROWTH = GrowthPerStep(start_bytes=2.0 * GIB, steps=(12, 24), kept=KEPT)
 
 
 def test_what_reaches_the_size_in_one_of_the_steps_fits_and_comes_first() -> None:

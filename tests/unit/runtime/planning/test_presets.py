@@ -11,7 +11,7 @@ from support.predictions import GIB, SHAPE, a_prediction
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning.changes import candidates, estimate, largest_batch
 from grpo_run.runtime.planning.job import Job
-from grpo_run.runtime.planning.prediction import Fit, PhaseMemory, Prediction
+from grpo_run.runtime.planning.prediction import Fit, PredictedPhase, Prediction
 from grpo_run.runtime.planning.presets import PRESETS, choose
 from grpo_run.runtime.planning.terms import terms
 
@@ -34,7 +34,7 @@ class Arithmetic:
         self.predicted.append(job)
         token = TOKEN_BYTES / (4 if job.checkpointing else 1)
         size = 8 * GIB + token * job.tokens
-        memory = PhaseMemory(
+        memory = PredictedPhase(
             traced={"activations": size}, extra={}, allocated_bytes=size, low_bytes=size, high_bytes=size
         )
         fit = Fit(fixed_bytes=8 * GIB, token_bytes=token * (0.5 if self.fits_are_low else 1), pair_bytes=0.0)
@@ -110,7 +110,7 @@ def test_the_largest_micro_batch_makes_whole_groups(ranks: int, parts: int, unit
 def test_the_rows_of_a_whole_rollout_are_generated_at_once() -> None:
     """A fit over the micro-batch is asked for the rows of all of them."""
     predictor: Any = Arithmetic(80 * GIB)
-    memory = PhaseMemory(traced={}, extra={}, allocated_bytes=0, low_bytes=0, high_bytes=0)
+    memory = PredictedPhase(traced={}, extra={}, allocated_bytes=0, low_bytes=0, high_bytes=0)
     fit = Fit(fixed_bytes=0.0, token_bytes=1.0, pair_bytes=0.0)
     job = replace(JOB, device="cpu")
     fitted = a_prediction(job=job, phases={"generate": memory}, terms=[], fits={("generate", 0): fit})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo_run.runtime.planning import series
-from grpo_run.runtime.planning.timeline import Mark, Timeline
+from grpo_run.runtime.planning.timeline import AllocationTimeline, Mark
 
 
 def test_an_instant_keeps_the_highest_of_all_events_that_fall_into_it() -> None:
@@ -13,7 +13,7 @@ def test_an_instant_keeps_the_highest_of_all_events_that_fall_into_it() -> None:
         event for number in range(1000) for event in ((number, ~number) if number != 500 else (number,))
     ]
     sizes[501] = 70
-    timeline = Timeline(
+    timeline = AllocationTimeline(
         sizes=sizes,
         kinds=["activations"] * 1000,
         events=events,
@@ -31,7 +31,7 @@ def test_an_instant_keeps_the_highest_of_all_events_that_fall_into_it() -> None:
 
 def test_windows_of_a_phase_are_one_phase() -> None:
     """The head's windows divide a phase into three, and other steps are left out."""
-    timeline = Timeline(
+    timeline = AllocationTimeline(
         sizes=[5, 7, 9],
         kinds=["weights", "logits", "activations"],
         events=[0, 1, ~1, 2],

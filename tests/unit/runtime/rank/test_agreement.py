@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.runtime.errors import ConsensusError
-from grpo_run.runtime.rank.consensus import CALL_NUMBERS, FUNCTIONS, Call, CallSite, agree
+from grpo_run.runtime.rank.consensus import CALL_NUMBERS, FUNCTIONS, CallSite, ConsensusCall, agree
 
 SITES = st.builds(
     CallSite,
@@ -20,16 +20,16 @@ SITES = st.builds(
 )
 
 
-def call(function: str = "any", line: int = 12, *, flag: bool = False, file: str = "/a/train.py", iteration: int = 0, ordinal: int = 4) -> Call:  # fmt: skip
+def call(function: str = "any", line: int = 12, *, flag: bool = False, file: str = "/a/train.py", iteration: int = 0, ordinal: int = 4) -> ConsensusCall:  # fmt: skip
     """Return a call in `main`."""
     site = CallSite(function=function, file=file, line=line, caller="main")
-    return Call(site=site, flag=flag, ordinal=ordinal, iteration=iteration)
+    return ConsensusCall(site=site, flag=flag, ordinal=ordinal, iteration=iteration)
 
 
 @given(site=SITES, flags=st.lists(st.booleans(), min_size=2, max_size=8), iteration=st.integers(0, 10**9))
 def test_ranks_at_the_same_call_get_the_decision(site: CallSite, flags: list[bool], iteration: int) -> None:
     """`any` and `while_any` are true if one flag is, `all` if all are; on every rank."""
-    calls = [Call(site=site, flag=flag, ordinal=7, iteration=iteration) for flag in flags]
+    calls = [ConsensusCall(site=site, flag=flag, ordinal=7, iteration=iteration) for flag in flags]
     answers = [one.encode() for one in calls]
     expected = builtins.all(flags) if site.function == "all" else builtins.any(flags)
     assert [agree(one, answers) for one in calls] == [expected] * len(calls)
@@ -38,12 +38,12 @@ def test_ranks_at_the_same_call_get_the_decision(site: CallSite, flags: list[boo
 @given(site=SITES, flag=st.booleans(), ordinal=st.integers(1, 2**40), iteration=st.integers(0, 2**40))
 def test_a_call_is_received_as_it_was_sent(site: CallSite, flag: bool, ordinal: int, iteration: int) -> None:
     """All numbers fit into a signed 64-bit integer and are not negative."""
-    sent = Call(site=site, flag=flag, ordinal=ordinal, iteration=iteration)
+    sent = ConsensusCall(site=site, flag=flag, ordinal=ordinal, iteration=iteration)
     numbers = sent.encode()
     assert len(numbers) == CALL_NUMBERS
     assert min(numbers) >= 0
     assert max(numbers) < 2**63
-    assert Call.decode(numbers) == sent
+    assert ConsensusCall.decode(numbers) == sent
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_call_is_received_as_it_was_sent(site: CallSite, flag: bool, ordinal: 
         (call(file="/a/loop.py"), "consensus.any at loop.py:12 in main (call 4)"),
     ],
 )
-def test_ranks_at_different_calls_get_an_error_that_names_both(other: Call, named: str) -> None:
+def test_ranks_at_different_calls_get_an_error_that_names_both(other: ConsensusCall, named: str) -> None:
     """The same error on every rank. The first line, which a report quotes, names ranks, functions, lines and counts."""
     answers = [call(flag=True).encode(), other.encode()]
     errors = []
@@ -114,12 +114,12 @@ def test_many_ranks_are_grouped_by_place() -> None:
 
 def test_long_names_are_cut_on_every_rank_alike() -> None:
     """The file loses its beginning, the function its end; umlauts may lose a half."""
-    own = Call(
+    own = ConsensusCall(
         site=CallSite(function="any", file="/ä" * 200 + "/train.py", line=1, caller="é" * 100),
         flag=True,
         ordinal=1,
     )
-    received = Call.decode(own.encode())
+    received = ConsensusCall.decode(own.encode())
     assert received is not None
     assert received.site.file.endswith("/train.py")
     assert agree(own, [own.encode(), own.encode()])

@@ -11,7 +11,7 @@ import pytest
 
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.snapshots.index import (
-    Record,
+    BufferRecord,
     SafetensorsFile,
     SnapshotIndex,
     TorchFile,
@@ -22,13 +22,16 @@ from grpo_run.runtime.snapshots.index import (
 
 def torch_file(path: str = "optimizer.pt", size: int = 100) -> TorchFile:
     """A file with two records."""
-    records = (Record(name="data.pkl", offset=0, size=10), Record(name="data/0", offset=64, size=size))
+    records = (
+        BufferRecord(name="data.pkl", offset=0, size=10),
+        BufferRecord(name="data/0", offset=64, size=size),
+    )
     return TorchFile(path=path, records=records, compute_crc32=True, storage_alignment=64)
 
 
 def weights(path: str = "model.safetensors") -> SafetensorsFile:
     """A file with one record."""
-    return SafetensorsFile(path=path, records=(Record(name="file", offset=192, size=7),))
+    return SafetensorsFile(path=path, records=(BufferRecord(name="file", offset=192, size=7),))
 
 
 def test_an_index_is_restored_from_json(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.snapshots import writer
 from grpo_run.runtime.snapshots.buffer import SnapshotBuffer, SnapshotBufferReader
-from grpo_run.runtime.snapshots.index import Record, SafetensorsFile, SnapshotIndex, TorchFile
+from grpo_run.runtime.snapshots.index import BufferRecord, SafetensorsFile, SnapshotIndex, TorchFile
 from grpo_run.runtime.snapshots.writer import write_files
 
 CONTENT = b"0123456789" * 100
@@ -31,13 +31,13 @@ def reader(tmp_path: Path) -> Iterator[SnapshotBufferReader]:
 def weights(path: str, size: int = len(CONTENT)) -> SnapshotIndex:
     """An index of one file that consists of the buffer's bytes."""
     return SnapshotIndex(
-        files=[SafetensorsFile(path=path, records=(Record(name="file", offset=0, size=size),))]
+        files=[SafetensorsFile(path=path, records=(BufferRecord(name="file", offset=0, size=size),))]
     )
 
 
 def archive(path: str, size: int = len(CONTENT)) -> SnapshotIndex:
     """An index of one torch archive with one record."""
-    record = Record(name="data/0", offset=0, size=size)
+    record = BufferRecord(name="data/0", offset=0, size=size)
     return SnapshotIndex(
         files=[TorchFile(path=path, records=(record,), compute_crc32=True, storage_alignment=64)]
     )

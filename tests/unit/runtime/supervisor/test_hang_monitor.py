@@ -14,7 +14,7 @@ from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.supervisor import hang_monitor
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.hang_monitor import HangMonitor
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import OpenPhase, Phase
@@ -133,7 +133,7 @@ def test_a_slow_step_is_reported_once_and_one_without_an_end_is_found(
     )  # type: ignore[arg-type]
     phases = (OpenPhase(phase=Phase.forward_backward, since_seconds=now),)
 
-    def poll(*, works: bool) -> Finding | None:
+    def poll(*, works: bool) -> HangFinding | None:
         nonlocal now
         now += 1.0
         worked = now if works else 1700.0

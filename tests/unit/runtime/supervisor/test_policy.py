@@ -11,13 +11,15 @@ from grpo_run.runtime.history.recovery import Action, Decision, orders_of, pendi
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.supervisor.policy import SAME_PLACE_STEPS, decide
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.learning_rules import Guard, Response, Trip
+from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Trip
 from grpo_run.watchdog.verdict import Verdict
 
 
-def trip(guard: Guard = Guard.reward, *, step: int = 60, onset: int = 58, **fields: Any) -> Trip:
+def trip(
+    guard: LearningGuard = LearningGuard.reward, *, step: int = 60, onset: int = 58, **fields: Any
+) -> Trip:
     """A trip of a guard."""
-    fields = {"response": Response.roll_back, "sentence": "It fell.", **fields}
+    fields = {"response": GuardResponse.roll_back, "sentence": "It fell.", **fields}
     return Trip(guard=guard, step=step, onset=onset, **fields)
 
 
@@ -80,8 +82,8 @@ def test_the_order_of_the_repetitions() -> None:
 def test_a_gradient_belongs_to_the_samples_of_its_own_step() -> None:
     """Fresh samples before it would give up equality for nothing."""
     story = Story()
-    story.trips(trip(Guard.nonfinite, step=60, onset=60))
-    assert story.trips(trip(Guard.nonfinite, step=60, onset=60)).fresh_from == 60
+    story.trips(trip(LearningGuard.nonfinite, step=60, onset=60))
+    assert story.trips(trip(LearningGuard.nonfinite, step=60, onset=60)).fresh_from == 60
 
 
 def test_a_delayed_collapse_is_the_same_one() -> None:
@@ -97,7 +99,7 @@ def test_a_delayed_collapse_is_the_same_one() -> None:
     ("later", "call"),
     [
         (trip(step=61 + SAME_PLACE_STEPS, onset=80), 1),
-        (trip(Guard.kl), 1),
+        (trip(LearningGuard.kl), 1),
         (trip(), 2),
     ],
 )
@@ -124,7 +126,7 @@ def test_another_fault_in_between_changes_nothing() -> None:
 
 def test_stop_stops_and_the_budget_holds() -> None:
     """A guard that is set to stop; a run that may not restart; nothing to go back to."""
-    assert Story().trips(trip(response=Response.stop)).action is Action.stop
+    assert Story().trips(trip(response=GuardResponse.stop)).action is Action.stop
     assert Story(Budget(failures_without_progress=0)).trips(trip()).action is Action.stop
     decision = Story().trips(trip(), can_go_back=False)
     assert decision.action is Action.stop

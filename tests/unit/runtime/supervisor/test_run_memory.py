@@ -18,7 +18,7 @@ from grpo_run.runtime.memory.files import write_facts
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.run_memory import RunMemory, config_for_ranks, signature_with_plan
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.memory.error_patterns import Source
+from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.figures import Figures
 from grpo_run.watchdog.memory.shortage import MemoryPhase, Shortage
 from grpo_run.watchdog.verdict import Verdict
@@ -28,7 +28,7 @@ def out_of_memory(phase: MemoryPhase = MemoryPhase.backward, cause: Cause = Caus
     return Verdict(
         cause=cause, culprits=(1,), step=3, phase="forward_backward", confidence="proved", sentence="It failed.",
         signature="gpu_oom:backward:step3", deterministic=True,
-        shortage=Shortage(cause=cause, source=Source.allocator, phase=phase, text="CUDA out of memory.", figures=Figures()),
+        shortage=Shortage(cause=cause, source=ErrorSource.allocator, phase=phase, text="CUDA out of memory.", figures=Figures()),
     )  # fmt: skip
 
 

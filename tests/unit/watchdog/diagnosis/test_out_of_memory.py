@@ -10,7 +10,7 @@ import pytest
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.diagnosis.exits import diagnose_exits
 from grpo_run.watchdog.diagnosis.lost_peers import is_victim, reports_lost_peer
-from grpo_run.watchdog.memory.error_patterns import Source
+from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.shortage import MemoryPhase
 from grpo_run.watchdog.observation import Exit, OpenPhase, Phase, RaisedError, RankError, RankState, Slot
 
@@ -96,7 +96,7 @@ def test_nccl_without_memory_is_no_lost_connection(
     assert (verdict.cause, verdict.culprit) == (Cause.gpu_oom, 1)
     assert verdict.sentence.endswith("(phase backward): NCCL: Cuda failure 2 'out of memory'.")
     assert verdict.shortage is not None
-    assert verdict.shortage.source is Source.nccl
+    assert verdict.shortage.source is ErrorSource.nccl
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from grpo_run.watchdog.evidence.timeline import KEPT_SPANS, Timeline
+from grpo_run.watchdog.evidence.timeline import KEPT_SPANS, PhaseTimeline
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 
 MakeSlot = Callable[..., Slot]
 
 
-def spans(timeline: Timeline, now: float, rank: int = 0) -> list[list[object]]:
+def spans(timeline: PhaseTimeline, now: float, rank: int = 0) -> list[list[object]]:
     """A rank's spans, in seconds before now."""
     found: list[list[object]] = timeline.as_json(now)["ranks"][str(rank)]
     return found
@@ -24,7 +24,7 @@ def inside(phase: Phase, since: float) -> tuple[OpenPhase, ...]:
 
 def test_a_phase_begins_at_its_start_in_the_slot(make_slot: MakeSlot) -> None:
     """Not at the scan that first saw it; the previous phase ends there."""
-    timeline = Timeline()
+    timeline = PhaseTimeline()
     timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.1)
     timeline.record({0: make_slot(0, phases=inside(Phase.generate, 2.0))}, 2.1)
     assert spans(timeline, 3.0) == [["data", -2.0, -1.0], ["generate", -1.0, None]]
@@ -32,7 +32,7 @@ def test_a_phase_begins_at_its_start_in_the_slot(make_slot: MakeSlot) -> None:
 
 def test_a_continuing_phase_is_one_span(make_slot: MakeSlot) -> None:
     """Further scans do not split it."""
-    timeline = Timeline()
+    timeline = PhaseTimeline()
     for look in range(100):
         timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.0 + look / 10)
     assert spans(timeline, 11.0) == [["data", -10.0, None]]
@@ -40,7 +40,7 @@ def test_a_continuing_phase_is_one_span(make_slot: MakeSlot) -> None:
 
 def test_the_same_phase_again_is_another_span(make_slot: MakeSlot) -> None:
     """Two rewards in a row are two spans."""
-    timeline = Timeline()
+    timeline = PhaseTimeline()
     for since in (1.0, 2.0):
         timeline.record({0: make_slot(0, phases=inside(Phase.reward, since))}, since)
     assert spans(timeline, 3.0) == [["reward", -2.0, -1.0], ["reward", -1.0, None]]
@@ -48,7 +48,7 @@ def test_the_same_phase_again_is_another_span(make_slot: MakeSlot) -> None:
 
 def test_the_innermost_phase_is_recorded(make_slot: MakeSlot) -> None:
     """Enclosing phases are not recorded."""
-    timeline = Timeline()
+    timeline = PhaseTimeline()
     phases = (*inside(Phase.data, 1.0), *inside(Phase.reward, 1.5))
     timeline.record({0: make_slot(0, phases=phases)}, 2.0)
     assert spans(timeline, 2.0) == [["reward", -0.5, None]]
@@ -56,7 +56,7 @@ def test_the_innermost_phase_is_recorded(make_slot: MakeSlot) -> None:
 
 def test_a_rank_that_cannot_be_read_is_unknown(make_slot: MakeSlot) -> None:
     """In one span, from the first scan that failed until one succeeds."""
-    timeline = Timeline()
+    timeline = PhaseTimeline()
     timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.0)
     for now in (2.0, 3.0):
         timeline.record({0: None}, now)
@@ -67,7 +67,7 @@ def test_a_rank_that_cannot_be_read_is_unknown(make_slot: MakeSlot) -> None:
 
 def test_a_rank_outside_any_phase_is_recorded_by_its_state(make_slot: MakeSlot) -> None:
     """A rank before `train()` is an example."""
-    timeline = Timeline()
+    timeline = PhaseTimeline()
     slot = make_slot(0, phases=(), state=RankState.starting, last_progress_seconds=1.0)
     timeline.record({0: slot}, 2.0)
     assert spans(timeline, 2.0) == [["starting", -1.0, None]]
@@ -75,7 +75,7 @@ def test_a_rank_outside_any_phase_is_recorded_by_its_state(make_slot: MakeSlot) 
 
 def test_spans_never_overlap_nor_run_backwards(make_slot: MakeSlot) -> None:
     """Also if a rank that was unknown turns out to have been in its phase for long."""
-    timeline = Timeline()
+    timeline = PhaseTimeline()
     timeline.record({0: None}, 5.0)
     timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 6.0)
     timeline.record({0: make_slot(0, phases=inside(Phase.generate, 7.0))}, 7.0)
@@ -88,7 +88,7 @@ def test_spans_never_overlap_nor_run_backwards(make_slot: MakeSlot) -> None:
 
 def test_an_outer_phase_continues_after_the_inner_one(make_slot: MakeSlot) -> None:
     """Its second span begins with the scan that saw the end of the inner phase."""
-    timeline = Timeline()
+    timeline = PhaseTimeline()
     timeline.record({0: make_slot(0, phases=inside(Phase.data, 0.0))}, 0.1)
     timeline.record({0: make_slot(0, phases=(*inside(Phase.data, 0.0), *inside(Phase.generate, 5.0)))}, 5.1)
     for now in (10.1, 10.2, 11.2, 12.2):
@@ -99,7 +99,7 @@ def test_an_outer_phase_continues_after_the_inner_one(make_slot: MakeSlot) -> No
 
 def test_ranks_have_their_own_rows(make_slot: MakeSlot) -> None:
     """The keys are text, as in JSON."""
-    timeline = Timeline()
+    timeline = PhaseTimeline()
     timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0)), 7: None}, 1.0)
     assert set(timeline.as_json(1.0)["ranks"]) == {"0", "7"}
     assert timeline.as_json(1.0)["now"] == 0.0
@@ -107,7 +107,7 @@ def test_ranks_have_their_own_rows(make_slot: MakeSlot) -> None:
 
 def test_memory_is_bounded(make_slot: MakeSlot) -> None:
     """The newest spans are kept."""
-    timeline = Timeline()
+    timeline = PhaseTimeline()
     for number in range(KEPT_SPANS + 50):
         phase = Phase.data if number % 2 else Phase.reward
         timeline.record({0: make_slot(0, phases=inside(phase, float(number)))}, float(number))
@@ -118,7 +118,7 @@ def test_memory_is_bounded(make_slot: MakeSlot) -> None:
 
 def test_a_new_attempt_begins_with_an_empty_timeline(make_slot: MakeSlot) -> None:
     """Its ranks are other processes."""
-    timeline = Timeline()
+    timeline = PhaseTimeline()
     timeline.record({0: make_slot(0)}, 1.0)
     timeline.clear()
     assert timeline.as_json(2.0)["ranks"] == {}

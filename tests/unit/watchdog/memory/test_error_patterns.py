@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.memory.error_patterns import Source, recognize
+from grpo_run.watchdog.memory.error_patterns import ErrorSource, recognize
 
 RUNTIME = ("builtins.RuntimeError", "builtins.Exception")
 TORCH = ("torch.OutOfMemoryError", *RUNTIME)
@@ -29,64 +29,64 @@ WORKER = (
 @pytest.mark.parametrize(
     ("types", "message", "cause", "source"),
     [
-        (TORCH, ALLOCATOR, Cause.gpu_oom, Source.allocator),
-        (TORCH, "anything", Cause.gpu_oom, Source.allocator),
-        (("torch.cuda.OutOfMemoryError", *RUNTIME), ALLOCATOR, Cause.gpu_oom, Source.allocator),
-        (("torch._C._OutOfMemoryError", *RUNTIME), ALLOCATOR, Cause.gpu_oom, Source.allocator),
+        (TORCH, ALLOCATOR, Cause.gpu_oom, ErrorSource.allocator),
+        (TORCH, "anything", Cause.gpu_oom, ErrorSource.allocator),
+        (("torch.cuda.OutOfMemoryError", *RUNTIME), ALLOCATOR, Cause.gpu_oom, ErrorSource.allocator),
+        (("torch._C._OutOfMemoryError", *RUNTIME), ALLOCATOR, Cause.gpu_oom, ErrorSource.allocator),
         (("cupy.cuda.memory.OutOfMemoryError", *MEMORY), "Out of memory allocating 8,000 bytes", Cause.gpu_oom,
-         Source.allocator),
-        (("ray.exceptions.RayTaskError(OutOfMemoryError)", *TORCH), "ray::f()", Cause.gpu_oom, Source.allocator),
-        (RUNTIME, ALLOCATOR, Cause.gpu_oom, Source.allocator),
-        (RUNTIME, "HIP out of memory. Tried to allocate 20.00 MiB", Cause.gpu_oom, Source.allocator),
-        (RUNTIME, "XPU out of memory. Tried to allocate 20.00 MiB", Cause.gpu_oom, Source.allocator),
-        (RUNTIME, "MPS backend out of memory (MPS allocated: 18.13 GB)", Cause.gpu_oom, Source.allocator),
+         ErrorSource.allocator),
+        (("ray.exceptions.RayTaskError(OutOfMemoryError)", *TORCH), "ray::f()", Cause.gpu_oom, ErrorSource.allocator),
+        (RUNTIME, ALLOCATOR, Cause.gpu_oom, ErrorSource.allocator),
+        (RUNTIME, "HIP out of memory. Tried to allocate 20.00 MiB", Cause.gpu_oom, ErrorSource.allocator),
+        (RUNTIME, "XPU out of memory. Tried to allocate 20.00 MiB", Cause.gpu_oom, ErrorSource.allocator),
+        (RUNTIME, "MPS backend out of memory (MPS allocated: 18.13 GB)", Cause.gpu_oom, ErrorSource.allocator),
         (RUNTIME, 'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":838', Cause.gpu_oom,
-         Source.allocator),
-        (RUNTIME, "No executable batch size found, reached zero.", Cause.gpu_oom, Source.allocator),
+         ErrorSource.allocator),
+        (RUNTIME, "No executable batch size found, reached zero.", Cause.gpu_oom, ErrorSource.allocator),
         (ACCELERATOR, "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", Cause.gpu_oom,
-         Source.driver),
-        (RUNTIME, "CUDA driver error: out of memory", Cause.gpu_oom, Source.driver),
-        (RUNTIME, "CUDA error (flash_fwd_launch_template.h:188): out of memory", Cause.gpu_oom, Source.driver),
-        (RUNTIME, "cuda runtime error (2) : out of memory at THCStorage.cu:58", Cause.gpu_oom, Source.driver),
-        (RUNTIME, "HIP error: out of memory", Cause.gpu_oom, Source.driver),
-        (RUNTIME, "Triton Error [CUDA]: out of memory", Cause.gpu_oom, Source.driver),
+         ErrorSource.driver),
+        (RUNTIME, "CUDA driver error: out of memory", Cause.gpu_oom, ErrorSource.driver),
+        (RUNTIME, "CUDA error (flash_fwd_launch_template.h:188): out of memory", Cause.gpu_oom, ErrorSource.driver),
+        (RUNTIME, "cuda runtime error (2) : out of memory at THCStorage.cu:58", Cause.gpu_oom, ErrorSource.driver),
+        (RUNTIME, "HIP error: out of memory", Cause.gpu_oom, ErrorSource.driver),
+        (RUNTIME, "Triton Error [CUDA]: out of memory", Cause.gpu_oom, ErrorSource.driver),
         (RUNTIME, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", Cause.gpu_oom,
-         Source.library),
-        (RUNTIME, "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", Cause.gpu_oom, Source.library),
-        (RUNTIME, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", Cause.gpu_oom, Source.library),
-        (RUNTIME, "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `x`", Cause.gpu_oom, Source.library),
-        (RUNTIME, "cuFFT error: CUFFT_ALLOC_FAILED", Cause.gpu_oom, Source.library),
-        (DIST, f"{NCCL}Cuda failure 2 'out of memory'", Cause.gpu_oom, Source.nccl),
-        (DIST, f"{NCCL}Cuda failure 'out of memory'", Cause.gpu_oom, Source.nccl),
-        (DIST, f"{NCCL}Failed to CUDA calloc async 608 bytes", Cause.gpu_oom, Source.nccl),
+         ErrorSource.library),
+        (RUNTIME, "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", Cause.gpu_oom, ErrorSource.library),
+        (RUNTIME, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", Cause.gpu_oom, ErrorSource.library),
+        (RUNTIME, "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `x`", Cause.gpu_oom, ErrorSource.library),
+        (RUNTIME, "cuFFT error: CUFFT_ALLOC_FAILED", Cause.gpu_oom, ErrorSource.library),
+        (DIST, f"{NCCL}Cuda failure 2 'out of memory'", Cause.gpu_oom, ErrorSource.nccl),
+        (DIST, f"{NCCL}Cuda failure 'out of memory'", Cause.gpu_oom, ErrorSource.nccl),
+        (DIST, f"{NCCL}Failed to CUDA calloc async 608 bytes", Cause.gpu_oom, ErrorSource.nccl),
         (VALUE, ("No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the"
-                " engine."), Cause.gpu_oom, Source.vllm_cache),
+                " engine."), Cause.gpu_oom, ErrorSource.vllm_cache),
         (VALUE, ("Free memory on device cuda:0 (20.1/79.15 GiB) on startup is less than desired GPU memory utilization"
-                " (0.9, 71.24 GiB). Decrease GPU memory utilization"), Cause.gpu_oom, Source.vllm),
-        (RUNTIME, f"{WORKER}RuntimeError: CUDA error: out of memory\n", Cause.gpu_oom, Source.driver),
-        (MEMORY, "", Cause.host_oom, Source.host),
-        (MEMORY, "std::bad_alloc", Cause.host_oom, Source.host),
+                " (0.9, 71.24 GiB). Decrease GPU memory utilization"), Cause.gpu_oom, ErrorSource.vllm),
+        (RUNTIME, f"{WORKER}RuntimeError: CUDA error: out of memory\n", Cause.gpu_oom, ErrorSource.driver),
+        (MEMORY, "", Cause.host_oom, ErrorSource.host),
+        (MEMORY, "std::bad_alloc", Cause.host_oom, ErrorSource.host),
         (("numpy._core._exceptions._ArrayMemoryError", *MEMORY), "Unable to allocate 7.45 GiB for an array", Cause.host_oom,
-         Source.host),
-        (RUNTIME, "std::bad_alloc", Cause.host_oom, Source.host),
-        (OS, "[Errno 12] Cannot allocate memory", Cause.host_oom, Source.host),
+         ErrorSource.host),
+        (RUNTIME, "std::bad_alloc", Cause.host_oom, ErrorSource.host),
+        (OS, "[Errno 12] Cannot allocate memory", Cause.host_oom, ErrorSource.host),
         (RUNTIME, ("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
-                  " allocate 99 bytes. Error code 12 (Cannot allocate memory)"), Cause.host_oom, Source.host),
+                  " allocate 99 bytes. Error code 12 (Cannot allocate memory)"), Cause.host_oom, ErrorSource.host),
         (RUNTIME, "unable to mmap 4096 bytes from file <model.safetensors>: Cannot allocate memory (12)", Cause.host_oom,
-         Source.host),
-        (OS, "[Errno 28] No space left on device: '/dev/shm/pymp-x'", Cause.shm_full, Source.shared_memory),
+         ErrorSource.host),
+        (OS, "[Errno 28] No space left on device: '/dev/shm/pymp-x'", Cause.shm_full, ErrorSource.shared_memory),
         (RUNTIME, "unable to write to file </torch_3221_89_0>: No space left on device (28)", Cause.shm_full,
-         Source.shared_memory),
+         ErrorSource.shared_memory),
         (RUNTIME, "unable to allocate shared memory(shm) for file </torch_3221_89_0>: No space left on device (28)",
-         Cause.shm_full, Source.shared_memory),
+         Cause.shm_full, ErrorSource.shared_memory),
         (RUNTIME, ("DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that dataloader's workers are"
-                  " out of shared memory."), Cause.shm_full, Source.shared_memory),
+                  " out of shared memory."), Cause.shm_full, ErrorSource.shared_memory),
         (DIST, f"{NCCL}Error while creating shared memory segment /dev/shm/nccl-Vzg39j (size 9637888)", Cause.shm_full,
-         Source.shared_memory),
+         ErrorSource.shared_memory),
     ],
 )  # fmt: skip
 def test_every_spelling_is_recognized(
-    types: tuple[str, ...], message: str, cause: Cause, source: Source
+    types: tuple[str, ...], message: str, cause: Cause, source: ErrorSource
 ) -> None:
     """By class, or by the beginning of a library's message."""
     found = recognize(types, message)

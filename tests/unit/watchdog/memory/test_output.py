@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.memory.error_patterns import Source, needs_output, reported_in
+from grpo_run.watchdog.memory.error_patterns import ErrorSource, needs_output, reported_in
 from grpo_run.watchdog.memory.shortage import shortage_of
 from grpo_run.watchdog.observation import Exit, RankError
 
@@ -28,17 +28,17 @@ DEAD = "Engine core initialization failed. See root cause above. Failed core pro
     ("output", "cause", "source"),
     [
         ("terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n", Cause.host_oom,
-         Source.host),
+         ErrorSource.host),
         (("terminate called after throwing an instance of 'c10::OutOfMemoryError'\n"
          "  what():  CUDA out of memory. Tried to allocate 2.00 GiB.\nException raised from malloc\n"), Cause.gpu_oom,
-         Source.allocator),
+         ErrorSource.allocator),
         (("terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0 PG GUID 0 Rank 1]"
          " Process group watchdog thread terminated with exception: CUDA error: out of memory\n"), Cause.gpu_oom,
-         Source.driver),
+         ErrorSource.driver),
     ],
 )  # fmt: skip
 def test_an_aborted_rank_is_explained_by_what_the_runtime_prints(
-    make_exit: MakeExit, output: str, cause: Cause, source: Source
+    make_exit: MakeExit, output: str, cause: Cause, source: ErrorSource
 ) -> None:
     """It leaves no exception."""
     exit = make_exit(0, **ABORTED)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.watchdog.waits.looks import UNKNOWN, Channels, Look, Process, Thread, Wait, WaitKind
+from grpo_run.watchdog.waits.looks import UNKNOWN, Channels, Process, RankLook, Wait, WaitingThread, WaitKind
 from grpo_run.watchdog.waits.proof import may_be_stuck, prove_stuck, threads_on_descriptors
 
 RANK, CHILD, GRANDCHILD = 100, 200, 300
@@ -21,22 +21,22 @@ PIPE = Wait(kind=WaitKind.descriptors, call="read", descriptors=(3,))
 STOPPED = Wait(kind=WaitKind.stopped)
 
 
-def thread(tid: int, wait: Wait, name: str = "python", state: str = "S", switches: int = 7) -> Thread:
+def thread(tid: int, wait: Wait, name: str = "python", state: str = "S", switches: int = 7) -> WaitingThread:
     """One thread."""
-    return Thread(tid=tid, name=name, state=state, switches=switches, wait=wait)
+    return WaitingThread(tid=tid, name=name, state=state, switches=switches, wait=wait)
 
 
-def process(pid: int, *threads: Thread, parent: int = RANK, **facts: object) -> Process:
+def process(pid: int, *threads: WaitingThread, parent: int = RANK, **facts: object) -> Process:
     """One process; a child of the rank unless it is the rank."""
     return Process(pid=pid, parent=parent if pid != RANK else 1, threads=threads, **facts)  # type: ignore[arg-type]
 
 
-def rank(*processes: Process, idle: frozenset[int] = frozenset()) -> Look:
+def rank(*processes: Process, idle: frozenset[int] = frozenset()) -> RankLook:
     """A look at a rank."""
-    return Look(pid=RANK, processes={one.pid: one for one in processes}, idle_threads=idle)
+    return RankLook(pid=RANK, processes={one.pid: one for one in processes}, idle_threads=idle)
 
 
-def stuck(look: Look, channels: Channels | None = None, before: Look | None = None) -> bool:
+def stuck(look: RankLook, channels: Channels | None = None, before: RankLook | None = None) -> bool:
     """Whether two looks prove that the rank is stuck for ever."""
     found = prove_stuck(before or look, look, channels or Channels())
     return found is not None and math.isinf(found.until_seconds)
@@ -65,7 +65,7 @@ def test_a_futex_of_a_process_in_which_nothing_else_runs_is_proof() -> None:
         thread(101, TIMED, name="pt_gloo_runloop"),
     ],
 )
-def test_a_thread_that_may_act_prevents_the_proof(other: Thread) -> None:
+def test_a_thread_that_may_act_prevents_the_proof(other: WaitingThread) -> None:
     """It may release the lock."""
     assert not stuck(rank(process(RANK, thread(RANK, FUTEX), other)))
 
@@ -284,7 +284,7 @@ OPEN = st.sampled_from([UNKNOWN, TIMED, Wait(kind=WaitKind.accept, call="accept4
 
 
 @st.composite
-def looks(draw: st.DrawFn) -> tuple[Look, Channels]:
+def looks(draw: st.DrawFn) -> tuple[RankLook, Channels]:
     """A rank with up to three processes, whose threads wait for one another in any way."""
     count = draw(st.integers(1, 3))
     pids = [RANK, CHILD, GRANDCHILD][:count]
@@ -302,12 +302,12 @@ def looks(draw: st.DrawFn) -> tuple[Look, Channels]:
         for one in threads:
             if draw(st.booleans()):
                 holders[one.tid] = frozenset(draw(st.sets(st.sampled_from(pids), min_size=1)))
-    return Look(pid=RANK, processes=processes), Channels(holders=holders)
+    return RankLook(pid=RANK, processes=processes), Channels(holders=holders)
 
 
 @given(drawn=looks(), unknown=OPEN)
 def test_an_unknown_thread_of_the_rank_never_yields_a_proof(
-    drawn: tuple[Look, Channels], unknown: Wait
+    drawn: tuple[RankLook, Channels], unknown: Wait
 ) -> None:
     """Whatever all other threads wait for."""
     look, channels = drawn
@@ -321,7 +321,7 @@ def test_an_unknown_thread_of_the_rank_never_yields_a_proof(
 
 @given(drawn=looks(), unknown=OPEN)
 def test_an_unknown_process_never_yields_a_proof_if_the_rank_depends_on_it(
-    drawn: tuple[Look, Channels], unknown: Wait
+    drawn: tuple[RankLook, Channels], unknown: Wait
 ) -> None:
     """The rank's main thread waits for a child in which something is unknown, or that cannot be read."""
     look, channels = drawn
@@ -339,7 +339,7 @@ def test_an_unknown_process_never_yields_a_proof_if_the_rank_depends_on_it(
 
 
 @given(drawn=looks(), extra=CLOSED)
-def test_what_is_proved_stays_stuck_together(drawn: tuple[Look, Channels], extra: Wait) -> None:
+def test_what_is_proved_stays_stuck_together(drawn: tuple[RankLook, Channels], extra: Wait) -> None:
     """The cheap question never contradicts the proof, and a proof needs two equal looks."""
     look, channels = drawn
     found = prove_stuck(look, look, channels)

@@ -16,7 +16,7 @@ from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.rank.hooks import train_call
 from grpo_run.runtime.rank.hooks.attach import check_trainer, wrap_train
-from grpo_run.runtime.rank.step.guard import Guard
+from grpo_run.runtime.rank.step.guard import AttemptState
 
 
 class Saves:
@@ -43,7 +43,7 @@ def test_a_model_that_the_script_saves_is_recorded_and_a_checkpoints_is_not(
 
     module: Any = ModuleType("transformers.trainer")
     module.Trainer = Trainer
-    wrap_train(module, Guard(session))
+    wrap_train(module, AttemptState(session))
     assert Trainer().save_model("out/checkpoint-7", _internal_call=True) == "out/checkpoint-7 True"
     assert Trainer().save_model("out/checkpoint-7", True) == "out/checkpoint-7 True"
     assert Trainer().save_model() == "None False"
@@ -72,7 +72,7 @@ def test_a_hyperparameter_trial_calls_the_original(session: Any) -> None:
 
     module: Any = ModuleType("transformers.trainer")
     module.Trainer = Trainer
-    wrap_train(module, Guard(session))
+    wrap_train(module, AttemptState(session))
     assert Trainer().train(True, {"lr": 1}, ignore_keys_for_eval=["x"]) == "output"
     assert calls == [(True, {"lr": 1}, {"ignore_keys_for_eval": ["x"]})]
 
@@ -93,7 +93,7 @@ def test_a_call_inside_another_one_is_not_guarded(session: Any, monkeypatch: pyt
                 assert Trainer().train() == "plain"
             return "plain"
 
-    def run_guarded(guard: Guard, trainer: Any, original: Any, *rest: Any) -> str:
+    def run_guarded(guard: AttemptState, trainer: Any, original: Any, *rest: Any) -> str:
         guarded.append("outer")
         return f"guarded {original(trainer)}"
 
@@ -102,7 +102,7 @@ def test_a_call_inside_another_one_is_not_guarded(session: Any, monkeypatch: pyt
     monkeypatch.setattr(train_call, "run_train_call", run_guarded)
     monkeypatch.setattr(train_call, "record_model_activity", lambda trainer, session: nullcontext())
     monkeypatch.setattr("grpo_run.runtime.rank.hooks.attach.check_trainer", lambda session, trainer: None)
-    wrap_train(module, Guard(session))
+    wrap_train(module, AttemptState(session))
     assert [Trainer(inner=2).train(), Trainer().train()] == ["guarded plain", "guarded plain"]
     assert guarded == ["outer", "outer"]
     (warning,) = session.notified
@@ -121,7 +121,7 @@ def test_a_call_inside_a_loop_is_refused(session: Any) -> None:
 
     module: Any = ModuleType("transformers.trainer")
     module.Trainer = Trainer
-    guard = Guard(session)
+    guard = AttemptState(session)
     guard.running = LOOP
     wrap_train(module, guard)
     with pytest.raises(ConfigError, match=r"Trainer.train\(\) is called inside a loop"):
@@ -140,7 +140,7 @@ def test_wrapping_twice_has_no_effect(session: Any) -> None:
 
     module: Any = ModuleType("transformers.trainer")
     module.Trainer = Trainer
-    guard = Guard(session)
+    guard = AttemptState(session)
     wrap_train(module, guard)
     once = Trainer.train
     wrap_train(module, guard)

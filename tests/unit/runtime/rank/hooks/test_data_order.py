@@ -11,7 +11,7 @@ from trl import GRPOTrainer, SFTConfig, SFTTrainer
 
 from grpo_run.runtime.rank.hooks.train_call import data_order, warning
 from grpo_run.runtime.upstream import trainer_names
-from grpo_run.watchdog.stalls.late_ranks import DataOrder
+from grpo_run.watchdog.stalls.late_ranks import ReadingOrder
 
 RISING = [{"prompt": "x" * length} for length in range(1, 300)]
 MIXED = [{"prompt": "x" * (37 * number % 101)} for number in range(300)]
@@ -36,7 +36,7 @@ def test_a_trainer_that_does_not_generate_is_not_warned_of_its_shuffling() -> No
     """SFT's setting is off by default and its sampler is random; there are no completions to wait for."""
     sft = trainer(RISING, shuffles=SFTConfig.shuffle_dataset, kind=SimpleNamespace)
     assert SFTConfig.shuffle_dataset is False
-    assert data_order(sft) is DataOrder.unknown
+    assert data_order(sft) is ReadingOrder.unknown
     assert hasattr(GRPOTrainer, trainer_names.GENERATE)
     assert not hasattr(SFTTrainer, trainer_names.GENERATE)
 
@@ -44,16 +44,18 @@ def test_a_trainer_that_does_not_generate_is_not_warned_of_its_shuffling() -> No
 @pytest.mark.parametrize(
     ("rows", "shuffles", "expected"),
     [
-        (RISING, True, DataOrder.shuffled),
-        (RISING, None, DataOrder.unknown),
-        (RISING, False, DataOrder.sorted_by_length),
-        (RISING[::-1], False, DataOrder.sorted_by_length),
-        (MIXED, False, DataOrder.kept),
-        ([{"prompt": "same"}] * 50, False, DataOrder.kept),
-        ([{"other": 1}] * 50, False, DataOrder.kept),
+        (RISING, True, ReadingOrder.shuffled),
+        (RISING, None, ReadingOrder.unknown),
+        (RISING, False, ReadingOrder.sorted_by_length),
+        (RISING[::-1], False, ReadingOrder.sorted_by_length),
+        (MIXED, False, ReadingOrder.kept),
+        ([{"prompt": "same"}] * 50, False, ReadingOrder.kept),
+        ([{"other": 1}] * 50, False, ReadingOrder.kept),
     ],
 )
-def test_the_order_is_found(rows: list[dict[str, Any]], shuffles: bool | None, expected: DataOrder) -> None:
+def test_the_order_is_found(
+    rows: list[dict[str, Any]], shuffles: bool | None, expected: ReadingOrder
+) -> None:
     """From TRL's own setting, and a look at the lengths."""
     assert data_order(trainer(rows, shuffles=shuffles)) is expected
 
@@ -61,17 +63,17 @@ def test_the_order_is_found(rows: list[dict[str, Any]], shuffles: bool | None, e
 def test_a_data_set_without_rows_or_length_is_not_looked_at() -> None:
     """A stream, or none at all."""
     stream = Generating(args=SimpleNamespace(shuffle_dataset=False), train_dataset=iter(()))
-    assert data_order(stream) is DataOrder.kept
+    assert data_order(stream) is ReadingOrder.kept
     stream.train_dataset = None
-    assert data_order(stream) is DataOrder.kept
+    assert data_order(stream) is ReadingOrder.kept
 
 
 def test_only_an_order_that_is_kept_is_warned_of() -> None:
     """With the reason."""
-    assert warning(DataOrder.shuffled) is None
-    assert warning(DataOrder.unknown) is None
-    assert "shuffle_dataset=False: each rank takes a fixed part" in (warning(DataOrder.kept) or "")
-    assert "sorted by length" in (warning(DataOrder.sorted_by_length) or "")
+    assert warning(ReadingOrder.shuffled) is None
+    assert warning(ReadingOrder.unknown) is None
+    assert "shuffle_dataset=False: each rank takes a fixed part" in (warning(ReadingOrder.kept) or "")
+    assert "sorted by length" in (warning(ReadingOrder.sorted_by_length) or "")
 
 
 def test_a_transform_is_not_run() -> None:
@@ -82,4 +84,4 @@ def test_a_transform_is_not_run() -> None:
 
     made = trainer(RISING, shuffles=False)
     made.train_dataset = made.train_dataset.with_transform(fails)
-    assert data_order(made) is DataOrder.sorted_by_length
+    assert data_order(made) is ReadingOrder.sorted_by_length

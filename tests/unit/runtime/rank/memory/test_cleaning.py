@@ -12,7 +12,7 @@ import pytest
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.rank.memory.cleanup import StepHygiene, clean
-from grpo_run.runtime.rank.memory.cleanup_policy import Need
+from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
 from grpo_run.runtime.rank.memory.device import DeviceMemory
 from grpo_run.runtime.rank.memory.phases import ResidentMemory
 from grpo_run.watchdog.observation import Phase, Slot
@@ -52,7 +52,7 @@ def test_a_reference_cycle_is_freed_and_counted(
     slot.on_enter = lambda phase: during.append(reading().phase)
     try:
         gone = weakref.ref(Node(64 * 2**20))
-        outcome, memory = clean(Need(collect=True), slot, DeviceMemory(), ResidentMemory())
+        outcome, memory = clean(CleanupNeed(collect=True), slot, DeviceMemory(), ResidentMemory())
         assert gone() is None
     finally:
         gc.enable()
@@ -73,7 +73,7 @@ def test_only_what_was_agreed_on_is_done(
 ) -> None:
     """Caches are released without a collection."""
     monkeypatch.setattr(gc, "collect", lambda: pytest.fail("collected"))
-    outcome, memory = clean(Need(release=True), slot, Gpu(), ResidentMemory())
+    outcome, memory = clean(CleanupNeed(release=True), slot, Gpu(), ResidentMemory())
     assert (outcome.released_bytes, outcome.collected, memory.reserved) == (800, 0, 100)
     published = board.rank_memory(0)
     assert published is not None
@@ -84,9 +84,9 @@ def test_cost_and_effect_are_journaled(slot: SlotWriter) -> None:
     """With what was done; nothing is done and journaled if nothing was agreed on."""
     events: list[dict[str, Any]] = []
     hygiene = StepHygiene(10, slot, Gpu(), ResidentMemory(), journal=lambda **fields: events.append(fields))
-    hygiene.clean(6, Need())
+    hygiene.clean(6, CleanupNeed())
     assert events == []
-    hygiene.clean(7, Need(release=True))
+    hygiene.clean(7, CleanupNeed(release=True))
     (event,) = events
     assert (event["step"], event["garbage"], event["caches"], event["released_bytes"]) == (
         7,

@@ -11,9 +11,9 @@ from grpo_run.runtime.rank.memory.cleanup_policy import (
     LEAST_HOST_GROWTH_BYTES,
     PAID_COST_FACTOR,
     SETTLING_STEPS,
+    CleanupNeed,
+    CleanupOutcome,
     HygienePolicy,
-    Need,
-    Outcome,
     StepMemory,
 )
 
@@ -46,7 +46,7 @@ class Rank:
 
     def steps(
         self, number: int, *, device: int = 0, host: int = 0, effective: bool = True, seconds: float = 0.2
-    ) -> list[tuple[int, Need]]:
+    ) -> list[tuple[int, CleanupNeed]]:
         """Take steps, each of which leaves so much more; clean when that is asked for. Return when, and what."""
         garbage = [0, 0]
         asked = []
@@ -67,7 +67,8 @@ class Rank:
             if effective and need.collect:
                 garbage = [0, 0]
             self.policy.cleaned(
-                Outcome(seconds=seconds, freed_bytes=freed[1], freed_device_bytes=freed[0]), self.memory
+                CleanupOutcome(seconds=seconds, freed_bytes=freed[1], freed_device_bytes=freed[0]),
+                self.memory,
             )
         return asked
 
@@ -92,7 +93,7 @@ def test_memory_that_grows_is_collected(where: str) -> None:
     rank = Rank()
     growth = {where: 200 * MIB}
     asked = rank.steps(300, **growth)
-    assert all(need == Need(collect=True) for _, need in asked)
+    assert all(need == CleanupNeed(collect=True) for _, need in asked)
     assert len(asked) > 10
     assert rank.allocated < 20 * GIB
     assert rank.anonymous < 8 * GIB
@@ -136,7 +137,7 @@ def test_caches_are_released_if_no_step_needs_them_and_the_device_is_nearly_full
     rank = Rank()
     rank.reserved = 70 * GIB
     asked = rank.steps(2 * 10 + SETTLING_STEPS)
-    assert [need for _, need in asked][:1] == [Need(release=True)]
+    assert [need for _, need in asked][:1] == [CleanupNeed(release=True)]
 
 
 @pytest.mark.parametrize("reason", ["used", "not scarce", "small", "no device"])
@@ -174,7 +175,7 @@ def test_a_cleaning_that_another_rank_has_asked_for_is_no_failure_of_ones_own() 
     rank = Rank()
     rank.steps(15)
     for _ in range(8):
-        rank.policy.cleaned(Outcome(seconds=0.01), rank.memory)
+        rank.policy.cleaned(CleanupOutcome(seconds=0.01), rank.memory)
     before = rank.step
     (first, _), *_ = rank.steps(60, host=100 * MIB)
     assert first - before <= 30

@@ -19,7 +19,7 @@ from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.rank.memory_plan import later_assignments
 from grpo_run.runtime.rank.memory_plan.facts import collect_facts, publish_facts
-from grpo_run.runtime.rank.memory_plan.settings import Record
+from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def test_a_divided_micro_batch_whose_update_is_not_the_same_is_said(tiny: Any, t
     trainer.compute_loss = lambda *args, **kwargs: 0.0
     publish_facts(trainer, session, 1, layout="ddp")  # type: ignore[arg-type]
     assert warned == []
-    Record(
+    OriginalSettings(
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
         gradient_checkpointing=False,

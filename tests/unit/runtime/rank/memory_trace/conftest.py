@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.rank.memory_trace import holders, numbered_attributes, script_files, tracer
-from grpo_run.runtime.rank.memory_trace.finding import Finding
+from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
 
 STEPS = 14
 
@@ -56,12 +56,12 @@ def _own_files(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, 
 
 
 @pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch, no_history: Any) -> Callable[..., list[Finding]]:
+def traced(monkeypatch: pytest.MonkeyPatch, no_history: Any) -> Callable[..., list[TraceFinding]]:
     """Runs steps and returns what is found. Each step is looked at."""
     monkeypatch.setattr(tracer, "SHARE", 1e9)
 
-    def run(step: Callable[[int], object], steps: int = STEPS) -> list[Finding]:
-        found: list[Finding] = []
+    def run(step: Callable[[int], object], steps: int = STEPS) -> list[TraceFinding]:
+        found: list[TraceFinding] = []
         trace = tracer.MemoryTrace(found.append, no_history, pytest.fail)
         try:
             for number in range(1, steps + 1):

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from grpo_run.runtime.rank.memory_trace import containers
-from grpo_run.runtime.rank.memory_trace.finding import Finding, sentence
+from grpo_run.runtime.rank.memory_trace.finding import TraceFinding, sentence
 
-Traced = Callable[..., list[Finding]]
+Traced = Callable[..., list[TraceFinding]]
 Lines = Callable[[str], int]
 
 

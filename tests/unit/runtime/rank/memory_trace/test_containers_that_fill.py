@@ -12,9 +12,9 @@ import torch
 
 from grpo_run.runtime.rank.memory_trace import containers
 from grpo_run.runtime.rank.memory_trace.containers import are_of_model, follow_steps
-from grpo_run.runtime.rank.memory_trace.finding import Finding
+from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
 
-Traced = Callable[..., list[Finding]]
+Traced = Callable[..., list[TraceFinding]]
 ROWS = 64
 
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from grpo_run.runtime.rank.memory_trace import tracer
 from grpo_run.runtime.rank.memory_trace.dropped_graphs import DroppedGraphs
-from grpo_run.runtime.rank.memory_trace.finding import Finding
+from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
 from grpo_run.runtime.rank.memory_trace.ledger import Ledger
 from grpo_run.runtime.rank.memory_trace.padding import PaddingWatch
 from grpo_run.runtime.rank.memory_trace.sites import SiteRecorder
@@ -40,7 +40,7 @@ def test_the_script_goes_on_and_one_line_says_what_has_failed(
         def __call__(self, values: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.linear(values, self.weight)
 
-    found: list[Finding] = []
+    found: list[TraceFinding] = []
     warnings: list[str] = []
     trace = tracer.MemoryTrace(found.append, no_history, warnings.append)
     trace.begin()

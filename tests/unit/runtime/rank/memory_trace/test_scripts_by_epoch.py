@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from grpo_run.runtime.rank.memory_trace import tracer
-from grpo_run.runtime.rank.memory_trace.finding import Finding
+from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
 
 CLEAN = {
     "list_of_a_function": """
@@ -268,12 +268,12 @@ LEAKS = {
 @pytest.fixture
 def run_script(
     monkeypatch: pytest.MonkeyPatch, no_history: Any, tmp_path: Path
-) -> Callable[[str], list[Finding]]:
+) -> Callable[[str], list[TraceFinding]]:
     """Runs a script in which each call of `made()` ends a step, and returns what is found."""
     monkeypatch.setattr(tracer, "SHARE", 1e9)
 
-    def run(source: str) -> list[Finding]:
-        found: list[Finding] = []
+    def run(source: str) -> list[TraceFinding]:
+        found: list[TraceFinding] = []
         trace = tracer.MemoryTrace(found.append, no_history, pytest.fail)
         step = 0
 
@@ -303,7 +303,7 @@ def run_script(
 
 @pytest.mark.parametrize("name", CLEAN)
 def test_what_ends_with_its_epoch_or_is_bounded_is_no_leak(
-    name: str, run_script: Callable[[str], list[Finding]]
+    name: str, run_script: Callable[[str], list[TraceFinding]]
 ) -> None:
     """Though it has tensors of more than enough steps before it is emptied, replaced or full."""
     assert run_script(CLEAN[name]) == []
@@ -311,7 +311,7 @@ def test_what_ends_with_its_epoch_or_is_bounded_is_no_leak(
 
 @pytest.mark.parametrize("name", LEAKS)
 def test_what_outlives_its_epoch_or_is_never_emptied_is_found(
-    name: str, run_script: Callable[[str], list[Finding]]
+    name: str, run_script: Callable[[str], list[TraceFinding]]
 ) -> None:
     """And named by what keeps it, not by what looks alike and is bounded."""
     kind, holder, source = LEAKS[name]

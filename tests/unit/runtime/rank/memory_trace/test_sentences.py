@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.rank.memory_trace.finding import Finding, Place, sentence
+from grpo_run.runtime.rank.memory_trace.finding import Place, TraceFinding, sentence
 
 
-def finding(**fields: Any) -> Finding:
+def finding(**fields: Any) -> TraceFinding:
     """Tensors that a list keeps, otherwise as given."""
-    return Finding(
+    return TraceFinding(
         **{
             "kind": "growth", "tensors": 64, "bytes": 64 * 8 * 174 * 50257 * 4, "shape": (8, 174, 50257), "dtype": "float32",
             "since_step": 3, "steps": 5, "made_at": Place(file="/home/policy.py", line=133),

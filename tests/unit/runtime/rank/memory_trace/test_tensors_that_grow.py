@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_run.runtime.rank.memory_trace.finding import Finding, sentence
+from grpo_run.runtime.rank.memory_trace.finding import TraceFinding, sentence
 from grpo_run.runtime.rank.memory_trace.longer_tensors import longest_runs
 from grpo_run.runtime.rank.memory_trace.other_code import is_chain_cut
 from grpo_run.runtime.rank.memory_trace.sources import Variable
@@ -29,7 +29,7 @@ class Kept:
 
 
 def test_a_tensor_that_is_made_longer_in_each_step_is_found_once(
-    traced: Callable[..., list[Finding]], line_of: Callable[[str], int]
+    traced: Callable[..., list[TraceFinding]], line_of: Callable[[str], int]
 ) -> None:
     """With its name, the line, and how much it was and is."""
     kept = Kept()
@@ -52,7 +52,7 @@ def test_a_tensor_that_is_made_longer_in_each_step_is_found_once(
     assert f"to {found.bytes / 1024:.1f} KiB in step {found.since_step}, made at" in sentence(found, "/")
 
 
-def test_a_tensor_in_a_dictionary_is_found(traced: Callable[..., list[Finding]]) -> None:
+def test_a_tensor_in_a_dictionary_is_found(traced: Callable[..., list[TraceFinding]]) -> None:
     """Through a copy, too."""
     kept: dict[str, torch.Tensor] = {}
 
@@ -67,7 +67,7 @@ def test_a_tensor_in_a_dictionary_is_found(traced: Callable[..., list[Finding]])
     )
 
 
-def test_longer_batches_of_a_curriculum_are_no_growth(traced: Callable[..., list[Finding]]) -> None:
+def test_longer_batches_of_a_curriculum_are_no_growth(traced: Callable[..., list[TraceFinding]]) -> None:
     """Each is made anew, in one or several pieces, and the last one is alive at the end of its step."""
     batch: Any = None
 
@@ -82,7 +82,7 @@ def test_longer_batches_of_a_curriculum_are_no_growth(traced: Callable[..., list
 
 
 def test_a_batch_of_the_step_before_that_is_made_longer_once_is_no_growth(
-    traced: Callable[..., list[Finding]],
+    traced: Callable[..., list[TraceFinding]],
 ) -> None:
     """As a loader's that has fetched it in advance."""
     ahead: list[torch.Tensor] = [torch.randint(9, (4, 40))]
@@ -95,7 +95,7 @@ def test_a_batch_of_the_step_before_that_is_made_longer_once_is_no_growth(
     assert traced(step, 20) == []
 
 
-def test_a_cache_that_is_bounded_by_a_length_is_no_growth(traced: Callable[..., list[Finding]]) -> None:
+def test_a_cache_that_is_bounded_by_a_length_is_no_growth(traced: Callable[..., list[TraceFinding]]) -> None:
     """Though it has not reached it."""
     kept = torch.zeros(4, 1, 8)
 
@@ -107,7 +107,7 @@ def test_a_cache_that_is_bounded_by_a_length_is_no_growth(traced: Callable[..., 
     assert kept.shape[1] == 15
 
 
-def test_tensors_of_varying_lengths_are_no_growth(traced: Callable[..., list[Finding]]) -> None:
+def test_tensors_of_varying_lengths_are_no_growth(traced: Callable[..., list[TraceFinding]]) -> None:
     """Padded batches, and state that is made in a later step."""
     state: list[Any] = []
 
@@ -121,7 +121,7 @@ def test_tensors_of_varying_lengths_are_no_growth(traced: Callable[..., list[Fin
 
 
 def test_a_sum_of_losses_that_keeps_their_graphs_is_named_once(
-    traced: Callable[..., list[Finding]], line_of: Callable[[str], int]
+    traced: Callable[..., list[TraceFinding]], line_of: Callable[[str], int]
 ) -> None:
     """The variable or attribute that holds the end of the graph, with its line."""
     kept = Kept()
@@ -136,7 +136,7 @@ def test_a_sum_of_losses_that_keeps_their_graphs_is_named_once(
     assert "saved by the autograd graph that ends in tensor `total` of Kept" in sentence(found, "/")
 
 
-def test_a_list_of_losses_is_still_the_list(traced: Callable[..., list[Finding]]) -> None:
+def test_a_list_of_losses_is_still_the_list(traced: Callable[..., list[TraceFinding]]) -> None:
     """None of its tensors ends the graph of the others."""
     losses: list[torch.Tensor] = []
     found = traced(lambda number: losses.append(PREDICTED(torch.ones(4, 20)).pow(2).mean()))
@@ -153,7 +153,7 @@ class Link:
         self.before = before
 
 
-def test_linked_objects_are_one_finding(traced: Callable[..., list[Finding]]) -> None:
+def test_linked_objects_are_one_finding(traced: Callable[..., list[TraceFinding]]) -> None:
     """Of what holds the last of them."""
     last: list[Any] = [None]
 
@@ -187,7 +187,7 @@ class Both:
         self.after: Both | None = None
 
 
-def test_objects_that_are_linked_both_ways_are_one_finding(traced: Callable[..., list[Finding]]) -> None:
+def test_objects_that_are_linked_both_ways_are_one_finding(traced: Callable[..., list[TraceFinding]]) -> None:
     """Named by what holds an end of the chain, not by the links."""
     chain = Chain()
     (found,) = traced(lambda number: chain.add(torch.full((4, 20), float(number))), 20)
@@ -209,7 +209,7 @@ def test_code_that_cuts_a_chain_is_found(tmp_path: Path, code: str, cut: bool) -
 
 
 def test_attributes_of_models_functions_and_modules_are_named(
-    traced: Callable[..., list[Finding]], line_of: Callable[[str], int]
+    traced: Callable[..., list[TraceFinding]], line_of: Callable[[str], int]
 ) -> None:
     """With the line of the script that sets them, and the variable of a context variable."""
     model = torch.nn.Linear(2, 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.resuming import Ask, Rejected, Save
 
-from grpo_run.runtime.checkpoints.compatibility import Batch, digest_model_shape
+from grpo_run.runtime.checkpoints.compatibility import BatchGeometry, digest_model_shape
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.rank.resuming.request import ResumeRequest
 
@@ -18,7 +18,7 @@ BATCH = {
     "global_batch": 8,
     "layout": "ddp",
 }
-ONE = {"world_size": 1, "batch": Batch(ranks=1, per_device=8, accumulation=1)}
+ONE = {"world_size": 1, "batch": BatchGeometry(ranks=1, per_device=8, accumulation=1)}
 
 
 def test_fewer_ranks_resume_with_the_same_batch(resume_request: ResumeRequest, ask: Ask, save: Save) -> None:
@@ -34,7 +34,9 @@ def test_another_batch_is_refused_with_the_settings_that_fit(
 ) -> None:
     """The run neither loads the checkpoint nor starts from step 0."""
     save(10, **BATCH)
-    smaller = replace(resume_request, world_size=1, batch=Batch(ranks=1, per_device=4, accumulation=1))
+    smaller = replace(
+        resume_request, world_size=1, batch=BatchGeometry(ranks=1, per_device=4, accumulation=1)
+    )
     with pytest.raises(
         UsageError, match="set per_device_train_batch_size=8 or gradient_accumulation_steps=2"
     ):

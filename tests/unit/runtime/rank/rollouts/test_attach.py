@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.errors import RewardError
-from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.launch.config import CAPPED_ENDS, Exclusion
@@ -41,7 +41,7 @@ def test_each_exclusion_is_accounted_for(
 ) -> None:
     """One event for each function and reason, with the samples; one for groups; one line on the terminal."""
     ends = ["eos"] * 7 + ["deadline"]
-    rollout(either, session, [NAN, *REWARDS[1:]], [failed(Reason.timeout), 1.0, failed(Reason.exception), math.inf, *REWARDS[4:]], ends=ends)  # fmt: skip
+    rollout(either, session, [NAN, *REWARDS[1:]], [failed(MaskingReason.timeout), 1.0, failed(MaskingReason.exception), math.inf, *REWARDS[4:]], ends=ends)  # fmt: skip
     excluded = [
         (record["function"], record["reason"], record["samples"]) for record in events("sample_excluded")
     ]
@@ -99,7 +99,7 @@ def test_rewards_are_computed_again_past_the_share(
     either: Any, session: Any, rollout: Callable[..., Any], events: Any
 ) -> None:
     """The second answer counts, what it has logged is logged once, and nothing is excluded."""
-    function = Improving([failed(Reason.timeout)] * 5 + REWARDS[5:], REWARDS)
+    function = Improving([failed(MaskingReason.timeout)] * 5 + REWARDS[5:], REWARDS)
     found = rollout(either, session, function)
     assert function.calls == 2
     assert found["advantages"].ne(0).all()
@@ -114,7 +114,7 @@ def test_rewards_that_are_no_better_the_second_time_are_not_used(
     either: Any, session: Any, rollout: Callable[..., Any], events: Any
 ) -> None:
     """Nor is what was logged with them; there is no third time."""
-    function = Improving([failed(Reason.timeout)] * 5 + REWARDS[5:], [failed(Reason.died)] * 8)
+    function = Improving([failed(MaskingReason.timeout)] * 5 + REWARDS[5:], [failed(MaskingReason.died)] * 8)
     rollout(either, session, function)
     assert function.calls == 2
     assert list(either._logs["extra"]["call"]) == [1] * 8
@@ -125,7 +125,7 @@ def test_half_of_the_samples_may_fail_without_computing_again(
     either: Any, session: Any, rollout: Callable[..., Any]
 ) -> None:
     """The share is a bound that must be passed."""
-    function = Improving([failed(Reason.timeout)] * 4 + REWARDS[4:])
+    function = Improving([failed(MaskingReason.timeout)] * 4 + REWARDS[4:])
     rollout(either, session, function)
     assert function.calls == 1
 
@@ -147,7 +147,7 @@ def attached(trainer: Any, session: Any, function: Any) -> SampleExclusion:
         ([NAN] * 8, "nan (float) for the first of 8 completions"),
         (0.5, "0.5 (float) for 8 completions"),
         ("fine", "'fine' (str) for 8 completions"),
-        ([failed(Reason.timeout)] * 8, "no reward (timeout) for 8 completions"),
+        ([failed(MaskingReason.timeout)] * 8, "no reward (timeout) for 8 completions"),
     ],
 )
 @pytest.mark.parametrize("valid_before", [0, 3])
@@ -268,7 +268,7 @@ def test_the_ends_of_caps_are_the_reasons_of_exclusions() -> None:
     """Both are one word, and every end of a cap can be masked."""
     capped = [end.value for end in EndReason if end is not EndReason.eos]
     assert sorted(capped) == sorted(CAPPED_ENDS)
-    assert [Reason(end).value for end in EndReason if end is not EndReason.eos] == capped
+    assert [MaskingReason(end).value for end in EndReason if end is not EndReason.eos] == capped
     assert set(Exclusion().masked_ends) <= set(CAPPED_ENDS)
 
 
@@ -281,7 +281,7 @@ def test_rewards_that_are_computed_again_draw_the_same_numbers(
 
     def noisy(**_: Any) -> list[Any]:
         drawn.append(random.random())
-        return REWARDS if improves and len(drawn) > 1 else [failed(Reason.timeout)] * 5 + REWARDS[5:]
+        return REWARDS if improves and len(drawn) > 1 else [failed(MaskingReason.timeout)] * 5 + REWARDS[5:]
 
     exclusion = attached(either, session, noisy)
     exclusion = SampleExclusion(either, session, generators=(random.getstate, random.setstate))

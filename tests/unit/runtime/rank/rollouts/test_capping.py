@@ -21,8 +21,8 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.rank.rollouts import generate_calls
 from grpo_run.runtime.rank.rollouts.capping import Capping
 from grpo_run.runtime.rank.rollouts.caps_settings import CapSettings
-from grpo_run.runtime.rank.rollouts.deadline import Decision
-from grpo_run.runtime.rank.rollouts.rollout import Rollout
+from grpo_run.runtime.rank.rollouts.deadline import DeadlineDecision
+from grpo_run.runtime.rank.rollouts.rollout import CappedRollout
 from grpo_run.runtime.rank.rollouts.sub_batches import in_sub_batches
 from grpo_run.trainers.caps import apply
 
@@ -111,7 +111,7 @@ def test_ids_mask_and_normaliser_are_those_of_the_cut_completion(make: Make, pad
 
 def test_a_deadline_cuts_what_has_not_ended(make: Make) -> None:
     """After the third token; the completions that end themselves later are cut, too."""
-    reports: list[Rollout] = []
+    reports: list[CappedRollout] = []
     seconds = iter(range(100))
     found, capping = rollout(
         make(), CapSettings(max_time=4.0), clock=lambda: float(next(seconds)), report=reports.append
@@ -284,14 +284,14 @@ def test_each_part_is_one_call_of_fewer_rows(make: Make, monkeypatch: pytest.Mon
 
 def test_a_deadline_counts_the_tokens_of_all_parts(make: Make) -> None:
     """It passes in the second part; repeated, it ends after the same token."""
-    reports: list[Rollout] = []
+    reports: list[CappedRollout] = []
     trainer, seconds = make(), iter(range(1000))
     with in_sub_batches(trainer, 2, sharded=False, warn=pytest.fail):
         found, _ = rollout(
             trainer, CapSettings(max_time=50.0), clock=lambda: float(next(seconds)), report=reports.append
         )
         (first,) = reports
-        decided = Decision(steps=first.steps, timed_out_after=first.timed_out_after)
+        decided = DeadlineDecision(steps=first.steps, timed_out_after=first.timed_out_after)
         again, _ = rollout(trainer, CapSettings(max_time=50.0), clock=lambda: 0.0, decided=lambda: decided)
     assert MAX_LENGTH < first.timed_out_after == first.steps
     assert torch.equal(found["completion_ids"], again["completion_ids"])

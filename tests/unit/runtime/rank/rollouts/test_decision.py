@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from grpo_run.runtime.rank.rollouts.forecast_fit import (
     MARGIN,
-    Need,
+    ForecastNeed,
     Needed,
     agree,
     choices,
@@ -19,7 +19,7 @@ from grpo_run.runtime.rank.rollouts.forecast_fit import (
 GRADIENTS = 30
 
 
-def need(rows: int, limit: int, *, known: int = 0, base: int = 100, repeated: int = 0) -> Need:
+def need(rows: int, limit: int, *, known: int = 0, base: int = 100, repeated: int = 0) -> ForecastNeed:
     """The need of a rank whose passes take 10 a row, and whose gradients take 30 between passes.
 
     Args:
@@ -61,21 +61,25 @@ def test_larger_passes_than_any_that_was_measured_have_a_margin() -> None:
 
 def test_gradients_are_kept_between_pieces() -> None:
     """Without them, halves would seem to fit here."""
-    assert need(8, 150, known=8) == Need(4, 0, 180, 150, 150)
+    assert need(8, 150, known=8) == ForecastNeed(4, 0, 180, 150, 150)
 
 
 def test_single_rows_are_all_that_can_be_done() -> None:
-    assert need(6, 50) == Need(6, 0, 160, 140, 50)
+    assert need(6, 50) == ForecastNeed(6, 0, 160, 140, 50)
 
 
 def test_nothing_is_split_without_a_limit_or_a_measurement() -> None:
     assert need(8, 0).pieces == 1
     unknown = decide(8, needed=lambda count, split: None, base_bytes=100, limit_bytes=50, repeated=2)
-    assert unknown == Need(1, 2, 0, 0, 50)
+    assert unknown == ForecastNeed(1, 2, 0, 0, 50)
 
 
 def test_the_rank_that_needs_most_decides() -> None:
-    needs = [Need(1, 0, 90, 90, 100), Need(4, 0, 300, 90, 100), Need(2, 0, 150, 80, 100)]
+    needs = [
+        ForecastNeed(1, 0, 90, 90, 100),
+        ForecastNeed(4, 0, 300, 90, 100),
+        ForecastNeed(2, 0, 150, 80, 100),
+    ]
     agreed = agree(needs)
     assert (agreed.pieces, agreed.rank, agreed.need) == (4, 1, needs[1])
 
@@ -85,5 +89,5 @@ def test_a_rollout_is_split_again_as_it_was_if_all_ranks_know_it(
     repeated: tuple[int, int], pieces: int
 ) -> None:
     """Ranks that decided apart would wait for each other."""
-    needs = [Need(1, repeated[0], 90, 90, 100), Need(4, repeated[1], 300, 90, 100)]
+    needs = [ForecastNeed(1, repeated[0], 90, 90, 100), ForecastNeed(4, repeated[1], 300, 90, 100)]
     assert agree(needs).pieces == pieces

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.runtime.rank.rollouts.deadline import Deadline, Decision, RolloutKey, read_decisions
-from grpo_run.runtime.rank.rollouts.rollout import Cut, EndReason, Rollout, continued, cut, end_reason
+from grpo_run.runtime.rank.rollouts.deadline import Deadline, DeadlineDecision, RolloutKey, read_decisions
+from grpo_run.runtime.rank.rollouts.rollout import CappedRollout, Cut, EndReason, continued, cut, end_reason
 
 EOS = 1
 
@@ -55,7 +55,7 @@ def test_a_turn_is_matched_to_the_completions_that_it_continues() -> None:
 
 def test_the_last_turn_says_why_a_completion_ended() -> None:
     """One called a tool and was then in a loop, one ended itself, and one came to the maximum after its tool."""
-    rollout = Rollout(end_tokens={EOS}, max_length=10)
+    rollout = CappedRollout(end_tokens={EOS}, max_length=10)
     first = rollout.end_turn([[2], [3], [4]], [[5, EOS], [6, EOS], [7, EOS]], [None] * 3)
     assert first == [[5, EOS], [6, EOS], [7, EOS]]
     assert rollout.reasons == (EndReason.eos,) * 3
@@ -68,7 +68,7 @@ def test_the_last_turn_says_why_a_completion_ended() -> None:
 def test_the_deadline_covers_all_turns() -> None:
     """It begins with the rollout; the number of steps counts those of earlier turns."""
     now = 100.0
-    rollout = Rollout(end_tokens={EOS}, max_length=10, deadline=Deadline(5, clock=lambda: now))
+    rollout = CappedRollout(end_tokens={EOS}, max_length=10, deadline=Deadline(5, clock=lambda: now))
     assert not rollout.out_of_time(1)
     rollout.steps += 40
     now = 105.0
@@ -81,11 +81,13 @@ def test_a_deadline_is_decided_once() -> None:
     """A rollout that was cut is cut after the same token; one that ended itself is not cut before that, at any speed."""
     late = Deadline(1, clock=iter([0.0, *[99.0] * 99]).__next__)
     early = Deadline(1000)
-    cut = Rollout(end_tokens={1}, max_length=99, deadline=early, decided=Decision(steps=9, timed_out_after=7))
+    cut = CappedRollout(
+        end_tokens={1}, max_length=99, deadline=early, decided=DeadlineDecision(steps=9, timed_out_after=7)
+    )
     assert [cut.out_of_time(steps) for steps in (1, 6, 7)] == [False, False, True]
     assert cut.timed_out_after == 7
-    ended = Rollout(
-        end_tokens={1}, max_length=99, deadline=late, decided=Decision(steps=9, timed_out_after=None)
+    ended = CappedRollout(
+        end_tokens={1}, max_length=99, deadline=late, decided=DeadlineDecision(steps=9, timed_out_after=None)
     )
     assert [ended.out_of_time(steps) for steps in (1, 9)] == [False, False]
     assert ended.out_of_time(10)  # it has become another rollout
@@ -106,5 +108,5 @@ def test_a_journal_with_broken_lines_is_read(tmp_path: Path) -> None:
     ]  # fmt: skip
     path.write_text("\n".join(lines))
     assert read_decisions(path, 0, 2) == {
-        RolloutKey(1, 3, "train", 0): Decision(steps=6, timed_out_after=None)
+        RolloutKey(1, 3, "train", 0): DeadlineDecision(steps=6, timed_out_after=None)
     }

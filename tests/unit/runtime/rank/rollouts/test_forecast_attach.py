@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_run.runtime.rank.rollouts.forecast import Rollout
+from grpo_run.runtime.rank.rollouts.forecast import GeneratedRollout
 from grpo_run.runtime.rank.rollouts.forecast_splitting import TrainerPasses, forecasting
 
 TOKENS = torch.ones(8, 10)
@@ -23,7 +23,7 @@ class Recorded:
         self.decides = pieces
         self.calls: list[Any] = []
 
-    def begin(self, rollout: Rollout) -> None:
+    def begin(self, rollout: GeneratedRollout) -> None:
         self.calls.append(("begin", rollout.number, rollout.length, rollout.steps))
         self.pieces = self.decides
 

@@ -11,9 +11,9 @@ import pytest
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.rank.rollouts import capping
 from grpo_run.runtime.rank.rollouts.caps_settings import CapSettings
-from grpo_run.runtime.rank.rollouts.deadline import Decision
+from grpo_run.runtime.rank.rollouts.deadline import DeadlineDecision
 from grpo_run.runtime.rank.rollouts.prompts import check_prompts
-from grpo_run.runtime.rank.rollouts.rollout import Cut, Rollout
+from grpo_run.runtime.rank.rollouts.rollout import CappedRollout, Cut
 from grpo_run.watchdog.observation import EndReason, Slot
 
 Events = Callable[[], list[dict[str, Any]]]
@@ -27,7 +27,7 @@ def test_reasons_are_counted_and_cuts_are_journaled(
     trainer: Any = SimpleNamespace(state=SimpleNamespace(global_step=7))
     reports = capping.RolloutReports(trainer, session, CapSettings(repetition=8), 1)
     for cuts in ([None, cut, None], [None, None, None]):
-        rollout = Rollout(end_tokens={1}, max_length=5)
+        rollout = CappedRollout(end_tokens={1}, max_length=5)
         rollout.end_turn([[9], [9], [9]], [[5, 1], [5, 5, 5], [5, 6, 7, 8, 9]], cuts)
         rollout.steps = 5
         assert reports.begin() is None
@@ -54,23 +54,23 @@ def test_a_rollout_that_is_generated_again_gets_its_decision(session: Any) -> No
     settings = CapSettings(max_time=5.0)
     told: list[int] = []
 
-    def decisions() -> list[Decision | None]:
-        found: list[Decision | None] = []
+    def decisions() -> list[DeadlineDecision | None]:
+        found: list[DeadlineDecision | None] = []
         reports = capping.RolloutReports(trainer, session, settings, 2, lambda: told.append(1))
         for step, training in ((0, True), (0, True), (1, False), (1, True)):
             trainer.state.global_step, trainer.model.training = step, training
             found.append(reports.begin())
-            rollout = Rollout(end_tokens={1}, max_length=5)
+            rollout = CappedRollout(end_tokens={1}, max_length=5)
             rollout.end_turn([[9]], [[5, 6]], [None])
             rollout.steps, rollout.timed_out_after = 10 * len(found), len(found) if training else None
             reports.ended(rollout)
         return found
 
     expected = [
-        Decision(steps=10, timed_out_after=1),
-        Decision(steps=20, timed_out_after=2),
-        Decision(steps=30, timed_out_after=None),
-        Decision(steps=40, timed_out_after=4),
+        DeadlineDecision(steps=10, timed_out_after=1),
+        DeadlineDecision(steps=20, timed_out_after=2),
+        DeadlineDecision(steps=30, timed_out_after=None),
+        DeadlineDecision(steps=40, timed_out_after=4),
     ]
     assert decisions() == [None] * 4
     assert decisions() == expected

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.rank.rollouts.reward_outputs import LARGEST, RETURNED_NAN, Failed, check, failed
 
 
@@ -37,35 +37,35 @@ def test_a_generator_is_read_once() -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (math.nan, Reason.nan), (torch.tensor(math.nan), Reason.nan), (math.inf, Reason.infinite),
-        (-math.inf, Reason.infinite), (1e39, Reason.infinite), (10**400, Reason.infinite),
-        ("0.5", Reason.output), ([0.5, 1.0], Reason.output), (1j, Reason.output),
-        (failed(Reason.timeout), Reason.timeout),
+        (math.nan, MaskingReason.nan), (torch.tensor(math.nan), MaskingReason.nan), (math.inf, MaskingReason.infinite),
+        (-math.inf, MaskingReason.infinite), (1e39, MaskingReason.infinite), (10**400, MaskingReason.infinite),
+        ("0.5", MaskingReason.output), ([0.5, 1.0], MaskingReason.output), (1j, MaskingReason.output),
+        (failed(MaskingReason.timeout), MaskingReason.timeout),
     ],
 )  # fmt: skip
-def test_a_fault_is_marked_and_the_others_are_kept(value: Any, reason: Reason) -> None:
+def test_a_fault_is_marked_and_the_others_are_kept(value: Any, reason: MaskingReason) -> None:
     """TRL turns the marks into numbers that survive its gather."""
     values, reasons = check([1.0, value, None], 3)
     assert reasons == {1: reason}
     assert values[0::2] == [1.0, None]
     mark = torch.tensor(values[:2], dtype=torch.float32)[1].item()
-    assert mark == (RETURNED_NAN if reason is Reason.nan else -math.inf)
+    assert mark == (RETURNED_NAN if reason is MaskingReason.nan else -math.inf)
 
 
 @pytest.mark.parametrize("returned", [None, 1.0, [], [1.0, 2.0], "abc", {"a": 1.0}])
 def test_a_wrong_number_of_rewards_fails_them_all(returned: Any) -> None:
     """Also no list at all: nobody knows which sample a reward belongs to."""
     values, reasons = check(returned, 3)
-    assert [value.reason for value in values] == [Reason.output] * 3
+    assert [value.reason for value in values] == [MaskingReason.output] * 3
     assert set(reasons) == {0, 1, 2}
 
 
 def test_a_failure_keeps_its_reason_between_processes() -> None:
     """A reward function may run in another process."""
-    again = pickle.loads(pickle.dumps(failed(Reason.exception)))
+    again = pickle.loads(pickle.dumps(failed(MaskingReason.exception)))
     assert isinstance(again, Failed)
     assert again == -math.inf
-    assert again.reason is Reason.exception
+    assert again.reason is MaskingReason.exception
 
 
 @pytest.mark.parametrize("position", [0, 2, 4])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.history.exclusions import Reason
+from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.journal import Journal, read_newest
 from grpo_run.runtime.rank.rollouts.repeated_masking import (
     EVENT,
@@ -33,7 +33,7 @@ def event(**changes: Any) -> dict[str, Any]:
 
 def rows(
     *records: dict[str, Any], rollout: int = 6, function: str = "judge", first: int = 3
-) -> dict[int, Reason]:
+) -> dict[int, MaskingReason]:
     """What fails again in a rank whose samples begin with number 3, in attempt 2."""
     earlier = EarlierExclusions.of(records, train_call=1, attempt=2)
     return earlier.rows(rollout, function, first, TOKENS)
@@ -41,7 +41,7 @@ def rows(
 
 def test_a_reward_fails_again_for_the_same_completion() -> None:
     """At its place among the samples of all ranks."""
-    assert rows(event()) == {1: Reason.timeout}
+    assert rows(event()) == {1: MaskingReason.timeout}
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_the_last_attempt_that_did_the_step_counts() -> None:
     """Events of ranks and functions add up."""
     later = event(attempt=1, samples=[3], digests=[completion_checksum(TOKENS[0])])
     other = event(attempt=1, samples=[5], digests=[completion_checksum(TOKENS[2])], reason="exception")
-    assert rows(event(), later, other) == {0: Reason.timeout, 2: Reason.exception}
-    assert rows(later, event()) == {0: Reason.timeout}
+    assert rows(event(), later, other) == {0: MaskingReason.timeout, 2: MaskingReason.exception}
+    assert rows(later, event()) == {0: MaskingReason.timeout}
 
 
 def test_the_end_of_the_journal_is_read(tmp_path: Path, session: Any) -> None:
@@ -89,7 +89,7 @@ def test_the_next_attempt_excludes_what_the_last_one_has_excluded(
     either.reward_func_names, either.reward_processing_classes = ["judge"], [None]
     either.reward_weights = either.reward_weights[:1]
     found = []
-    for attempt, values in enumerate(([1.0, failed(Reason.timeout), math.nan, *rewards[3:]], rewards)):
+    for attempt, values in enumerate(([1.0, failed(MaskingReason.timeout), math.nan, *rewards[3:]], rewards)):
         journal.attempt = attempt
         session.settings = session.settings.model_copy(update={"attempt": attempt})
         either.reward_funcs = [lambda values=values, **_: list(values)]

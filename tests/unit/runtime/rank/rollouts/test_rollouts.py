@@ -18,7 +18,7 @@ from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.rank.rollouts.forecast import (
     SIMULATED_TOKEN_BYTES,
     Forecasts,
-    Rollout,
+    GeneratedRollout,
     memory_of,
     prepare,
 )
@@ -48,12 +48,12 @@ class Gpu:
         return None
 
 
-def rollout(number: int, length: int, **changes: Any) -> Rollout:
+def rollout(number: int, length: int, **changes: Any) -> GeneratedRollout:
     """The rollout of one optimizer step with one micro-batch."""
     fields: dict[str, Any] = {
         "number": number, "rows": ROWS, "length": length, "accumulates": False, "steps": (number + 1, number + 1),
     }  # fmt: skip
-    return Rollout(**{**fields, **changes})
+    return GeneratedRollout(**{**fields, **changes})
 
 
 def forecasts(session: Any, gpu: Gpu, *, reasons: tuple[str, ...] = ()) -> Forecasts:
@@ -61,7 +61,7 @@ def forecasts(session: Any, gpu: Gpu, *, reasons: tuple[str, ...] = ()) -> Forec
     return Forecasts(session, gpu, 1, reasons=reasons, gradient_bytes=GRADIENTS)
 
 
-def train(made: Forecasts, of: Rollout, *, byte_per_token: int = 10) -> int:
+def train(made: Forecasts, of: GeneratedRollout, *, byte_per_token: int = 10) -> int:
     """Train one rollout: decide, pass, and measure; return the number of pieces."""
     made.begin(of)
     assert made.pieces is not None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.runtime.rank.rollouts.masking_selection import Excluded, Kind, Selection, select
+from grpo_run.runtime.rank.rollouts.masking_selection import Excluded, MaskingKind, Selection, select
 from grpo_run.runtime.rank.rollouts.reward_outputs import RETURNED_NAN
 
 NONE, NAN, FAIL = math.nan, RETURNED_NAN, -math.inf
@@ -30,7 +30,7 @@ def kinds(selection: Selection) -> dict[int, str]:
 def test_a_failure_in_one_column_excludes_the_sample() -> None:
     """The first column that failed is named."""
     found = of([1, 2], [1, FAIL], [3, 4], [0, 0], generations=4)
-    assert found.samples == {1: Excluded(kind=Kind.failed, column=1)}
+    assert found.samples == {1: Excluded(kind=MaskingKind.failed, column=1)}
     assert found.failed_share == 0.25
     assert not found.groups
 
@@ -54,7 +54,7 @@ def test_samples_with_none_only_are_no_survivors_and_are_left_to_trl() -> None:
 def test_nan_is_a_failure_unless_the_whole_group_has_it() -> None:
     """In the second group the function does not apply, as if it had returned None."""
     found = of([NAN, 1], [5, 2], [6, 3], [NAN, 1], [NAN, 2], [NAN, 3], generations=3)
-    assert found.samples == {0: Excluded(kind=Kind.nan, column=0)}
+    assert found.samples == {0: Excluded(kind=MaskingKind.nan, column=0)}
     assert found.not_applicable == {0: 3}
 
 
@@ -77,7 +77,7 @@ def test_a_model_cannot_say_that_it_does_not_apply() -> None:
     """Its NaN and its infinities are failures."""
     found = of([math.nan, 1], [math.inf, 1], [2, 1], [3, 1], generations=4, models=[0])
     assert found.samples == {
-        0: Excluded(kind=Kind.nan, column=0), 1: Excluded(kind=Kind.failed, column=0),
+        0: Excluded(kind=MaskingKind.nan, column=0), 1: Excluded(kind=MaskingKind.failed, column=0),
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_run.runtime.checkpoints.compatibility import Batch
+from grpo_run.runtime.checkpoints.compatibility import BatchGeometry
 from grpo_run.runtime.rank.saving import description
 
 
@@ -41,7 +41,7 @@ def test_unknown_facts_are_none() -> None:
 
 def test_the_batch_counts_all_ranks() -> None:
     """It is the product of ranks, samples per device and accumulation."""
-    assert description.batch(trainer(), 3) == Batch(ranks=3, per_device=4, accumulation=2)
+    assert description.batch(trainer(), 3) == BatchGeometry(ranks=3, per_device=4, accumulation=2)
     fields = description.manifest_fields(trainer(), 3)
     assert (fields["global_batch"], fields["per_device_train_batch_size"]) == (24, 4)
     assert len(fields["model_shape"]) == 64

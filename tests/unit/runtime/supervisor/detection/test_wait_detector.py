@@ -14,7 +14,7 @@ from grpo_run.runtime.board import slot_writer
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.supervisor.detection import wait_detector
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
 from grpo_run.runtime.supervisor.detection.slot_movement import SlotMovement
 from grpo_run.runtime.supervisor.detection.wait_detector import WaitDetector
@@ -25,7 +25,7 @@ from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.processes import MainThread
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings, Occurrence
 from grpo_run.watchdog.stalls.overdue import PhaseClock
-from grpo_run.watchdog.waits.looks import Channels, Look, Process, Thread, Wait, WaitKind
+from grpo_run.watchdog.waits.looks import Channels, Process, RankLook, Wait, WaitingThread, WaitKind
 
 FUTEX = Wait(kind=WaitKind.futex, call="futex")
 TIMED = Wait(kind=WaitKind.timed, call="futex", timeout_seconds=math.nan)
@@ -74,7 +74,7 @@ class World:
     def monotonic_ns(self) -> int:
         return round(self.now * 1e9)
 
-    def advance(self, seconds: float) -> Finding | None:
+    def advance(self, seconds: float) -> HangFinding | None:
         """Scan ten times per second; stop at the first finding."""
         until = self.now + seconds
         while self.now < until - 1e-9:
@@ -96,17 +96,17 @@ class World:
     def main_thread_may_be_stuck(self, pid: int) -> bool:
         return self.ranks[pid - 100].waits[0].kind in CLOSED
 
-    def read(self, pids: Mapping[int, int], idle: Mapping[int, Collection[int]]) -> dict[int, Look]:
+    def read(self, pids: Mapping[int, int], idle: Mapping[int, Collection[int]]) -> dict[int, RankLook]:
         self.looks.append((self.now, tuple(pids)))
         return {
-            rank: Look(
+            rank: RankLook(
                 pid=pid,
                 processes={
                     pid: Process(
                         pid=pid,
                         parent=1,
                         threads=tuple(
-                            Thread(
+                            WaitingThread(
                                 tid=pid + 1000 * number,
                                 name="python",
                                 state=self.ranks[rank].state,
@@ -122,7 +122,7 @@ class World:
             for rank, pid in pids.items()
         }
 
-    def _channels(self, look: Look) -> Channels:
+    def _channels(self, look: RankLook) -> Channels:
         self.scans_of_descriptors += 1
         return Channels(holders=self.holders)
 
@@ -279,7 +279,7 @@ def test_a_refusal_of_the_kernel_is_named(world: World) -> None:
     assert world.detector.unavailable == {1: "no wait states of its threads: may not be read"}
 
 
-def scan_until(watch: HangDetector, world: World, seconds: float) -> Finding | None:
+def scan_until(watch: HangDetector, world: World, seconds: float) -> HangFinding | None:
     """Scan with the whole detector; stop at the first finding."""
     until = world.now + seconds
     while world.now < until:

@@ -8,7 +8,7 @@ import pytest
 from support.builders.runtime.incident_scene import Scene, record
 
 from grpo_run.runtime.supervisor import incident
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.incident import investigate
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CONSENSUS_GROUP
@@ -21,7 +21,7 @@ def test_a_proved_deadlock_is_the_verdict(scene: Scene) -> None:
         cause=Cause.collective_missing_rank, culprits=(0,), waiters=(1,), at={}, locations={}, mismatch=None,
         sentence="Deadlocked.",
     )  # fmt: skip
-    outcome = scene.investigate(finding=Finding(deadlock=deadlock, began_at_seconds=0.0))
+    outcome = scene.investigate(finding=HangFinding(deadlock=deadlock, began_at_seconds=0.0))
     assert (outcome.verdict.cause, outcome.verdict.confidence) == (Cause.collective_missing_rank, "proved")
 
 
@@ -33,7 +33,7 @@ def test_a_rank_in_a_consensus_call_is_told_and_the_other_ones_log_says_it(scene
         cause=Cause.collective_missing_rank, culprits=(1,), waiters=(0,), at=at, locations={}, mismatch=None,
         sentence="Deadlocked.",
     )  # fmt: skip
-    finding = Finding(deadlock=deadlock, began_at_seconds=0.0)
+    finding = HangFinding(deadlock=deadlock, began_at_seconds=0.0)
     told: list[str] = []
     context = scene.context(finding=finding, publish_disagreement=told.append)
     assert context.attempt.files.make() is None

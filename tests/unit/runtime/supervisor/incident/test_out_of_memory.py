@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.builders.runtime.incident_scene import Scene, exited, stall, victim
 
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.incident import IncidentContext, investigate
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.retries import Retries
@@ -66,7 +66,7 @@ def test_ranks_that_wait_for_a_rank_without_memory_do_not_hang(scene: Scene) -> 
 def test_a_rank_whose_allocator_thrashes_is_out_of_memory(scene: Scene) -> None:
     """With evidence, as for a hang."""
     retries = Retries(rank=1, phase=MemoryPhase.backward, step=30, commits=10, count=40, slowdown=3.5)
-    outcome = scene.investigate(finding=Finding(retries=retries, began_at_seconds=0.0))
+    outcome = scene.investigate(finding=HangFinding(retries=retries, began_at_seconds=0.0))
     assert scene.done == ["evidence"]
     assert outcome.folder.name == "0001-gpu_oom"
     assert (outcome.verdict.culprit, outcome.verdict.step) == (1, 30)

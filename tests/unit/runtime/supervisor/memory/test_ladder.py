@@ -12,13 +12,13 @@ from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.memory.ladder import (
     Exhausted,
+    OutOfMemoryContext,
     PlanChange,
     Rung,
-    Surroundings,
     Tracer,
     next_change,
 )
-from grpo_run.runtime.supervisor.memory.prediction import Device, Traces
+from grpo_run.runtime.supervisor.memory.prediction import DeviceFigures, Traces
 from grpo_run.watchdog.memory.shortage import MemoryPhase
 
 
@@ -27,12 +27,17 @@ def climb(
     given: MemoryFacts = GRPO,
     plan: MemoryPlan | None = None,
     *,
-    around: Surroundings | None = None,
-    device: Device | None = None,
+    around: OutOfMemoryContext | None = None,
+    device: DeviceFigures | None = None,
     **more: Any,
 ) -> PlanChange | Exhausted:
     return next_change(
-        phase, given, plan or MemoryPlan(), around=around or Surroundings(), device=device or Device(), **more
+        phase,
+        given,
+        plan or MemoryPlan(),
+        around=around or OutOfMemoryContext(),
+        device=device or DeviceFigures(),
+        **more,
     )
 
 
@@ -202,11 +207,14 @@ def test_expandable_segments_come_first_for_fragmented_memory() -> None:
 
 @pytest.mark.parametrize(
     "around",
-    [Surroundings(segments_refused="this version of vLLM"), Surroundings(own_allocator_setting=True)],
+    [
+        OutOfMemoryContext(segments_refused="this version of vLLM"),
+        OutOfMemoryContext(own_allocator_setting=True),
+    ],
     ids=["vllm", "user"],
 )
 def test_expandable_segments_are_left_out_where_they_do_not_work_or_the_user_decides(
-    around: Surroundings,
+    around: OutOfMemoryContext,
 ) -> None:
     asleep = facts(**COLOCATED, vllm_sleep=True)
     change = climb(MemoryPhase.backward, asleep, around=around, fragmented=True)
@@ -215,7 +223,7 @@ def test_expandable_segments_are_left_out_where_they_do_not_work_or_the_user_dec
 
 
 def test_expandable_segments_are_left_out_if_nothing_is_reserved_in_vain() -> None:
-    full = Device(unallocated_bytes=0)
+    full = DeviceFigures(unallocated_bytes=0)
     assert isinstance(climb(MemoryPhase.optimizer, device=full), Exhausted)
 
 
@@ -288,7 +296,7 @@ def test_nothing_is_traced_where_a_trace_does_not_decide(phase: MemoryPhase, mor
 def test_a_change_that_only_the_closed_form_takes_for_harmful_is_made_before_the_run_ends() -> None:
     """It is right to about 30 %, and the end of the run is worse than an attempt in vain. A trace is believed."""
     given = facts(per_device_train_batch_size=2, gradient_checkpointing=True)
-    full = Device(unallocated_bytes=0)
+    full = DeviceFigures(unallocated_bytes=0)
     change = climb(MemoryPhase.forward, given, device=full)
     assert isinstance(change, PlanChange)
     assert change.plan == HALF

@@ -11,10 +11,10 @@ from support.memory_cases import COLOCATED, GRPO, facts
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory.ladder import Rung, Surroundings
+from grpo_run.runtime.supervisor.memory.ladder import OutOfMemoryContext, Rung
 from grpo_run.runtime.supervisor.memory.policy import MemoryDecision, Situation, decide_out_of_memory
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.memory.error_patterns import Source
+from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.figures import Figures
 from grpo_run.watchdog.memory.shortage import MemoryPhase, Shortage
 
@@ -28,9 +28,13 @@ def situation(
     phase: MemoryPhase = MemoryPhase.backward, figures: Figures = FULL, **changed: Any
 ) -> Situation:
     shortage = Shortage(
-        cause=Cause.gpu_oom, source=Source.allocator, phase=phase, text="CUDA out of memory.", figures=figures
+        cause=Cause.gpu_oom,
+        source=ErrorSource.allocator,
+        phase=phase,
+        text="CUDA out of memory.",
+        figures=figures,
     )
-    around = Surroundings()
+    around = OutOfMemoryContext()
     given = Situation(
         shortage=shortage, facts=GRPO, around=around, start="restart from checkpoint-6", budget=3
     )

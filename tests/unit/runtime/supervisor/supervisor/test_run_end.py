@@ -16,7 +16,7 @@ from grpo_run.runtime.history.status import read_status
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.processes.agent import Directive
 from grpo_run.runtime.supervisor.detection import exit_hangs
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
@@ -113,7 +113,7 @@ def test_the_second_proof_of_a_hang_ends_the_run(
         cause=Cause.no_progress, culprits=(0, 1), waiters=(), phase=Phase.idle, deadline_seconds=0.0, waited_seconds=6.0,
         lasts_seconds=math.inf, sentence="Ranks 0 and 1 wait for a thread that cannot end.", confidence="proved",
     )  # fmt: skip
-    found = Finding(stall=stuck, began_at_seconds=time.monotonic())
+    found = HangFinding(stall=stuck, began_at_seconds=time.monotonic())
     monkeypatch.setattr(run.supervisor.detector, "scan", lambda slots: found)
     for attempt in (1, 2):
         for rank, slot in run.slots.items():

@@ -11,7 +11,7 @@ from transformers import TrainerControl
 
 from grpo_run.runtime.errors import GuardTripped
 from grpo_run.watchdog.learning_observations import StepValues
-from grpo_run.watchdog.learning_rules import Guard, Response, Rules
+from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Rules
 
 
 def test_a_step_that_is_not_finite_ends_the_attempt_before_anything_else(loop: Loop) -> None:
@@ -21,7 +21,7 @@ def test_a_step_that_is_not_finite_ends_the_attempt_before_anything_else(loop: L
     with pytest.raises(GuardTripped) as tripped:
         loop.step()
     assert tripped.value.trip is not None
-    assert (tripped.value.trip.guard, tripped.value.trip.step) == (Guard.nonfinite, 2)
+    assert (tripped.value.trip.guard, tripped.value.trip.step) == (LearningGuard.nonfinite, 2)
     assert loop.saved == []
 
 
@@ -39,7 +39,7 @@ def test_a_guard_of_another_rank_ends_the_attempt_before_the_next_optimizer_step
 
 def test_a_guard_that_warns_is_journaled_once(session: Any, events: Events) -> None:
     """Training goes on."""
-    responses = {Guard.nonfinite: Response.warn}
+    responses = {LearningGuard.nonfinite: GuardResponse.warn}
     session.config = replace(session.config, guards=Rules(responses=responses))
     loop = Loop(session)
     loop.begin()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from support.builders.runtime.detector_world import World
 
-from grpo_run.runtime.supervisor.detection.finding import Finding
+from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
@@ -30,7 +30,7 @@ def test_learned_durations_set_the_deadline(world: World) -> None:
     assert found.stall.deadline_seconds < 10
 
 
-def overdue_after_rewards_of_a_second(world: World) -> Finding:
+def overdue_after_rewards_of_a_second(world: World) -> HangFinding:
     """Rank 1 hangs in a reward, while the other waits."""
     world.issue(0, "all_reduce")
     for _ in range(2):  # its first reward of the attempt is over
@@ -78,7 +78,7 @@ def test_a_sleep_beyond_its_deadline_is_remembered_if_its_end_is_in_sight(
         cause=Cause.no_progress, culprits=(1,), waiters=(0,), phase=Phase.callback, callback="Upload.on_save",
         deadline_seconds=60.0, waited_seconds=7.0, lasts_seconds=lasts, sentence="It sleeps.", confidence="proved",
     )  # fmt: skip
-    found = Finding(stall=sleeping, began_at_seconds=world.now)
+    found = HangFinding(stall=sleeping, began_at_seconds=world.now)
     monkeypatch.setattr(world.watch._waits, "scan", lambda slots, now: found)
     assert world.scan() is found
     learned = world.watch.phase_durations.merged().get("Upload.on_save", Durations())
@@ -91,7 +91,7 @@ def test_the_same_wait_is_reported_in_every_attempt(world: World, monkeypatch: p
         cause=Cause.no_progress, culprits=(1,), waiters=(0,), phase=Phase.reward, deadline_seconds=60.0,
         waited_seconds=7.0, lasts_seconds=math.inf, sentence="It waits for a lock.", confidence="proved",
     )  # fmt: skip
-    found = Finding(stall=stuck, began_at_seconds=world.now)
+    found = HangFinding(stall=stuck, began_at_seconds=world.now)
     monkeypatch.setattr(world.watch._waits, "scan", lambda slots, now: found)
     assert world.scan() is found
     assert world.scan() is found
