@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.rank.consensus import CallSite, ConsensusCall, agree, exchange
 
+__all__ = ["all", "any", "while_any"]
+
 _calls = 0
 """Number of calls that this process has made."""
 
