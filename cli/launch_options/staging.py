@@ -18,7 +18,7 @@ from grpo_run.runtime.errors import EXIT_FINISHED
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import Journal, read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.status import model_place, summarize
+from grpo_run.runtime.history.status import lacks_model_of_script, model_place, summarize
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.ownership import (
     EARLIER,
@@ -128,7 +128,10 @@ def write_kept_checkpoints(
 
     try:
         drains = DrainScheduler(StagingArea(area.path), write=write, warn=notify, preloaded=False)
-        left = write_last(drains, wait_seconds=wait_seconds, interrupted=interrupted, notify=notify)
+        left = write_last(
+            drains, wait_seconds=wait_seconds, interrupted=interrupted, notify=notify,
+            only_model=lacks_model_of_script(History.of(read_journal(directory.journal))),
+        )  # fmt: skip
         drains.close()
     finally:
         os.close(area.lock)

@@ -62,6 +62,8 @@ class History:
     """How long the last save took: to memory, or of its file to disk; None before the first."""
     saved_model: tuple[int, str] | None = None
     """The call after which the script has saved its model with `save_model`, and where; None if it has not."""
+    scheduled_call: int = 0
+    """The last call of which a checkpoint that the script scheduled is on disk; 0 if there is none."""
     lost: LostCheckpoints = field(default_factory=LostCheckpoints)
     """Checkpoints that the script has scheduled and that are not on its disk."""
     completed: bool = False
@@ -230,6 +232,8 @@ class History:
         self._record_save(record)
         if record.get("durable", True):
             self.checkpoint_trouble = None
+            if record.get("scheduled"):
+                self.scheduled_call = call
             if self.exit_code is not None:
                 self.snapshot_step = None  # the snapshot that a full disk had kept in memory is on disk now
         self.calls.apply_saved(call, step, record["path"])

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, RunDirectoryError
 from grpo_run.runtime.history import own_training
 from grpo_run.runtime.history.history import History
@@ -98,10 +99,8 @@ def model_place(history: History) -> str:
 
     What the script has saved itself comes before its checkpoints, and these before our snapshots.
     """
-    if history.saved_model is not None:
-        call, path = history.saved_model
-        if call == history.train_call and os.path.isdir(path):
-            return f"The model is in {path}."
+    if path := _saved_model(history):
+        return f"The model is in {path}."
     checkpoint = history.checkpoint
     if (
         checkpoint is None
@@ -110,6 +109,24 @@ def model_place(history: History) -> str:
     ):
         return ""
     return f"Last {Path(checkpoint.path).name.partition('-')[0]}: {checkpoint.path}."
+
+
+def _saved_model(history: History) -> str:
+    """Return where the script has saved the model of its last call with `save_model`; empty if it is not there."""
+    call, path = history.saved_model or (0, "")
+    return path if call == history.train_call and os.path.isdir(path) else ""
+
+
+def lacks_model_of_script(history: History) -> bool:
+    """Return whether a script that uses a Trainer has no model of its own on disk, as far as that can be seen.
+
+    A hand-written loop and a script without a Trainer save by themselves, which is not seen.
+    """
+    call = next((call for call in history.calls if call.ordinal == history.train_call), None)
+    if call is None or call.trainer_class == LOOP or _saved_model(history):
+        return False
+    lineage = history.calls.lineage
+    return not history.scheduled_call or lineage(history.scheduled_call) != lineage(call.ordinal)
 
 
 SHORTEST_SECONDS = 5.0

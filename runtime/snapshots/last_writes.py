@@ -36,15 +36,17 @@ class OnlyInMemory:
         snapshots: newest first; at least one.
         needed_bytes: of all their checkpoints, about.
         failed: why the last try has failed; None if there was none.
+        only_model: the script has no model of its own on disk, so the run's last snapshot is all there is.
     """
 
     area: Path
     snapshots: tuple[StagedSnapshot, ...]
     needed_bytes: int
     failed: DrainFailed | None
+    only_model: bool = False
 
     @classmethod
-    def of(cls, drains: DrainScheduler) -> OnlyInMemory | None:
+    def of(cls, drains: DrainScheduler, *, only_model: bool = False) -> OnlyInMemory | None:
         """Return what is in memory only; None if nothing is."""
         left = drains.unwritten()
         if not left:
@@ -54,12 +56,13 @@ class OnlyInMemory:
             snapshots=tuple(staged for staged, _ in left),
             needed_bytes=sum(_size_bytes(staged, slot) for staged, slot in left),
             failed=drains.last_failure,
+            only_model=only_model,
         )
 
     @property
     def required(self) -> bool:
-        """Whether the script or the user asked for one of them."""
-        return any(staged.scheduled or staged.kept for staged in self.snapshots)
+        """Whether the script or the user asked for one of them, or no other copy of the model is known."""
+        return self.only_model or any(staged.scheduled or staged.kept for staged in self.snapshots)
 
     @property
     def sentence(self) -> str:
@@ -96,24 +99,26 @@ def write_last(
     wait_seconds: float,
     interrupted: Callable[[], bool],
     notify: Callable[[str], None],
+    only_model: bool = False,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> OnlyInMemory | None:
     """Write what is in memory to disk. Blocks, as `DrainScheduler.flush`, and until there is room.
 
-    Waits for what the script or the user asked for, and for nothing else.
+    Waits for what the script or the user asked for and for the only copy of the model, and for nothing else.
 
     Args:
         wait_seconds: for how long at most; 0 for a single try.
         interrupted: ends the wait.
         notify: told what is waited for, once.
+        only_model: the script has no model of its own on disk.
 
     Returns:
         what is still in memory only; None if nothing is.
     """
     drains.flush(restore=False)
     deadline = clock() + wait_seconds
-    left, pause = OnlyInMemory.of(drains), FIRST_RETRY_SECONDS
+    left, pause = OnlyInMemory.of(drains, only_model=only_model), FIRST_RETRY_SECONDS
     if left is not None and left.required and wait_seconds and not interrupted():
         notify(
             f"waiting for room, at most {duration_text(wait_seconds)}; a signal ends the wait. {left.lack}"
@@ -124,5 +129,5 @@ def write_last(
             sleep(POLL_SECONDS)
         pause = min(2 * pause, MAX_RETRY_SECONDS)
         drains.flush(restore=False)
-        left = OnlyInMemory.of(drains)
+        left = OnlyInMemory.of(drains, only_model=only_model)
     return left

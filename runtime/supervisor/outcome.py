@@ -17,7 +17,7 @@ from typing import NamedTuple
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
-from grpo_run.runtime.history.status import model_place, summarize
+from grpo_run.runtime.history.status import lacks_model_of_script, model_place, summarize
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.injections import Injection, remaining
 from grpo_run.runtime.processes.agent import Directive
@@ -184,13 +184,14 @@ class RunEnd:
             wait_seconds=last_writes.WAIT_SECONDS if wait else 0.0,
             interrupted=self._interrupted,
             notify=self._reporter.notify,
+            only_model=wait and lacks_model_of_script(self._live.history),
         )
         kept = self._drains.close()
         self._live.read_ranks()
         return left, kept
 
     def _unsaved(self, left: OnlyInMemory | None) -> str:
-        """What the script scheduled, or the user asked for, and is not on disk; empty if nothing is missing."""
+        """What is missing on disk: scheduled, asked for, or the only copy of the model; empty if nothing is."""
         parts = [self._live.history.lost.sentence]
         if left is not None and left.required:
             parts.append(f"{left.sentence} {writing_command(self._config.run_directory)}")

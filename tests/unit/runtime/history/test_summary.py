@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Recovery
-from grpo_run.runtime.history.status import summarize
+from grpo_run.runtime.history.status import lacks_model_of_script, summarize
 
 
 def test_a_run_that_left_its_loop_finishes_at_the_step_where_it_did() -> None:
@@ -84,3 +86,38 @@ def test_a_bug_that_a_run_has_recovered_from_again_and_again_is_in_its_last_line
     ]
     history = History(step=40, target_steps=40, train_call=1, recoveries=recoveries)
     assert summarize("finished", history, 0) == f"Finished at step 40 of 40, {said}"
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "events", "lacks"),
+    [
+        ("GRPOTrainer", (), True),
+        ("GRPOTrainer", ("snapshot",), True),
+        ("GRPOTrainer", ("checkpoint",), False),
+        ("GRPOTrainer", ("checkpoint", "snapshot"), False),
+        ("GRPOTrainer", ("model",), False),
+        ("loop", (), False),
+    ],
+)
+def test_a_script_lacks_a_model_unless_it_has_saved_one_or_may_have(
+    tmp_path: Path, trainer_class: str, events: tuple[str, ...], lacks: bool
+) -> None:
+    """A snapshot of the run is none of the script's; what a hand-written loop saves is not seen."""
+    published = {"event": "checkpoint_published", "train_call": 1, "path": str(tmp_path), "verified": True}
+    records = {
+        "snapshot": {**published, "step": 4, "scheduled": False},
+        "checkpoint": {**published, "step": 3, "scheduled": True},
+        "model": {"event": "model_saved", "path": str(tmp_path)},
+    }
+    started = {
+        "event": "train_started", "rank": 0, "train_call": 1, "step": 0, "target_steps": 4,
+        "trainer_class": trainer_class, "output_dir": str(tmp_path), "time": 5.0,
+    }  # fmt: skip
+    history = History.of([started, *({**records[name], "time": 6.0} for name in events)])
+    history.train_call = 1
+    assert lacks_model_of_script(history) is lacks
+
+
+def test_a_script_without_a_trainer_lacks_no_model() -> None:
+    """What it saves by itself is not seen."""
+    assert not lacks_model_of_script(History(attempts=1))

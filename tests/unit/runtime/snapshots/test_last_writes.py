@@ -67,13 +67,23 @@ def test_the_wait_ends_after_its_time_or_by_a_signal_and_is_left_out_during_a_st
 
 
 def test_nothing_is_waited_for_that_nobody_has_asked_for(world: World) -> None:
-    """A snapshot of the last step, of a script that saves none itself."""
+    """A snapshot of the last step, of a script that has saved itself before."""
     world.take(0, 5, scheduled=False, urgent=True)
     began = world.now
     left, said = end(world)
     assert left is not None
     assert not left.required
     assert (world.now - began, said) == (0, [])
+
+
+def test_the_only_copy_of_a_model_is_waited_for_though_nobody_has_asked_for_it(world: World) -> None:
+    """A script that saves nothing itself has no other."""
+    world.take(0, 5, scheduled=False, urgent=True)
+    began = world.now
+    left, _ = end(world, only_model=True)
+    assert left is not None
+    assert left.required
+    assert world.now - began >= 600
 
 
 def test_a_checkpoint_that_the_user_asked_for_is_required(world: World) -> None:
