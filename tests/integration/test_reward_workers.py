@@ -33,12 +33,14 @@ PROMPTS = ["a", "bb", "ccc"]
 class Workers:
     """A pool of one worker, and functions by the order in which they are called first."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_limit_bytes: int = 400 * 2**20) -> None:
+        import torch  # noqa: F401 - its generators are compared
+
         self.replaced: list[str] = []
         self.host = hosts.start()
         self.host.prepare(hosts.surroundings(frozenset({"numpy"})))
         self.pool = WorkerPool(
-            self.host, size=1, memory_limit_bytes=400 * 2**20, on_replaced=self.replaced.append
+            self.host, size=1, memory_limit_bytes=memory_limit_bytes, on_replaced=self.replaced.append
         )
         self._keys: dict[Any, int] = {}
 
@@ -59,8 +61,6 @@ class Workers:
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    import torch  # noqa: F401 - its generators are compared
-
     made = Workers()
     below = {process.pid for process in psutil.Process(made.host.pid).children(recursive=True)}
     yield made
@@ -150,7 +150,9 @@ def test_a_function_that_misbehaves_costs_its_call_only(
 @pytest.mark.skipif(memory_cgroups.missing() is not None, reason=str(memory_cgroups.missing()))
 def test_a_worker_that_the_kernel_kills_for_lack_of_memory_is_named_so_and_a_kill_by_a_user_is_not() -> None:
     """The counter of its cgroup rises for the first one only."""
-    made = Workers()
+    made = Workers(
+        memory_limit_bytes=4 * 2**30
+    )  # far above what the cgroup allows, so that the kernel is first
     with memory_cgroup(64 << 20) as group:
         (group.folder / "cgroup.procs").write_text(str(made.host.pid))
         by_kernel, by_user = made.call(takes_memory).failure, made.call(killed).failure
