@@ -110,7 +110,7 @@ def _starting(status: RunStatus) -> str | None:
         )
     if all_returned(slots):
         return f"{verb}: the script has run its last line on {ranks}"
-    if any(slot.state is RankState.starting for slot in slots):
+    if any(slot.state is not RankState.training for slot in slots):
         return f"{verb}: the script runs on {ranks}"
     newest = max(slots, key=lambda slot: (slot.train_call, slot.step))
     target = f"/{newest.target_steps}" if newest.target_steps else ""

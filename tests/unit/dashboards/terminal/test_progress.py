@@ -139,6 +139,12 @@ def test_a_start_says_how_far_the_ranks_are(make_slot: Any) -> None:
     assert starting(*training, step=40, recoveries=[recovery(None)]) == "restarting: 2 ranks in step 39/200"
 
 
+def test_a_start_after_finished_training_names_no_step(make_slot: Any) -> None:
+    """A restarted script whose `train()` calls have all finished does not train a step beyond the last one."""
+    after = [make_slot(rank, state=RankState.between, step=4, target_steps=4) for rank in (0, 1)]
+    assert starting(*after, step=4, recoveries=[recovery(None)]) == "restarting: the script runs on 2 ranks"
+
+
 def waiting(
     state: str = "running", callback: str = "", seconds: float = 360.0, **fields: Any
 ) -> ProgressLine:
