@@ -25,7 +25,7 @@ from grpo_run.runtime.supervisor.stop_means import (
     stop_code,
     uses_no_trainer,
 )
-from grpo_run.watchdog.observation import Exit, Slot
+from grpo_run.watchdog.observation import Exit, RankState, Slot
 from grpo_run.watchdog.text import duration_text
 
 AFTER_SAVE_SECONDS = 1.0
@@ -151,7 +151,10 @@ class StopRequest:
             slots: of the ranks; None if there are none.
         """
         means = StopMeans.end if slots is None else self.means(attempt, slots)
-        return describe(means, self._history, self._timeouts)
+        training = any(
+            slot is not None and slot.state is RankState.training for slot in (slots or {}).values()
+        )
+        return describe(means, self._history, self._timeouts, training=training)
 
     def means(self, attempt: Attempt, slots: Mapping[int, Slot | None]) -> StopMeans:
         """Return how the ranks are to be stopped now."""

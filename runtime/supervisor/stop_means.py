@@ -60,8 +60,17 @@ def _nothing_to_save(committed: tuple[int, int], slots: Mapping[int, Slot | None
     )
 
 
-def describe(means: StopMeans, history: History, timeouts: Timeouts) -> str:
-    """Return what happens now, for the user."""
+def describe(means: StopMeans, history: History, timeouts: Timeouts, *, training: bool) -> str:
+    """Return what happens now, for the user.
+
+    Args:
+        training: whether a rank is inside a `train()` call or a loop.
+    """
+    if means is StopMeans.vote and not training:
+        return (
+            "no train() call is running: stopping in the next one, when the script ends, or after"
+            f" {duration_text(timeouts.stop_seconds)} (repeat to stop at once)"
+        )
     if means is StopMeans.vote:
         return "stopping at the next step that all ranks agree on, with a checkpoint (repeat to stop at once)"
     if means is StopMeans.exit:

@@ -109,6 +109,15 @@ def test_the_script_s_code_is_one_that_all_ranks_have_chosen(exits: list[Exit], 
 def test_what_is_said_names_the_bound() -> None:
     """It is that of the handlers, or that of the wait for a save."""
     timeouts = Timeouts(stop_seconds=120.0, handler_seconds=20.0)
-    assert "handler has 20 s" in describe(StopMeans.term, History.of([OWN]), timeouts)
-    assert "after 2 min" in describe(StopMeans.save, History.of([OWN, SAVED]), timeouts)
-    assert "no step has finished" in describe(StopMeans.term, History(), timeouts)
+    assert "handler has 20 s" in describe(StopMeans.term, History.of([OWN]), timeouts, training=False)
+    assert "after 2 min" in describe(StopMeans.save, History.of([OWN, SAVED]), timeouts, training=False)
+    assert "no step has finished" in describe(StopMeans.term, History(), timeouts, training=False)
+
+
+def test_a_stop_between_two_train_calls_announces_no_step() -> None:
+    """The script may evaluate or export for long, and may never train again."""
+    timeouts = Timeouts(stop_seconds=120.0)
+    assert "next step" in describe(StopMeans.vote, History.of([CALL]), timeouts, training=True)
+    between = describe(StopMeans.vote, History.of([CALL]), timeouts, training=False)
+    assert between.startswith("no train() call is running")
+    assert "after 2 min" in between
