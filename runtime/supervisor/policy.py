@@ -281,9 +281,11 @@ def _try_patiently(history: History) -> Decision:
 def start_of(history: History) -> str:
     """Return from where the next attempt of a run continues, as a clause."""
     trained = history.best_position > (0, 0)
-    resuming = bool(history.recoveries) and history.recoveries[-1].resuming
+    last = history.recoveries[-1] if history.recoveries else None
+    # after host memory has run out, the snapshot is written to disk and its memory freed (`HostWatch.spares_memory`)
+    from_disk = last is not None and (last.resuming or last.cause == Cause.host_oom)
     now = history.time.last or 0.0
-    return expected_start(history.calls, history.own, trained=trained, now=now, in_memory=not resuming)
+    return expected_start(history.calls, history.own, trained=trained, now=now, in_memory=not from_disk)
 
 
 def _after(start: str, delay_seconds: float) -> str:

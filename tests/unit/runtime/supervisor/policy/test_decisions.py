@@ -11,7 +11,7 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import RESTARTS, Action, Decision
 from grpo_run.runtime.launch.config import Budget
-from grpo_run.runtime.supervisor.policy import decide
+from grpo_run.runtime.supervisor.policy import decide, start_of
 from grpo_run.watchdog.causes import Cause, Origin
 from grpo_run.watchdog.verdict import Location, Verdict
 
@@ -291,3 +291,19 @@ def test_other_failures_of_two_resumed_attempts_are_not_told_so() -> None:
         ):
             made.apply(record)
     assert "fails when it resumes" not in decide(made, LOADS, Budget(), stopping=False).reason
+
+
+@pytest.mark.parametrize(("cause", "place"), [("signal", "in memory"), ("host_oom", "on disk")])
+def test_the_announced_start_is_where_the_snapshot_is_loaded_from(cause: str, place: str) -> None:
+    """After host memory has run out, the snapshot is written to disk, and its memory is freed for the ranks."""
+    told = History.of(
+        [
+            {
+                "event": "train_started", "time": 1.0, "train_call": 1, "rank": 0, "step": 0, "trainer_class": "T",
+                "output_dir": "/o",
+            },
+            {"event": "checkpoint_staged", "time": 2.0, "train_call": 1, "step": 2, "rank": 0},
+            {"event": "incident", "time": 3.0, "train_call": 1, "step": 2, "cause": cause, "signature": "s"},
+        ]
+    )  # fmt: skip
+    assert start_of(told) == f"from the snapshot of step 2 {place}"
