@@ -35,6 +35,7 @@ _CAUSE_ADVICE = {
     Cause.host_oom: "Lower dataloader_num_workers, or give the job more host memory.",
     Cause.shm_full: "Enlarge /dev/shm (--shm-size of docker), or lower dataloader_num_workers.",
 }
+_HOST_CODE_ADVICE = "Let the code at this line use less memory of the host, or give the job more host memory."
 _CACHE_ADVICE = "Raise vllm_gpu_memory_utilization, or lower vllm_max_model_length."
 _FRAGMENTED = "Memory is fragmented: PYTORCH_ALLOC_CONF=expandable_segments:True lets the allocator use what it has reserved."
 
@@ -87,6 +88,8 @@ def diagnose_retries(retries: Retries, slots: Mapping[int, Slot | None]) -> Verd
 
 def memory_advice(shortage: Shortage) -> tuple[str, ...]:
     """Return what a user can change."""
+    if shortage.cause is Cause.host_oom and shortage.phase in OUTSIDE and shortage.line:
+        return (_HOST_CODE_ADVICE,)
     if shortage.cause is not Cause.gpu_oom:
         return (_CAUSE_ADVICE[shortage.cause],)
     if shortage.source is ErrorSource.vllm_cache:

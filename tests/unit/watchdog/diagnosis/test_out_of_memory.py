@@ -127,6 +127,24 @@ def test_memory_that_no_phase_of_a_trainer_has_exhausted_is_named_with_its_line(
     assert [line.partition(" less ")[0] for line in verdict.advice] == [advice]
 
 
+def test_advice_on_host_memory_of_the_script_s_own_code_is_about_that_code(
+    make_exit: MakeExit, exhausted: Callable[..., RankError], make_slot: MakeSlot
+) -> None:
+    """The workers of a data loader, of which there may be none, have nothing to do with a callback's list."""
+    error = exhausted(
+        ("builtins.MemoryError", "builtins.Exception"),
+        "",
+        phases=(Phase.callback,),
+        callback="Log.on_step_end",
+        location=("/home/u/train.py", 12, "collect"),
+        traceback='Traceback (most recent call last):\n  File "/home/u/train.py", line 12, in collect\n    rows.append(row)\n',
+    )
+    verdict = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0, step=7)}, best_position=(1, 7))
+    assert verdict.cause is Cause.host_oom
+    (advice,) = verdict.advice
+    assert "code at this line" in advice
+
+
 @pytest.mark.parametrize(("number", "culprit"), [(signal.SIGABRT, 1), (signal.SIGKILL, 0)])
 def test_a_rank_without_memory_is_blamed_before_ranks_that_were_aborted(
     make_exit: MakeExit,
