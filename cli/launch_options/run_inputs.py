@@ -41,11 +41,17 @@ def check_inputs(launch: LaunchCommand, directory: RunDirectory, history: Histor
     """Refuse to continue a run whose inputs have changed, unless the user accepts it.
 
     Raises:
-        UsageError: something that may change the training has changed, or the checkpoint of a finished run is gone.
+        UsageError: something that may change the training has changed, or the checkpoint that a finished run has named is gone.
     """
     run_id = launch.config.run_id
     checkpoint = history.checkpoint
-    if history.finished and checkpoint is not None and not Path(checkpoint.path).exists():
+    # a script may delete its checkpoints before its last line; the sentence names what was on disk then
+    if (
+        history.finished
+        and checkpoint is not None
+        and checkpoint.path in history.sentence
+        and not Path(checkpoint.path).exists()
+    ):
         raise UsageError(
             f"run {run_id} has finished, but its last checkpoint {checkpoint.path} is gone; use --fresh to train again"
         )

@@ -276,3 +276,18 @@ def test_the_commit_is_known_and_marked_if_files_have_changed(
     assert commit_of(at_home) == f"{clean}-dirty"
     monkeypatch.setenv("PATH", os.devnull)
     assert commit_of(at_home) is None
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_finished_run_is_refused_only_if_the_checkpoint_that_it_named_is_gone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A script that deletes its checkpoints before its last line has finished, as often as it is launched."""
+    run = recorded(next(row for row in ROWS if row.code == 0))
+    shutil.rmtree("ours")
+    assert decided(COMMAND, run, capsys) == NOTHING
+    journal = Journal(run.journal, run.read_run()["run_id"])
+    place = Path("ours/checkpoint-4").resolve()
+    journal.write("run_ended", exit_code=0, sentence=f"Finished at step 5 of 10. Last checkpoint: {place}.")
+    journal.close()
+    assert f"{place} is gone; use --fresh" in decided(COMMAND, run, capsys)
