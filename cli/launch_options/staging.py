@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from grpo_run.runtime.snapshots.last_writes import OnlyInMemory
 
 
+SINCE_WRITTEN = "Since then, what was only in memory has been written to disk."
+
+
 def _notify(text: str) -> None:
     print(f"grpo-run: {text}", flush=True)
 
@@ -108,7 +111,8 @@ def write_kept_checkpoints(
 ) -> OnlyInMemory | None:
     """Write the snapshots of an area to disk, say which, then free and unlock it.
 
-    What cannot be written stays in memory. A run whose script ran to its end, and that lacks nothing any more, has finished then.
+    What cannot be written stays in memory. A run whose script ran to its end, and that lacks nothing any more, has
+    finished then; for any other, the sentence of its end goes on, because it may name what was only in memory.
 
     Args:
         wait_seconds, interrupted: as of `write_last`.
@@ -120,10 +124,12 @@ def write_kept_checkpoints(
     from grpo_run.runtime.snapshots.last_writes import write_last
 
     journal = Journal(directory.journal, run_id)
+    written: list[str] = []
 
     def write(event: str, **fields: Any) -> None:
         journal.write(event, **fields)
         if event == "checkpoint_published":
+            written.append(fields["path"])
             notify(f"wrote {fields['path']} ({size_text(fields['size_bytes'])}), which was only in memory")
 
     try:
@@ -139,16 +145,22 @@ def write_kept_checkpoints(
         notify(left.sentence)
         return left
     history = History.of(read_journal(directory.journal))
-    if history.completed and not history.finished and not history.lost.sentence:
-        sentence = " ".join(
-            filter(None, (summarize("finished", history, EXIT_FINISHED), model_place(history)))
-        )
-        journal.write(
-            "run_ended",
-            exit_code=EXIT_FINISHED,
-            sentence=sentence,
-            step=history.step,
-            snapshots_kept=False,
-            completed=True,
-        )
+    if history.exit_code is None or history.finished:
+        return None
+    if history.completed and not history.lost.sentence:
+        code = EXIT_FINISHED
+        sentence = " ".join(filter(None, (summarize("finished", history, code), model_place(history))))
+    elif written:
+        code, sentence = history.exit_code, f"{history.sentence} {SINCE_WRITTEN}".lstrip()
+    else:
+        return None
+    journal.write(
+        "run_ended",
+        exit_code=code,
+        sentence=sentence,
+        step=history.step,
+        snapshots_kept=False,
+        completed=history.completed,
+        stopped=history.state == "stopped",
+    )
     return None

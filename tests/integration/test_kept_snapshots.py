@@ -66,7 +66,7 @@ def test_next_launch_writes_kept_snapshots(
 def test_a_run_whose_script_ran_to_its_end_has_finished_when_everything_is_written(
     kept: Path, run: RunDirectory, tmp_path: Path, lost: bool
 ) -> None:
-    """Unless a checkpoint is lost for good."""
+    """Unless a checkpoint is lost for good; the sentence of its end then says that the others are written."""
     journal = Journal(run.journal, "night")
     journal.write("train_started", rank=0, train_call=1, step=0, target_steps=5)
     journal.write("step_committed", step=5, train_call=1)
@@ -82,7 +82,10 @@ def test_a_run_whose_script_ran_to_its_end_has_finished_when_everything_is_writt
     assert history.completed
     assert history.finished is not lost
     assert history.snapshot_step is None
-    if not lost:
+    if lost:
+        assert history.exit_code == 93
+        assert history.sentence == f"only in memory {module.SINCE_WRITTEN}"
+    else:
         assert history.sentence.endswith(f"Last checkpoint: {tmp_path}/out/checkpoint-5.")
 
 

@@ -210,7 +210,7 @@ class Reserver:
                 rank=0,
                 step=old.step,
                 cause="disk_full",
-                reason="the disk did not take it, and memory was needed for newer ones.",
+                reason="the disk did not take the checkpoint, and memory was needed for newer ones.",
                 path=str(path_of(old)),
                 train_call=old.train_call.ordinal,
                 limit=old.limit,
