@@ -37,6 +37,32 @@ def next_to_drain(
     return newest if overdue else None
 
 
+def within_limits(
+    snapshots: Sequence[tuple[StagedSnapshot, StagingSlot]],
+    *,
+    broken: Callable[[StagedSnapshot, StagingSlot], bool],
+) -> list[tuple[StagedSnapshot, StagingSlot]]:
+    """Leave out what `save_total_limit` deletes once the newer ones are written; for the end of a run. Pure.
+
+    Args:
+        snapshots: complete snapshots, newest first.
+        broken: returns True for a snapshot that cannot be written; it does not count as a newer one.
+    """
+    found = []
+    scheduled: dict[str, list[StagedSnapshot]] = {}
+    for staged, slot in snapshots:
+        newer = scheduled.setdefault(staged.output_dir, [])
+        if staged.scheduled and not staged.kept and not broken(staged, slot):
+            if newer and newer[0].limit and staged.folder != newer[0].best:
+                # beside the best, transformers keeps the last one
+                limit = max(newer[0].limit, 2) if newer[0].best else newer[0].limit
+                if len(newer) >= limit > 0:
+                    continue
+            newer.append(staged)
+        found.append((staged, slot))
+    return found
+
+
 class PublishedCheckpoints:
     """The newest checkpoint on disk of each `train()` call."""
 

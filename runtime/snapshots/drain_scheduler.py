@@ -23,7 +23,11 @@ from grpo_run.runtime.checkpoints.manifest import MANIFEST
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.drain_messages import DrainFailed, DrainPublished, DrainRequest
-from grpo_run.runtime.snapshots.drain_policy import PublishedCheckpoints, next_to_drain
+from grpo_run.runtime.snapshots.drain_policy import (
+    PublishedCheckpoints,
+    next_to_drain,
+    within_limits,
+)
 from grpo_run.runtime.snapshots.drain_requests import DrainReports, DrainRequests, WriteEvent
 from grpo_run.runtime.snapshots.drain_worker import DrainProcess
 from grpo_run.runtime.snapshots.slot import SnapshotName, StagedSnapshot, StagingSlot
@@ -225,7 +229,7 @@ class DrainScheduler:
 
     def unwritten(self) -> list[tuple[StagedSnapshot, StagingSlot]]:
         """Return the snapshots that matter and are not on disk, newest first."""
-        snapshots = self.staging.snapshots()
+        snapshots = self._kept_at_end()
         return [
             entry
             for entry in snapshots
@@ -265,7 +269,10 @@ class DrainScheduler:
         return None
 
     def _due_at_end(self) -> tuple[StagedSnapshot, StagingSlot] | None:
-        return next_to_drain(self.staging.snapshots(), done=self._done, newest_first=True, overdue=False)
+        return next_to_drain(self._kept_at_end(), done=self._done, newest_first=True, overdue=False)
+
+    def _kept_at_end(self) -> list[tuple[StagedSnapshot, StagingSlot]]:
+        return within_limits(self.staging.snapshots(), broken=self._is_broken)
 
     # ---- what the worker has done ----
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 from support.slots import snapshot
 
-from grpo_run.runtime.snapshots.drain_policy import PublishedCheckpoints, next_to_drain
+from grpo_run.runtime.snapshots.drain_policy import PublishedCheckpoints, next_to_drain, within_limits
 from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
 
 FLAGS = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=3)
@@ -60,3 +61,26 @@ def test_a_checkpoint_on_disk_supersedes_recovery_snapshots_up_to_its_step() -> 
     assert not published.supersede(snapshot(out, 5, scheduled=True))
     assert not published.supersede(snapshot(out, 5, ordinal=2, **recovery))
     assert not published.supersede(snapshot(out, 5, scheduled=False, staged_at=1001.0))
+
+
+def test_what_the_limit_would_delete_at_once_is_not_written_at_the_end() -> None:
+    """The best checkpoint, those that the user asked for, and other snapshots are; a broken one does not count."""
+
+    def steps(limit: int | None, *, broken: int = 0, **newest: Any) -> list[int]:
+        changes: list[dict[str, Any]] = [newest, {}, {"scheduled": False}, {"kept": True}, {}, {}]
+        found = [
+            (
+                snapshot(Path("/out"), 9 - index, limit=limit, **each),
+                StagingSlot(index, Path(f"/slot{index}")),
+            )
+            for index, each in enumerate(changes)
+        ]
+        return [
+            staged.step for staged, _ in within_limits(found, broken=lambda staged, _: staged.step == broken)
+        ]
+
+    assert steps(None) == steps(0) == [9, 8, 7, 6, 5, 4]
+    assert steps(1) == [9, 7, 6]
+    assert steps(2) == [9, 8, 7, 6]
+    assert steps(1, broken=9) == [9, 8, 7, 6]
+    assert steps(1, best="checkpoint-4") == [9, 8, 7, 6, 4]
