@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
+from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot, path_of
 
 
 def next_to_drain(
@@ -42,7 +42,9 @@ def within_limits(
     *,
     broken: Callable[[StagedSnapshot, StagingSlot], bool],
 ) -> list[tuple[StagedSnapshot, StagingSlot]]:
-    """Leave out what `save_total_limit` deletes once the newer ones are written; for the end of a run. Pure.
+    """Leave out what `save_total_limit` deletes once the newer ones are written, and what one of them replaces.
+
+    For the end of a run. Pure.
 
     Args:
         snapshots: complete snapshots, newest first.
@@ -50,7 +52,12 @@ def within_limits(
     """
     found = []
     scheduled: dict[str, list[StagedSnapshot]] = {}
+    paths = set()
     for staged, slot in snapshots:
+        if not broken(staged, slot):
+            if path_of(staged) in paths:
+                continue  # an attempt has taken the same step again
+            paths.add(path_of(staged))
         newer = scheduled.setdefault(staged.output_dir, [])
         if staged.scheduled and not staged.kept and not broken(staged, slot):
             if newer and newer[0].limit and staged.folder != newer[0].best:

@@ -84,3 +84,10 @@ def test_what_the_limit_would_delete_at_once_is_not_written_at_the_end() -> None
     assert steps(2) == [9, 8, 7, 6]
     assert steps(1, broken=9) == [9, 8, 7, 6]
     assert steps(1, best="checkpoint-4") == [9, 8, 7, 6, 4]
+
+
+def test_a_step_that_was_taken_again_is_written_once_at_the_end() -> None:
+    """The newer snapshot, unless it is broken."""
+    found = [(snapshot(Path("/out"), 9), StagingSlot(index, Path(f"/slot{index}"))) for index in range(2)]
+    assert within_limits(found, broken=lambda staged, slot: False) == found[:1]
+    assert within_limits(found, broken=lambda staged, slot: slot.index == 0) == found
