@@ -272,7 +272,9 @@ class History:
         self.recoveries_at_progress = len(self.recoveries)
 
     def _on_incident(self, record: dict[str, Any], time: float) -> None:
-        self.recoveries.append(Recovery.of(record, time, self.train_call, resuming=self.calls.resuming))
+        # also a script that loads its checkpoint itself, before it calls `train()`
+        resuming = self.calls.resuming or (bool(record.get("starting")) and self.calls.awaited)
+        self.recoveries.append(Recovery.of(record, time, self.train_call, resuming=resuming))
         self.rewards.apply_incident(record)
         self.failures_without_progress += 1
 

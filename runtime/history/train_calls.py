@@ -106,6 +106,12 @@ class TrainCalls:
         """The call that was running when the last attempt ended."""
         return None if self._running is None else self._calls[self._running]
 
+    @property
+    def awaited(self) -> bool:
+        """Whether an interrupted call with a checkpoint or snapshot has not been begun again in the present attempt."""
+        call = self.interrupted
+        return call is not None and call.saved > 0 and call.attempt < self._attempt
+
     def left_after(self, ordinal: int) -> int | None:
         """Return after how many steps all ranks that are known left a loop before its end, or None."""
         call = self._calls.get(ordinal)

@@ -55,6 +55,14 @@ def test_a_script_that_fails_when_it_resumes_is_told_apart(runs: Callable[..., R
     assert run.events("checkpoint_rejected") == []
 
 
+def test_a_script_that_fails_before_it_continues_its_call_is_told_apart_too(runs: Callable[..., Run]) -> None:
+    """It loads its checkpoint itself, before it calls `train()`."""
+    run = launched(runs, "reads-checkpoint", "--snapshot-every", "1", steps=8)
+    assert run.wait() == 93, run.tail()
+    assert run.status()["attempts"] == 3
+    assert "this script fails when it resumes, at repeated_faults.py:" in sentence(run)
+
+
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
     """Every file below a folder, with its size and its time."""
     return {

@@ -38,7 +38,9 @@ def main() -> None:
     parser = tiny.argument_parser(__doc__)
     tiny.rollout_arguments(parser)
     parser.add_argument(
-        "--fault", required=True, choices=["third-call", "first-step", "resume", "none", "words", "few"]
+        "--fault",
+        required=True,
+        choices=["third-call", "first-step", "resume", "reads-checkpoint", "none", "words", "few"],
     )
     arguments = parser.parse_args()
     calls = itertools.count(1)
@@ -53,13 +55,15 @@ def main() -> None:
         return overlap(prompts, completions)
 
     resumes = arguments.fault == "resume"
+    if arguments.fault == "reads-checkpoint" and Path("died").exists():
+        raise RuntimeError("the checkpoint has no adapter")
     trainer = (AddsAdapter if resumes else GRPOTrainer)(
         model=tiny.policy(len(tiny.tokenizer()), arguments),
         reward_funcs=judge,
         args=GRPOConfig(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)}),
         train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
         processing_class=tiny.tokenizer(),
-        callbacks=[Dies(step=5)] if resumes else [],
+        callbacks=[Dies(step=5)] if resumes or arguments.fault == "reads-checkpoint" else [],
     )
     trainer.train()
     trainer.save_model(trainer.args.output_dir)
