@@ -15,9 +15,13 @@ import pytest
 from xdist.scheduler import EachScheduling, LoadScopeScheduling
 
 UNIT = Path(__file__).parents[1] / "unit"
-LARGEST = UNIT / "trainers"
+RUNTIME, RANK = UNIT / "runtime", UNIT / "runtime" / "rank"
+DIVIDED = (UNIT, RUNTIME, RANK)
+"""Folders whose entries are given out one by one."""
+NEED_TORCH = (RANK, RUNTIME / "planning", RUNTIME / "upstream", UNIT / "trainers")
+"""Folders of which most tests import torch."""
 SLOWER = 2.3
-"""How many times longer tests in `LARGEST` take than others of the same size."""
+"""How many times longer tests in `NEED_TORCH` take than others of the same size."""
 SESSION = pytest.StashKey[pytest.Session]()
 
 TOGETHER = (
@@ -103,13 +107,14 @@ def all_unit_tests(config: pytest.Config) -> bool:
 def shares(count: int) -> list[set[Path]]:
     """Divide the folders and files in `tests/unit` into `count` shares of about equal size.
 
-    A package stays together, because its tests import the same libraries; the largest one, in which most tests need
-    torch, is divided into two parts.
+    What needs torch is divided into two parts, so that the other workers do not import it.
     """
-    parts = [{entry} for entry in sorted(UNIT.iterdir()) if entry != LARGEST]
-    first, second = set[Path](), set(LARGEST.iterdir())
+    entries = [entry for folder in DIVIDED for entry in sorted(folder.iterdir()) if entry not in DIVIDED]
+    parts = [{entry} for entry in entries if not _needs_torch(entry)]
+    first, second = set[Path](), {entry for entry in entries if _needs_torch(entry)}
+    whole = _size(second)
     for entry in sorted(second):
-        if 2 * _size(first) < _size({LARGEST}):
+        if 2 * _size(first) < whole:
             first.add(entry)
             second.remove(entry)
     made: list[set[Path]] = [set() for _ in range(count)]
@@ -118,10 +123,14 @@ def shares(count: int) -> list[set[Path]]:
     return made
 
 
+def _needs_torch(entry: Path) -> bool:
+    return any(folder in (entry, *entry.parents) for folder in NEED_TORCH)
+
+
 def _size(entries: set[Path]) -> float:
     """Return what is about proportional to the duration of these tests: bytes, and more for those that use torch."""
     return sum(
-        file.stat().st_size * (SLOWER if LARGEST in file.parents else 1.0)
+        file.stat().st_size * (SLOWER if _needs_torch(file) else 1.0)
         for entry in entries
         for file in [entry, *entry.rglob("test_*.py")]
         if file.is_file()
@@ -138,8 +147,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     worker = getattr(config, "workerinput", None)
     if (
         worker is None
-        or collection_path.parent not in (UNIT, LARGEST)
-        or collection_path == LARGEST
+        or collection_path.parent not in DIVIDED
+        or collection_path in DIVIDED
         or not all_unit_tests(config)
     ):
         return None
