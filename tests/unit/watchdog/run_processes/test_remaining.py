@@ -181,8 +181,7 @@ def test_a_server_on_this_machine_is_awaited(start: Callable[..., Rank], family:
         found = rank.look()
         assert {pid for pid, _ in found.awaited} == {os.getpid()}
         assert found.waits_for[0].startswith(f"process {os.getpid()} (")
-    wait_until(lambda: rank.look().awaited == {})
-    assert rank.look().waits_for == ()
+    wait_until(lambda: (now := rank.look()).awaited == {} and now.waits_for == ())
 
 
 def test_helpers_that_wait_for_the_rank_are_not_waited_for(start: Callable[..., Rank]) -> None:
