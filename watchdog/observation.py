@@ -206,7 +206,7 @@ class RaisedError:
     """One exception of a chain: an exception, one that it was raised from, or one that was handled when it was raised.
 
     `types` are the full names of its class and base classes, `phases` those in which it was raised; None if it has left none.
-    `by_script` says that a `raise` statement of the script has raised it.
+    `by_script` says that it was raised in a frame of the script, not in Python code of a library.
     """
 
     types: tuple[str, ...]

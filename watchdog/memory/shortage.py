@@ -165,7 +165,8 @@ MEMORIES = {
 }
 
 _QUOTING = (Phase.reward, Phase.callback)
-"""Phases in which a script raises what a server has answered: the class must say that memory of the rank is exhausted."""
+"""Phases in which a script raises what a server has answered: the class, or torch's allocator for the host, must say that memory
+of the rank is exhausted."""
 FULL_BYTES = 1024**2
 """A file system with less space is full: an allocator asks for pages in blocks of about this size."""
 LEAST_GAIN = 0.1
@@ -245,7 +246,7 @@ def shortage_of(error: RankError | None, phases: Sequence[Phase] | None) -> Shor
             open_phases = next(
                 (one for one in (raised.phases, error.phases, phases) if one is not None), None
             )
-            if raised.by_script and not spelling.by_class and open_phases and open_phases[-1] in _QUOTING:
+            if raised.by_script and not spelling.is_own and open_phases and open_phases[-1] in _QUOTING:
                 continue
             phase = memory_phase(open_phases, error.traceback, error.location)
             return Shortage(
