@@ -192,12 +192,11 @@ class TrainCalls:
             self._running = None
 
     def apply_loop_left(self, record: Mapping[str, Any]) -> None:
-        """A rank has left a loop without its end, or goes on with it after all."""
+        """A rank has left a loop without its end."""
         call = self._calls.get(int(record["train_call"]))
         if call is not None:
-            left = {**dict(call.left), int(record["rank"]): record["ends_after"]}
-            kept = tuple((rank, int(steps)) for rank, steps in sorted(left.items()) if steps is not None)
-            self._change(call.ordinal, left=kept)
+            left = {**dict(call.left), int(record["rank"]): int(record["ends_after"])}
+            self._change(call.ordinal, left=tuple(sorted(left.items())))
 
     def forget_left(self) -> None:
         """A loop that was left goes on until the script leaves it again."""

@@ -89,7 +89,10 @@ def _run(
         try:
             _run_script(settings, inherited)
         except BaseException as error:
-            session.script_raised(error)
+            if isinstance(error, SystemExit) and not error.code:
+                session.script_returned()
+            else:
+                session.script_raised()
             raise
         session.script_returned()
     except Stopped:

@@ -13,6 +13,8 @@ import faulthandler
 import os
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import wrapt
@@ -30,7 +32,6 @@ from grpo_run.runtime.rank.memory.device import DeviceMemory
 from grpo_run.runtime.rank.memory.garbage_collection import AutomaticCollection
 from grpo_run.runtime.rank.memory.phases import PhaseAccounting, ResidentMemory
 from grpo_run.runtime.rank.unseen_collectives import log_backward_passes
-from grpo_run.runtime.rank.unwinding import LeftPlace
 from grpo_run.runtime.rank.vote import VoteGroup, connect_transport
 from grpo_run.runtime.rank.worker_server import serve_thread_reports, start_worker_server
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
@@ -45,6 +46,19 @@ HEARTBEAT_SECONDS = 1.0
 """Interval of the interpreter's heartbeat. The watchdog reacts only after several missed heartbeats."""
 
 _current: Session | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LeftLoop:
+    """A loop that the script has left before its end.
+
+    Attributes:
+        phase: in which phase of a step.
+        record: journals that the script has left the loop on purpose.
+    """
+
+    phase: Phase
+    record: Callable[[], None]
 
 
 class Session:
@@ -78,8 +92,8 @@ class Session:
         self.injector: Injector | None = None
         self.own_steps = 0
         """Optimizer steps that the script has taken by itself, with no Trainer and no loop."""
-        self.left: LeftPlace | None = None
-        """Where the script has last left a loop before its end."""
+        self.left: LeftLoop | None = None
+        """The loop that the script has left before its end, until another call begins."""
         self.script_ended = False
         """Whether the script has run its last line or has raised; its objects may be destroyed later."""
         self._process_groups: list[Any] = []
@@ -168,17 +182,24 @@ class Session:
 
     def script_returned(self) -> None:
         """Note that the script has run its last line."""
+        self.record_left_loop()
         self.script_ended = True
         if self.memory_trace is not None:
             self.memory_trace.history.script_ended()
 
-    def script_raised(self, error: BaseException) -> None:
-        """Note that an exception ends the script. A loop that it has left on its way is in progress again."""
+    def script_raised(self) -> None:
+        """Note that an exception ends the script. A loop that it has left counts as in progress."""
         self.script_ended = True
-        if self.is_rank and self.left is not None and self.left.is_in(error.__traceback__):
+        if self.is_rank and self.left is not None:
             self.slot.state = RankState.training
             self.slot.replace(self.left.phase)
             self.slot.publish()
+
+    def record_left_loop(self) -> None:
+        """Journal that the script has left a loop on purpose, if it has: something comes after the loop."""
+        left, self.left = self.left, None
+        if left is not None and self.is_rank:
+            left.record()
 
     def notify(self, text: str) -> None:
         """Print a one-line message for the user, on rank 0 only."""

@@ -73,17 +73,17 @@ def test_a_loop_over_data_killed_in_two_epochs_equals_the_undisturbed_one(
         pytest.param("for", "fsdp2", 2, marks=pytest.mark.full),
     ],
 )
-def test_a_kill_behind_a_loop_that_was_left_by_break_repeats_no_further_step(
+def test_a_kill_in_the_next_loop_repeats_no_further_step_of_one_that_was_left_by_break(
     form: str, mode: str, ranks: int, tmp_path: Path, runs: Callable[..., Run]
 ) -> None:
     """The script counts the steps until its `break` in a variable of its own, which a restart sets to 0 again."""
-    words = ("--form", form, "--mode", mode, "--steps", "20", "--leave-after", "7")
+    words = ("--form", form, "--mode", mode, "--steps", "20", "--leave-after", "7", "--twice")
     expected = undisturbed(tmp_path, *words, ranks=ranks)
     options = ("--snapshot-every", "3")
     run = launched(runs, tmp_path, *words, "--kill-behind", ranks=ranks, options=options).start()
     assert run.wait(120) == 0, run.tail()
     assert len(run.events("incident")) == 1, run.tail()
-    assert [event["step"] for event in run.events("train_started") if event["rank"] == 0] == [0, 6]
+    assert [event["step"] for event in run.events("train_started") if event["rank"] == 0] == [0, 0, 6, 0]
     assert "loop 1 ends after step 7: the script left it there before the restart" in run.printed()
     assert run.status()["state"] == "finished"
     assert not (different := differences(tmp_path / "out", expected)), "\n".join([*different, run.tail()])

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -36,13 +35,12 @@ from grpo_run.runtime.rank.memory_plan.settings import warn_of_no_effect
 from grpo_run.runtime.rank.resuming.request import ResumeChoice, output_directory
 from grpo_run.runtime.rank.saving.contents import CheckpointContents
 from grpo_run.runtime.rank.saving.saver import Saver
-from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.session import LeftLoop, Session
 from grpo_run.runtime.rank.step.guard import AttemptState, guard_of
 from grpo_run.runtime.rank.step.logged import LOGGED_METRICS, known_metrics, publish_metrics
 from grpo_run.runtime.rank.step.resume import CallFacts, agree_on_resume, resumed_directory, serve_snapshot
 from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.runtime.rank.step.steps import CallSteps, finish, leave
-from grpo_run.runtime.rank.unwinding import LeftPlace
 from grpo_run.watchdog.learning_observations import StepValues
 from grpo_run.watchdog.observation import Phase, RankState
 
@@ -183,9 +181,8 @@ class SupervisedLoop:
         }
         self._loaded: LoadedRankState | None = None
         self._leaves_early = False
-        self._left = False
-        """The script has left the loop, and may go on with it."""
-        self._left_on_purpose = False
+        self._left: LeftLoop | None = None
+        """Set while the script has left the loop, and may go on with it."""
         self._voting = False
         """A vote was started that is not known to be collected."""
         self._phase = Phase.data
@@ -368,29 +365,27 @@ class SupervisedLoop:
 
     def leave(self) -> None:
         """Abandon the loop, and publish that no call is running."""
-        if self._left:  # already published; another call may be running
+        if self._left is not None:  # already published; another call may be running
             self._hooks.close()
         elif not self.ended and not self._session.script_ended:
             self.abandon()
             leave(self._session)
 
-    def pause(self, frame: FrameType | None, *, on_purpose: bool) -> None:
+    def pause(self) -> None:
         """The script has left the loop: another call may begin, or this loop may go on. Not collective.
 
-        Args:
-            frame: in which the iterator was destroyed.
-            on_purpose: by `break` or `return`, not by an exception.
+        Python does not show an iterator whether `break` or an exception discards it. So the loop counts as left on
+        purpose only when another call begins or the script ends without an exception.
         """
         session, guard = self._session, self._guard
-        if self.ended or self._left or session.script_ended or not session.is_rank:
+        if self.ended or self._left is not None or session.script_ended or not session.is_rank:
             return
-        self._left, self._left_on_purpose = True, on_purpose
-        session.left = LeftPlace(frame, self._phase)
+        after = self.step + int(self._optimizers.taken or not self._state.optimizers)
+        self._left = LeftLoop(self._phase, lambda: self._record_left(after))
+        session.left = self._left
         guard.running = guard.logs = None
         guard.left = self._hooks
         leave(session)
-        if on_purpose:
-            self._record_left(self.step + int(self._optimizers.taken or not self._state.optimizers))
 
     def go_on(self) -> None:
         """Go on with the loop if the script has left it.
@@ -398,22 +393,20 @@ class SupervisedLoop:
         Raises:
             ConfigError: another call has begun since.
         """
-        if not self._left:
+        if self._left is None:
             return
-        if self._guard.left is not self._hooks:
+        if self._session.left is not self._left:
             raise ConfigError(
                 "a loop that was left early continues after another call has started: call its `end()` first"
             )
-        self._left = False
+        self._left = self._session.left = None
         self._guard.running, self._guard.logs, self._guard.left = LOOP, self._logs, None
         slot = self._session.slot
         slot.state = RankState.training
         slot.replace(Phase.data)
         slot.publish()
-        if self._left_on_purpose:
-            self._record_left(None)
 
-    def _record_left(self, ends_after: int | None) -> None:
+    def _record_left(self, ends_after: int) -> None:
         session = self._session
         session.journal.write(
             "loop_left",
@@ -428,7 +421,7 @@ class SupervisedLoop:
         self._leaves_early = True
 
     def _before_optimizer(self) -> None:
-        if not self._left:
+        if self._left is None:
             self._collect_vote()
             self._enter(Phase.optimizer)
 
@@ -438,7 +431,7 @@ class SupervisedLoop:
             self._step_vote.collect()
 
     def _after_optimizer(self) -> None:
-        if not self._left:
+        if self._left is None:
             self._enter(Phase.forward_backward)
 
     def _enter(self, phase: Phase) -> None:
