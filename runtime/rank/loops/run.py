@@ -36,11 +36,11 @@ from grpo_run.runtime.rank.resuming.request import ResumeChoice, output_director
 from grpo_run.runtime.rank.saving.contents import CheckpointContents
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import LeftLoop, Session
+from grpo_run.runtime.rank.step.events import StepEvents, finish, leave
 from grpo_run.runtime.rank.step.guard import AttemptState, guard_of
 from grpo_run.runtime.rank.step.logged import LOGGED_METRICS, known_metrics, publish_metrics
 from grpo_run.runtime.rank.step.resume import CallFacts, agree_on_resume, resumed_directory, serve_snapshot
 from grpo_run.runtime.rank.step.step_vote import StepVote
-from grpo_run.runtime.rank.step.steps import CallSteps, finish, leave
 from grpo_run.watchdog.learning_observations import StepValues
 from grpo_run.watchdog.observation import Phase, RankState
 
@@ -104,6 +104,9 @@ class LoopLogs:
         self._step = step
         self._finite = True
         self._reward: float | None = None
+        self.optimized = False
+        """An optimizer has taken a step. Otherwise the weights have not changed: a gradient scaler skips a step whose
+        gradients are not finite."""
 
     def __call__(self, values: Mapping[str, Any]) -> None:
         """Publish the numbers that are known. Not collective."""
@@ -114,17 +117,17 @@ class LoopLogs:
         self._reward = metrics.get("reward", self._reward)
         publish_metrics(self._session, metrics, step=self._step(), train_call=self._train_call)
 
-    def take(self, *, optimized: bool) -> StepValues:
-        """Return what the finished step has shown of the learning, and begin the next one.
+    def begin_step(self) -> None:
+        """Do nothing: what is logged counts for the step in progress."""
 
-        Args:
-            optimized: an optimizer has taken a step in it. Otherwise its weights have not changed: a gradient scaler
-                skips a step whose gradients are not finite.
-        """
+    def take_values(self) -> StepValues:
+        """Return what the finished step has shown of the learning, and begin the next one."""
         finite, reward = self._finite, self._reward
         self._finite, self._reward = True, None
         # ranks log rewards of their own, and one rank must judge for all
-        return StepValues(finite=finite or not optimized, reward=reward if self._session.is_main else None)
+        return StepValues(
+            finite=finite or not self.optimized, reward=reward if self._session.is_main else None
+        )
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
@@ -183,9 +186,6 @@ class SupervisedLoop:
         self._leaves_early = False
         self._left: LeftLoop | None = None
         """Set while the script has left the loop, and may go on with it."""
-        self._voting = False
-        """A vote was started that is not known to be collected."""
-        self._phase = Phase.data
         self._hooks = ExitStack()
         self._guard.running = LOOP
         try:
@@ -215,7 +215,9 @@ class SupervisedLoop:
         self._saver = Saver(
             self._contents, session, snapshots=guard.snapshots, collect_vote=self._step_vote.collect
         )
-        self._steps = CallSteps(session, self._call.ordinal, self._step_vote, self._saver, self._guards)
+        self._events = StepEvents(
+            session, self._call.ordinal, self._step_vote, self._saver, self._guards, self._logs
+        )
         self._optimizers = OptimizerSteps(
             self._state.optimizers.values(), before=self._before_optimizer, after=self._after_optimizer
         )
@@ -225,7 +227,7 @@ class SupervisedLoop:
             if order.order is None:
                 order.record()
         over = resume.finished and not (resume.foreign and self.step < (self._total or 0))
-        self._steps.begin(self.step, self._total or 0, record=agreed.record, restoring=over)
+        self._events.call_begins(self.step, self._total or 0, record=agreed.record, restoring=over)
         warn_of_no_effect(self._session)
         if over:
             self._ended()
@@ -295,8 +297,7 @@ class SupervisedLoop:
 
     def begin_step(self) -> None:
         """Publish that the body of a step begins; its data has been read."""
-        self._guards.begin_step(self.step + 1)
-        self._enter(Phase.forward_backward)
+        self._events.step_begins(self.step + 1)
         if self._session.injector is not None:
             self._session.injector.on_body(self.step + 1)
 
@@ -313,7 +314,7 @@ class SupervisedLoop:
 
     def _commit(self) -> None:
         self._loaded = None
-        values = self._logs.take(optimized=self._optimizers.taken)
+        self._logs.optimized = self._optimizers.taken
         if self._optimizers.take_pending():
             raise ConfigError(
                 f"step {self.step} of a loop ends with gradients that no optimizer has used, which a checkpoint cannot"
@@ -322,11 +323,10 @@ class SupervisedLoop:
         self._contents.step += 1
         step = self._contents.step
         self._contents.call_ends |= self._last_step is not None and step >= self._last_step
-        self._steps.finished(step, values, collected=not self._voting)
-        self._voting = True
+        self._events.step_ends(step)
         if self._save_every and step % self._save_every == 0:
             self._saver.save(self._contents.write)
-        self._saver.after_step()
+        self._events.checkpoint()
         if self._leaves_early:
             self.leave()
             self._contents.call_ends = True
@@ -340,7 +340,7 @@ class SupervisedLoop:
         """
         if self.ended:
             return
-        self._collect_vote()
+        self._step_vote.collect()
         self._contents.call_ends = True
         if self._session.votes.maximum(int(self._optimizers.taken)):
             self._commit()
@@ -349,7 +349,7 @@ class SupervisedLoop:
 
     def _finish(self) -> None:
         self._contents.call_ends = True
-        self._steps.end()
+        self._events.call_ends()
         finish(self._session, self._call, self._saver, self.step)
         self._ended()
 
@@ -381,7 +381,7 @@ class SupervisedLoop:
         if self.ended or self._left is not None or session.script_ended or not session.is_rank:
             return
         after = self.step + int(self._optimizers.taken or not self._state.optimizers)
-        self._left = LeftLoop(self._phase, lambda: self._record_left(after))
+        self._left = LeftLoop(session.slot.open_phases[0], lambda: self._record_left(after))
         session.left = self._left
         guard.running = guard.logs = None
         guard.left = self._hooks
@@ -422,21 +422,11 @@ class SupervisedLoop:
 
     def _before_optimizer(self) -> None:
         if self._left is None:
-            self._collect_vote()
-            self._enter(Phase.optimizer)
-
-    def _collect_vote(self) -> None:
-        if self._voting:
-            self._voting = False
-            self._step_vote.collect()
+            self._events.optimizer_begins()
 
     def _after_optimizer(self) -> None:
-        if self._left is None:
-            self._enter(Phase.forward_backward)
-
-    def _enter(self, phase: Phase) -> None:
-        self._phase = phase
-        self._session.slot.replace(phase)
+        if self._left is None:  # a step of the loop may have several of an optimizer
+            self._session.slot.replace(Phase.forward_backward)
 
     def _write_rank_state(self, folder: Path) -> None:
         orders = {key: order.order for key, order in self._orders.items()}

@@ -1,6 +1,6 @@
 """The memory trace of one rank: looks at what is alive after each step, and reports what is kept without need.
 
-Made by `attach.py` under `--memory-trace`. `runtime/rank/step/steps.py` calls `step_ended` after the steps of a Trainer or loop; in a script
+Made by `attach.py` under `--memory-trace`. `runtime/rank/step/events.py` calls `step_ended` after the steps of a Trainer or loop; in a script
 with neither, each optimizer step counts as one. Most steps cost one census. Only if tensors of several steps stay alive, where
 such tensors are made is recorded in the next steps, and then their holder is looked for. Everything is held weakly. Decides with
 `growing/` and `padding.py`; changes nothing.

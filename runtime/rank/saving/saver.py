@@ -30,6 +30,7 @@ from grpo_run.runtime.rank.saving.direct import DirectSaves
 from grpo_run.runtime.rank.saving.reservation import SaveFlags, Written
 from grpo_run.runtime.rank.saving.snapshots import Snapshots
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.vote import Flags
 from grpo_run.runtime.snapshots.slot import StagedSnapshot
 from grpo_run.runtime.upstream import tensor_files
 from grpo_run.watchdog.observation import Phase
@@ -110,6 +111,17 @@ class Saver:
         self._collect_vote()
         with self._in_phase():
             return self._save(write)
+
+    def decide(self, step: int, agreed: Flags) -> None:
+        """Set what is due after a finished step.
+
+        Args:
+            agreed: by all ranks, in the vote before.
+        """
+        self.stopping |= agreed.stop
+        self.cadence.decide(
+            step, agreed=agreed.snapshot, required=agreed.save or self.stopping, kept=agreed.save
+        )
 
     def after_step(self) -> None:
         """Take the snapshot that is due after a step or at the end of an epoch; stop if all ranks have agreed to.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from transformers import TrainerControl, TrainerState
 from grpo_run.runtime.rank.hooks.callback import GuardCallback
 from grpo_run.runtime.rank.learning import LearningGuards
 from grpo_run.runtime.rank.saving.cadence import Cadence
+from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.step.step_vote import StepVote, UserRequests
 from grpo_run.runtime.rank.vote import Vote
 from grpo_run.watchdog.learning_observations import StepValues
@@ -65,6 +67,7 @@ class Loop:
         )
         reader: Any = SimpleNamespace(begin_step=int, take=lambda: self.values)
         self.saver: Any = SimpleNamespace(cadence=self.cadence, stopping=False, saved_step=-1)
+        self.saver.decide = functools.partial(Saver.decide, self.saver)
         self.callback = GuardCallback(
             session, 1, self.step_vote, self.saver, exact, self.guards, reader, restoring=restoring
         )

@@ -52,13 +52,17 @@ def test_the_guards_judge_what_was_logged_of_a_step(log: LoopLogs, session: Any)
     """A loss of any micro-batch that is not finite, unless a gradient scaler has skipped the step; rank 0's reward."""
     log({"loss": torch.tensor(float("nan"))})
     log({"loss": 1.0, "reward": 0.25})
-    assert log.take(optimized=True) == StepValues(finite=False, reward=0.25)
-    assert log.take(optimized=True) == StepValues()
+    log.optimized = True
+    assert log.take_values() == StepValues(finite=False, reward=0.25)
+    log.optimized = True
+    assert log.take_values() == StepValues()
     log({"loss": math.inf, "grad_norm": math.inf})
-    assert log.take(optimized=False) == StepValues()
+    log.optimized = False
+    assert log.take_values() == StepValues()
     session.is_main = False
     log({"loss": 1.0, "reward": 0.25})
-    assert log.take(optimized=True) == StepValues()
+    log.optimized = True
+    assert log.take_values() == StepValues()
 
 
 def test_another_thread_writes_nothing(log: LoopLogs, reading: Callable[[], Slot]) -> None:

@@ -8,14 +8,14 @@ import weakref
 import pytest
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.rank.step import steps
-from grpo_run.runtime.rank.step.steps import HostCaches, free_caches
+from grpo_run.runtime.rank.memory import cleanup
+from grpo_run.runtime.rank.memory.cleanup import HostCaches, free_caches
 
 
 def test_caches_are_freed_once_for_each_announcement(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in every step, and again when memory has become short again."""
     freed: list[int] = []
-    monkeypatch.setattr(steps, "free_caches", lambda: freed.append(1))
+    monkeypatch.setattr(cleanup, "free_caches", lambda: freed.append(1))
     caches = HostCaches(board)
     for short in (False, True, True, True, False, True):
         board.announce_short_memory(short)
