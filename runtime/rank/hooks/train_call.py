@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +30,7 @@ from grpo_run.runtime.rank.learning import LearningGuards, StepReader, read_step
 from grpo_run.runtime.rank.memory_plan.facts import publish_facts
 from grpo_run.runtime.rank.resuming import request
 from grpo_run.runtime.rank.resuming.renamed_weights import restore_renamed_weights
-from grpo_run.runtime.rank.rollouts.capping import capped_rollouts
+from grpo_run.runtime.rank.rollouts.capping import capping_of
 from grpo_run.runtime.rank.rollouts.forecast import prepare
 from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.saving.saver import Saver
@@ -224,5 +224,6 @@ def run_inner_call(
     would not identify it: a resumed run makes only the inner calls of the steps that are left.
     """
     guard.warn_of_inner_call(trainer)
-    with record_model_activity(trainer, guard.session), capped_rollouts(trainer, guard.session, None):
+    caps = capping_of(trainer, guard.session, None)
+    with record_model_activity(trainer, guard.session), caps.applied() if caps else nullcontext():
         return original(trainer, script_argument, None, *args, **kwargs)

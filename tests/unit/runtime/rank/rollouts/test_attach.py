@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.wrapped import masked
 
 from grpo_run.runtime.errors import RewardError
 from grpo_run.runtime.history.exclusions import MaskingReason
@@ -159,7 +160,7 @@ def test_ten_rollouts_in_a_row_without_one_valid_reward_end_the_run(
     answers = [REWARDS] * valid_before + [broken] * ROLLOUTS_WITHOUT_REWARD
     exclusion = attached(either, session, lambda **_: answers.pop(0))
     said = f"in step 1 reward function broken returned {returned}"
-    with exclusion.scoring(), exclusion.rewarding():
+    with masked(either, exclusion):
         for _ in range(valid_before):
             either._generate_and_score_completions(INPUTS)
         assert not any("valid reward" in text for text in session.notified)
@@ -178,7 +179,7 @@ def test_a_valid_reward_begins_the_count_anew(either: Any, session: Any) -> None
     almost = [[None] * 8] * (ROLLOUTS_WITHOUT_REWARD - 1)
     answers = [*almost, [None] * 7 + [0.0], *almost, *[[0.0] * 8] * (2 * ROLLOUTS_WITHOUT_REWARD)]
     exclusion = attached(either, session, lambda **_: answers.pop(0))
-    with exclusion.scoring(), exclusion.rewarding():
+    with masked(either, exclusion):
         while answers:
             either._generate_and_score_completions(INPUTS)
 
@@ -188,7 +189,7 @@ def test_evaluations_without_rewards_end_nothing(either: Any, session: Any) -> N
     either.model.eval()
     exclusion = attached(either, session, lambda **_: [None] * 8)
     try:
-        with exclusion.scoring(), exclusion.rewarding():
+        with masked(either, exclusion):
             for _ in range(ROLLOUTS_WITHOUT_REWARD + 1):
                 either._generate_and_score_completions(INPUTS)
     finally:
@@ -200,7 +201,7 @@ def test_the_trainer_is_as_before_afterwards(either: Any, session: Any) -> None:
     function = lambda **_: [NAN] * 8
     exclusion = attached(either, session, function)
     functions = either.reward_funcs
-    with exclusion.scoring(), exclusion.rewarding():
+    with masked(either, exclusion):
         either._generate_and_score_completions(INPUTS)
         assert either.reward_funcs is functions
     assert "_calculate_rewards" not in vars(either)
@@ -227,7 +228,7 @@ def test_many_rollouts_without_samples_are_a_warning(either: Any, session: Any) 
     empty: list[Any] = [[NAN] * 8]
     answers = [*empty * (EMPTY_ROLLOUTS + 1), REWARDS, *empty * (EMPTY_ROLLOUTS - 1)]
     exclusion = attached(either, session, lambda **_: answers.pop(0))
-    with exclusion.scoring(), exclusion.rewarding():
+    with masked(either, exclusion):
         while answers:
             either._generate_and_score_completions(INPUTS)
     assert ["nothing is learned" in text for text in session.notified].count(True) == 1
@@ -238,7 +239,7 @@ def test_a_subclass_that_combines_the_rewards_gets_failures_as_none(either: Any,
     exclusion = attached(either, session, lambda **_: [NAN, math.inf, *REWARDS[2:]])
     original = either._calculate_rewards
     either._calculate_rewards = lambda *arguments: original(*arguments).sum(1)
-    with exclusion.rewarding():
+    with masked(either, exclusion):
         found = either._calculate_rewards(INPUTS, [row["prompt"] for row in INPUTS], [""] * 8, [[1]] * 8)
     assert found.isnan().tolist() == [True] * 2 + [False] * 6
 
@@ -259,7 +260,7 @@ def test_other_trainers_are_left_alone(session: Any) -> None:
 
     trainer = OtherTrainer()
     exclusion = SampleExclusion(trainer, session)
-    with exclusion.scoring(), exclusion.rewarding():
+    with masked(trainer, exclusion):
         assert trainer._generate_and_score_completions() == "mine"
         assert vars(trainer) == {}
 
@@ -286,7 +287,7 @@ def test_rewards_that_are_computed_again_draw_the_same_numbers(
     exclusion = attached(either, session, noisy)
     exclusion = SampleExclusion(either, session, generators=(random.getstate, random.setstate))
     random.seed(4)
-    with exclusion.scoring(), exclusion.rewarding():
+    with masked(either, exclusion):
         either._generate_and_score_completions(INPUTS)
     later = random.random()
     random.seed(4)
