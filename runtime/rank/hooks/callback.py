@@ -17,12 +17,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from grpo_run.runtime.rank.exact.state import ExactState
 from grpo_run.runtime.rank.hooks.resume import RestoredCall
-from grpo_run.runtime.rank.learning import LearningGuards, StepReader
+from grpo_run.runtime.rank.learning import StepReader
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.events import StepEvents
 from grpo_run.runtime.rank.step.logged import known_metrics, publish_metrics
-from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.watchdog.learning_observations import StepValues
 
 
@@ -48,8 +47,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
 
     Args:
         ordinal: the number of the call, from 1.
-        guards: judge each step.
-        reader: reads from the trainer what they judge.
+        events: of the call's steps.
         restoring: the call was finished in an earlier attempt and takes no steps now.
         resumed_from: the checkpoint directory that `train()` loads, if any.
         restored: the call as that checkpoint has it.
@@ -61,11 +59,9 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self,
         session: Session,
         ordinal: int,
-        step_vote: StepVote,
+        events: StepEvents,
         saver: Saver,
         exact: ExactState,
-        guards: LearningGuards,
-        reader: StepReader,
         *,
         restoring: bool = False,
         resumed_from: Path | None = None,
@@ -76,7 +72,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self._session = session
         self._ordinal = ordinal
         self._saver = saver
-        self._events = StepEvents(session, ordinal, step_vote, saver, guards, TrainerSource(exact, reader))
+        self._events = events
         self._exact = exact
         self._restoring = restoring
         self._resumed_from = resumed_from

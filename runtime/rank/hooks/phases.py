@@ -27,6 +27,7 @@ def marked(phase: Phase, slot: SlotWriter, fingerprint: PhaseFingerprint) -> Han
     """Return a handler that marks a phase around a method of a trainer."""
 
     def mark(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Mark the phase on the board, and count it in what the ranks compare."""
         fingerprint.enter(phase)
         try:
             slot.enter(phase)

@@ -22,7 +22,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from grpo_run.runtime.rank.exact.state import ExactState
-from grpo_run.runtime.rank.hooks.callback import GuardCallback
+from grpo_run.runtime.rank.hooks.callback import GuardCallback, TrainerSource
 from grpo_run.runtime.rank.hooks.phases import mark_callbacks
 from grpo_run.runtime.rank.hooks.resume import RestoredCall, facts_of, skip_training
 from grpo_run.runtime.rank.hooks.rollout_hooks import rollouts_hooked
@@ -36,7 +36,7 @@ from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents, save_through
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.rank.step.events import finish, leave
+from grpo_run.runtime.rank.step.events import StepEvents, finish, leave
 from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.rank.step.resume import agree_on_resume, resumed_directory, serve_snapshot
 from grpo_run.runtime.rank.step.step_vote import StepVote
@@ -168,7 +168,8 @@ def run_train_call(
         hooks.enter_context(record_model_activity(trainer, session))
         contents = TrainerContents(trainer, session, call, exact)
         saver = Saver(contents, session, snapshots=guard.snapshots, collect_vote=step_vote.collect)
-        hooks.enter_context(save_through(saver, trainer, contents))
+        events = StepEvents(session, call.ordinal, step_vote, saver, guards, TrainerSource(exact, reader))
+        hooks.enter_context(save_through(saver, trainer, contents, events.checkpoint))
         hooks.enter_context(mark_callbacks(trainer.callback_handler, TrainerCallback, session.slot))
         resumed_from = resumed_directory(resume.argument, call)
         restored = None
@@ -181,11 +182,9 @@ def run_train_call(
         callback = GuardCallback(
             session,
             call.ordinal,
-            step_vote,
+            events,
             saver,
             exact,
-            guards,
-            reader,
             restoring=resume.finished and not resume.foreign,
             resumed_from=resumed_from,
             restored=restored,

@@ -196,8 +196,14 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def save_through(saver: Saver, trainer: Any, contents: TrainerContents) -> Iterator[None]:
-    """Within the block, replace the trainer's checkpoint method and take snapshots after steps."""
+def save_through(
+    saver: Saver, trainer: Any, contents: TrainerContents, checkpoint: Callable[[], None]
+) -> Iterator[None]:
+    """Within the block, replace the trainer's checkpoint method.
+
+    Args:
+        checkpoint: called when the trainer has logged, evaluated and saved after a step or at the end of an epoch.
+    """
     save_checkpoint = getattr(trainer, trainer_names.SAVE_CHECKPOINT)
     after_step = getattr(trainer, trainer_names.AFTER_STEP)
 
@@ -208,7 +214,7 @@ def save_through(saver: Saver, trainer: Any, contents: TrainerContents) -> Itera
     @functools.wraps(after_step)
     def after(*args: Any, **kwargs: Any) -> Any:
         result = after_step(*args, **kwargs)
-        saver.after_step()
+        checkpoint()
         return result
 
     with override_attributes(

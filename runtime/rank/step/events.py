@@ -176,12 +176,14 @@ class StepEvents:
         self._session.slot.publish()
 
     def _trace_memory(self, step: int) -> None:
+        """Look at what is alive, under `--memory-trace`."""
         session, tokens = self._session, self._session.slot.tokens_generated
         if session.memory_trace is not None:
             session.memory_trace.step_ended(step, generated=tokens != self._tokens)
             self._tokens = tokens
 
     def _journal_timed_out(self, agreed: VoteResult) -> None:
+        """Journal, on rank 0, that a deadline has ended a rollout of the step before."""
         if agreed.flags.timed_out and self._session.is_main:
             self._session.journal.write("rollout_timed_out", rank=self._session.rank, step=agreed.step)
 
