@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from grpo_run.watchdog.learning_rules import Trip
+from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
 
 class Phase(IntEnum):
@@ -104,7 +105,8 @@ class Slot:
     that are idle and wake no thread. `writes` counts updates of the slot. `alone_after` is 1 more than
     the `train()` call after which the script took optimizer steps by itself, 0 if it never did. `save_state_calls`
     counts the beginnings and the ends of the script's `Accelerator.save_state`, so it is odd during one.
-    `ended_*` count the completions that ended for each `EndReason`, while a cap is set.
+    `ended_*` count the completions that ended for each `EndReason`, while a cap is set. `logged` are the last values
+    that were logged, in the order of `LOGGED_FIELDS`.
     """
 
     rank: int
@@ -131,11 +133,6 @@ class Slot:
     hygiene_seconds: float
     checkpoint_step: int
     checkpoint_seconds: float
-    reward: float
-    completion_length: float
-    loss: float
-    grad_norm: float
-    learning_rate: float
     heartbeat_seconds: float = 0.0
     last_work_seconds: float = 0.0
     collectives_issued: int = 0
@@ -150,6 +147,13 @@ class Slot:
     ended_length: float = 0.0
     ended_repetition: float = 0.0
     ended_deadline: float = 0.0
+    logged: tuple[float, ...] = ()
+
+    def value(self, field: str) -> float:
+        """Return what `watchdog/rank_metrics.py` lists under this field; NaN if it was never logged."""
+        if field in LOGGED_FIELDS:
+            return self.logged[LOGGED_FIELDS.index(field)] if self.logged else math.nan
+        return float(getattr(self, field))
 
     @property
     def phase(self) -> Phase | None:

@@ -38,11 +38,12 @@ from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import LeftLoop, Session
 from grpo_run.runtime.rank.step.events import StepEvents, finish, leave
 from grpo_run.runtime.rank.step.guard import AttemptState, guard_of
-from grpo_run.runtime.rank.step.logged import LOGGED_METRICS, known_metrics, publish_metrics
+from grpo_run.runtime.rank.step.logged import known_metrics, publish_metrics
 from grpo_run.runtime.rank.step.resume import CallFacts, agree_on_resume, resumed_directory, serve_snapshot
 from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.watchdog.learning_observations import StepValues
 from grpo_run.watchdog.observation import Phase, RankState
+from grpo_run.watchdog.rank_metrics import LOGGED
 
 
 class LoopContents(CheckpointContents):
@@ -87,7 +88,7 @@ class LoopContents(CheckpointContents):
 
 PREFIX = "train/"
 """Under which many scripts log what is not of an evaluation."""
-NAMES = frozenset(name for names in LOGGED_METRICS.values() for name in names)
+NAMES = frozenset(name for metric in LOGGED for name in metric.logged_as)
 
 
 class LoopLogs:
