@@ -12,6 +12,7 @@ from typing import Any
 
 import wrapt
 
+from grpo_run.runtime.history.memory_findings import NOTICE
 from grpo_run.runtime.rank.memory_trace.allocator_history import AllocatorHistory
 from grpo_run.runtime.rank.memory_trace.finding import TraceFinding, sentence, subject
 from grpo_run.runtime.rank.memory_trace.tracer import MemoryTrace
@@ -23,6 +24,7 @@ def trace_memory(
     *,
     history: AllocatorHistory,
     warn: Callable[[str], None],
+    free_bytes: Callable[[str], int],
 ) -> MemoryTrace:
     """Begin to trace the memory of this process.
 
@@ -31,6 +33,7 @@ def trace_memory(
         trains_alone: returns how many optimizer steps the script has taken with no Trainer and no loop; None inside one.
         history: of the CUDA allocator.
         warn: called with one line if the trace itself fails, and ends.
+        free_bytes: returns how much memory of a type of device this rank may still take; 0 if that is not known.
     """
     directory = os.getcwd()
 
@@ -41,10 +44,10 @@ def trace_memory(
             sentence=sentence(finding, directory),
             **finding.as_json(),
         )
-        if finding.kind != "filling":  # the only snapshot of a finding is for one that is sure
+        if finding.kind != NOTICE:  # the only snapshot of a finding is for an alarm
             history.found()
 
-    trace = MemoryTrace(report, history, warn)
+    trace = MemoryTrace(report, history, warn, free_bytes)
     trace.begin()
 
     def watch_steps(module: Any) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+from grpo_run.runtime.rank.memory_trace.names import first_line
 from grpo_run.runtime.rank.memory_trace.referrers import attributes, is_namespace, referrers, running_locals
-from grpo_run.runtime.rank.memory_trace.sources import Variable, assigned_at
 from grpo_run.watchdog.evidence.source import is_user_file
 
 MOST_OBJECTS = 400
@@ -27,23 +27,13 @@ class Cycle(NamedTuple):
         kind: class of an object in it, or the name of a function.
         attribute: of that object, through which it refers to itself or to the next object; None if there is none.
         file: where the class or function is from; empty if that is not known.
-        first_line: of the function; None for an object.
+        line: where the function or the `__init__` of the class begins; None if there is none.
     """
 
     kind: str
     attribute: str | None
     file: str
-    first_line: int | None
-
-    @property
-    def line(self) -> int | None:
-        """Where the attribute is assigned, or of the function; None if the source cannot be read.
-
-        Reads the source, which must not be done while Python collects garbage: that may be within `ast.parse`.
-        """
-        if self.first_line is not None:
-            return self.first_line
-        return assigned_at(Variable(self.file, self.attribute or "", owner=self.kind))
+    line: int | None
 
 
 def find_cycle(start: Any, ignored: Iterable[int]) -> Cycle | None:
@@ -123,4 +113,4 @@ def _describe(candidate: Any, in_cycle: list[Any]) -> Cycle:
     inside = {id(one) for one in in_cycle}
     kind = type(candidate).__name__
     attribute = next((name for name, value in attributes(candidate).items() if id(value) in inside), None)
-    return Cycle(kind, attribute, file, None)
+    return Cycle(kind, attribute, file, first_line(type(candidate), file))

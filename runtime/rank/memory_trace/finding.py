@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_run.watchdog.text import size_text
 
-KINDS = ("growth", "graph", "cycle", "traceback", "padding", "dropped_graph", "growing_tensor", "filling")
+KINDS = ("growth", "graph", "cycle", "traceback", "padding", "dropped_graph", "growing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +69,15 @@ class TraceFinding:
 
 
 ADVICE = {
-    "growth": "it has kept tensors of {steps} steps",
-    "filling": "it has grown for {steps} steps; no leak if it {until}",
+    "growing": "it has {grown}; cannot tell whether that ends",
     "graph": "nothing has run backward through it in {steps} steps; compute it under torch.no_grad(), or detach it",
     "cycle": "only a garbage collection frees it; break the cycle, or hold one side by a weak reference",
     "graph_end": "each of {steps} steps has added its graph; detach what is added",
     "traceback": "it was there after {steps} steps; keep the exception's text, not the exception",
+    "growth": (
+        "it has {grown}, {rate} a step, which does not fit into {free} for the {steps_left} steps that are left;"
+        " bound it, or keep less"
+    ),
 }
 
 
@@ -88,23 +91,20 @@ def sentence(finding: TraceFinding, working_directory: str) -> str:
         return _padding(finding, working_directory)
     if finding.kind == "dropped_graph":
         return _dropped(finding, working_directory)
-    if finding.kind == "growing_tensor":
-        return _growing(finding, working_directory)
-    alive = (
-        f"{count(finding.tensors, 'tensor')} {_shape(finding.shape)} {finding.dtype} ({size_text(finding.bytes)})"
-        f"{' that only garbage collections have freed' if finding.details.get('collected') else ' alive'} since step {finding.since_step}"
-    )
-    parts = [alive, _made(finding, working_directory), _held(finding, working_directory)]
-    advice = ADVICE["graph_end" if finding.details.get("ends_graph") else finding.kind]
-    until = (
-        "stops where code removes, replaces or looks up what it holds"
-        if finding.details.get("bounded_by_code")
-        else "ends with its function or object, which a loop makes anew"
-        if finding.details.get("made_anew")
-        else "stops once it has all keys, as one for each prompt of a dataset does"
-    )
-    still = "may still be filling: " if finding.kind == "filling" else ""
-    return f"{still}{', '.join(filter(None, parts))}: {advice.format(steps=finding.steps, until=until)}"
+    figures, grown = finding.details, f"kept tensors of {finding.steps} steps"
+    number = count(finding.tensors, "tensor")
+    begun = f"{'that only garbage collections have freed' if figures.get('collected') else 'alive'} since step {finding.since_step}"
+    if "first_bytes" in figures:
+        number, grown = "a tensor", f"become longer in {finding.steps} steps"
+        begun = f"from {size_text(figures['first_bytes'])} in step {figures['first_step']}"
+    what = f"{number} {_shape(finding.shape)} {finding.dtype} ({size_text(finding.bytes)}) {begun}"
+    parts = [what, _made(finding, working_directory), _held(finding, working_directory)]
+    advice = ADVICE["graph_end" if figures.get("ends_graph") else finding.kind].format(
+        steps=finding.steps, grown=grown, rate=size_text(figures.get("bytes_a_step", 0)),
+        free=size_text(figures.get("free_bytes", 0)), steps_left=figures.get("steps_left", 0),
+    )  # fmt: skip
+    still = "still growing: " if finding.kind == "growing" else ""
+    return f"{still}{', '.join(filter(None, parts))}: {advice}"
 
 
 def subject(finding: TraceFinding, working_directory: str) -> str:
@@ -134,8 +134,6 @@ def _made(finding: TraceFinding, working_directory: str) -> str:
 def _padding(finding: TraceFinding, working_directory: str) -> str:
     figures = finding.details
     made = _made(finding, working_directory)
-    if figures.get("length_by"):
-        made += f" by `{figures['length_by']}`"
     return (
         f"batches {_shape(finding.shape)} are padded to {figures['width']} tokens, of which the longest row of"
         f" {count(finding.tensors, 'batch', 'batches')} in {finding.steps} steps uses {figures['longest']} and"
@@ -150,16 +148,6 @@ def _dropped(finding: TraceFinding, working_directory: str) -> str:
         f" in {count(finding.steps, 'step')}{', ' + made if made else ''}, and dropped without a backward pass:"
         " call it under torch.no_grad()"
     )
-
-
-def _growing(finding: TraceFinding, working_directory: str) -> str:
-    figures = finding.details
-    grown = (
-        f"a tensor {_shape(finding.shape)} {finding.dtype} has grown from {size_text(figures['first_bytes'])} in step"
-        f" {figures['first_step']} to {size_text(finding.bytes)} in step {finding.since_step}"
-    )
-    parts = [grown, _made(finding, working_directory), _held(finding, working_directory)]
-    return f"{', '.join(filter(None, parts))}: it was replaced by a longer one in {finding.steps} of these steps; keep only what is needed of it"
 
 
 def place(one: Place, working_directory: str) -> str:

@@ -18,13 +18,13 @@ from grpo_run.runtime.rank.memory_trace.sites import Site
 class StorageEntry(weakref.ref[Any]):
     """One storage."""
 
-    __slots__ = ("born", "bytes", "group", "key", "reported", "settled", "shape", "site")
+    __slots__ = ("born", "bytes", "device", "group", "key", "settled", "shape", "site")
     born: int
     bytes: int
+    device: str
+    """Its type, such as `cuda`."""
     group: Group
     key: int
-    reported: bool
-    """Whether a holder was reported that holds it."""
     settled: bool
     """Whether it is known what holds it, and judged."""
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ class Ledger:
             entry = StorageEntry(storage, self._freed)
             entry.key, entry.born, entry.bytes = key, step, storage.nbytes()
             entry.shape, entry.settled = tuple(shown.shape), False
-            entry.group, entry.reported = group_of(shown), False
+            entry.group, entry.device = group_of(shown), shown.device.type
             entry.site = sites.get(key)
             entries[key] = entry
 
@@ -72,13 +72,9 @@ class Ledger:
         """Return the entries of storages that are in the ledger."""
         return [self._entries[key] for key in keys if key in self._entries]
 
-    def get(self, key: int) -> StorageEntry | None:
-        """Return the entry of a storage; None if it is new."""
-        return self._entries.get(key)
-
-    def entries(self) -> list[StorageEntry]:
-        """Return all entries."""
-        return list(self._entries.values())
+    def made_in(self, step: int) -> list[StorageEntry]:
+        """Return what a step has made."""
+        return [one for one in list(self._entries.values()) if one.born == step]
 
     def groups(self) -> Iterator[tuple[Group, list[StorageEntry]]]:
         """Yield entries that no judged holder holds, by group."""

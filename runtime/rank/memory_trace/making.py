@@ -10,14 +10,14 @@ from grpo_run.runtime.rank.memory_trace.collected import Collected
 from grpo_run.runtime.rank.memory_trace.cycles import Cycle
 from grpo_run.runtime.rank.memory_trace.dropped_graphs import Dropped
 from grpo_run.runtime.rank.memory_trace.finding import Place, TraceFinding
+from grpo_run.runtime.rank.memory_trace.growth import Gain, Longer
 from grpo_run.runtime.rank.memory_trace.holders import Holder
 from grpo_run.runtime.rank.memory_trace.ledger import StorageEntry
-from grpo_run.runtime.rank.memory_trace.longer_tensors import Grown
 from grpo_run.runtime.rank.memory_trace.names import Name
 from grpo_run.runtime.rank.memory_trace.padding import Padded
 from grpo_run.runtime.rank.memory_trace.sites import Site
-from grpo_run.runtime.rank.memory_trace.sources import length_arguments
 from grpo_run.runtime.rank.memory_trace.tracebacks import KeptFrame
+from grpo_run.watchdog.evidence.source import is_outside_frameworks
 
 
 def kept_by(held: Collection[StorageEntry], direct: Collection[int]) -> str:
@@ -32,44 +32,37 @@ def kept_by(held: Collection[StorageEntry], direct: Collection[int]) -> str:
 
 
 def of_holder(
-    holder: Holder, held: Collection[StorageEntry], direct: Collection[int], kind: str
+    holder: Holder, held: Collection[StorageEntry], kind: str, details: dict[str, object]
 ) -> TraceFinding:
     """Return what a holder keeps; of several kinds of tensors, the one that takes most.
 
     Args:
-        held: storages that the holder keeps.
-        direct: storages that it reaches without an autograd graph.
-        kind: `growth`, `graph` or `filling`.
+        held: storages that the holder keeps, or those that its graph has saved.
+        kind: `growing`, `growth` or `graph`.
     """
-    shown = _largest([one for one in held if (one.key not in direct) == (kind == "graph")])
+    shown = _largest(held)
+    unnamed = f"{_article(holder.kind)} without a name"
     return _finding(
-        kind,
-        shown,
-        steps=len({one.born for one in shown}),
-        holder=named(holder.name, holder.kind)
-        if holder.name is not None
-        else f"{_article(holder.kind)} without a name",
-        held_at=_place_of(holder.name),
-        details={
-            "all_tensors": len(held),
-            "all_bytes": sum(one.bytes for one in held),
-            "ends_graph": holder.ends_graph,
-            "bounded_by_code": holder.bounded or holder.is_set_by_place,
-            "made_anew": holder.made_anew,
-        },
-    )
+        kind, shown, steps=len({one.born for one in shown}),
+        holder=named(holder.name, holder.kind) if holder.name is not None else unnamed,
+        held_at=_place_of(holder.name), details={"ends_graph": holder.ends_graph, **details},
+    )  # fmt: skip
 
 
-def of_growing_tensor(grown: Grown, name: Name, kind: str) -> TraceFinding:
+def of_longer(
+    longer: Longer, entry: StorageEntry, name: Name, kind: str, details: dict[str, object]
+) -> TraceFinding:
     """Return a tensor that is replaced by a longer one step after step."""
     return _finding(
-        "growing_tensor",
-        [grown.entry],
-        steps=grown.steps,
-        holder=named(name, kind),
-        held_at=_place_of(name),
-        details={"first_step": grown.first_step, "first_bytes": grown.first_bytes},
-    )
+        kind, [entry], steps=longer.steps, holder=named(name, "Tensor"), held_at=_place_of(name),
+        details={"first_step": longer.first_step, "first_bytes": longer.first_bytes, **details},
+    )  # fmt: skip
+
+
+def forecast(gain: Gain, steps_left: int, free_bytes: int) -> dict[str, object]:
+    """Return the figures of growth that does not fit until the run ends."""
+    rate = gain.gained_bytes // gain.steps
+    return {"bytes_a_step": rate, "steps_left": steps_left, "free_bytes": free_bytes}
 
 
 def of_cycle(cycle: Cycle, entries: Collection[StorageEntry]) -> TraceFinding:
@@ -152,9 +145,6 @@ def of_padding(padded: Padded) -> TraceFinding:
             "width": padded.width,
             "longest": padded.longest,
             "share": round(padded.share, 4),
-            "length_by": length_arguments(padded.made.file, padded.made.line)
-            if padded.made is not None
-            else None,
         },
     )
 
@@ -232,6 +222,6 @@ def _made_in(site: Site | None) -> Place | None:
 
 
 def _place_of(name: Name | None) -> Place | None:
-    if name is None or not name.variable.file:
+    if name is None or not is_outside_frameworks(name.variable.file):
         return None
-    return Place(file=name.variable.file, line=name.line, function=name.variable.function)
+    return Place(file=name.variable.file, line=name.variable.line, function=name.variable.function)

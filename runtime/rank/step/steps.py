@@ -165,7 +165,9 @@ class CallSteps:
     def _trace_memory(self, step: int) -> None:
         session, tokens = self._session, self._session.slot.tokens_generated
         assert session.memory_trace is not None
-        session.memory_trace.step_ended(step, generated=tokens != self._tokens)
+        session.memory_trace.step_ended(
+            step, generated=tokens != self._tokens, last_step=session.slot.target_steps
+        )
         self._tokens = tokens
 
     def _make_hygiene(self, every: int) -> StepHygiene:
