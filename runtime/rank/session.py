@@ -203,7 +203,7 @@ class Session:
 
     def _trace_memory(self) -> None:
         from grpo_run.runtime.rank.memory_trace.allocator_history import AllocatorHistory, CudaAllocator
-        from grpo_run.runtime.rank.memory_trace.attach import trace_memory
+        from grpo_run.runtime.rank.memory_trace.tracer import trace_memory
 
         folder = self.config.run_directory / memory_findings.FOLDER
         self.memory_trace = trace_memory(

@@ -1,21 +1,26 @@
-"""What is alive in this process: tensors, what autograd graphs have saved, frames of old tracebacks.
+"""What is alive in this process: tensors, what autograd graphs have saved, frames of old tracebacks; and since when.
 
 Used by `tracer.py` between two steps. One pass over the objects that `gc` tracks finds the tensors that
 Python holds; objects that existed before the fork are frozen, so a pass takes milliseconds. Tensors saved
 for backward are invisible to `gc`: `GraphWalk` follows `grad_fn` and `next_functions`, and runs no hook and
-unpacks nothing. Holds nothing once the caller has dropped the result.
+unpacks nothing. A census holds nothing once the caller has dropped it; `Ledger` holds storages weakly.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import weakref
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_run.runtime.upstream.memory_names import saved_by
+
+if TYPE_CHECKING:
+    from grpo_run.runtime.rank.memory_trace.sites import Site
 
 MOST_NODES = 200_000
 """Nodes of one census. A pass of a model has about 50 for each layer; a walk takes 1 to 2 µs for a node."""
@@ -214,3 +219,78 @@ def group_of(tensor: Any) -> Group:
 @functools.lru_cache(maxsize=64)
 def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+class StorageEntry(weakref.ref[Any]):
+    """One storage."""
+
+    __slots__ = ("born", "bytes", "device", "group", "key", "settled", "shape", "site")
+    born: int
+    bytes: int
+    device: str
+    """Its type, such as `cuda`."""
+    group: Group
+    key: int
+    settled: bool
+    """Whether it is known what holds it, and judged."""
+    shape: tuple[int, ...]
+    site: Site | None
+    """Where it was made; None if that was not recorded."""
+
+
+class Ledger:
+    """The storages of a process that were alive at the end of a step.
+
+    Attributes:
+        first: the step of the first census. What is as old belongs to the script's start.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self._entries: dict[int, StorageEntry] = {}
+
+    def observe(self, step: int, census: Census, sites: dict[int, Site]) -> None:
+        """Enter what is new in a census.
+
+        Args:
+            step: the step that has ended.
+            sites: where storages of this step were made, as far as it was recorded.
+        """
+        if self.first is None:
+            self.first = step
+        entries = self._entries
+        for key, storage in census.storages.items():
+            if key in entries:
+                continue
+            tensors = census.tensors.get(key)
+            if tensors is not None:
+                shown = max(tensors, key=lambda tensor: int(tensor.numel()))
+            else:
+                shown = next(kept[key] for _, kept in census.graphs if key in kept)
+            entry = StorageEntry(storage, self._freed)
+            entry.key, entry.born, entry.bytes = key, step, storage.nbytes()
+            entry.shape, entry.settled = tuple(shown.shape), False
+            entry.group, entry.device = group_of(shown), shown.device.type
+            entry.site = sites.get(key)
+            entries[key] = entry
+
+    def of(self, keys: Iterable[int]) -> list[StorageEntry]:
+        """Return the entries of storages that are in the ledger."""
+        return [self._entries[key] for key in keys if key in self._entries]
+
+    def made_in(self, step: int) -> list[StorageEntry]:
+        """Return what a step has made."""
+        return [one for one in list(self._entries.values()) if one.born == step]
+
+    def groups(self) -> Iterator[tuple[Group, list[StorageEntry]]]:
+        """Yield entries that no judged holder holds, by group."""
+        groups: dict[Group, list[StorageEntry]] = defaultdict(list)
+        for entry in list(self._entries.values()):
+            if not entry.settled:
+                groups[entry.group].append(entry)
+        yield from groups.items()
+
+    def _freed(self, entry: weakref.ref[Any]) -> None:
+        assert isinstance(entry, StorageEntry)
+        if self._entries.get(entry.key) is entry:
+            del self._entries[entry.key]

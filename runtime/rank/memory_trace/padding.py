@@ -105,7 +105,7 @@ class PaddingWatch:
     def __init__(
         self,
         step: Callable[[], int],
-        site_of: Callable[[int, Group], Site | None],
+        site_of: Callable[[int], Site | None],
         observe: Callable[..., object] = lambda look, *arguments: look(*arguments),
         begun: Callable[[], None] = lambda: None,
         returned: Callable[[Any, Any], None] = lambda model, output: None,
@@ -186,4 +186,4 @@ class PaddingWatch:
         found.group = group_of(mask)
         storage = storage_of(mask)
         if found.made is None and storage is not None:
-            found.made = self._site_of(storage._cdata, found.group)
+            found.made = self._site_of(storage._cdata)

@@ -1,6 +1,6 @@
 """The memory trace of one rank: looks at what is alive after each step, and reports what is kept without need.
 
-Made by `attach.py` under `--memory-trace`. `runtime/rank/step/steps.py` calls `step_ended` after the steps of a Trainer
+Made by the session under `--memory-trace`, before the script runs, with `trace_memory`. `runtime/rank/step/steps.py` calls `step_ended` after the steps of a Trainer
 or loop; in a script with neither, each optimizer step counts as one. Most steps cost one census. Only if tensors of
 several steps stay alive, where such tensors are made is recorded in the next steps, and then their holder is looked
 for. Everything is held weakly. Decides with `growth.py` and `padding.py`; changes nothing.
@@ -16,19 +16,31 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import wrapt
+
 from grpo_run.runtime.history.memory_findings import NOTICE
-from grpo_run.runtime.rank.memory_trace import growth, making
+from grpo_run.runtime.rank.memory_trace import finding, growth
 from grpo_run.runtime.rank.memory_trace.allocator_history import AllocatorHistory
-from grpo_run.runtime.rank.memory_trace.census import Census, Group, storage_of, take_census, tensor_types
-from grpo_run.runtime.rank.memory_trace.collected import CollectedTensors
-from grpo_run.runtime.rank.memory_trace.cycles import Cycle, find_cycle
+from grpo_run.runtime.rank.memory_trace.census import (
+    Census,
+    Group,
+    Ledger,
+    StorageEntry,
+    storage_of,
+    take_census,
+    tensor_types,
+)
+from grpo_run.runtime.rank.memory_trace.cycles import (
+    CollectedTensors,
+    Cycle,
+    collections_postponed,
+    find_cycle,
+)
 from grpo_run.runtime.rank.memory_trace.dropped_graphs import DroppedGraphs
 from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
-from grpo_run.runtime.rank.memory_trace.garbage import collections_postponed
 from grpo_run.runtime.rank.memory_trace.growth import Gain, HolderSizes, LongerTensors, Made
 from grpo_run.runtime.rank.memory_trace.holders import Holder, find_holder
 from grpo_run.runtime.rank.memory_trace.kept_exceptions import KeptExceptions
-from grpo_run.runtime.rank.memory_trace.ledger import Ledger, StorageEntry
 from grpo_run.runtime.rank.memory_trace.names import name_of
 from grpo_run.runtime.rank.memory_trace.padding import PaddingWatch
 from grpo_run.runtime.rank.memory_trace.referrers import running_locals
@@ -36,7 +48,7 @@ from grpo_run.runtime.rank.memory_trace.sites import Site, SiteRecorder
 
 Suspicion = tuple[Group, str]
 """Tensors that may be kept, and what is suspected."""
-Judge = Callable[[StorageEntry, list[StorageEntry], int, Census], int]
+Judge = Callable[[StorageEntry, list[StorageEntry], Census], int]
 SHARE = 0.7
 """What censuses may take in addition to the time of the steps; if they take more, steps are left out."""
 TRACED_STEPS = 3
@@ -52,6 +64,48 @@ MOST_FINDINGS = 20
 """Alarms of one rank that are reported, and as many notices."""
 NOT_AGAIN = 2
 """After a suspicion that came to nothing, tensors of so many times more steps must be alive before the next."""
+
+
+def trace_memory(
+    write: Callable[..., object],
+    trains_alone: Callable[[], int | None],
+    *,
+    history: AllocatorHistory,
+    warn: Callable[[str], None],
+    free_bytes: Callable[[str], int],
+) -> MemoryTrace:
+    """Begin to trace the memory of this process. Imports no library: the hooks wait until the script does.
+
+    Args:
+        write: takes the fields of a `memory_finding` event.
+        trains_alone: returns how many optimizer steps the script has taken with no Trainer and no loop; None inside one.
+        history: of the CUDA allocator.
+        warn: called with one line if the trace itself fails, and ends.
+        free_bytes: returns how much memory of a type of device this rank may still take; 0 if that is not known.
+    """
+    directory = os.getcwd()
+
+    def report(found: TraceFinding) -> None:
+        subject, sentence = finding.subject(found, directory), finding.sentence(found, directory)
+        write(key=found.key, subject=subject, sentence=sentence, **found.as_json())
+        if found.kind != NOTICE:  # the only snapshot of a finding is for an alarm
+            history.found()
+
+    trace = MemoryTrace(report, history, warn, free_bytes)
+    trace.begin()
+
+    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        steps = trains_alone()
+        if steps is not None and not sys.modules["torch"].compiler.is_compiling():
+            trace.step_ended(steps)
+
+    wrapt.register_post_import_hook(
+        lambda module: module.register_optimizer_step_post_hook(after_step), "torch.optim.optimizer"
+    )
+    wrapt.register_post_import_hook(
+        lambda module: trace.padding.watch(module.PreTrainedModel), "transformers.modeling_utils"
+    )
+    return trace
 
 
 class MemoryTrace:
@@ -73,29 +127,22 @@ class MemoryTrace:
         free_bytes: Callable[[str], int] = lambda device: 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._free_bytes = free_bytes
-        self._steps_left = 0
-        self._report = report
-        self._warn = warn
         self.history = history
-        self._clock = clock
+        self._report, self._warn, self._free_bytes, self._clock = report, warn, free_bytes, clock
         self._ledger = Ledger()
-        self._collected = CollectedTensors(self._step_of, self._note_cycle)
-        self._cycle_sites: dict[Group, Site] = {}
+        self._collected = CollectedTensors(self._step_of, self._site_of)
         self._dropped = DroppedGraphs()
-        self._sizes: dict[object, HolderSizes] = defaultdict(HolderSizes)
+        self._exceptions = KeptExceptions()
         self._longer = LongerTensors()
+        self._sizes: dict[object, HolderSizes] = defaultdict(HolderSizes)
         self.padding = PaddingWatch(
             lambda: self._step + 1, self._site_of, self.observe, history.begin, self._dropped.called
         )
-        self._step = 0
-        self._rollouts = 0
+        self._step = self._steps_left = self._rollouts = 0
         self._recorder: SiteRecorder | None = None
         self._wanted: set[Suspicion] = set()
         self._traced: dict[Suspicion, int] = defaultdict(int)
         self._needed: dict[Suspicion, int] = {}
-        self._exceptions = KeptExceptions()
-        self._reported: set[Any] = set()
         self._emitted: dict[bool, set[str]] = {True: set(), False: set()}
         """Keys of the findings that were reported, of notices and of alarms."""
         self._ended_at: float | None = None
@@ -148,9 +195,8 @@ class MemoryTrace:
 
     def _look_at_step(self, step: int, generated: bool) -> None:
         self.history.begin()
-        dropped = self._dropped.step_ended(step)
-        if dropped is not None:
-            self._emit(making.of_dropped(dropped))
+        if (dropped := self._dropped.step_ended(step)) is not None:
+            self._emit(finding.of_dropped(dropped))
         began = self._clock()
         self._step = step
         self._rollouts += generated
@@ -173,10 +219,10 @@ class MemoryTrace:
         self._debt = self._clock() - began
         self._recorder = None
         self._wanted = set()
-        self._look_at_tracebacks(step, census)
+        self._look_at_exceptions(census)
         self._look_at_collected()
-        self._look_at_growth(step, census)
-        self._look_at_longer_tensors(step, census)
+        self._look_at_growth(census)
+        self._look_at_longer_tensors(census)
         self._look_at_padding()
         del census
         for suspicion in self._wanted:
@@ -198,20 +244,20 @@ class MemoryTrace:
         entries = self._ledger.of([key])
         return entries[0].born if entries else self._step + 1
 
-    def _site_of(self, key: int, group: Group) -> Site | None:
+    def _site_of(self, key: int) -> Site | None:
         return self._recorder.sites.get(key) if self._recorder is not None else None
 
-    def _look_at_growth(self, step: int, census: Census) -> None:
+    def _look_at_growth(self, census: Census) -> None:
         """Look for mistakes once tensors of a few steps stay alive, and for holders that grow after more."""
         saved = {key for _, kept in census.graphs for key in kept}
         for group, entries in self._ledger.groups():
             by_graphs = [one for one in entries if one.key in saved]
-            self._search((group, "graph"), by_graphs, growth.ENOUGH, self._judge_graph, step, census)
-            self._search((group, "cycle"), entries, growth.ENOUGH, self._judge_cycle, step, census)
-            self._search((group, "growth"), entries, growth.LOOKED_AT, self._judge_growth, step, census)
+            self._search((group, "graph"), by_graphs, growth.ENOUGH, self._judge_graph, census)
+            self._search((group, "cycle"), entries, growth.ENOUGH, self._judge_cycle, census)
+            self._search((group, "growth"), entries, growth.LOOKED_AT, self._judge_growth, census)
 
     def _search(
-        self, of: Suspicion, entries: list[StorageEntry], enough: int, judge: Judge, step: int, census: Census
+        self, of: Suspicion, entries: list[StorageEntry], enough: int, judge: Judge, census: Census
     ) -> None:
         """Judge what holds some storages, once those of enough steps are alive and it is known where they were made.
 
@@ -222,14 +268,14 @@ class MemoryTrace:
         assert first is not None
         for _ in range(HOLDERS_A_STEP):
             entries = [one for one in entries if not one.settled]
-            births = growth.steady_births((one.born for one in entries), first=first, now=step)
+            births = growth.steady_births((one.born for one in entries), first=first, now=self._step)
             if len(births) < (needed or growth.SUSPICIOUS):
                 return
             waiting = self._want_sites(of) and all(one.site is None for one in entries)
             if len(births) < (needed or enough) or waiting:
                 return
             tried = self._oldest(entries, births, census)
-            held = next((found for one in tried if (found := judge(one, entries, step, census))), 0)
+            held = next((found for one in tried if (found := judge(one, entries, census))), 0)
             more = growth.MORE * held if held else NOT_AGAIN * len(births)
             self._needed[of] = max(growth.ENOUGH, int(more))
             self._traced[of] = 0
@@ -251,9 +297,9 @@ class MemoryTrace:
                 tried.append(one)
         return tried
 
-    def _judge_graph(self, one: StorageEntry, entries: list[StorageEntry], step: int, census: Census) -> int:
+    def _judge_graph(self, one: StorageEntry, entries: list[StorageEntry], census: Census) -> int:
         """Report the graph that has saved a storage and those of enough other steps."""
-        found = self._holder_of(one, growth.ENOUGH, step, census)
+        found = self._holder_of(one, growth.ENOUGH, census)
         if found is None:
             return 0
         holder, held = found
@@ -262,32 +308,33 @@ class MemoryTrace:
         if 2 * sum(one.bytes for one in saved) <= sum(one.bytes for one in held):
             return 0  # most of it is kept by itself
         if not holder.limited:
-            self._emit_once(("graph", holder.same), making.of_holder(holder, saved, "graph", {}))
+            self._emit(finding.of_holder(holder, saved, "graph", {}))
         return _settle(held)
 
-    def _judge_growth(self, one: StorageEntry, entries: list[StorageEntry], step: int, census: Census) -> int:
+    def _judge_growth(self, one: StorageEntry, entries: list[StorageEntry], census: Census) -> int:
         """Report the holder of a storage and those of many other steps, if it has grown since an earlier look."""
-        found = self._holder_of(one, growth.LOOKED_AT, step, census)
+        found = self._holder_of(one, growth.LOOKED_AT, census)
         if found is None:
             return 0
         holder, held = found
-        gain = self._sizes[holder.same].look(step, [(one.born, one.bytes) for one in held])
+        gain = self._sizes[holder.same].look(self._step, [(one.born, one.bytes) for one in held])
         steps = len({one.born for one in held})
         if gain is not None and steps >= growth.GROWING and not holder.limited:
             device = max(held, key=lambda one: one.bytes).device
             kind, details = self._kind_of(gain, device)
-            self._emit_once((kind, holder.same), making.of_holder(holder, held, kind, details))
+            self._emit(finding.of_holder(holder, held, kind, details))
         return _settle(held)
 
-    def _kind_of(self, gain: Gain, device: str) -> tuple[str, dict[str, object]]:
+    def _kind_of(self, gain: Gain, device: str) -> tuple[str, dict[str, Any]]:
         """Return the kind of growth, with its figures if it is an alarm."""
-        free = self._free_bytes(device)
-        if not gain.outgrows(steps_left=self._steps_left, free_bytes=free):
+        left, free = self._steps_left, self._free_bytes(device)
+        if not gain.outgrows(steps_left=left, free_bytes=free):
             return NOTICE, {}
-        return "growth", making.forecast(gain, self._steps_left, free)
+        rate = gain.gained_bytes // gain.steps
+        return "growth", {"bytes_a_step": rate, "steps_left": left, "free_bytes": free}
 
     def _holder_of(
-        self, one: StorageEntry, enough: int, step: int, census: Census
+        self, one: StorageEntry, enough: int, census: Census
     ) -> tuple[Holder, list[StorageEntry]] | None:
         """Return the nearest object that holds a storage and those of enough steps, with all that it holds."""
         first = self._ledger.first
@@ -305,7 +352,7 @@ class MemoryTrace:
 
         def holds_enough(tensors: list[Any]) -> bool:
             births = {other.born for other in entries_of(tensors) if other.group == one.group}
-            return len(growth.steady_births(births, first=first, now=step)) >= enough
+            return len(growth.steady_births(births, first=first, now=self._step)) >= enough
 
         start = self._tensors_of(one, census)
         kinds = tensor_types(sys.modules["torch"])
@@ -319,82 +366,65 @@ class MemoryTrace:
             one for one in census.tensors.get(entry.key, ()) if all(one is not root for root in roots)
         ]
 
-    def _judge_cycle(self, one: StorageEntry, entries: list[StorageEntry], step: int, census: Census) -> int:
+    def _judge_cycle(self, one: StorageEntry, entries: list[StorageEntry], census: Census) -> int:
+        """Report the cycle that alone holds a storage."""
         cycle = self._cycle_of(one, census)
         if cycle is None:
             return 0
         alike = [other for other in entries[:MOST_IN_CYCLES] if self._cycle_of(other, census) == cycle]
-        self._emit_once(("cycle", cycle.kind, cycle.file), making.of_cycle(cycle, alike))
+        self._emit(finding.of_cycle(cycle, alike))
         return _settle(alike)
 
     def _cycle_of(self, entry: StorageEntry, census: Census) -> Cycle | None:
         start = self._tensors_of(entry, census)
         return find_cycle(start[0], {*census.identities(), id(start)}) if start else None
 
-    def _look_at_longer_tensors(self, step: int, census: Census) -> None:
+    def _look_at_longer_tensors(self, census: Census) -> None:
         first = self._ledger.first
         assert first is not None
-        if step < first + growth.FIRST_STEPS:
+        if self._step < first + growth.FIRST_STEPS:
             return
-        made = {one.key: one for one in self._ledger.made_in(step)}
+        made = {one.key: one for one in self._ledger.made_in(self._step)}
         for longer in self._longer.step_ended(
-            step, [Made(one.key, one.group, one.shape, one.bytes) for one in made.values()]
+            self._step, [Made(one.key, one.group, one.shape, one.bytes) for one in made.values()]
         ):
             entry = made[longer.made.key]
             if longer.steps >= growth.GROWING - TRACED_STEPS:
                 self._want_sites((entry.group, "longer"))
-            if longer.steps < growth.GROWING:
+            if longer.steps < growth.GROWING or longer.steps % growth.ENOUGH:
                 continue
-            kind, details = self._kind_of(longer.gain(step), entry.device)
-            if (kind, longer.family) in self._reported:
-                continue
-            self._reported.add((kind, longer.family))
+            kind, details = self._kind_of(longer.gain(self._step), entry.device)
             for tensor in census.tensors.get(entry.key, ())[:1]:
                 name = name_of(tensor, running_locals(), census.identities())
                 if name is not None:
-                    self._emit(making.of_longer(longer, entry, name, kind, details))
+                    self._emit(finding.of_longer(longer, entry, name, kind, details))
 
     def _look_at_collected(self) -> None:
         for group, collected in list(self._collected.groups.items()):
-            if len(collected.steps) < growth.SUSPICIOUS:
-                continue
-            self._want_sites((group, "cycle"))
-            for cycle, steps in collected.cycles.items():
-                if len(collected.steps) >= growth.ENOUGH and len(steps) >= 2:
-                    finding = making.of_collected(cycle, group, collected, self._cycle_sites.get(group))
-                    self._emit_once(("cycle", cycle.kind, cycle.file), finding)
+            if len(collected.steps) >= growth.SUSPICIOUS:
+                self._want_sites((group, "collected"))
+            for cycle in collected.proved:
+                self._emit(finding.of_collected(cycle, group, collected))
 
-    def _note_cycle(self, group: Group, key: int) -> None:
-        site = self._site_of(key, group)
-        if site is not None:
-            self._cycle_sites[group] = site
-
-    def _look_at_tracebacks(self, step: int, census: Census) -> None:
-        for kept in self._exceptions.step_ended(step, census, self._ledger):
-            for group in kept.groups:
-                self._want_sites((group, "traceback"))
-            if kept.finding is not None:
-                self._emit_once(("traceback", kept.place), kept.finding)
+    def _look_at_exceptions(self, census: Census) -> None:
+        found = self._exceptions.step_ended(self._step, census, self._ledger, self._collected.kinds)
+        for one in self._exceptions.suspicious:
+            one.settled = True
+            self._want_sites((one.group, "traceback"))
+        for kept in found:
+            self._emit(finding.of_exception(kept))
 
     def _look_at_padding(self) -> None:
         found = self.padding.found(self._rollouts)
-        if found is None:
-            return
-        if found.made is None and self._want_sites((found.group, "padding")):
-            return
-        self._emit_once(("padding", found.width), making.of_padding(found))
+        if found is not None and not (found.made is None and self._want_sites((found.group, "padding"))):
+            self._emit(finding.of_padding(found))
 
-    def _emit_once(self, key: Any, finding: TraceFinding) -> None:
-        if key not in self._reported:
-            self._reported.add(key)
-            self._emit(finding)
-
-    def _emit(self, finding: TraceFinding) -> None:
-        """Report a finding, unless one of another object with the same holder and line was reported."""
-        emitted = self._emitted[finding.kind == NOTICE]
-        if finding.key not in emitted and len(emitted) < MOST_FINDINGS:
-            emitted.add(finding.key)
-            self._report(finding)
+    def _emit(self, found: TraceFinding) -> None:
+        """Report a finding, unless one of the same kind with the same holder and line was reported."""
+        emitted = self._emitted[found.kind == NOTICE]
+        if found.key not in emitted and len(emitted) < MOST_FINDINGS:
+            emitted.add(found.key)
+            self._report(found)
 
 
 def _settle(entries: list[StorageEntry]) -> int:

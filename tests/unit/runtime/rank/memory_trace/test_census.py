@@ -7,8 +7,7 @@ import weakref
 
 import torch
 
-from grpo_run.runtime.rank.memory_trace.census import take_census
-from grpo_run.runtime.rank.memory_trace.ledger import Ledger
+from grpo_run.runtime.rank.memory_trace.census import Ledger, take_census
 from grpo_run.runtime.rank.memory_trace.sites import SiteRecorder
 
 

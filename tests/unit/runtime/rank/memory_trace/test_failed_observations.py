@@ -10,9 +10,9 @@ import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from grpo_run.runtime.rank.memory_trace import tracer
+from grpo_run.runtime.rank.memory_trace.census import Ledger
 from grpo_run.runtime.rank.memory_trace.dropped_graphs import DroppedGraphs
 from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
-from grpo_run.runtime.rank.memory_trace.ledger import Ledger
 from grpo_run.runtime.rank.memory_trace.padding import PaddingWatch
 from grpo_run.runtime.rank.memory_trace.sites import SiteRecorder
 

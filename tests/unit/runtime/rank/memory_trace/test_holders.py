@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_run.runtime.rank.memory_trace.cycles import find_cycle
-from grpo_run.runtime.rank.memory_trace.garbage import collections_postponed
+from grpo_run.runtime.rank.memory_trace.census import Ledger, take_census
+from grpo_run.runtime.rank.memory_trace.cycles import collections_postponed, find_cycle
+from grpo_run.runtime.rank.memory_trace.growth import ENOUGH
 from grpo_run.runtime.rank.memory_trace.holders import Holder, find_holder
+from grpo_run.runtime.rank.memory_trace.kept_exceptions import KeptExceptions
 from grpo_run.runtime.rank.memory_trace.names import name_of
 from grpo_run.runtime.rank.memory_trace.referrers import running_frames, running_locals
-from grpo_run.runtime.rank.memory_trace.tracebacks import exception_of, kept_frames
 
 MANY = 5
 
@@ -170,13 +171,16 @@ def test_an_exception_that_is_kept_is_named_with_its_frame() -> None:
         score()
     except ValueError as error:
         collector.history.append(error)
-    trace = collector.history[0].__traceback__
-    kept = kept_frames([trace, trace.tb_next], {torch.Tensor})
-    assert [(one.function, [tensor.numel() for tensor in one.tensors]) for one in kept] == [("score", [1239])]
-    error_class, name = exception_of(kept[0].traceback, {id(kept)})
-    assert error_class == "ValueError"
-    assert name is not None
-    assert (name.variable.name, name.variable.owner) == ("history", "Collector")
+    ledger, exceptions, found = Ledger(), KeptExceptions(), []
+    for step in range(1, 1 + ENOUGH):
+        census = take_census(torch)
+        ledger.observe(step, census, {})
+        found += exceptions.step_ended(step, census, ledger, {torch.Tensor})
+    (kept,) = [one for one in found if one.function == "score"]
+    assert (kept.error, kept.steps) == ("ValueError", ENOUGH)
+    assert [one.shape for one in kept.entries] == [(1239,)]
+    assert kept.name is not None
+    assert (kept.name.variable.name, kept.name.variable.owner) == ("history", "Collector")
 
 
 def test_looking_at_frames_keeps_nothing_alive() -> None:

@@ -26,7 +26,7 @@ def watched(batches: list[tuple[int, int, int]], steps: int, *, rollouts: int = 
     class Watched(Model):
         pass
 
-    watch = PaddingWatch(lambda: len(reached), lambda key, group: None)
+    watch = PaddingWatch(lambda: len(reached), lambda key: None)
     watch.watch(Watched)
     while len(reached) < steps:
         reached.append(1)
@@ -74,7 +74,7 @@ def test_one_rollout_in_many_steps_is_no_evidence() -> None:
 
 def test_a_decoding_step_does_not_count() -> None:
     """Its mask is longer than its input."""
-    watch = PaddingWatch(lambda: 1, lambda key, group: None)
+    watch = PaddingWatch(lambda: 1, lambda key: None)
 
     class Watched(Model):
         pass
