@@ -52,11 +52,6 @@ class GraphWalk:
         self._seen: set[Any] = set()
         self._ends: list[Any] = []
 
-    @property
-    def nodes(self) -> int:
-        """How many nodes were reached."""
-        return len(self._seen)
-
     def saved(self, grad_fn: Any) -> Iterator[Any]:
         """Yield each tensor that the graph above this node has saved."""
         waiting = [grad_fn]
@@ -77,6 +72,8 @@ class GraphWalk:
         return self._ends[-most:]
 
 
+WITHOUT_DATA = ("torch._subclasses", "torch.fx", "torch._functorch", "torch._higher_order_ops")
+"""Modules whose classes of tensors have no data."""
 SMALLEST_BYTES = 128
 """Storages below are not followed: numbers, and the losses of a script that keeps a list of them."""
 
@@ -107,18 +104,8 @@ class Census:
 
     def identities(self) -> set[int]:
         """Return the ids of the objects of this census that refer to what is alive."""
-        own = {
-            id(self),
-            id(self.__dict__),
-            id(self.tensors),
-            id(self.storages),
-            id(self.graphs),
-            id(self.tracebacks),
-        }
-        own.update(map(id, self.tensors.values()))
-        for pair in self.graphs:
-            own.update((id(pair), id(pair[1])))
-        return own
+        own = {id(self), id(self.__dict__), *map(id, self.__dict__.values()), *map(id, self.tensors.values())}
+        return own.union(*((id(pair), id(pair[1])) for pair in self.graphs))
 
 
 def tensor_types(torch: Any) -> frozenset[type]:
@@ -127,38 +114,31 @@ def tensor_types(torch: Any) -> frozenset[type]:
     waiting: list[type] = [torch.Tensor]
     while waiting:
         kind = waiting.pop()
-        if kind not in found:
-            found.add(kind)
-            waiting.extend(type.__subclasses__(kind))
-    without_data = ("torch._subclasses", "torch.fx", "torch._functorch", "torch._higher_order_ops")
+        waiting += [one for one in type.__subclasses__(kind) if one not in found]
+        found.add(kind)
     return frozenset(
         kind
         for kind in found
-        if not hasattr(kind, "__tensor_flatten__") and not kind.__module__.startswith(without_data)
+        if not hasattr(kind, "__tensor_flatten__") and not kind.__module__.startswith(WITHOUT_DATA)
     )
 
 
-def take_census(torch: Any, *, with_graphs: bool = True) -> Census:
+def take_census(kinds: frozenset[type]) -> Census:
     """Find what is alive.
 
     Args:
-        torch: the module.
-        with_graphs: also walk the graphs of tensors.
+        kinds: classes of tensors.
     """
     census = Census()
-    kinds = tensor_types(torch)
     with_graph: list[Any] = []
     for candidate in gc.get_objects():
         kind = type(candidate)
         if kind in kinds:
             storage = storage_of(candidate)
             if storage is not None:
-                key = storage._cdata
-                if key not in census.storages:
-                    census.storages[key] = storage
-                    census.tensors[key] = []
-                census.tensors[key].append(candidate)
-            if with_graphs and candidate.grad_fn is not None:
+                census.storages.setdefault(storage._cdata, storage)
+                census.tensors.setdefault(storage._cdata, []).append(candidate)
+            if candidate.grad_fn is not None:
                 with_graph.append(candidate)
         elif kind is TracebackType:
             census.tracebacks.append(candidate)
@@ -262,11 +242,8 @@ class Ledger:
         for key, storage in census.storages.items():
             if key in entries:
                 continue
-            tensors = census.tensors.get(key)
-            if tensors is not None:
-                shown = max(tensors, key=lambda tensor: int(tensor.numel()))
-            else:
-                shown = next(kept[key] for _, kept in census.graphs if key in kept)
+            saved = (kept[key] for _, kept in census.graphs if key in kept)
+            shown = max(census.tensors.get(key) or [next(saved)], key=lambda tensor: int(tensor.numel()))
             entry = StorageEntry(storage, self._freed)
             entry.key, entry.born, entry.bytes = key, step, storage.nbytes()
             entry.shape, entry.settled = tuple(shown.shape), False

@@ -31,6 +31,7 @@ KEPT_SHARE = 0.75
 CONSIDERABLE = 0.1
 """Share of the memory that was free before it grew, which something must take before it is an alarm."""
 SMALLEST_GROWTH_BYTES = 128
+"""By which a tensor must be longer than the one before."""
 MOST_FAMILIES = 4096
 MOST_LENGTHS = 64
 """Lengths of one family in one step that are looked at."""

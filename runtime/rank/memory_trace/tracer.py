@@ -212,9 +212,9 @@ class MemoryTrace:
         if self._recorder is not None and not self._recorder.end():
             return  # inside a mode of the script's own
         sites = self._recorder.sites if self._recorder is not None else {}
-        began, torch = self._clock(), sys.modules["torch"]
-        self._collected.kinds = tensor_types(torch)
-        census = take_census(torch)
+        began = self._clock()
+        self._collected.kinds = kinds = tensor_types(sys.modules["torch"])
+        census = take_census(kinds)
         self._ledger.observe(step, census, sites)
         self._debt = self._clock() - began
         self._recorder = None
@@ -355,8 +355,8 @@ class MemoryTrace:
             return len(growth.steady_births(births, first=first, now=self._step)) >= enough
 
         start = self._tensors_of(one, census)
-        kinds = tensor_types(sys.modules["torch"])
-        holder = find_holder(start, holds_enough, kinds, {*census.identities(), id(graphs)})
+        ours = {*census.identities(), id(graphs)}
+        holder = find_holder(start, holds_enough, self._collected.kinds, ours)
         return (holder, entries_of(holder.tensors)) if holder is not None else None
 
     def _tensors_of(self, entry: StorageEntry, census: Census) -> list[Any]:

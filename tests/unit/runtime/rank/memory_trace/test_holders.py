@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_run.runtime.rank.memory_trace.census import Ledger, take_census
+from grpo_run.runtime.rank.memory_trace.census import Ledger, take_census, tensor_types
 from grpo_run.runtime.rank.memory_trace.cycles import collections_postponed, find_cycle
 from grpo_run.runtime.rank.memory_trace.growth import ENOUGH
 from grpo_run.runtime.rank.memory_trace.holders import Holder, find_holder
@@ -173,7 +173,7 @@ def test_an_exception_that_is_kept_is_named_with_its_frame() -> None:
         collector.history.append(error)
     ledger, exceptions, found = Ledger(), KeptExceptions(), []
     for step in range(1, 1 + ENOUGH):
-        census = take_census(torch)
+        census = take_census(tensor_types(torch))
         ledger.observe(step, census, {})
         found += exceptions.step_ended(step, census, ledger, {torch.Tensor})
     (kept,) = [one for one in found if one.function == "score"]
