@@ -28,7 +28,6 @@ FOUND: dict[str, tuple[str, str, str, str]] = {
         "def __init__(self, tokens: torch.Tensor)",
     ),
     "traceback": ("traceback", "", "the traceback of ValueError that list `errors` keeps", "raise ValueError("),
-    "dropped_graph": ("dropped_graph", "logits = model(input_ids=tokens)", "", ""),
     "last_error": (
         "traceback", "", "the traceback of ValueError that ValueError `last_error` in main() keeps",
         "raise ValueError(",
@@ -68,7 +67,6 @@ def findings(run: Run, *ways: str, steps: int = 16) -> list[dict[str, Any]]:
     """Run the script to its end, and return what was found."""
     run.arguments = [
         "--memory-trace", str(SCRIPTS / SCRIPT), "--output-dir", "out", "--max-steps", str(steps), *(("--keep", *ways) if ways else ()),
-        *(("--max-completion-length", "12") if "dropped_graph" in ways else ()),
     ]  # fmt: skip
     assert run.start().wait(300) == 0, run.tail()
     return run.events("memory_finding")

@@ -2,7 +2,7 @@
 
 Used by `tracer.py` between two steps. One pass over the objects that `gc` tracks finds the tensors that
 Python holds; objects that existed before the fork are frozen, so a pass takes milliseconds. Tensors saved
-for backward are invisible to `gc`: `GraphWalk` follows `grad_fn` and `next_functions`, and runs no hook and
+for backward are invisible to `gc`: `saved_above` follows `grad_fn` and `next_functions`, and runs no hook and
 unpacks nothing. A census holds nothing once the caller has dropped it; `Ledger` holds storages weakly.
 """
 
@@ -45,31 +45,19 @@ def inner_nodes(grad_fns: Iterable[Any]) -> set[Any]:
     return inner
 
 
-class GraphWalk:
-    """One walk over the graphs of several tensors. Nodes that were reached before are left out."""
+def saved_above(grad_fn: Any, seen: set[Any]) -> Iterator[Any]:
+    """Yield each tensor that the graph above a node has saved.
 
-    def __init__(self) -> None:
-        self._seen: set[Any] = set()
-        self._ends: list[Any] = []
-
-    def saved(self, grad_fn: Any) -> Iterator[Any]:
-        """Yield each tensor that the graph above this node has saved."""
-        waiting = [grad_fn]
-        seen = self._seen
-        while waiting and len(seen) < MOST_NODES:
-            node = waiting.pop()
-            if node is None or node in seen:
-                continue
+    Args:
+        seen: nodes that are left out, because they were reached before; those that are reached are added.
+    """
+    waiting = [grad_fn]
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        if node is not None and node not in seen:
             seen.add(node)
             yield from saved_by(node)
-            following = [after for after, _ in node.next_functions if after is not None]
-            if following and not any(after.next_functions for after in following):
-                self._ends.append(node)
-            waiting.extend(following)
-
-    def ends(self, most: int) -> list[Any]:
-        """Return nodes that lead to parameters only. The last ones were reached last."""
-        return self._ends[-most:]
+            waiting.extend(after for after, _ in node.next_functions)
 
 
 WITHOUT_DATA = ("torch._subclasses", "torch.fx", "torch._functorch", "torch._higher_order_ops")
@@ -114,7 +102,7 @@ def tensor_types(torch: Any) -> frozenset[type]:
     waiting: list[type] = [torch.Tensor]
     while waiting:
         kind = waiting.pop()
-        waiting += [one for one in type.__subclasses__(kind) if one not in found]
+        waiting.extend(set(type.__subclasses__(kind)) - found)
         found.add(kind)
     return frozenset(
         kind
@@ -154,13 +142,13 @@ def _graphs_of(
     A root within another one's graph, or that this has saved, is no holder: what its graph has saved belongs to the other one. Looking
     at what is saved makes Python objects of it and of what it is a view of, which nothing in Python may hold.
     """
-    walk = GraphWalk()
+    walked: set[Any] = set()
     inner = inner_nodes(root.grad_fn for root in roots)
     roots = [root for root in roots if root.grad_fn not in inner]
     kept = {id(root): dict[int, Any]() for root in roots}
     saved_by: dict[int, int] = {}
     for root in roots:
-        for saved in walk.saved(root.grad_fn):
+        for saved in saved_above(root.grad_fn, walked):
             if type(saved) not in kinds:
                 continue
             if id(saved) in kept and saved is not root:

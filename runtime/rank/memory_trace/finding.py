@@ -14,7 +14,6 @@ from typing import Any
 
 from grpo_run.runtime.rank.memory_trace.census import Group, StorageEntry
 from grpo_run.runtime.rank.memory_trace.cycles import Collected, Cycle
-from grpo_run.runtime.rank.memory_trace.dropped_graphs import Dropped
 from grpo_run.runtime.rank.memory_trace.growth import Longer
 from grpo_run.runtime.rank.memory_trace.holders import Holder
 from grpo_run.runtime.rank.memory_trace.kept_exceptions import KeptException
@@ -129,14 +128,6 @@ def of_exception(kept: KeptException) -> TraceFinding:
     )  # fmt: skip
 
 
-def of_dropped(dropped: Dropped) -> TraceFinding:
-    """Return graphs of calls that were kept within a step and dropped without a backward pass."""
-    return TraceFinding(
-        kind="dropped_graph", tensors=dropped.calls, bytes=dropped.bytes, shape=dropped.shape,
-        dtype=dropped.dtype, since_step=dropped.step, steps=dropped.steps, **_made_fields(dropped.site),
-    )  # fmt: skip
-
-
 def of_padding(padded: Padded) -> TraceFinding:
     """Return calls that are padded to the longest possible."""
     return TraceFinding(
@@ -214,7 +205,6 @@ ADVICE = {
     "cycle": "only a garbage collection frees it; break the cycle, or hold one side by a weak reference",
     "traceback": "it was there after {steps} steps; keep the exception's text, not the exception",
     "padding": "pad to the longest row of a batch",
-    "dropped_graph": "call it under torch.no_grad()",
 }
 
 
@@ -224,7 +214,7 @@ def sentence(finding: TraceFinding, working_directory: str) -> str:
     Args:
         working_directory: paths below it are shown relative to it.
     """
-    figures, grown, last = finding.details, f"kept tensors of {finding.steps} steps", ""
+    figures, grown = finding.details, f"kept tensors of {finding.steps} steps"
     shape, size = _shape(finding.shape), size_text(finding.bytes)
     if finding.kind == "padding":
         what = (
@@ -232,10 +222,6 @@ def sentence(finding: TraceFinding, working_directory: str) -> str:
             f" {count(finding.tensors, 'batch', 'batches')} in {finding.steps} steps uses {figures['longest']}"
             f" and {figures['share']:.0%} are real"
         )
-    elif finding.kind == "dropped_graph":
-        calls, last = count(finding.tensors, "call"), ", and dropped without a backward pass"
-        steps = count(finding.steps, "step")
-        what = f"autograd graphs of at least {calls} of the model ({size}) were kept at once in {steps}"
     elif "first_bytes" in figures:
         grown = f"become longer in {finding.steps} steps"
         before = f"from {size_text(figures['first_bytes'])} in step {figures['first_step']}"
@@ -244,14 +230,14 @@ def sentence(finding: TraceFinding, working_directory: str) -> str:
         freed = figures.get("collected")
         begun = f"{'that only garbage collections have freed' if freed else 'alive'} since step {finding.since_step}"
         what = f"{count(finding.tensors, 'tensor')} {shape} {finding.dtype} ({size}) {begun}"
-    held = "" if finding.kind in ("padding", "dropped_graph") else _held(finding, working_directory)
+    held = _held(finding, working_directory) if finding.kind != "padding" else ""
     advice = ADVICE["graph_end" if figures.get("ends_graph") else finding.kind].format(
         steps=finding.steps, grown=grown, rate=size_text(figures.get("bytes_a_step", 0)),
         free=size_text(figures.get("free_bytes", 0)), steps_left=figures.get("steps_left", 0),
     )  # fmt: skip
     still = "still growing: " if finding.kind == "growing" else ""
     parts = ", ".join(filter(None, [what, _made(finding, working_directory), held]))
-    return f"{still}{parts}{last}: {advice}"
+    return f"{still}{parts}: {advice}"
 
 
 def subject(finding: TraceFinding, working_directory: str) -> str:

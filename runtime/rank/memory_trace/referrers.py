@@ -126,8 +126,6 @@ def levels(start: Collection[Any], ignored: Iterable[int] = ()) -> Iterator[list
             return
         yield level
         level = [one for one in level if not is_namespace(one) and not isinstance(one, (type, ModuleType))]
-        if not level:
-            return
 
 
 def is_namespace(candidate: Any) -> bool:

@@ -36,7 +36,6 @@ from grpo_run.runtime.rank.memory_trace.cycles import (
     collections_postponed,
     find_cycle,
 )
-from grpo_run.runtime.rank.memory_trace.dropped_graphs import DroppedGraphs
 from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
 from grpo_run.runtime.rank.memory_trace.growth import Gain, HolderSizes, LongerTensors, Made
 from grpo_run.runtime.rank.memory_trace.holders import Holder, find_holder
@@ -56,6 +55,8 @@ TRACED_STEPS = 3
 TRIED = 18
 """Storages whose holder is looked for, until one is found: a group may also have storages of holders that do not grow."""
 TRIED_OF_STEP = 6
+TRIED_CYCLES = 4
+"""The same for cycles: most storages are in none, and each is compared with all references of the process."""
 MOST_IN_CYCLES = 64
 """Storages of a group that are counted as held by cycles."""
 HOLDERS_A_STEP = 3
@@ -131,13 +132,10 @@ class MemoryTrace:
         self._report, self._warn, self._free_bytes, self._clock = report, warn, free_bytes, clock
         self._ledger = Ledger()
         self._collected = CollectedTensors(self._step_of, self._site_of)
-        self._dropped = DroppedGraphs()
         self._exceptions = KeptExceptions()
         self._longer = LongerTensors()
         self._sizes: dict[object, HolderSizes] = defaultdict(HolderSizes)
-        self.padding = PaddingWatch(
-            lambda: self._step + 1, self._site_of, self.observe, history.begin, self._dropped.called
-        )
+        self.padding = PaddingWatch(lambda: self._step + 1, self._site_of, self.observe, history.begin)
         self._step = self._steps_left = self._rollouts = 0
         self._recorder: SiteRecorder | None = None
         self._wanted: set[Suspicion] = set()
@@ -195,8 +193,6 @@ class MemoryTrace:
 
     def _look_at_step(self, step: int, generated: bool) -> None:
         self.history.begin()
-        if (dropped := self._dropped.step_ended(step)) is not None:
-            self._emit(finding.of_dropped(dropped))
         began = self._clock()
         self._step = step
         self._rollouts += generated
@@ -274,7 +270,7 @@ class MemoryTrace:
             waiting = self._want_sites(of) and all(one.site is None for one in entries)
             if len(births) < (needed or enough) or waiting:
                 return
-            tried = self._oldest(entries, births, census)
+            tried = self._oldest(entries, births, census)[: TRIED_CYCLES if of[1] == "cycle" else TRIED]
             held = next((found for one in tried if (found := judge(one, entries, census))), 0)
             more = growth.MORE * held if held else NOT_AGAIN * len(births)
             self._needed[of] = max(growth.ENOUGH, int(more))
