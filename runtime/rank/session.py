@@ -34,6 +34,7 @@ from grpo_run.runtime.rank.memory.phases import PhaseAccounting, ResidentMemory
 from grpo_run.runtime.rank.unseen_collectives import log_backward_passes
 from grpo_run.runtime.rank.vote import VoteGroup, connect_transport
 from grpo_run.runtime.rank.worker_server import serve_thread_reports, start_worker_server
+from grpo_run.runtime.snapshots.headroom import memory_headroom
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
 from grpo_run.watchdog.observation import Phase, RankState
 
@@ -223,7 +224,7 @@ class Session:
 
     def _trace_memory(self) -> None:
         from grpo_run.runtime.rank.memory_trace.allocator_history import AllocatorHistory, CudaAllocator
-        from grpo_run.runtime.rank.memory_trace.attach import trace_memory
+        from grpo_run.runtime.rank.memory_trace.tracer import trace_memory
 
         folder = self.config.run_directory / memory_findings.FOLDER
         self.memory_trace = trace_memory(
@@ -247,7 +248,16 @@ class Session:
                 warn=self.warn_in_journal,
             ),
             warn=self.warn if self.is_main else self.warn_in_journal,
+            free_bytes=self._free_bytes,
         )
+
+    def _free_bytes(self, device: str) -> int:
+        """Return how much memory of a type of device this rank may still take; 0 if that is not known."""
+        if device != "cpu":
+            usable = self.device_memory.usable_bytes()
+            return max(0, usable - self.device_memory.sizes()[0])
+        limits = memory_headroom()
+        return min((one.free_bytes for one in limits), default=0) // self.local_world_size
 
     def _leave_rank(self) -> None:
         """In a process that was just forked from the rank: let nothing of it act for the rank."""

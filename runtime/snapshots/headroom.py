@@ -87,9 +87,13 @@ def measure_headroom(folder: Path) -> list[Headroom]:
             total_bytes=status.f_blocks * status.f_frsize,
         )
     ]
+    return found + memory_headroom()
+
+
+def memory_headroom() -> list[Headroom]:
+    """Return the headroom of each limit on the memory of this process: the machine and its cgroups."""
     machine = machine_headroom(read_file("/proc/meminfo") or b"")
-    if machine is not None:
-        found.append(machine)
+    found = [machine] if machine is not None else []
     return found + cgroup_headroom(read_file("/proc/self/cgroup") or b"")
 
 

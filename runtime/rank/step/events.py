@@ -179,7 +179,9 @@ class StepEvents:
         """Look at what is alive, under `--memory-trace`."""
         session, tokens = self._session, self._session.slot.tokens_generated
         if session.memory_trace is not None:
-            session.memory_trace.step_ended(step, generated=tokens != self._tokens)
+            session.memory_trace.step_ended(
+                step, generated=tokens != self._tokens, last_step=session.slot.target_steps
+            )
             self._tokens = tokens
 
     def _journal_timed_out(self, agreed: VoteResult) -> None:
