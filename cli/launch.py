@@ -24,6 +24,7 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.recovery import fails_to_resume
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.imported_files import renew_record
 from grpo_run.runtime.launch.inputs import commit_of
 from grpo_run.runtime.processes import fresh_interpreter
 from grpo_run.runtime.registry import register, registry_folder
@@ -127,13 +128,14 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
         return _has_finished(config.run_id)
     fields = {
         "working_directory": os.getcwd(), "typed": list(launch.typed), "inputs": inputs.as_json(),
-        "git_commit": commit_of(launch.sources[0].path.parent),
+        "git_commit": commit_of(launch.script.resolve().parent),
     }  # fmt: skip
     register(directory.path, registry_folder())
+    renew_record(directory.imports)
     from grpo_run.cli.launching.supervise import supervise
 
     with staging.staged(launch, directory, fields) as staged:
-        return supervise(staged, directory, listener, ChangedFiles(launch, inputs))
+        return supervise(staged, directory, listener, ChangedFiles(directory, inputs))
 
 
 def _write_the_rest(run_id: str, directory: RunDirectory, history: History) -> int | None:

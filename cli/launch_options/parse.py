@@ -25,9 +25,7 @@ from grpo_run.runtime.launch.config import Budget, RunConfig
 from grpo_run.runtime.launch.guard_options import parse_guards
 from grpo_run.runtime.launch.injections import check as check_injections
 from grpo_run.runtime.launch.injections import parse_all
-from grpo_run.runtime.launch.resolution import reason_for_fresh_interpreters
 from grpo_run.runtime.launch.script import source_of
-from grpo_run.runtime.launch.sources import ScriptSource, local_modules
 from grpo_run.runtime.processes.named_signals import parse_signals
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.runtime.upstream.versions import check_versions
@@ -43,14 +41,14 @@ TOKEN_BYTES = 4
 class LaunchCommand:
     """A checked command line: torch elastic's arguments and the configuration of the run.
 
-    `sources` are the file that will run and its local modules, `typed` the words as typed, `snapshot_folder` where
-    the run's staging area is created; None to write checkpoints directly to disk.
+    `script` is the file that will run, `typed` the words as typed, `snapshot_folder` where the run's staging area is
+    created; None to write checkpoints directly to disk.
     """
 
     elastic: argparse.Namespace
     config: RunConfig
     metrics_address: str
-    sources: tuple[ScriptSource, ...]
+    script: Path
     on_end: str | None
     typed: tuple[str, ...]
     accept_change: bool
@@ -92,11 +90,6 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     if ranks.replaced:
         _warn(ranks.replaced)
     check_injections(injections, ranks.per_node * nodes[1])
-    first_entry = Path.cwd() if options.module else source.resolve().parent
-    sources = tuple(local_modules(source, first_entry))
-    reason = None if options.no_preload else reason_for_fresh_interpreters(sources, first_entry)
-    if reason is not None:
-        _warn(f"{reason}: ranks start as fresh interpreters")
     command = words.identity(arguments)
     token = secrets.token_hex(TOKEN_BYTES)
     location = locate(options, command, nodes[1], token, starts_over=starts_over > 0)
@@ -112,7 +105,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         arguments=tuple(options.training_script_args),
         command=tuple(command),
         environment=ranks.environment,
-        preload=not options.no_preload and reason is None,
+        preload=not options.no_preload,
         budget=Budget()
         if options.max_restarts is None
         else Budget(failures_without_progress=options.max_restarts),
@@ -146,7 +139,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         elastic=options,
         config=config,
         metrics_address=options.metrics_addr,
-        sources=sources,
+        script=source,
         on_end=options.on_end,
         typed=tuple(arguments),
         accept_change=options.accept_change,

@@ -14,8 +14,15 @@ from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Exclusion
-from grpo_run.runtime.launch.inputs import Inputs, changes_of_training, changes_of_versions, collect
-from grpo_run.runtime.launch.sources import local_modules
+from grpo_run.runtime.launch.imported_files import digests, read_record
+from grpo_run.runtime.launch.inputs import (
+    Inputs,
+    changed_environment,
+    changes_of_training,
+    changes_of_versions,
+    collect,
+    files_named,
+)
 
 SHOWN_CHANGES = 4
 PARALLELISM = ("ACCELERATE_", "FSDP_")
@@ -27,14 +34,12 @@ def inputs_of(launch: LaunchCommand) -> Inputs:
     config = launch.config
     settings: dict[str, object] = {f"--generation {name}": value for name, value in config.generation.items()}
     exclusion, usual = config.exclusion, Exclusion()
-    if (
-        exclusion.masked_ends != usual.masked_ends
-    ):  # a run that an earlier version has begun has no such setting
+    if exclusion.masked_ends != usual.masked_ends:
         settings["--mask-capped"] = ",".join(exclusion.masked_ends) or "none"
     if exclusion.repeat_rewards_above != usual.repeat_rewards_above:
         settings["--repeat-rewards-above"] = exclusion.repeat_rewards_above
     parallelism = {name: value for name, value in config.environment.items() if name.startswith(PARALLELISM)}
-    return collect(launch.sources, config.arguments, os.environ, {**settings, **parallelism})
+    return collect([launch.script, *files_named(config.arguments)], os.environ, {**settings, **parallelism})
 
 
 def check_inputs(launch: LaunchCommand, directory: RunDirectory, history: History, inputs: Inputs) -> None:
@@ -58,6 +63,9 @@ def check_inputs(launch: LaunchCommand, directory: RunDirectory, history: Histor
     recorded = Inputs.from_json(directory.read_run().get("inputs")) if directory.run_json.is_file() else None
     if recorded is None:
         return
+    imported = read_record(directory.imports)
+    recorded = replace(recorded, files={**recorded.files, **imported})
+    inputs = replace(inputs, files={**inputs.files, **digests(imported, Path.cwd())})
     changes = changes_of_training(recorded, inputs)
     nothing_to_lose = checkpoint is None and history.snapshot_step is None and not history.finished
     if changes and not launch.accept_change and not nothing_to_lose:
@@ -69,31 +77,31 @@ def check_inputs(launch: LaunchCommand, directory: RunDirectory, history: Histor
     said = [*changes, *changes_of_versions(recorded, inputs)]
     if said:
         print(f"grpo-run: changed since the run began: {_listed(said)}")
+    others = changed_environment(recorded, inputs)
+    if others:
+        print(f"grpo-run: environment variables that differ from the last launch: {_listed(others)}")
 
 
 class ChangedFiles:
-    """What has changed in the script, its modules and its configuration files between the attempts of one launch.
+    """What has changed in the files of a run between the attempts of one launch.
 
     The ranks of the next attempt read them again. A restart is not refused for it: nobody is there to be asked.
 
     Args:
-        launch: the command.
+        directory: of the run.
         inputs: as they were when it was launched.
     """
 
-    def __init__(self, launch: LaunchCommand, inputs: Inputs) -> None:
-        self._launch = launch
+    def __init__(self, directory: RunDirectory, inputs: Inputs) -> None:
+        self._directory = directory
         self._inputs = inputs
 
     def since_last_attempt(self) -> str | None:
         """Return what has changed since the last call, as one line; None if nothing has."""
-        first_entry = Path.cwd() if self._launch.config.module else None
-        try:
-            sources = tuple(local_modules(self._launch.sources[0].path, first_entry))
-        except UsageError as error:
-            return str(error)
-        now = inputs_of(replace(self._launch, sources=sources))
-        changes = [*changes_of_training(self._inputs, now), *changes_of_versions(self._inputs, now)]
+        files = {**read_record(self._directory.imports), **self._inputs.files}
+        before = replace(self._inputs, files=files)
+        now = collect(files, os.environ, before.settings)
+        changes = [*changes_of_training(before, now), *changes_of_versions(before, now)]
         self._inputs = now
         return f"changed since the last attempt: {_listed(changes)}" if changes else None
 

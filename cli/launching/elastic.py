@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from grpo_run.cli.launch_options.parse import LaunchCommand
 from grpo_run.cli.launch_options.processes import node_range
+from grpo_run.cli.launching.rank_environment import are_forked
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.processes.named_signals import VARIABLE
 from grpo_run.runtime.supervisor.supervisor import Supervisor
@@ -78,7 +79,7 @@ def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers)
             **config.environment,
             VARIABLE: options.signals_to_handle,
         },
-        preloaded=config.preload,
+        preloaded=lambda: are_forked(supervisor),
         elastic=elastic.max_nodes > 1,
         helpers=helpers,
         term_seconds=config.timeouts.term_seconds,

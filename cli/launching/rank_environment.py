@@ -33,6 +33,11 @@ RECORDED_COLLECTIVES = 256
 hang."""
 
 
+def are_forked(supervisor: Supervisor) -> bool:
+    """Return whether the ranks of the next attempt are forked from the warm interpreter."""
+    return supervisor.config.preload and not supervisor.history.fresh_because
+
+
 def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict[str, str]:
     """Return the environment variables that the bootstrap of one rank reads."""
     config, files = supervisor.config, supervisor.attempt.files
@@ -46,7 +51,7 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         stacks=str(files.stacks(rank)),
         socket=str(files.socket(rank)),
         error=str(files.error(rank)),
-        preloaded=config.preload,
+        preloaded=are_forked(supervisor),
         parent_pid=os.getpid(),
         title=f"grpo-run rank {rank}/{world_size}: {config.target} {' '.join(config.arguments)}".rstrip(),
         failure_seconds=supervisor.history.mean_time_between_failures(),

@@ -39,7 +39,6 @@ from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_USAGE, ProcessError, Usa
 from grpo_run.runtime.files import short_path
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output
-from grpo_run.runtime.launch.sources import may_use_trainer
 from grpo_run.runtime.processes.helpers import Helpers
 from grpo_run.runtime.processes.named_signals import VARIABLE
 from grpo_run.runtime.snapshots.area import StagingArea
@@ -288,7 +287,6 @@ def _run_agent(
         _report_failed_threads(supervisor)
         supervisor.begin(
             world_size_local=int(launch.elastic.nproc_per_node),
-            may_use_trainer=may_use_trainer(launch.sources),
             accept_change=launch.accept_change,
         )
         supervisor.report_terminated(

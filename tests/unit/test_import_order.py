@@ -58,8 +58,8 @@ OUTSIDE_WORLD = frozenset(
         "select", "shutil", "socket", "subprocess", "tempfile", "threading", "time", "urllib",
     ]
 )  # fmt: skip
-READS_THE_SCRIPT = {"runtime.launch.script": {"os"}, "runtime.launch.sources": {"os"}}
-"""The first finds the files of modules, the second evaluates `os.path` in a source."""
+READS_THE_SCRIPT = {"runtime.launch.script": {"os"}}
+"""It finds the files of modules."""
 LIGHT = (
     "cli.checkpoints",
     "cli.gc",

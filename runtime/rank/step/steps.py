@@ -97,6 +97,7 @@ class CallSteps:
         """
         if engine_sleeps:
             self._hygiene = self._make_hygiene(0)
+        self._session.record_imports()
         slot = self._session.slot
         slot.state = RankState.training
         slot.train_call = self._ordinal

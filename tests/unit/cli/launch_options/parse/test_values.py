@@ -101,16 +101,6 @@ def test_only_a_list_before_the_script_is_split(words: list[str], split: list[st
 
 
 @pytest.mark.usefixtures("at_home")
-def test_a_script_that_sets_import_time_variables_disables_preloading(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A line on standard error says so."""
-    Path("train.py").write_text('import os\nos.environ["HF_HOME"] = "x"\n')
-    assert parse(["train.py"]).config.preload is False
-    assert "HF_HOME" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("at_home")
 def test_no_preload_disables_preloading() -> None:
     """Ranks start as fresh interpreters."""
     assert parse(["--no-preload", "train.py"]).config.preload is False
