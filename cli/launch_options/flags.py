@@ -365,7 +365,7 @@ def _add_injection(group: argparse._ArgumentGroup) -> None:
         " lists the kinds",
     )
     group.add_argument(
-        "--strict-drills",
+        "--strict-faults",
         action="store_true",
         help="end with exit code 93 if an injected fault never happened (default: say so at the end)",
     )

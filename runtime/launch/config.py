@@ -156,7 +156,7 @@ class RunConfig:
     """Bounds of the hang detector's deadlines."""
     injections: tuple[InjectionText, ...] = ()
     """Faults to inject."""
-    strict_drills: bool = False
+    strict_faults: bool = False
     """Whether a run in which an injected fault never happened has failed."""
     hygiene_every: int = 10
     """Optimizer steps after which it is considered whether freeing memory pays; 0 for never."""

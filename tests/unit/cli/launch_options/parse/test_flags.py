@@ -18,7 +18,7 @@ OUR_FLAGS = {
     "--keep", "--mask-capped", "--memory-plan", "--memory-trace", "--metrics-addr", "--no-memory-forecast", "--no-preload", "--on-end",
     "--repeat-rewards-above",
     "--on-resume-failure", "--require-resume", "--resume-from", "--reward-timeout", "--reward-workers", "--run-dir", "--run-id",
-    "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout", "--strict-drills", "--tool-timeout",
+    "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout", "--strict-faults", "--tool-timeout",
     "--vote-timeout",
 }  # fmt: skip
 """An option is a promise. Add a new one here and to the documentation."""
