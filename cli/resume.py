@@ -78,8 +78,7 @@ def launch_words(run: RunDirectory, fields: Mapping[str, Any], *, accept_change:
     Raises:
         UsageError: the words are not recorded.
     """
-    from grpo_run.cli.launch_options.flags import build_parser
-    from grpo_run.cli.launch_options.words import OptionWords
+    from grpo_run.cli.launching.options import OptionWords, build_parser
 
     typed = fields.get("typed")
     if not isinstance(typed, list) or not typed:

@@ -1,6 +1,6 @@
 """Configuration of a run: one frozen object, declared here and nowhere else.
 
-`cli.launch_options` parses the command line into it, the supervisor reads it, `run.json` records it, and
+`cli.launching` parses the command line into it, the supervisor reads it, `run.json` records it, and
 `RankSettings` carries it to every rank. All defaults of the command line are the defaults of these fields.
 The classes check their values when they are built; they do not parse command lines.
 """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from grpo_run.cli.launching.command import source_of
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.launch.script import source_of
 
 
 def test_a_script_is_its_own_source(tmp_path: Path) -> None:

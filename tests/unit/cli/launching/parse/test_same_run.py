@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.cli.launch_options.flags import build_parser
-from grpo_run.cli.launch_options.words import OptionWords
+from grpo_run.cli.launching.options import OptionWords, build_parser
 
 
 def identity(words: list[str]) -> list[str]:

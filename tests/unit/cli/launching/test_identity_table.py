@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from support.identities import identity
 
-from grpo_run.cli.launch_options import run_inputs
-from grpo_run.cli.launch_options.parse import parse
-from grpo_run.cli.launch_options.resume_from import check_against_run
-from grpo_run.cli.launch_options.run_inputs import ChangedFiles, check_inputs, inputs_of
+from grpo_run.cli.launching import identity as run_identity
+from grpo_run.cli.launching.command import parse
+from grpo_run.cli.launching.identity import ChangedFiles, check_against_run, check_inputs, inputs_of
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.files import write_json
@@ -76,8 +75,8 @@ def elsewhere(patch: pytest.MonkeyPatch) -> None:
 
 def other_torch(patch: pytest.MonkeyPatch) -> None:
     """Another version of a library."""
-    collect = run_inputs.collect
-    patch.setattr(run_inputs, "collect", lambda *given: replace(collect(*given), versions={"torch": "9.9"}))
+    collect = run_identity.collect
+    patch.setattr(run_identity, "collect", lambda *given: replace(collect(*given), versions={"torch": "9.9"}))
 
 
 def other_host(patch: pytest.MonkeyPatch) -> None:
@@ -186,7 +185,7 @@ def recorded(row: Row) -> RunDirectory:
     launch = parse([*row.launched_with, *COMMAND])
     run = RunDirectory(path=launch.config.run_directory)
     run.create()
-    run.write_run({**launch.config.as_json(), "inputs": inputs_of(launch).as_json()})
+    run.write_run({**launch.config.as_json(), "inputs": inputs_of(launch.config, launch.script).as_json()})
     write_json(run.imports, digests(["train.py", "rewards.py"], Path.cwd()))
     journal = Journal(run.journal, launch.config.run_id)
     journal.write("run_started")
@@ -208,7 +207,8 @@ def decided(words: Sequence[str], run: RunDirectory, capsys: pytest.CaptureFixtu
         launch = parse([word.format(directory=run.path) for word in words])
         directory = RunDirectory(path=launch.config.run_directory)
         history = History.of(read_journal(directory.journal))
-        check_inputs(launch, directory, history, inputs_of(launch))
+        inputs = inputs_of(launch.config, launch.script)
+        check_inputs(launch.config.run_id, directory, history, inputs, accept_change=launch.accept_change)
         check_against_run(launch.config, directory, history)
     except UsageError as error:
         return f"{REFUSED}: {error}"
@@ -260,7 +260,7 @@ def test_a_file_that_is_edited_during_a_run_is_named_before_the_next_attempt() -
     launch = parse(COMMAND)
     run = RunDirectory(path=launch.config.run_directory)
     run.create()
-    changed = ChangedFiles(run, inputs_of(launch))
+    changed = ChangedFiles(run, inputs_of(launch.config, launch.script))
     assert changed.since_last_attempt() is None
     write_json(run.imports, digests(["train.py", "rewards.py"], Path.cwd()))
     Path("rewards.py").write_text("x = 1\n")

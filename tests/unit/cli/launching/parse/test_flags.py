@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.cli.launch_options.flags import build_parser
+from grpo_run.cli.launching.options import build_parser
 
 OUR_FLAGS = {
     "--accelerate-config", "--accept-change", "--allow-degrade", "--allow-untested", "--deadline-ceiling", "--deadline-exit",
