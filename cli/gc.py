@@ -215,7 +215,7 @@ def _put_back_and_delete(run: RunDirectory, path: Path) -> str | None:
 
 def _write_and_free(area: Path) -> str | None:
     """Write the snapshots of a dead run to disk as its next supervisor would, then free their memory."""
-    from grpo_run.cli.launch_options import staging
+    from grpo_run.cli.launching import staging
     from grpo_run.runtime.snapshots.ownership import read_owner
 
     owner = read_owner(area)

@@ -1,7 +1,7 @@
 """`grpo-run launch [options] SCRIPT.py [script arguments]`: run a training script under supervision.
 
-Creates and locks the run directory, and decides whether there is anything left to run. The command line is parsed in
-`launch_options/`; the run itself is connected and supervised in `launching/`.
+Creates and locks the run directory, and decides whether there is anything left to run. The command line is parsed, and
+the run itself connected and supervised, in `launching/`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from grpo_run.cli.launch_options import staging
-from grpo_run.cli.launch_options.parse import LaunchCommand, parse
-from grpo_run.cli.launch_options.resume_from import check_against_run
-from grpo_run.cli.launch_options.run_inputs import ChangedFiles, check_inputs, inputs_of
+from grpo_run.cli.launching import staging
+from grpo_run.cli.launching.command import LaunchCommand, parse
+from grpo_run.cli.launching.identity import ChangedFiles, check_against_run, check_inputs, inputs_of
 from grpo_run.cli.launching.on_end import end_record, run_on_end, status_or_none
 from grpo_run.cli.launching.stop_signals import after_end, note_signals, stop_signals
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, UsageError
@@ -24,6 +23,7 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.recovery import fails_to_resume
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.imported_files import renew_record
 from grpo_run.runtime.launch.inputs import commit_of
 from grpo_run.runtime.processes import fresh_interpreter
 from grpo_run.runtime.registry import register, registry_folder
@@ -120,20 +120,21 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
     history = History.of(read_journal(directory.journal))
     if history.completed and (code := _write_the_rest(config.run_id, directory, history)) is not None:
         return code
-    inputs = inputs_of(launch)
-    check_inputs(launch, directory, history, inputs)
+    inputs = inputs_of(config, launch.script)
+    check_inputs(config.run_id, directory, history, inputs, accept_change=launch.accept_change)
     check_against_run(config, directory, history)
     if history.finished:
         return _has_finished(config.run_id)
     fields = {
         "working_directory": os.getcwd(), "typed": list(launch.typed), "inputs": inputs.as_json(),
-        "git_commit": commit_of(launch.sources[0].path.parent),
+        "git_commit": commit_of(launch.script.resolve().parent),
     }  # fmt: skip
     register(directory.path, registry_folder())
+    renew_record(directory.imports)
     from grpo_run.cli.launching.supervise import supervise
 
     with staging.staged(launch, directory, fields) as staged:
-        return supervise(staged, directory, listener, ChangedFiles(launch, inputs))
+        return supervise(staged, directory, listener, ChangedFiles(directory, inputs))
 
 
 def _write_the_rest(run_id: str, directory: RunDirectory, history: History) -> int | None:

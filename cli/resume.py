@@ -15,10 +15,8 @@ from typing import Any
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.launch.inputs import DIGEST, Inputs, recorded_value
+from grpo_run.runtime.launch.inputs import Inputs
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         prog="grpo-run resume",
         description="Start the recorded command of a run again, in the directory in which it was launched, with the"
-        " environment variables that its script reads as they were then.",
+        " recorded values of SEED and the other variables that are compared.",
     )
     parser.add_argument("run", metavar="RUN", help="run directory or run id")
     parser.add_argument(
@@ -43,12 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError(f"the run in {run.path} is running (supervisor {owner})")
     folder = working_directory(run, fields)
     words = launch_words(run, fields, accept_change=options.accept_change)
-    try:
-        values = variables(fields, os.environ)
-    except UsageError:
-        if not History.of(read_journal(run.journal)).completed:
-            raise
-        values = {}  # nothing is left to train; what is only in memory is written
+    values = variables(fields, os.environ)
     print(f"grpo-run: in {folder}: {command_text(words, values)}", flush=True)
     if options.dry_run:
         return 0
@@ -85,8 +78,7 @@ def launch_words(run: RunDirectory, fields: Mapping[str, Any], *, accept_change:
     Raises:
         UsageError: the words are not recorded.
     """
-    from grpo_run.cli.launch_options.flags import build_parser
-    from grpo_run.cli.launch_options.words import OptionWords
+    from grpo_run.cli.launching.options import OptionWords, build_parser
 
     typed = fields.get("typed")
     if not isinstance(typed, list) or not typed:
@@ -104,26 +96,9 @@ def launch_words(run: RunDirectory, fields: Mapping[str, Any], *, accept_change:
 
 
 def variables(fields: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the recorded environment variables that have another value now.
-
-    Raises:
-        UsageError: one of them is a secret, of which only a digest is recorded, and it is not set as it was.
-    """
-    recorded = Inputs.from_json(fields.get("inputs"))
-    if recorded is None:
-        return {}
-    changed = {}
-    for name, value in recorded.variables.items():
-        present = environment.get(name)
-        if present is not None and recorded_value(name, present) == value:
-            continue
-        if value.startswith(DIGEST):
-            state = "has another value" if present is not None else "is not set"
-            raise UsageError(
-                f"{name} {state}: set it as it was when the run was launched; only its digest is recorded"
-            )
-        changed[name] = value
-    return changed
+    """Return the recorded environment variables that have another value now."""
+    recorded = Inputs.from_json(fields.get("inputs")) or Inputs()
+    return {name: value for name, value in recorded.variables.items() if environment.get(name) != value}
 
 
 def command_text(words: Sequence[str], values: Mapping[str, str]) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from grpo_run.cli import launch
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.launch_options.flags import build_parser
-from grpo_run.cli.launch_options.words import OptionWords
+from grpo_run.cli.launching.options import OptionWords, build_parser
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.run_directory import default_run_id
 from grpo_run.trainers.recipes.recipe import load_recipe, packaged_recipes

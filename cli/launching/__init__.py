@@ -1,7 +1,7 @@
-"""One supervised run, from its first process to its exit code: connect, start, print and shut down.
+"""`grpo-run launch`: its command line, which run it continues, and one supervised run from start to exit code.
 
-Start with `supervise.py`, which connects the parts in order. `rank_environment.py` is what a rank is told
-and what marks the run's processes, `elastic.py` builds the agent, `stop_signals.py` is what signals do, and
-`on_end.py` runs after the end. Imports every other package; called by `cli/launch.py` only. Decides nothing
-about the run.
+`command.py` turns the words of a command into a `LaunchCommand`; `options.py` declares the options and their help,
+`values.py` checks single values, `identity.py` finds the run. `supervise.py` connects the parts of a run in order:
+`ranks.py` is what starts them, `staging.py` the memory of snapshots, `stop_signals.py` what signals do, and
+`on_end.py` runs after the end. Called by `cli/launch.py`. Decides nothing about the run.
 """

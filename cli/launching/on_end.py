@@ -11,16 +11,21 @@ decided in `dashboards/metrics/collector.py`. Called by `supervise.py` and `cli/
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus, read_status
+from grpo_run.watchdog.text import duration_text
+
+if TYPE_CHECKING:
+    from grpo_run.dashboards.metrics.server import MetricsServer
 
 LONGEST_SECONDS = 60.0
 """Time for a request to a chat or a pager with its retries; the node may be taken away soon after a stop."""
@@ -141,3 +146,49 @@ def status_or_none(directory: RunDirectory) -> RunStatus | None:
         return read_status(directory)
     except Exception:  # noqa: BLE001 - what is known of the end is told in any case
         return None
+
+
+UNNOTICED_SECONDS = 2.0
+"""A longer wait is announced."""
+STOP_SECONDS = 20.0
+"""After a request to stop, the command has exited by then. Kubernetes and Slurm kill 30 s after their SIGTERM, and the exit
+code would be lost."""
+
+
+def leave_at(stop_signals: Sequence[float], *, stopped: bool) -> float:
+    """Return until when a scrape may be waited for, in monotonic seconds.
+
+    Args:
+        stop_signals: when this process was asked to stop. A stop that another node asked for leaves no time.
+        stopped: whether the run has stopped on request.
+    """
+    if not stopped:
+        return math.inf
+    return stop_signals[0] + STOP_SECONDS if stop_signals else -math.inf
+
+
+def await_last_scrapes(
+    server: MetricsServer,
+    *,
+    ended_at: float,
+    until: float,
+    notify: Callable[[str], None],
+    interrupted: Callable[[], bool],
+) -> None:
+    """Wait until a regular scraper has read the last state twice, or will not come.
+
+    Args:
+        server: of the run's metrics.
+        ended_at: when the run ended, in monotonic seconds.
+        until: as `leave_at` returns it.
+        notify: shows a one-line message.
+        interrupted: whether the user wants the command to exit now.
+    """
+    seconds = min(server.seconds_to_stay(ended_at), until - time.monotonic())
+    if seconds <= 0:
+        return
+    if seconds > UNNOTICED_SECONDS:
+        notify(
+            f"waiting up to {duration_text(seconds)} until the last state has been scraped (Ctrl-C to exit now)"
+        )
+    server.await_last_scrapes(ended_at, lambda: interrupted() or time.monotonic() >= until)

@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import functools
 import gc
-import math
 import os
 import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_run.cli.launch_options.parse import LaunchCommand
-from grpo_run.cli.launch_options.run_inputs import ChangedFiles
-from grpo_run.cli.launching.elastic import build_agent
-from grpo_run.cli.launching.on_end import end_record, run_on_end
-from grpo_run.cli.launching.rank_environment import own_processes, rank_environment
+from grpo_run.cli.launching.command import LaunchCommand
+from grpo_run.cli.launching.identity import ChangedFiles
+from grpo_run.cli.launching.on_end import await_last_scrapes, end_record, leave_at, run_on_end
+from grpo_run.cli.launching.ranks import build_agent, own_processes, rank_environment
 from grpo_run.cli.launching.stop_signals import (
     StoppedWithoutRanks,
     handle_signals,
@@ -39,7 +36,6 @@ from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_USAGE, ProcessError, Usa
 from grpo_run.runtime.files import short_path
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output
-from grpo_run.runtime.launch.sources import may_use_trainer
 from grpo_run.runtime.processes.helpers import Helpers
 from grpo_run.runtime.processes.named_signals import VARIABLE
 from grpo_run.runtime.snapshots.area import StagingArea
@@ -47,7 +43,6 @@ from grpo_run.runtime.supervisor.guardian import Guardian
 from grpo_run.runtime.supervisor.previous_supervisor import end_previous, own_identity
 from grpo_run.runtime.supervisor.supervisor import Supervisor
 from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
-from grpo_run.watchdog.text import duration_text
 
 if TYPE_CHECKING:
     from grpo_run.dashboards.metrics.address import Listener
@@ -85,52 +80,6 @@ def announce(
             " the files of the run; use a directory of mode 0700"
         )
     return server
-
-
-UNNOTICED_SECONDS = 2.0
-"""A longer wait is announced."""
-STOP_SECONDS = 20.0
-"""After a request to stop, the command has exited by then. Kubernetes and Slurm kill 30 s after their SIGTERM, and the exit
-code would be lost."""
-
-
-def leave_at(stop_signals: Sequence[float], *, stopped: bool) -> float:
-    """Return until when a scrape may be waited for, in monotonic seconds.
-
-    Args:
-        stop_signals: when this process was asked to stop. A stop that another node asked for leaves no time.
-        stopped: whether the run has stopped on request.
-    """
-    if not stopped:
-        return math.inf
-    return stop_signals[0] + STOP_SECONDS if stop_signals else -math.inf
-
-
-def await_last_scrapes(
-    server: MetricsServer,
-    *,
-    ended_at: float,
-    until: float,
-    notify: Callable[[str], None],
-    interrupted: Callable[[], bool],
-) -> None:
-    """Wait until a regular scraper has read the last state twice, or will not come.
-
-    Args:
-        server: of the run's metrics.
-        ended_at: when the run ended, in monotonic seconds.
-        until: as `leave_at` returns it.
-        notify: shows a one-line message.
-        interrupted: whether the user wants the command to exit now.
-    """
-    seconds = min(server.seconds_to_stay(ended_at), until - time.monotonic())
-    if seconds <= 0:
-        return
-    if seconds > UNNOTICED_SECONDS:
-        notify(
-            f"waiting up to {duration_text(seconds)} until the last state has been scraped (Ctrl-C to exit now)"
-        )
-    server.await_last_scrapes(ended_at, lambda: interrupted() or time.monotonic() >= until)
 
 
 SERVER_STOP_SECONDS = 2.0
@@ -288,7 +237,6 @@ def _run_agent(
         _report_failed_threads(supervisor)
         supervisor.begin(
             world_size_local=int(launch.elastic.nproc_per_node),
-            may_use_trainer=may_use_trainer(launch.sources),
             accept_change=launch.accept_change,
         )
         supervisor.report_terminated(

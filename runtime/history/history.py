@@ -101,6 +101,8 @@ class History:
     """Samples that were excluded from the loss."""
     quarantine: Quarantine = field(default_factory=Quarantine)
     """Prompts that are replaced."""
+    fresh_because: str = ""
+    """Why ranks of this launch cannot be forked from the warm interpreter; found by a rank of an earlier attempt."""
     own: OwnTraining = field(default_factory=OwnTraining)
     """What the script trains by itself, with no Trainer and no loop."""
     rewards: RewardRecord = field(default_factory=RewardRecord)
@@ -150,7 +152,7 @@ class History:
         self.run_id = record.get("run") or self.run_id
         self.supervisors += 1
         self.recoveries_at_start = len(self.recoveries)
-        self.own.without_trainer = record.get("may_use_trainer") is False
+        self.fresh_because = ""
         if record.get("accept_change"):
             self.calls.forget_left()  # the script may decide otherwise now
         if self.exit_code == EXIT_GAVE_UP:
@@ -161,6 +163,9 @@ class History:
         self.state = "starting"
         self.steps.interrupt()
         self.time.apply_run_started(time)
+
+    def _on_fresh_interpreters(self, record: dict[str, Any], time: float) -> None:
+        self.fresh_because = str(record["reason"])
 
     def _on_state_changed(self, record: dict[str, Any], time: float) -> None:
         self.state = record["to"]
@@ -368,7 +373,6 @@ _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "reward_failed": lambda history, record: history.rewards.apply_failed(record),
     "reward_latency": lambda history, record: history.rewards.apply_latency(record),
     "reward_worker_replaced": lambda history, record: history.rewards.apply_replaced(),
-    "trainer_imported": lambda history, record: history.own.apply_trainer_imported(),
     "memory_finding": lambda history, record: history.memory_trace.apply_found(record),
     "memory_snapshot": lambda history, record: history.memory_trace.apply_snapshot(record),
     "plan_changed": lambda history, record: history.memory.apply(record),

@@ -62,7 +62,7 @@ EVENTS = frozenset(
         "run_ended",
         "resume_chosen",
         "resume_missed",
-        "trainer_imported",
+        "fresh_interpreters",
         "train_started",
         "train_ended",
         "train_restored",

@@ -53,14 +53,12 @@ class OwnTraining:
     Attributes:
         seen: the script has taken optimizer steps by itself, in any attempt.
         current: it does so now: in the present attempt, and since its last `train()` call.
-        without_trainer: nothing that the script imports contains a Trainer or a loop.
         trainer: the trainer's class, if a Trainer takes these steps outside a guarded `train()` call.
         checkpoint: the newest checkpoint of the script's own; None before the first one is complete.
     """
 
     seen: bool = False
     current: bool = False
-    without_trainer: bool = False
     trainer: str = ""
     checkpoint: OwnCheckpoint | None = None
     newest_path: str = ""
@@ -72,10 +70,6 @@ class OwnTraining:
         """A new attempt begins: nothing is known of it."""
         self.current = False
         self._paths = dict.fromkeys(self._paths, False)
-
-    def apply_trainer_imported(self) -> None:
-        """The script has imported a Trainer."""
-        self.without_trainer = False
 
     def apply_train_started(self) -> None:
         """A `train()` call, or the loop, begins."""

@@ -6,6 +6,7 @@
       board.mmap              one slot per rank
       lock                    held by the supervisor
       processes.json          the last supervisor, and the token of its ranks
+      imports.json            digests of the user's files that the ranks have imported
       attempts/000/rank0.log  output, one file per rank, or with rank0.err one for each stream
       incidents/0001-signal/  verdict.json and evidence
       held/                   links to checkpoints, while the script starts
@@ -50,6 +51,7 @@ OWN_NAMES = (
     "host_memory.mmap",
     "lock",
     "processes.json",
+    "imports.json",
     "attempts",
     "incidents",
     "held",
@@ -119,6 +121,11 @@ class RunDirectory:
     def processes(self) -> Path:
         """Names the last supervisor and the token of its ranks' processes."""
         return self.path / "processes.json"
+
+    @property
+    def imports(self) -> Path:
+        """Digests of the user's files that the ranks have imported."""
+        return self.path / "imports.json"
 
     @property
     def quarantine(self) -> Path:

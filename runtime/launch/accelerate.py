@@ -1,163 +1,33 @@
 """`--accelerate-config FILE`: take the parallelism of a run from an accelerate configuration file.
 
 `grpo-run launch` calls `load_parallelism` once, before any rank starts. It returns the number of ranks per
-node and the environment that makes a script behave as under `accelerate launch --config_file FILE`. A rank
-calls `check_took_effect` once its trainer has an accelerator. Settings of the rendezvous
-(`main_process_ip`, `machine_rank`, `rdzv_backend` and others) are not read from the file, because
-`grpo-run launch` has its own options for them.
+node and the environment that makes a script behave as under `accelerate launch --config_file FILE`, both by
+accelerate's own functions (`runtime/upstream/accelerate_launch.py`). A rank calls `check_took_effect` once its
+trainer has an accelerator. Settings of the rendezvous (`main_process_ip`, `machine_rank`, `rdzv_backend` and
+others) are not read from the file, because `grpo-run launch` has its own options for them.
 
-Settings that accelerate would silently ignore are refused (`ineffective`, pure): FSDP on CPU becomes DDP,
-`use_cpu` is not read with DeepSpeed or FSDP, and the section of another mode is not read. A run that should
-be sharded and is not runs out of memory hours later. References to source files are to accelerate 1.15.
 Importing this module imports neither torch nor accelerate; `load_parallelism` imports both.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, cast
+from typing import Any, Final
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.launch import accelerate_environment
-from grpo_run.runtime.launch.accelerate_file import NUM_PROCESSES_UNSET, AccelerateFile, read
+from grpo_run.runtime.upstream import accelerate_launch
 
-SWITCHES: Final = {
-    "ACCELERATE_USE_CPU": frozenset({"MULTI_CPU", "NO"}),
-    "ACCELERATE_USE_DEEPSPEED": frozenset({"DEEPSPEED"}),
-    "ACCELERATE_USE_FSDP": frozenset({"FSDP"}),
-    "ACCELERATE_USE_MEGATRON_LM": frozenset[str](),
+LAUNCHED: Final = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED")
+"""accelerate's `DistributedType` values that `grpo-run launch` starts."""
+NEED_ACCELERATOR: Final = {
+    "FSDP": "every rank would hold the whole model (DDP); use DEEPSPEED, which shards on CPU, or MULTI_CPU",
+    "MULTI_GPU": "every rank would train alone; write MULTI_CPU and use_cpu: true",
 }
-"""Variables that select the mode, and the types with which they may be set (`state.py`, `AcceleratorState`).
-"""
-OWN_SECTION: Final = {
-    "deepspeed_config": "DEEPSPEED",
-    "fsdp_config": "FSDP",
-    "megatron_lm_config": "MEGATRON_LM",
-}
-
-
-def ineffective(
-    file: AccelerateFile,
-    *,
-    environment: Mapping[str, str],
-    without_effect: tuple[str, ...],
-    replaced_in_fsdp2: Mapping[str, str],
-    ranks_per_node: int,
-    has_accelerator: bool,
-) -> list[str]:
-    """Return one sentence per setting that would not take effect; an empty list if all take effect.
-
-    Args:
-        file: the parsed file.
-        environment: environment of a rank, including inherited variables.
-        without_effect: keys that do not change that environment.
-        replaced_in_fsdp2: keys that FSDP 2 does not read, and what to do instead.
-        ranks_per_node: number of ranks on this node.
-        has_accelerator: whether this node has a GPU that torch can use.
-    """
-    return [
-        *_device(file, has_accelerator),
-        *_precision(file, has_accelerator),
-        *_sections(file, without_effect),
-        *_fsdp(file, environment, replaced_in_fsdp2),
-        *_inherited(file, environment),
-        *_gpus(file, ranks_per_node),
-    ]
-
-
-def _device(file: AccelerateFile, has_accelerator: bool) -> Iterator[str]:
-    name = file.distributed_type
-    if name == "FSDP" and not has_accelerator:
-        yield (
-            "distributed_type FSDP: accelerate shards only on an accelerator, and this node has none, so every"
-            " rank would hold the whole model (DDP); use DEEPSPEED, which shards on CPU, or MULTI_CPU"
-        )
-    if name == "MULTI_GPU" and not has_accelerator:
-        yield (
-            "distributed_type MULTI_GPU: this node has no accelerator, so every rank would train alone;"
-            " write MULTI_CPU and use_cpu: true"
-        )
-    if name == "MULTI_CPU" and not file.use_cpu:
-        yield (
-            "distributed_type MULTI_CPU: without use_cpu: true accelerate uses an accelerator, and without an"
-            " accelerator every rank trains alone; add use_cpu: true"
-        )
-    if file.use_cpu and (name in ("MULTI_GPU", "FSDP") or (name == "DEEPSPEED" and has_accelerator)):
-        yield f"use_cpu: accelerate does not read it with distributed_type {name}; remove it, or write MULTI_CPU"
-
-
-def _precision(file: AccelerateFile, has_accelerator: bool) -> Iterator[str]:
-    on_cpu = file.use_cpu or not has_accelerator
-    # accelerator.py: native_amp stays off for fp16 if device.type is "cpu"; DeepSpeed has its own fp16
-    if on_cpu and file.mixed_precision == "fp16" and file.kind != "deepspeed":
-        yield "mixed_precision fp16: accelerate leaves it off on CPU; write bf16 or 'no'"
-    if on_cpu and file.mixed_precision == "fp8":
-        yield "mixed_precision fp8: needs an accelerator; write bf16 or 'no'"
-
-
-def _sections(file: AccelerateFile, without_effect: tuple[str, ...]) -> Iterator[str]:
-    unread = set()
-    for section, owner in OWN_SECTION.items():
-        if getattr(file, section) and file.distributed_type != owner:
-            unread.add(section)
-            yield f"{section}: read only with distributed_type {owner}, not with {file.distributed_type}; remove it"
-    if file.fp8_config and file.mixed_precision != "fp8":
-        unread.add("fp8_config")
-        yield "fp8_config: read only with mixed_precision fp8; remove it"
-    if file.mpirun_config:
-        yield "mpirun_config: the ranks are started by grpo-run, not by mpirun; remove it"
-    for name in without_effect:
-        if name.partition(".")[0] not in unread:
-            yield f"{name}: accelerate does not read it with distributed_type {file.distributed_type}; check the spelling"
-
-
-def _fsdp(
-    file: AccelerateFile, environment: Mapping[str, str], replaced_in_fsdp2: Mapping[str, str]
-) -> Iterator[str]:
-    if file.kind != "fsdp":
-        return
-    settings = {
-        key if key.startswith("fsdp_") else f"fsdp_{key}": value
-        for key, value in (file.fsdp_config or {}).items()
-    }
-    if environment.get("FSDP_VERSION") == "2":
-        for key, advice in replaced_in_fsdp2.items():
-            if settings.get(key) is not None:
-                yield f"fsdp_config.{key}: FSDP 2 does not read it; {advice}"
-        return
-    # dataclasses.py, FullyShardedDataParallelPlugin: in version 1, the launcher's FSDP_SHARDING_STRATEGY,
-    # which is set even if the file has no such key, takes precedence over FSDP_RESHARD_AFTER_FORWARD
-    asked, taken = settings.get("fsdp_reshard_after_forward"), environment.get("FSDP_SHARDING_STRATEGY")
-    if asked is not None and str(asked).upper() not in (str(taken).upper(), ""):
-        yield (
-            f"fsdp_config.fsdp_reshard_after_forward {asked}: FSDP 1 uses fsdp_sharding_strategy, which is {taken};"
-            " write fsdp_sharding_strategy, or fsdp_version: 2"
-        )
-
-
-def _inherited(file: AccelerateFile, environment: Mapping[str, str]) -> Iterator[str]:
-    for name, types in SWITCHES.items():
-        on = environment.get(name, "").lower() in ("1", "true", "yes", "on", "y", "t")
-        if on and file.distributed_type not in types:
-            yield f"distributed_type {file.distributed_type}: {name} is set in the environment and overrides it; unset it"
-    named = (file.deepspeed_config or {}).get("deepspeed_config_file")
-    if file.kind == "deepspeed" and not named and "ACCELERATE_DEEPSPEED_CONFIG_FILE" in environment:
-        yield "deepspeed_config: ACCELERATE_DEEPSPEED_CONFIG_FILE in the environment overrides it; unset it"
-
-
-def _gpus(file: AccelerateFile, ranks_per_node: int) -> Iterator[str]:
-    if file.gpu_ids is None or file.gpu_ids == "all" or file.use_cpu:
-        return
-    gpus = len(file.gpu_ids.split(","))
-    if gpus < ranks_per_node:
-        yield f"gpu_ids {file.gpu_ids}: {gpus} for {ranks_per_node} ranks on this node, so ranks would share a GPU"
-
-
-Kind = Literal["ddp", "fsdp", "deepspeed", "no"]
+"""Types that accelerate replaces where there is no accelerator, and what follows."""
 DEEPSPEED_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
 
 
@@ -166,20 +36,16 @@ class Parallelism:
     """Parallelism that a configuration file asks for.
 
     Args:
-        kind: how the model is distributed over the ranks.
         environment: variables to add to the launcher's environment in every rank, without those that torch
             elastic sets (RANK, MASTER_ADDR and others) and those that the launcher has with the same value.
         ranks_per_node: number of ranks to start on every node.
         expected_distributed_type: accelerate's `DistributedType` that `check_took_effect` expects.
-        source: the file.
         replaced: what the command line replaces of the file, as a sentence; "" for nothing.
     """
 
-    kind: Kind
     environment: Mapping[str, str]
     ranks_per_node: int
     expected_distributed_type: str
-    source: Path
     replaced: str = ""
 
 
@@ -201,52 +67,73 @@ def load_parallelism(
         allow_ineffective: accept settings that would not take effect, for tests and experiments.
 
     Raises:
-        ConfigError: the file cannot be read or is malformed, asks for more processes than its number of nodes
-            gives, is refused by accelerate, or has a setting that would not take effect.
+        ConfigError: accelerate refuses the file, it asks for more processes than its number of nodes gives, or it
+            has a key that accelerate would not read.
     """
-    file = read(path)
-    ranks = ranks_per_node(path, file, nproc_per_node=nproc_per_node, nnodes=nnodes)
-    launch = accelerate_environment.compute(
+    file = accelerate_launch.read(path)
+    for key in ("distributed_type", "mixed_precision"):
+        if getattr(file, key) is False:
+            raise ConfigError(f"{path}: {key}: YAML reads a bare no as false; write it in quotes")
+    kind = str(getattr(file.distributed_type, "value", file.distributed_type))
+    if kind not in LAUNCHED:
+        raise ConfigError(
+            f"{path}: distributed_type {kind} is not started by grpo-run launch; it starts {', '.join(LAUNCHED)}"
+        )
+    ranks = ranks_per_node(
+        path, kind, file.num_processes, file.num_machines, nproc_per_node=nproc_per_node, nnodes=nnodes
+    )
+    launch = accelerate_launch.compute(
         path, num_processes=ranks * nnodes, num_machines=nnodes, has_accelerator=has_accelerator
     )
-    environment = dict(launch.environment)
     if not allow_ineffective:
-        reasons = ineffective(
-            file,
-            environment=environment,
-            without_effect=launch.without_effect,
-            replaced_in_fsdp2=accelerate_environment.replaced_in_fsdp2() if file.kind == "fsdp" else {},
-            ranks_per_node=ranks,
-            has_accelerator=has_accelerator,
-        )
+        reasons = [
+            f"{name}: accelerate does not read it with distributed_type {kind}"
+            for name in launch.without_effect
+        ]
+        if kind in NEED_ACCELERATOR and not has_accelerator:
+            reasons.insert(0, f"distributed_type {kind} without an accelerator: {NEED_ACCELERATOR[kind]}")
         if reasons:
-            others = f" (and {len(reasons) - 1} more: {'; '.join(reasons[1:])})" if reasons[1:] else ""
-            raise ConfigError(f"{path} would not take effect: {reasons[0]}{others}")
-    if file.kind == "deepspeed":
+            raise ConfigError(f"{path} would not take effect: {'; '.join(reasons)}")
+    environment = dict(launch.environment)
+    if kind == "DEEPSPEED":
         environment |= _deepspeed_file(path, environment)
-        accelerate_environment.check_deepspeed(path, environment)
+        accelerate_launch.check_deepspeed(path, environment)
     return Parallelism(
-        kind=cast(Kind, file.kind),
         environment=MappingProxyType(
             {name: value for name, value in environment.items() if os.environ.get(name) != value}
         ),
         ranks_per_node=ranks,
-        expected_distributed_type=file.distributed_type,
-        source=path,
+        expected_distributed_type=kind,
         replaced=f"--nproc-per-node {ranks} replaces num_processes {file.num_processes} of {path}"
-        if nproc_per_node is not None and file.num_processes not in (NUM_PROCESSES_UNSET, ranks * nnodes)
+        if nproc_per_node is not None and file.num_processes not in (-1, ranks * nnodes)
         else "",
     )
 
 
-def ranks_per_node(path: Path, file: AccelerateFile, *, nproc_per_node: int | None, nnodes: int) -> int:
+def ranks_per_node(
+    path: Path,
+    kind: str,
+    num_processes: object,
+    num_machines: object,
+    *,
+    nproc_per_node: int | None,
+    nnodes: int,
+) -> int:
     """Return the number of ranks per node: the command line's if given, otherwise the file's.
+
+    Args:
+        path: the file, for messages.
+        kind: its `distributed_type`.
+        num_processes: what the file says; below 1 if it leaves the number to the command line.
+        num_machines: what the file says.
+        nproc_per_node: of the command line.
+        nnodes: of the command line.
 
     Raises:
         ConfigError: neither gives a number, or, without a number on the command line, fewer processes would run
             than the file expects: a sharded model that fits on eight GPUs may not fit on four.
     """
-    if file.kind == "no":
+    if kind == "NO":
         if (nproc_per_node or 1) * nnodes > 1:
             raise ConfigError(
                 f"{path}: distributed_type NO trains in one process, {(nproc_per_node or 1) * nnodes} are requested;"
@@ -255,13 +142,13 @@ def ranks_per_node(path: Path, file: AccelerateFile, *, nproc_per_node: int | No
         return 1
     if nproc_per_node is not None:
         return nproc_per_node
-    if file.num_processes == NUM_PROCESSES_UNSET:
-        raise ConfigError(f"{path}: no num_processes; add it, or use --nproc-per-node")
-    ranks = file.num_processes // file.num_machines
-    if ranks * nnodes < file.num_processes:
+    if not isinstance(num_processes, int) or not isinstance(num_machines, int) or num_processes < 1:
+        raise ConfigError(f"{path}: no number in num_processes; add it, or use --nproc-per-node")
+    ranks = num_processes // max(num_machines, 1)
+    if ranks * nnodes < num_processes:
         raise ConfigError(
-            f"too few processes for the accelerate config: {path} says num_processes {file.num_processes} on"
-            f" num_machines {file.num_machines}, but {ranks} per node on {nnodes} node(s) is {ranks * nnodes};"
+            f"too few processes for the accelerate config: {path} says num_processes {num_processes} on"
+            f" num_machines {num_machines}, but {ranks} per node on {nnodes} node(s) is {ranks * nnodes};"
             " give the number with --nproc-per-node, or start more nodes with --nnodes"
         )
     return ranks

@@ -1,6 +1,6 @@
 """Configuration of a run: one frozen object, declared here and nowhere else.
 
-`cli.launch_options` parses the command line into it, the supervisor reads it, `run.json` records it, and
+`cli.launching` parses the command line into it, the supervisor reads it, `run.json` records it, and
 `RankSettings` carries it to every rank. All defaults of the command line are the defaults of these fields.
 The classes check their values when they are built; they do not parse command lines.
 """
@@ -156,7 +156,7 @@ class RunConfig:
     """Bounds of the hang detector's deadlines."""
     injections: tuple[InjectionText, ...] = ()
     """Faults to inject."""
-    strict_drills: bool = False
+    strict_faults: bool = False
     """Whether a run in which an injected fault never happened has failed."""
     hygiene_every: int = 10
     """Optimizer steps after which it is considered whether freeing memory pays; 0 for never."""

@@ -1,12 +1,11 @@
-"""The faults of `--inject`: their kinds, their text form, and which of them can still happen in a run.
+"""The injected faults of `--inject`: their kinds, their text, and which of them can still happen in a run.
 
-An injected fault names its kind, rank, step and phase. `KINDS` is the table of effects, default phases and
-parameters; the constructor of `Injection` checks what one may say, and parsing reports errors in one line.
-The configuration carries injections to every rank, where `runtime/rank/injected_faults.py` performs them.
-One fires once in a run, however many attempts the run takes: its canonical text identifies it in the
-journal. One with `rows` or `tokens` fires as often as more of them are computed at once. `check`,
-`remaining` and `armed` say which can happen in a run of a given size and which are left: for the command
-line, the ranks, and the supervisor when a run ends without one. Pure; injects nothing.
+`KINDS` is the table of effects, default phases and parameters; the constructor of `Injection` checks what one may
+say. The configuration carries injections to every rank, where `runtime/rank/injected_faults.py` performs them.
+One fires once in a run, however many attempts the run takes: its canonical text identifies it in the journal. One
+with `rows` or `tokens` fires as often as more of them are computed at once. `check`, `remaining` and `armed` say
+which can happen in a run of a given size and which are left: for the command line, the ranks, and the supervisor
+when a run ends without one. Pure; injects nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.watchdog.memory.shortage import MemoryPhase
@@ -23,14 +23,7 @@ from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.text import join_words
 
 MEMORY_PHASES = {
-    phase.name: phase
-    for phase in (
-        MemoryPhase.generate,
-        MemoryPhase.score,
-        MemoryPhase.forward,
-        MemoryPhase.backward,
-        MemoryPhase.optimizer,
-    )
+    name: MemoryPhase[name] for name in ("generate", "score", "forward", "backward", "optimizer")
 }
 """Where memory can run out, by name."""
 TOKEN_PHASES = (MemoryPhase.forward, MemoryPhase.backward)
@@ -61,7 +54,7 @@ class FaultKind:
 
     @property
     def phases(self) -> Mapping[str, Phase | MemoryPhase]:
-        """The phases in which it can happen, by name. Memory runs out in parts of a step that the board does not tell apart."""
+        """The phases in which it can happen, by name. Memory runs out in parts of a step that are one on the board."""
         return MEMORY_PHASES if isinstance(self.phase, MemoryPhase) else Phase.__members__
 
     @property
@@ -70,112 +63,53 @@ class FaultKind:
         return isinstance(self.phase, MemoryPhase)
 
 
+def _kind(sentence: str, phase: Phase | MemoryPhase, **features: Any) -> FaultKind:
+    return FaultKind(sentence=sentence, phase=phase, **features)
+
+
+_BODY, _REWARD, _DATA = Phase.forward_backward, Phase.reward, Phase.data
 KINDS: dict[str, FaultKind] = {
-    "kill": FaultKind(sentence="the rank sends itself SIGKILL", phase=Phase.forward_backward),
-    "exception": FaultKind(sentence="the rank raises InjectedFault", phase=Phase.forward_backward),
-    "hang": FaultKind(
-        sentence="the rank sleeps, without end or for `seconds`", phase=Phase.reward, seconds=math.inf
+    "kill": _kind("the rank sends itself SIGKILL", _BODY),
+    "exception": _kind("the rank raises InjectedFault", _BODY),
+    "hang": _kind("the rank sleeps, without end or for `seconds`", _REWARD, seconds=math.inf),
+    "stop": _kind("the rank sends itself SIGSTOP", _REWARD),
+    "gil": _kind("a regular expression that never returns holds the GIL", _REWARD),
+    "lock": _kind("the rank waits for a lock, without end or for `seconds`", _REWARD, seconds=math.inf),
+    "mismatch-operation": _kind(
+        "the rank calls all_gather where the others call all_reduce", _BODY, collective=True, common=True
     ),
-    "stop": FaultKind(sentence="the rank sends itself SIGSTOP", phase=Phase.reward),
-    "gil": FaultKind(sentence="a regular expression that never returns holds the GIL", phase=Phase.reward),
-    "lock": FaultKind(
-        sentence="the rank waits for a lock, without end or for `seconds`",
-        phase=Phase.reward,
-        seconds=math.inf,
+    "mismatch-shape": _kind(
+        "the rank calls all_reduce with a tensor of another size than the others", _BODY, collective=True, common=True
     ),
-    "mismatch-operation": FaultKind(
-        sentence="the rank calls all_gather where the others call all_reduce",
-        phase=Phase.forward_backward,
-        collective=True,
-        common=True,
+    "mismatch-group": _kind(
+        "the rank calls all_reduce on another process group than the others", _BODY, collective=True, common=True
     ),
-    "mismatch-shape": FaultKind(
-        sentence="the rank calls all_reduce with a tensor of another size than the others",
-        phase=Phase.forward_backward,
-        collective=True,
-        common=True,
+    "skip": _kind("the rank skips an all_reduce that the others call", _BODY, collective=True, common=True),
+    "extra": _kind("the rank alone calls an all_reduce", _BODY, collective=True),
+    "exit": _kind("the rank calls sys.exit(0) during training", _BODY),
+    "return": _kind("the rank alone returns from train(), or leaves its loop, at the end of the step", _BODY, arms=True),
+    "slow": _kind("the rank sleeps for `seconds` once, then continues; default 1", _REWARD, seconds=1.0),
+    "slow-generation": _kind(
+        "every forward pass of the step's generation takes `seconds` longer; default 0.2",
+        Phase.generate, seconds=0.2, fixed_phase=True, arms=True,
     ),
-    "mismatch-group": FaultKind(
-        sentence="the rank calls all_reduce on another process group than the others",
-        phase=Phase.forward_backward,
-        collective=True,
-        common=True,
+    "data": _kind("the rank sleeps while it loads data, without end or for `seconds`", _DATA, seconds=math.inf),
+    "checkpoint": _kind(
+        "the rank sleeps while it writes a checkpoint, without end or for `seconds`", Phase.checkpoint, seconds=math.inf
     ),
-    "skip": FaultKind(
-        sentence="the rank skips an all_reduce that the others call",
-        phase=Phase.forward_backward,
-        collective=True,
-        common=True,
+    "exit-hang": _kind(
+        "an exit handler sleeps after the script, without end or for `seconds`", _DATA, seconds=math.inf, arms=True
     ),
-    "extra": FaultKind(
-        sentence="the rank alone calls an all_reduce", phase=Phase.forward_backward, collective=True
+    "oom": _kind(
+        "the rank raises torch.OutOfMemoryError in generate, score, forward, backward or optimizer; with `rows=N`"
+        " whenever it computes more than N rows at once, from that step on; with `tokens=N` in forward or backward, more"
+        " than N rows times their padded length",
+        MemoryPhase.forward,
     ),
-    "exit": FaultKind(sentence="the rank calls sys.exit(0) during training", phase=Phase.forward_backward),
-    "return": FaultKind(
-        sentence="the rank alone returns from train(), or leaves its loop, at the end of the step",
-        phase=Phase.forward_backward,
-        arms=True,
-    ),
-    "slow": FaultKind(
-        sentence="the rank sleeps for `seconds` once, then continues; default 1",
-        phase=Phase.reward,
-        seconds=1.0,
-    ),
-    "slow-generation": FaultKind(
-        sentence="every forward pass of the step's generation takes `seconds` longer; default 0.2",
-        phase=Phase.generate,
-        seconds=0.2,
-        fixed_phase=True,
-        arms=True,
-    ),
-    "data": FaultKind(
-        sentence="the rank sleeps while it loads data, without end or for `seconds`",
-        phase=Phase.data,
-        seconds=math.inf,
-    ),
-    "checkpoint": FaultKind(
-        sentence="the rank sleeps while it writes a checkpoint, without end or for `seconds`",
-        phase=Phase.checkpoint,
-        seconds=math.inf,
-    ),
-    "exit-hang": FaultKind(
-        sentence="an exit handler sleeps after the script, without end or for `seconds`",
-        phase=Phase.data,
-        seconds=math.inf,
-        arms=True,
-    ),
-    "oom": FaultKind(
-        sentence="the rank raises torch.OutOfMemoryError in generate, score, forward, backward or optimizer; with `rows=N`"
-        " whenever it computes more than N rows at once, from that step on; with `tokens=N` in forward or backward, more than"
-        " N rows times their padded length",
-        phase=MemoryPhase.forward,
-    ),
-    "oom-nccl": FaultKind(
-        sentence="the same as NCCL reports it, instead of a collective", phase=MemoryPhase.backward
-    ),
-    "ignore-term": FaultKind(
-        sentence="the rank ignores SIGTERM from then on; use it with a hang", phase=Phase.data, arms=True
-    ),
-}
+    "oom-nccl": _kind("the same as NCCL reports it, instead of a collective", MemoryPhase.backward),
+    "ignore-term": _kind("the rank ignores SIGTERM from then on; use it with a hang", _DATA, arms=True),
+}  # fmt: skip
 """All kinds, in the order of `--inject help`."""
-
-
-def find_kind(name: str, text: str) -> FaultKind:
-    """Return the kind of this name.
-
-    Args:
-        name: as the user has written it.
-        text: of the whole injection, for the message.
-
-    Raises:
-        ConfigError: there is no such kind; the message holds the closest known word.
-    """
-    if name in KINDS:
-        return KINDS[name]
-    family = [kind for kind in KINDS if name and kind.startswith(f"{name}-")]
-    near = family or difflib.get_close_matches(name, KINDS, 1)
-    hint = f"did you mean {join_words(near, last='or')}?" if near else "`--inject help` lists the kinds"
-    raise ConfigError(f"--inject {text}: no such kind {name!r}; {hint}")
 
 
 def help_text() -> str:
@@ -215,39 +149,34 @@ class Injection:
     """The fault happens whenever more tokens, padding included, are computed at once; 0 for no such limit."""
 
     def __post_init__(self) -> None:
-        kind = find_kind(self.kind, self.kind)
+        kind = KINDS[self.kind]
         where = f"--inject {self.kind}@rank{self.rank}:step{self.step}"
-        if self.rank < 0:
-            raise ConfigError(f"{where}: ranks count from 0")
-        if not 1 <= self.step <= MAX_STEP:
-            raise ConfigError(f"{where}: steps count from 1 to {MAX_STEP}")
-        if self.phase not in kind.phases.values():
-            raise ConfigError(
-                f"{where}: {self.kind} happens in phase {join_words(list(kind.phases), last='or')} only"
-            )
-        if self.rows and (not kind.takes_rows or self.phase is MemoryPhase.optimizer):
-            raise ConfigError(f"{where}: {self.kind} takes no rows in phase {self.phase.name}")
-        if self.tokens and (not kind.takes_rows or self.phase not in TOKEN_PHASES):
-            raise ConfigError(f"{where}: {self.kind} takes no tokens in phase {self.phase.name}")
-        if self.tokens and self.rows:
-            raise ConfigError(f"{where}: give rows or tokens, not both")
-        for name, count, most in (("rows", self.rows, MAX_ROWS), ("tokens", self.tokens, MAX_TOKENS)):
-            if not 0 <= count <= most:
-                raise ConfigError(f"{where}: {name}={count} is not between 1 and {most}")
-        if self.phase is Phase.startup:
-            raise ConfigError(f"{where}: no step is computed in phase startup; give another phase")
-        if kind.fixed_phase and self.phase is not kind.phase:
-            raise ConfigError(f"{where}: {self.kind} happens in phase {kind.phase.name} only")
-        if kind.seconds is None and self.seconds != 0.0:
-            raise ConfigError(f"{where}: {self.kind} takes no seconds")
-        if (
-            kind.seconds is not None
-            and self.seconds != kind.seconds
-            and not (MIN_SECONDS <= self.seconds <= MAX_SECONDS)
-        ):
-            raise ConfigError(
-                f"{where}: seconds={self.seconds:g} is not between {MIN_SECONDS:g} and {MAX_SECONDS:.0f}"
-            )
+        only = kind.fixed_phase and self.phase is not kind.phase
+        timed = kind.seconds is not None
+        refused = {
+            f"ranks count from 0, steps from 1 to {MAX_STEP}": self.rank < 0
+            or not 1 <= self.step <= MAX_STEP,
+            f"{self.kind} happens in phase {kind.phase.name} only": only,
+            f"{self.kind} happens in phase {join_words(list(kind.phases), last='or')} only": (
+                self.phase not in kind.phases.values() or self.phase is Phase.startup
+            ),
+            f"{self.kind} takes no rows in phase {self.phase.name}": (
+                self.rows != 0 and (not kind.takes_rows or self.phase is MemoryPhase.optimizer)
+            ),
+            f"{self.kind} takes no tokens in phase {self.phase.name}": (
+                self.tokens != 0 and (not kind.takes_rows or self.phase not in TOKEN_PHASES)
+            ),
+            "give rows or tokens, not both": self.rows != 0 and self.tokens != 0,
+            f"rows={self.rows} is not between 1 and {MAX_ROWS}": not 0 <= self.rows <= MAX_ROWS,
+            f"tokens={self.tokens} is not between 1 and {MAX_TOKENS}": not 0 <= self.tokens <= MAX_TOKENS,
+            f"{self.kind} takes no seconds": not timed and self.seconds != 0.0,
+            f"seconds={self.seconds:g} is not between {MIN_SECONDS:g} and {MAX_SECONDS:.0f}": (
+                timed and self.seconds != kind.seconds and not MIN_SECONDS <= self.seconds <= MAX_SECONDS
+            ),
+        }
+        for reason, holds in refused.items():
+            if holds:
+                raise ConfigError(f"{where}: {reason}")
 
     @classmethod
     def of(
@@ -265,7 +194,7 @@ class Injection:
 
         Phase and duration default to the kind's. Seconds are rounded to milliseconds.
         """
-        known = find_kind(kind, kind)
+        known = KINDS[kind]
         length = known.seconds or 0.0 if seconds is None else round(seconds, 3)
         return cls(
             kind=kind,
@@ -302,6 +231,12 @@ class Injection:
 
 
 GRAMMAR = "KIND@rankR:stepN[:phase=PHASE][:seconds=S]"
+PATTERN = re.compile(
+    r"(?P<kind>[\w-]+)@rank(?P<rank>\d{1,7}):step(?P<step>\d{1,10})"
+    r"(:phase=(?P<phase>\w+)|:seconds=(?P<seconds>\d{1,9}(\.\d{1,9})?)"
+    r"|:rows=(?P<rows>[1-9]\d{0,9})|:tokens=(?P<tokens>[1-9]\d{0,9}))*",
+    re.ASCII,
+)
 
 
 def parse_injection(text: str) -> Injection:
@@ -310,25 +245,33 @@ def parse_injection(text: str) -> Injection:
     Raises:
         ConfigError: the text is wrong; the message holds it, the reason, and the closest known word.
     """
-    kind, at, address = text.partition("@")
-    known = find_kind(kind, text)
-    words = address.split(":")
-    if not at or len(words) < 2:
-        raise ConfigError(f"--inject {text}: write {GRAMMAR}, for example {kind}@rank1:step7")
-    rank, step = _number(words[0], "rank", text), _number(words[1], "step", text)
-    given: dict[str, str] = {}
-    for word in words[2:]:
-        key, _, value = word.partition("=")
-        if key in given:
-            raise ConfigError(f"--inject {text}: {key} is given twice")
-        if key not in ("phase", "seconds") and not (key in ("rows", "tokens") and known.takes_rows):
-            last = ", seconds=S, rows=N nor tokens=N" if known.takes_rows else " nor seconds=S"
-            raise ConfigError(f"--inject {text}: {word!r} is neither phase=PHASE{last}")
-        given[key] = value
-    phase = _phase(given["phase"], known, text) if "phase" in given else None
-    seconds = _seconds(given["seconds"], text) if "seconds" in given else None
-    rows, tokens = (_count(given[name], name, text) if name in given else 0 for name in ("rows", "tokens"))
-    return Injection.of(kind, rank=rank, step=step, phase=phase, seconds=seconds, rows=rows, tokens=tokens)
+    name = text.partition("@")[0]
+    if name not in KINDS:
+        raise ConfigError(f"--inject {text}: no such kind {name!r}; {_nearest(name, KINDS)}")
+    kind, found = KINDS[name], PATTERN.fullmatch(text)
+    if found is None:
+        more = ", with rows=N or tokens=N" if kind.takes_rows else ""
+        raise ConfigError(f"--inject {text}: write {GRAMMAR}{more}, for example {name}@rank1:step7")
+    given = found.groupdict()
+    if given["phase"] is not None and given["phase"] not in kind.phases:
+        raise ConfigError(
+            f"--inject {text}: no such phase {given['phase']!r}; {_nearest(given['phase'], kind.phases)}"
+        )
+    return Injection.of(
+        name,
+        rank=int(given["rank"]),
+        step=int(given["step"]),
+        phase=kind.phases[given["phase"]] if given["phase"] else None,
+        seconds=float(given["seconds"]) if given["seconds"] else None,
+        rows=int(given["rows"] or 0),
+        tokens=int(given["tokens"] or 0),
+    )
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    near = [name for name in known if word and name.startswith(f"{word}-")]
+    near = near or difflib.get_close_matches(word, list(known), 1)
+    return f"did you mean {join_words(near, last='or')}?" if near else f"one of {', '.join(known)}"
 
 
 def parse_all(texts: Iterable[str]) -> tuple[Injection, ...]:
@@ -353,33 +296,6 @@ def parse_all(texts: Iterable[str]) -> tuple[Injection, ...]:
 
 def _clash(left: Injection, right: Injection) -> bool:
     return left.place == right.place and KINDS[left.kind].collective and KINDS[right.kind].collective
-
-
-def _number(word: str, name: str, text: str) -> int:
-    found = re.fullmatch(f"{name}([0-9]{{1,10}})", word)
-    if found is None:
-        raise ConfigError(f"--inject {text}: {word!r} is not {name} and a number; write {GRAMMAR}")
-    return int(found[1])
-
-
-def _phase(name: str, kind: FaultKind, text: str) -> Phase | MemoryPhase:
-    if name in kind.phases:
-        return kind.phases[name]
-    near = difflib.get_close_matches(name, kind.phases, 1)
-    hint = f"did you mean {near[0]}?" if near else f"phases: {', '.join(kind.phases)}"
-    raise ConfigError(f"--inject {text}: no such phase {name!r}; {hint}")
-
-
-def _seconds(value: str, text: str) -> float:
-    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value) is None:
-        raise ConfigError(f"--inject {text}: seconds={value} is not a number of seconds such as 2.5")
-    return float(value)
-
-
-def _count(value: str, name: str, text: str) -> int:
-    if re.fullmatch(r"[1-9][0-9]{0,9}", value) is None:
-        raise ConfigError(f"--inject {text}: {name}={value} is not a number of {name} such as 2")
-    return int(value)
 
 
 def check(injections: Iterable[Injection], world_size: int) -> None:

@@ -1,10 +1,9 @@
 """What the result of a run depends on besides its command: files, variables, settings and versions.
 
 Recorded in `run.json` when a run begins, and compared when the same command continues it, so that an edited
-script or another variable does not change a run unnoticed. The git commit of the code is recorded as
-information; nothing is decided by it. Called by `cli/launch.py`, `cli/resume.py` and
-`cli/launch_options/run_inputs.py`. Reads syntax and bytes only: a module that is imported under a computed
-name, and data that the script reads, are not seen.
+script does not change a run unnoticed. The files are the script, those that its arguments name, and those that
+a rank has imported (`imported_files.py`). The git commit of the code is recorded as information; nothing is
+decided by it. Called by `cli/launch.py`, `cli/resume.py` and `cli/launching/identity.py`.
 """
 
 from __future__ import annotations
@@ -13,27 +12,24 @@ import hashlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.files import short_path
-from grpo_run.runtime.launch.sources import ScriptSource, parsed, read_file, variables_read
+from grpo_run.runtime.launch.imported_files import digests
 
-SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
-"""Names of variables whose values are recorded as digests only."""
-DIGEST = "sha256:"
-"""How the recorded value of such a variable begins."""
-ALWAYS_COMPARED = ("SEED", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
-"""Variables that libraries read and that may change results, whether the script names them or not."""
-NEVER_COMPARED = re.compile(
+COMPARED_VARIABLES = ("SEED", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
+"""Variables that may change results, by their usual meaning. Their values are recorded."""
+OF_A_LAUNCH = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|(MASTER|TORCHELASTIC|GRPO_RUN|PET)_\w+"
-    r"|(SLURM|PBS|LSB|KUBERNETES|SSH|XDG|WANDB|AWS|GCP|AZURE)_\w+|CUDA_VISIBLE_DEVICES|HOSTNAME|USER|LOGNAME|HOME|PATH|PWD"
-    r"|OLDPWD|SHLVL|TERM|DISPLAY|TMPDIR|TEMP|TMP|LANG|LC_\w+|HF_HOME|HF_HUB_OFFLINE|HF_DATASETS_OFFLINE"
+    r"|(SLURM|PBS|LSB|KUBERNETES|SSH|XDG|WANDB|AWS|GCP|AZURE|VSCODE|TMUX|DBUS|CI|GITHUB|PYTEST)_\w+"
+    r"|CUDA_VISIBLE_DEVICES|HOSTNAME|USER|LOGNAME|HOME|PATH|PWD|OLDPWD|SHLVL|TERM|DISPLAY|TMPDIR|TEMP|TMP|LANG|LC_\w+"
+    r"|HF_HOME|HF_HUB_OFFLINE|HF_DATASETS_OFFLINE|INVOCATION_ID|JOURNAL_STREAM|TMUX|STY|WINDOWID|COLUMNS|LINES|_"
 )
-"""Variables that each launch or each machine sets anew. A scheduler that starts a preempted run again must find it."""
+"""Variables that each launch, terminal or machine sets anew."""
+DIGEST_CHARACTERS = 16
 DISTRIBUTIONS = (
     "torch",
     "transformers",
@@ -49,44 +45,54 @@ DISTRIBUTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Digests of files by path, values or digests of variables, settings of the launch, and versions by name."""
+    """What a run depends on, each group by name.
+
+    Attributes:
+        files: digests by path.
+        variables: values of the variables that are compared.
+        environment: digests of all other variables; their values may be secrets.
+        settings: options of the launch that change training.
+        versions: of libraries.
+    """
 
     files: dict[str, str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {
-            "files": self.files, "variables": self.variables, "settings": self.settings, "versions": self.versions,
-        }  # fmt: skip
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: object) -> Inputs | None:
         """Return recorded inputs; None if the value is not of this form."""
-        if not isinstance(value, dict) or not all(isinstance(value.get(name), dict) for name in cls.names()):
+        names = [group.name for group in fields(cls)]
+        if not isinstance(value, dict) or not all(isinstance(value.get(name), dict) for name in names):
             return None
-        return cls(**{name: {str(k): str(v) for k, v in value[name].items()} for name in cls.names()})
-
-    @staticmethod
-    def names() -> tuple[str, ...]:
-        """The names of the groups."""
-        return ("files", "variables", "settings", "versions")
+        return cls(**{name: {str(k): str(v) for k, v in value[name].items()} for name in names})
 
 
 def changes_of_training(recorded: Inputs, now: Inputs) -> list[str]:
-    """Describe what changed and may change the training: files, variables and settings."""
+    """Describe what changed and may change the training: files, variables and settings.
+
+    Files that were not recorded are no change: an edited file names them.
+    """
     found = []
     for path, digest in sorted(recorded.files.items()):
         if path not in now.files:
-            found.append(f"{path} is no longer used")
+            found.append(f"{path} is gone")
         elif now.files[path] != digest:
             found.append(f"{path} was edited")
-    found += [f"{path} is new" for path in sorted(now.files.keys() - recorded.files.keys())]
-    for group in ("variables", "settings"):
-        found += list(_changes(getattr(recorded, group), getattr(now, group)))
-    return found
+    found += _changes(recorded.variables, now.variables)
+    return [*found, *_changes(recorded.settings, now.settings)]
+
+
+def changed_environment(recorded: Inputs, now: Inputs) -> list[str]:
+    """Return the names of the other environment variables that differ."""
+    names = sorted(recorded.environment.keys() | now.environment.keys())
+    return [name for name in names if recorded.environment.get(name) != now.environment.get(name)]
 
 
 def changes_of_versions(recorded: Inputs, now: Inputs) -> list[str]:
@@ -98,43 +104,34 @@ def _changes(recorded: Mapping[str, str], now: Mapping[str, str]) -> Iterator[st
     for name in sorted(recorded.keys() | now.keys()):
         before, after = recorded.get(name), now.get(name)
         if before != after:
-            secret = any(value is not None and value.startswith(DIGEST) for value in (before, after))
-            shown = "changed" if secret else f"{before or 'not set'} -> {after or 'not set'}"
-            yield f"{name} {shown}"
+            yield f"{name} {before or 'not set'} -> {after or 'not set'}"
 
 
 def collect(
-    sources: Sequence[ScriptSource],
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
-    settings: Mapping[str, object],
+    files: Iterable[str | Path], environment: Mapping[str, str], settings: Mapping[str, object]
 ) -> Inputs:
     """Read the inputs of a run.
 
     Args:
-        sources: the script and its local modules.
-        arguments: the script's arguments; files that they name are configuration.
+        files: the script, the files that its arguments name, and those that a rank has imported.
         environment: the variables of the ranks.
         settings: options of the launch that change training, by name.
     """
-    contents = {source.path: source.content for source in sources}
-    trees = [source.nodes for source in sources]
-    for path in files_named(arguments):
-        content = None if path in contents else read_file(path)
-        if content is not None:
-            contents[path] = content
-            trees += [parsed(content.decode(errors="replace"))] if path.suffix == ".py" else []
-    names = {*ALWAYS_COMPARED}.union(*map(variables_read, trees))
     return Inputs(
-        files={short_path(path): hashlib.sha256(content).hexdigest() for path, content in contents.items()},
-        variables={
-            name: recorded_value(name, environment[name])
-            for name in sorted(names)
-            if name in environment and not NEVER_COMPARED.fullmatch(name)
+        files=digests(files, Path.cwd()),
+        variables={name: environment[name] for name in COMPARED_VARIABLES if name in environment},
+        environment={
+            name: _digest(value)
+            for name, value in sorted(environment.items())
+            if name not in COMPARED_VARIABLES and not OF_A_LAUNCH.fullmatch(name)
         },
         settings={name: str(value) for name, value in settings.items()},
         versions=dict(_versions()),
     )
+
+
+def _digest(value: str) -> str:
+    return hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:DIGEST_CHARACTERS]
 
 
 def files_named(arguments: Sequence[str]) -> list[Path]:
@@ -146,13 +143,6 @@ def files_named(arguments: Sequence[str]) -> list[Path]:
                 found.append(Path(text).resolve())
                 break
     return found
-
-
-def recorded_value(name: str, value: str) -> str:
-    """Return what is recorded of a variable: its value, or a digest if it looks like a secret or is long."""
-    if SECRET.search(name) or len(value) > 200:
-        return f"{DIGEST}{hashlib.sha256(value.encode(errors='surrogateescape')).hexdigest()[:16]}"
-    return value
 
 
 def _versions() -> Iterator[tuple[str, str]]:

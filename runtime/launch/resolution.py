@@ -1,24 +1,16 @@
-"""Where an import path leads a module name, and why a script's ranks need fresh interpreters.
+"""What decides which code a script imports: its import path, and variables that libraries read at import.
 
-Names are resolved with Python's own finder and listings of directories; nothing is imported. A script that
-sets a variable which torch, transformers or TRL reads at import, or that imports one of them from
-elsewhere, would run other code as a fork with preloaded modules than under torchrun: its ranks need fresh
-interpreters.
-
-`cli/launch_options/parse.py` asks before ranks start. It reads syntax only, to avoid starting twice; each
-rank compares again when its script imports the libraries, and starts over if something was missed
-(`runtime/rank/inherited_modules.py`).
+Names are resolved with Python's own finder and listings of directories; nothing is imported. A script that sets
+such a variable, or imports a library from elsewhere, would run other code as a fork with preloaded modules than
+under torchrun. Each rank compares when its script imports the libraries (`runtime/rank/inherited_modules.py`).
 """
 
 from __future__ import annotations
 
 import os
-import sys
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
-from pathlib import Path
-
-from grpo_run.runtime.launch.sources import ScriptSource, directories_added, read_at_import, variables_set
 
 Place = tuple[str, ...]
 """Where a top-level module is: its file, or the folders of a package without `__init__.py`; empty if it is nowhere."""
@@ -77,36 +69,26 @@ def _candidates(names: Iterable[str], path: Sequence[str], before: Sequence[str]
     return set(names).intersection(set().union(*(found for found in provided if found is not None)))
 
 
-PRELOADED = frozenset(
-    (
-        "accelerate", "datasets", "deepspeed", "huggingface_hub", "numpy", "pandas", "peft", "pyarrow",
-        "safetensors", "tokenizers", "torch", "transformers", "trl",
-    )
-)  # fmt: skip
-"""Libraries that the warm interpreter imports. The ranks know all of its modules; these are worth to look for early."""
+READ_AT_IMPORT = re.compile(
+    r"(HF|HUGGINGFACE|TRANSFORMERS|DATASETS|TRL|PYTORCH|TORCH|TORCHINDUCTOR|OMP|KMP|MKL|OPENBLAS|GOMP)_\w+"
+    r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|CUDA_HOME|DS_\w+|DEEPSPEED_\w+|USE_TORCH|USE_TF|USE_LIBUV|XDG_CACHE_HOME"
+    r"|LD_\w+|PYTHON\w+|ACCELERATE_USE_\w+"
+)
+"""Variables that Python, torch, transformers, datasets, huggingface_hub, DeepSpeed or an OpenMP runtime read at import.
+"""
+NO_EFFECT_AT_IMPORT = re.compile(r"(PYTHON|LD_)\w+|HF_HUB_ENABLE_HF_TRANSFER|HF_XET_HIGH_PERFORMANCE")
+"""Of these, the ones that no import changes anything for. Python and the dynamic loader read theirs before the first line
+of a program. huggingface_hub has not used hf_transfer since 1.0, and only reports the other one, which hf_xet reads when
+it downloads.
+"""
 
 
-def reason_for_fresh_interpreters(sources: Sequence[ScriptSource], first_entry: Path) -> str | None:
-    """Return why ranks must be fresh interpreters, as a part of a sentence; None if they may be forks.
-
-    Args:
-        sources: the script and its local modules, the script first.
-        first_entry: the directory that Python puts first on `sys.path`: the script's, or the working directory with `-m`.
-    """
-    for source in sources:
-        names = sorted(name for name in variables_set(source.nodes) if read_at_import(name))
-        if names:
-            return f"{source.path.name} sets {', '.join(names)}"
-    added = [entry for source in sources for entry in directories_added(source.nodes, source.path)]
-    for entry in [str(first_entry), *added]:
-        for name in sorted((names_provided(entry) or set()) & PRELOADED):
-            place = _place_in(name, [entry])
-            if place and place != _place_in(name, sys.path[1:]):
-                return f"{sources[0].path.name} would import {name} from {os.path.dirname(place[0])}"
-    return None
+def read_at_import(name: str) -> bool:
+    """Whether a library reads this variable at import, so that a script that sets it must do so before."""
+    return READ_AT_IMPORT.fullmatch(name) is not None and NO_EFFECT_AT_IMPORT.fullmatch(name) is None
 
 
-def _place_in(name: str, path: Sequence[str]) -> tuple[str, ...]:
-    """Where a name leads under a path. A folder without `__init__.py` does not count: an installed package is preferred."""
-    spec = PathFinder.find_spec(name, list(path))
-    return () if spec is None or spec.origin is None else place_of(spec)
+def changes_at_import(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that libraries read at import and that differ between two environments."""
+    names = sorted({*before, *now})
+    return [name for name in names if before.get(name) != now.get(name) and read_at_import(name)]

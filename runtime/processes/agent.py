@@ -122,7 +122,7 @@ class Agent(LocalElasticAgent):
         controller: decides what follows from the exits of ranks.
         entry: `module:function` that each rank runs.
         environment: what ranks inherit; torchrun's and the controller's variables are added to it.
-        preloaded: fork ranks from the warm interpreter.
+        preloaded: returns whether the ranks of the next attempt are forked from the warm interpreter.
         elastic: several nodes may join; check for membership changes.
         helpers: the processes that ranks start.
         term_seconds: seconds between SIGTERM and SIGKILL; 0 sends no SIGTERM.
@@ -135,7 +135,7 @@ class Agent(LocalElasticAgent):
         controller: AttemptController,
         entry: str,
         environment: dict[str, str],
-        preloaded: bool,
+        preloaded: Callable[[], bool],
         elastic: bool,
         helpers: Helpers,
         term_seconds: float = 0.0,
@@ -195,7 +195,7 @@ class Agent(LocalElasticAgent):
             )
             for worker in worker_group.workers
         ]
-        self._ranks = RankGroup(specs, entry=self._entry, preloaded=self._preloaded)
+        self._ranks = RankGroup(specs, entry=self._entry, preloaded=self._preloaded())
         self._helpers.begin_attempt(self._ranks.pids.values())
         self._controller.attempt_started(self._ranks)
         return self._ranks.pids

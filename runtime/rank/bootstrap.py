@@ -80,6 +80,7 @@ def _run(
     try:
         session.start()
         if settings.fresh_because:
+            session.journal.write("fresh_interpreters", rank=session.rank, reason=settings.fresh_because)
             session.warn(f"{settings.fresh_because}: ranks start as fresh interpreters")
         # imported after the session is open: until then the board does not show this rank
         from grpo_run.runtime.rank.hooks.attach import install_guard

@@ -21,8 +21,7 @@ from types import ModuleType
 
 import wrapt
 
-from grpo_run.runtime.launch.resolution import Place, place_of, resolves_elsewhere
-from grpo_run.runtime.launch.sources import changes_at_import
+from grpo_run.runtime.launch.resolution import Place, changes_at_import, place_of, resolves_elsewhere
 
 MAX_REASON_CHARACTERS = 200
 OWN = "grpo_run"

@@ -24,6 +24,7 @@ from grpo_run.runtime.history import memory_findings
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.launch.imported_files import ImportedFiles
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank.collective_recorder import Recorder
 from grpo_run.runtime.rank.heartbeat import start_heartbeat
@@ -97,6 +98,7 @@ class Session:
         """The loop that the script has left before its end, until another call begins."""
         self.script_ended = False
         """Whether the script has run its last line or has raised; its objects may be destroyed later."""
+        self._imported = ImportedFiles(run.imports) if position == 0 else None
         self._process_groups: list[Any] = []
         self.rejected_checkpoints = 0
         """How many checkpoints this rank has rejected, and said so."""
@@ -185,12 +187,15 @@ class Session:
         """Note that the script has run its last line."""
         self.record_left_loop()
         self.script_ended = True
+        self.record_imports()
         if self.memory_trace is not None:
             self.memory_trace.history.script_ended()
 
     def script_raised(self) -> None:
         """Note that an exception ends the script. A loop that it has left counts as in progress."""
         self.script_ended = True
+        if self.slot.train_call:
+            self.record_imports()
         if self.is_rank and self.left is not None:
             self.slot.state = RankState.training
             self.slot.replace(self.left.phase)
@@ -201,6 +206,15 @@ class Session:
         left, self.left = self.left, None
         if left is not None and self.is_rank:
             left.record()
+
+    def record_imports(self) -> None:
+        """Record the user's files that the script has imported by now, on the first rank of the node."""
+        if self._imported is None or not self.is_rank:
+            return
+        try:
+            self._imported.update(sys.modules)
+        except OSError as error:
+            self.warn_in_journal(f"the imported files could not be recorded: {error}")
 
     def notify(self, text: str) -> None:
         """Print a one-line message for the user, on rank 0 only."""

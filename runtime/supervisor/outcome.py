@@ -113,7 +113,7 @@ class RunEnd:
         Args:
             event: for the lifecycle.
             exit_code: as decided so far; a finished run with drills that never happened has failed under
-                `--strict-drills`.
+                `--strict-faults`.
             sentence: how the run ended; empty to summarize its state.
             step: the last step committed in this attempt.
             ranks: global ranks of this node.
@@ -129,10 +129,10 @@ class RunEnd:
                 f"The script ran to its end at step {self._live.history.step}, but {unsaved} {place}".rstrip()
             )
         missed = self._missed_drills(exit_code, ranks)
-        if missed and self._config.strict_drills and event is RunEvent.completed:
+        if missed and self._config.strict_faults and event is RunEvent.completed:
             event, exit_code = RunEvent.gave_up, EXIT_GAVE_UP
             place = "" if self._live.history.own.seen else f" at step {self._live.history.step}"
-            sentence = f"The script ran to its end{place}, but --strict-drills asks for all drills."
+            sentence = f"The script ran to its end{place}, but --strict-faults asks for all injected faults."
         left_out = self._left_out() if event is RunEvent.completed else ""
         if left_out:
             self._reporter.write("resume_missed", mismatch=left_out)

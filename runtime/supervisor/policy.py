@@ -248,7 +248,7 @@ def _is_before_first_step(history: History, verdict: Verdict) -> bool:
     began_after = call.reached if call is not None else 0  # another run's checkpoint
     return (
         bool(verdict.repeat_key)
-        and not (own.seen or own.without_trainer)
+        and not own.seen
         and not history.recoveries[-1].resuming
         and max(history.best_position, history.highest_checkpoint) == (0, 0)
         and verdict.step <= began_after

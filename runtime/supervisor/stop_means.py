@@ -100,7 +100,7 @@ def stop_code(history: History) -> int:
 
 def uses_no_trainer(history: History) -> bool:
     """Return whether the script uses no Trainer and no loop, as far as is known."""
-    return not history.counts_steps and (history.own.seen or history.own.without_trainer)
+    return not history.counts_steps and history.own.seen
 
 
 def returned_code(exits: Collection[Exit]) -> int | None:

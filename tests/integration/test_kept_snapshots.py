@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.slots import fill, snapshot
 
-from grpo_run.cli.launch_options import staging as module
+from grpo_run.cli.launching import staging as module
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.history.history import History

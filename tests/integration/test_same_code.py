@@ -54,7 +54,7 @@ def test_a_path_chosen_at_run_time_is_followed(runs: Callable[..., Run], tmp_pat
 @pytest.mark.parametrize(
     ("files", "expected", "why"),
     [
-        (FOUND_BEFORE, "TRL {folder}/trl/__init__.py", "train.py would import trl from {folder}/trl"),
+        (FOUND_BEFORE, "TRL {folder}/trl/__init__.py", "the script would import trl from {folder}/trl"),
         (SET_BY_A_MODULE, "HOME /elsewhere", "the script sets HF_HOME"),
         (
             CANNOT_BE_IMPORTED,

@@ -10,7 +10,7 @@ BEGIN, END = "<!-- generated: launch -->", "<!-- end: launch -->"
 
 def page(text: str) -> str:
     """Return the page with the current help text, without torchrun's own options."""
-    from grpo_run.cli.launch_options.flags import TORCHRUN, build_parser
+    from grpo_run.cli.launching.options import TORCHRUN, build_parser
 
     ours = build_parser().format_help().partition(TORCHRUN)[0].rstrip()
     before, _, rest = text.partition(BEGIN)

@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from grpo_run.runtime.launch.sources import READ_AT_IMPORT
+from grpo_run.runtime.launch.resolution import READ_AT_IMPORT
 
 SERVER = Path(__file__).with_name("warm_server.py")
 LOADER = f"exec(compile(open({str(SERVER)!r}).read(), '<warm launcher>', 'exec'))"

@@ -66,7 +66,7 @@ class Launcher:
 
     def __init__(self, listener: socket.socket, environment: dict[str, str]) -> None:
         self.listener = listener
-        self.read_at_import = importlib.import_module("grpo_run.runtime.launch.sources").READ_AT_IMPORT
+        self.read_at_import = importlib.import_module("grpo_run.runtime.launch.resolution").READ_AT_IMPORT
         self.environment = self.import_time(environment)
         self.path = [entry for entry in sys.path if entry]
         for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep):

@@ -37,7 +37,7 @@ DECIDERS = {
         "exclusions", "history", "history_parts", "lifecycle", "lost_checkpoints", "memory_findings",
         "own_training", "quarantine", "recovery", "repeats", "rewards", "train_calls",
     },
-    "runtime.launch": {"config", "guard_options", "injections", "script", "sources"},
+    "runtime.launch": {"config", "guard_options", "injections"},
     "runtime.memory": {"closed_form", "facts", "plan"},
     "runtime.rank.memory": {"cleanup_policy"},
     "runtime.rank.rewards": {"bisection", "deadlines", "returned_values"},
@@ -58,8 +58,6 @@ OUTSIDE_WORLD = frozenset(
         "select", "shutil", "socket", "subprocess", "tempfile", "threading", "time", "urllib",
     ]
 )  # fmt: skip
-READS_THE_SCRIPT = {"runtime.launch.script": {"os"}, "runtime.launch.sources": {"os"}}
-"""The first finds the files of modules, the second evaluates `os.path` in a source."""
 LIGHT = (
     "cli.checkpoints",
     "cli.gc",
@@ -239,7 +237,7 @@ def test_the_check_for_circles_finds_one() -> None:
 def test_a_pure_module_uses_no_outside_resource(name: str) -> None:
     """Decisions depend on their arguments only: no clock, file, process or training library."""
     tops = {word.partition(".")[0] for word in imports(name)}
-    assert tops & (HEAVY | OUTSIDE_WORLD) <= READS_THE_SCRIPT.get(name, set())
+    assert not tops & (HEAVY | OUTSIDE_WORLD)
 
 
 def test_pure_modules_import_pure_modules_only() -> None:

@@ -94,8 +94,6 @@ def wrap_train(module: Any, guard: AttemptState) -> None:
     original = module.Trainer.train
     if getattr(original, _GUARDED, False):
         return
-    if guard.session.is_rank:
-        guard.session.journal.write("trainer_imported", rank=guard.session.rank)
 
     @functools.wraps(original)
     def train(

@@ -89,6 +89,7 @@ class StepEvents:
         """
         if engine_sleeps:
             self._cleanup = self._make_cleanup(0)
+        self._session.record_imports()
         slot = self._session.slot
         slot.state = RankState.training
         slot.train_call = self._ordinal

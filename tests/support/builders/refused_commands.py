@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.cli.launch_options.parse import parse
+from grpo_run.cli.launching.command import parse
 from grpo_run.runtime.errors import UsageError
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.cli.launch_options.parse import LaunchCommand, parse
-from grpo_run.cli.launch_options.run_inputs import ChangedFiles
+from grpo_run.cli.launching.command import LaunchCommand, parse
+from grpo_run.cli.launching.identity import ChangedFiles
 from grpo_run.cli.main import main
 from grpo_run.dashboards.metrics.address import Listener
 from grpo_run.runtime.history.journal import Journal

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grpo_run.cli import train
-from grpo_run.cli.launch_options.flags import build_parser
-from grpo_run.cli.launch_options.words import OptionWords
+from grpo_run.cli.launching.options import OptionWords, build_parser
 from grpo_run.runtime.errors import UsageError
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_run.cli.launch import open_listener
-from grpo_run.cli.launch_options.parse import parse
+from grpo_run.cli.launching.command import parse
 from grpo_run.cli.launching.supervise import announce
 from grpo_run.runtime.history.run_directory import RunDirectory
 

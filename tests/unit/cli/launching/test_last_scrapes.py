@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from grpo_run.cli.launching.supervise import STOP_SECONDS, await_last_scrapes, leave_at
+from grpo_run.cli.launching.on_end import STOP_SECONDS, await_last_scrapes, leave_at
 from grpo_run.dashboards.metrics.server import MetricsServer, start
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.status import RunStatus

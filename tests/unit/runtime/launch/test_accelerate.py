@@ -67,20 +67,18 @@ def test_importing_the_module_imports_neither_torch_nor_accelerate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "expected", "switch"),
+    ("name", "expected", "switch"),
     [
-        ("ddp", "ddp", "MULTI_CPU", {"ACCELERATE_USE_CPU": "True"}),
-        ("zero2", "deepspeed", "DEEPSPEED", {"ACCELERATE_USE_DEEPSPEED": "true"}),
-        ("zero3", "deepspeed", "DEEPSPEED", {"ACCELERATE_USE_DEEPSPEED": "true"}),
-        ("fsdp2", "fsdp", "FSDP", {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}),
+        ("ddp", "MULTI_CPU", {"ACCELERATE_USE_CPU": "True"}),
+        ("zero2", "DEEPSPEED", {"ACCELERATE_USE_DEEPSPEED": "true"}),
+        ("zero3", "DEEPSPEED", {"ACCELERATE_USE_DEEPSPEED": "true"}),
+        ("fsdp2", "FSDP", {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}),
     ],
 )
-def test_each_mode_sets_its_variables_only(
-    name: str, kind: str, expected: str, switch: dict[str, str]
-) -> None:
+def test_each_mode_sets_its_variables_only(name: str, expected: str, switch: dict[str, str]) -> None:
     """Each of the four test configurations enables its own mode."""
     found = load(CONFIGS / f"{name}.yaml", has_accelerator=name == "fsdp2")
-    assert (found.kind, found.expected_distributed_type, found.ranks_per_node) == (kind, expected, 2)
+    assert (found.expected_distributed_type, found.ranks_per_node) == (expected, 2)
     switches = {
         key: value
         for key, value in found.environment.items()
@@ -199,49 +197,35 @@ def test_one_process_for_several_ranks_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "name", "said"),
     [
-        ("distributed_type: FSDP\nfsdp_config: [1\n", "a.yaml", "a.yaml:3: malformed YAML"),
-        ("distributed_type: FSDP\n\tnum_processes: 2\n", "a.yaml", "a.yaml:2: malformed YAML"),
-        ('{"distributed_type": "FSDP",\n "num_processes" 2}', "a.json", "a.json:2: malformed JSON"),
-        ("- MULTI_GPU\n", "a.yaml", "a mapping of keys to values"),
-        ("", "a.yaml", "a mapping of keys to values"),
-        ("num_processes: 2\n", "a.yaml", "no distributed_type"),
-        ("distributed_type: NO\n", "a.yaml", "write 'NO', with the quotes"),
-        (CPU + "mixed_precision: no\n", "a.yaml", "write 'no', with the quotes"),
-        (CPU.replace("2", "two"), "a.yaml", "num_processes: Input should be a valid integer, got 'two'"),
-        (CPU.replace("2", "0"), "a.yaml", "write 1 or more"),
-        (CPU.replace("true", "'yes'"), "a.yaml", "use_cpu: Input should be a valid boolean"),
-        (CPU + "gpu_ids: 0\n", "a.yaml", "write it in quotes"),
-        (CPU + "fsdp_config: 3\n", "a.yaml", "fsdp_config: Input should be a valid dictionary"),
-        ("distributed_type: FSPD\n", "a.yaml", "unknown to accelerate; did you mean FSDP?"),
-        ("distributed_type: multi_gpu\n", "a.yaml", "did you mean MULTI_GPU?"),
-        ("distributed_type: DEEPSEED\n", "a.yaml", "did you mean DEEPSPEED?"),
+        ("distributed_type: FSDP\nfsdp_config: [1\n", "a.yaml", "line 3"),
+        ('{"distributed_type": "FSDP",\n "num_processes" 2}', "a.json", "line 2"),
+        ("- MULTI_GPU\n", "a.yaml", "accelerate refuses it"),
+        ("", "a.yaml", "accelerate refuses it"),
+        ("num_processes: 2\n", "a.yaml", "A `distributed_type` must be specified"),
+        ("distributed_type: NO\n", "a.yaml", "write it in quotes"),
+        (CPU.replace("2", "two"), "a.yaml", "no number in num_processes"),
+        (CPU.replace("2", "0"), "a.yaml", "no number in num_processes"),
+        ("distributed_type: FSPD\n", "a.yaml", "'FSPD' is not a valid DistributedType"),
         ("distributed_type: MULTI_XPU\n", "a.yaml", "is not started by grpo-run launch"),
-        (CPU + "compute_environment: AMAZON_SAGEMAKER\n", "a.yaml", "compute_environment AMAZON_SAGEMAKER"),
+        (CPU + "compute_environment: AMAZON_SAGEMAKER\n", "a.yaml", "accelerate refuses it"),
         (CPU + "num_proceses: 2\n", "a.yaml", "num_proceses"),
-        (CPU + "num_machines: 3\n", "a.yaml", "cannot be divided evenly"),
+        (CPU + "num_machines: 3\n", "a.yaml", "too few processes"),
         (CPU + "mixed_precision: bf61\n", "a.yaml", "Unknown mixed_precision mode: bf61"),
+        (CPU + "mixed_precision: no\n", "a.yaml", "write it in quotes"),
     ],
 )
 def test_a_malformed_file_is_refused_in_one_line(tmp_path: Path, text: str, name: str, said: str) -> None:
-    """The line names the file, the line or key, and the correction; there is no traceback."""
+    """The line names the file and what accelerate says; there is no traceback."""
     assert said in refusal(write(tmp_path, text, name))
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    """The error names the folder that the path is relative to."""
+def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
+    """A missing file, a folder, and a checkpoint that was passed by mistake."""
     assert "no such accelerate configuration file" in refusal(tmp_path / "none.yaml")
-
-
-def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
-    """The user may pass a checkpoint by mistake."""
+    assert "no such accelerate configuration file" in refusal(tmp_path)
     path = tmp_path / "a.yaml"
     path.write_bytes(b"distributed_type: FSDP\n\xff\xfe")
-    assert "a.yaml:2: not UTF-8 text" in refusal(path)
-
-
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    """The user may pass the folder of the configurations instead of one of them."""
-    assert "cannot read" in refusal(tmp_path)
+    assert "accelerate refuses it: 'utf-8' codec" in refusal(path)
 
 
 # what would not take effect
@@ -252,64 +236,22 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
     [
         (FSDP2, False, "every rank would hold the whole model (DDP)"),
         ("distributed_type: MULTI_GPU\nnum_processes: 2\n", False, "every rank would train alone"),
-        ("distributed_type: MULTI_CPU\nnum_processes: 2\n", False, "add use_cpu: true"),
-        (FSDP2 + "use_cpu: true\n", True, "use_cpu: accelerate does not read it"),
-        (DEEPSPEED + "use_cpu: true\n", True, "use_cpu: accelerate does not read it"),
-        (CPU + "mixed_precision: fp16\n", False, "mixed_precision fp16: accelerate leaves it off on CPU"),
-        (CPU + "deepspeed_config:\n  zero_stage: 2\n", False, "read only with distributed_type DEEPSPEED"),
-        (DEEPSPEED + "fsdp_config:\n  fsdp_version: 2\n", False, "read only with distributed_type FSDP"),
-        (CPU + "fp8_config:\n  fp8_backend: TE\n", False, "read only with mixed_precision fp8"),
-        (CPU + "mpirun_config:\n  mpirun_ccl: '1'\n", False, "not by mpirun"),
+        (CPU + "deepspeed_config:\n  zero_stage: 2\n", False, "deepspeed_config.zero_stage"),
+        (DEEPSPEED + "fsdp_config:\n  fsdp_version: 2\n", False, "fsdp_config.fsdp_version"),
+        (CPU + "fp8_config:\n  fp8_backend: TE\n", False, "fp8_config.fp8_backend"),
         (DEEPSPEED.replace("zero_stage", "zero_stag"), False, "deepspeed_config.zero_stag"),
         (DEEPSPEED + "  offload_param_nvme_path: /nvme\n", False, "deepspeed_config.offload_param_nvme_path"),
         (DEEPSPEED + "dynamo_config:\n  dynamo_backend: INDUCTOR\n", False, "dynamo_config.dynamo_backend"),
-        (FSDP2 + "  fsdp_offload_parms: true\n", True, "fsdp_config.fsdp_offload_parms"),
-        (FSDP2 + "  fsdp_sharding_strategy: NO_SHARD\n", True, "write fsdp_reshard_after_forward instead"),
-        (
-            FSDP2.replace("2\n", "1\n", 2).replace("processes: 1", "processes: 2")
-            + "  fsdp_reshard_after_forward: SHARD_GRAD_OP\n",
-            True,
-            "FSDP 1 uses fsdp_sharding_strategy, which is FULL_SHARD",
-        ),
-        ("distributed_type: MULTI_GPU\nnum_processes: 3\ngpu_ids: 0,1\n", True, "2 for 3 ranks on this node"),
+        (FSDP2 + "  fsdp_offload_parms: true\n  fsdp_typo: 1\n", True, "fsdp_config.fsdp_typo"),
     ],
 )
 def test_a_setting_without_effect_is_refused(
     tmp_path: Path, text: str, has_accelerator: bool, said: str
 ) -> None:
-    """accelerate ignores each of these settings silently."""
+    """accelerate ignores each of these settings silently. All of them are named."""
     message = refusal(write(tmp_path, text), has_accelerator=has_accelerator)
     assert "would not take effect" in message
     assert said in message
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "has_accelerator"),
-    [
-        (CPU, "ACCELERATE_USE_DEEPSPEED", False),
-        (CPU, "ACCELERATE_USE_FSDP", False),
-        (DEEPSPEED, "ACCELERATE_USE_CPU", False),
-        (DEEPSPEED, "ACCELERATE_USE_FSDP", False),
-        (FSDP2, "ACCELERATE_USE_CPU", True),
-        (FSDP2, "ACCELERATE_USE_MEGATRON_LM", True),
-    ],
-)
-def test_a_variable_that_overrides_the_file_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str, has_accelerator: bool
-) -> None:
-    """A variable in the shell's environment takes precedence over the file."""
-    monkeypatch.setenv(name, "true")
-    assert f"{name} is set in the environment" in refusal(
-        write(tmp_path, text), has_accelerator=has_accelerator
-    )
-
-
-def test_all_settings_without_effect_are_named_at_once(tmp_path: Path) -> None:
-    """The user can correct all of them before the next launch."""
-    message = refusal(write(tmp_path, FSDP2 + "  fsdp_typo: 1\nmixed_precision: fp16\n"))
-    assert "(and 2 more: " in message
-    assert "fsdp_typo" in message
-    assert "fp16" in message
 
 
 def test_settings_without_effect_can_be_allowed(tmp_path: Path) -> None:

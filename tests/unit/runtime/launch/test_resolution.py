@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.runtime.launch.resolution import Place, place_of, resolves_elsewhere
+from grpo_run.runtime.launch.resolution import Place, place_of, read_at_import, resolves_elsewhere
 
 NAMES = ("lib", "other", "missing", "spread")
 
@@ -81,3 +81,23 @@ def test_a_directory_that_is_missing_or_cannot_be_listed_is_asked_about_by_name(
     with zipfile.ZipFile(tmp_path / "code.zip", "w") as archive:
         archive.writestr("lib/__init__.py", "")
     assert list(elsewhere([str(tmp_path / "code.zip"), base], [base])) == ["lib"]
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("HF_HOME", True),
+        ("TRANSFORMERS_OFFLINE", True),
+        ("OMP_NUM_THREADS", True),
+        ("CUDA_VISIBLE_DEVICES", True),
+        ("PYTORCH_CUDA_ALLOC_CONF", True),
+        ("WANDB_PROJECT", False),
+        ("TOKENIZERS_PARALLELISM", False),
+        ("HF_HUB_ENABLE_HF_TRANSFER", False),
+        ("HF_XET_HIGH_PERFORMANCE", False),
+        ("PYTHONPATH", False),
+    ],
+)
+def test_variables_that_libraries_read_at_import(name: str, read: bool) -> None:
+    """A script that sets one needs a fresh interpreter; for another one it would cost seconds at every restart."""
+    assert read_at_import(name) is read

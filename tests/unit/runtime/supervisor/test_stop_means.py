@@ -15,9 +15,7 @@ from grpo_run.watchdog.observation import Exit, RankError, RankState, Slot
 MakeSlot = Callable[..., Slot]
 OWN = {"event": "own_training", "time": 1000.0}
 SAVED = {"event": "own_checkpoint", "time": 1000.0, "path": "out/a"}
-NO_TRAINER = {"event": "run_started", "time": 1000.0, "run": "r", "may_use_trainer": False}
-MAY_HAVE_ONE = NO_TRAINER | {"may_use_trainer": True}
-IMPORTED = {"event": "trainer_imported", "time": 1000.0, "rank": 0}
+BEGUN = {"event": "run_started", "time": 1000.0, "run": "r"}
 CALL = {
     "event": "train_started", "time": 1000.0, "train_call": 1, "rank": 0, "step": 0, "trainer_class": "T",
     "output_dir": "/o",
@@ -69,11 +67,7 @@ def test_ranks_that_are_not_on_the_board_yet_get_sigterm() -> None:
         ([OWN, SAVED], 75),
         ([OWN, CALL], 75),
         ([CALL, OWN], 75),
-        ([NO_TRAINER], 93),
-        ([NO_TRAINER, SAVED], 75),
-        ([NO_TRAINER, IMPORTED], 75),
-        ([NO_TRAINER, CALL], 75),
-        ([NO_TRAINER, MAY_HAVE_ONE], 75),
+        ([BEGUN], 75),
     ],
 )
 def test_a_stop_asks_for_a_requeue_only_with_something_to_resume_from(

@@ -188,7 +188,7 @@ FIRST = replace(NO_START, exception="ImportError")
 def before_first_step(what: Verdict, *earlier: dict[str, object]) -> Decision:
     """Decide on the first fault of a run."""
     records: list[dict[str, object]] = [
-        {"event": "run_started", "time": 0.0, "may_use_trainer": True},
+        {"event": "run_started", "time": 0.0},
         *earlier,
         {"event": "incident", "cause": "x", "step": what.step, "signature": what.signature, "repeat_key": what.repeat_key},
     ]  # fmt: skip
@@ -221,7 +221,6 @@ def test_memory_and_collectives_are_not_the_scripts_exceptions(cause: Cause) -> 
         {"event": "step_committed", "step": 1, "train_call": 1, "time": 1.0},
         {"event": "checkpoint_published", "step": 1, "train_call": 1, "path": "p", "time": 1.0},
         {"event": "own_training", "time": 1.0},
-        {"event": "run_started", "may_use_trainer": False, "time": 1.0},
     ],
 )
 def test_a_run_with_a_step_or_without_a_trainer_is_started_again(event: dict[str, object]) -> None:

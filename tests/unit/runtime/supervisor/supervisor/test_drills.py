@@ -15,8 +15,8 @@ from grpo_run.runtime.launch.injections import parse_injection
 def test_a_run_whose_drill_never_happened_says_so(
     start: Callable[..., SupervisedRun], strict: bool, code: int
 ) -> None:
-    """It is in the last sentence and counts as a warning; under --strict-drills the run has failed."""
-    run = start(injections=(parse_injection("kill@rank1:step9"),), strict_drills=strict)
+    """It is in the last sentence and counts as a warning; under --strict-faults the run has failed."""
+    run = start(injections=(parse_injection("kill@rank1:step9"),), strict_faults=strict)
     run.vote(6)
     run.poll()
     run.done(0, 1)
@@ -34,7 +34,7 @@ def test_a_run_whose_drill_never_happened_says_so(
 def test_a_drill_that_happened_lets_a_strict_run_finish(start: Callable[..., SupervisedRun]) -> None:
     """The event of the rank may come with its exit."""
     drill = parse_injection("slow@rank1:step2")
-    run = start(injections=(drill,), strict_drills=True)
+    run = start(injections=(drill,), strict_faults=True)
     run.vote(6)
     run.poll()
     Journal(run.directory.journal, "run-1").write("fault_injected", rank=1, injection=str(drill))
@@ -45,7 +45,7 @@ def test_a_drill_that_happened_lets_a_strict_run_finish(start: Callable[..., Sup
 
 def test_a_stopped_run_may_still_reach_its_drill(start: Callable[..., SupervisedRun]) -> None:
     """The same command continues it."""
-    run = start(injections=(parse_injection("kill@rank1:step9"),), strict_drills=True)
+    run = start(injections=(parse_injection("kill@rank1:step9"),), strict_faults=True)
     run.vote(6)
     run.poll()
     run.supervisor.request_stop("SIGTERM")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.builders.refused_commands import error
 
-from grpo_run.cli.launch_options.parse import parse
+from grpo_run.cli.launching.command import parse
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 

@@ -1,7 +1,7 @@
 """Checks of single option values: sample masking, snapshots, deadlines, shown ranks, memory plan.
 
 `--memory-plan` sets the plan of a run from its first attempt on, as `NAME=VALUE,NAME`; after an
-out-of-memory error the supervisor goes on from it. Called by `parse.py`. Chooses no plan.
+out-of-memory error the supervisor goes on from it. Called by `command.py`. Chooses no plan.
 """
 
 from __future__ import annotations

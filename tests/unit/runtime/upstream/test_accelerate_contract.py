@@ -7,12 +7,10 @@ import inspect
 import accelerate.state
 import pytest
 from accelerate.commands import launch
-from accelerate.utils import DistributedType
 from accelerate.utils import launch as prepare
 from shims import fsdp_on_cpu
 
-from grpo_run.runtime.launch.accelerate_environment import LAUNCHER_KEYS, SECTIONS, replaced_in_fsdp2
-from grpo_run.runtime.launch.accelerate_file import KNOWN
+from grpo_run.runtime.upstream.accelerate_launch import LAUNCHER_KEYS, PREFIXES
 
 
 def test_the_parser_accepts_our_arguments() -> None:
@@ -72,14 +70,8 @@ def test_the_prepare_functions_take_one_argument() -> None:
 def test_the_sections_are_merged_with_the_same_prefixes() -> None:
     """With another prefix, the keys of a section would be looked up under the wrong names."""
     source = inspect.getsource(launch._validate_launch_command)
-    for section, prefix in SECTIONS.items():
-        if prefix:
-            assert f'name == "{section}" and not key.startswith("{prefix.rstrip("_")}' in source
-
-
-def test_every_distributed_type_of_accelerate_is_known() -> None:
-    """An unknown type would be reported as misspelt."""
-    assert {kind.value for kind in DistributedType} == set(KNOWN)
+    for section, prefix in PREFIXES.items():
+        assert f'name == "{section}" and not key.startswith("{prefix}' in source
 
 
 def test_accelerate_replaces_fsdp_by_ddp_on_cpu() -> None:
@@ -89,35 +81,6 @@ def test_accelerate_replaces_fsdp_by_ddp_on_cpu() -> None:
     condition = before[before.rindex("elif self.distributed_type in [") :]
     assert "MULTI_GPU" in condition
     assert "MULTI_CPU" not in condition
-
-
-def test_deepspeed_is_ignored_if_a_variable_selects_the_cpu() -> None:
-    """ACCELERATE_USE_CPU is refused with DEEPSPEED for this reason."""
-    source = inspect.getsource(accelerate.state.AcceleratorState.__init__)
-    assert 'os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true" and not cpu' in source
-
-
-def test_fsdp_1_prefers_the_sharding_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A different `fsdp_reshard_after_forward` is refused for this reason."""
-    from accelerate.utils import FullyShardedDataParallelPlugin
-
-    monkeypatch.setenv("FSDP_VERSION", "1")
-    monkeypatch.setenv("FSDP_SHARDING_STRATEGY", "FULL_SHARD")
-    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "SHARD_GRAD_OP")
-    plugin = FullyShardedDataParallelPlugin()
-    assert plugin.sharding_strategy.name == "FULL_SHARD"
-    assert plugin.reshard_after_forward is None
-
-
-def test_the_converter_lists_keys_that_fsdp_2_does_not_read() -> None:
-    """accelerate's own `to-fsdp2` drops or renames these keys."""
-    assert set(replaced_in_fsdp2()) == {
-        "fsdp_backward_prefetch",
-        "fsdp_forward_prefetch",
-        "fsdp_sharding_strategy",
-        "fsdp_sync_module_states",
-        "fsdp_use_orig_params",
-    }
 
 
 def test_the_fsdp_shim_fits_accelerate() -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_run.cli.launch_options.parse import LaunchCommand
+from grpo_run.cli.launching.command import LaunchCommand
 from grpo_run.runtime.errors import EXIT_FINISHED
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import Journal, read_journal

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.cli.launch_options.parse import parse
+from grpo_run.cli.launching.command import parse
 from grpo_run.runtime.errors import UsageError
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.cli.launch_options.flags import build_parser
-from grpo_run.cli.launch_options.words import OptionWords
+from grpo_run.cli.launching.options import OptionWords, build_parser
 
 
 def identity(words: list[str]) -> list[str]:
@@ -21,7 +20,7 @@ def identity(words: list[str]) -> list[str]:
         ["--node-rank", "1"], ["--node_rank=1"], ["--local-addr", "10.0.0.1"], ["--nnodes", "2"], ["--nproc-per-node", "2"],
         ["--run-dir", "elsewhere"], ["--metrics-addr", "off"], ["--fresh"], ["--show-ranks", "all"], ["--snapshot-dir", "off"],
         ["--max-restarts", "10"], ["--stop-timeout", "9"], ["--deadline-floor", "9"], ["--inject", "kill@rank0:step3"],
-        ["--strict-drills"], ["--on-end", "true"],
+        ["--strict-faults"], ["--on-end", "true"],
         ["--no-preload"], ["--accept-change"], ["--vote-timeout", "60"], ["--snapshot-every", "5"], ["--hygiene-every", "7"],
         ["--generation", "max_time=3"], ["--generation", "max_time=3", "max_completion_length=5"],
         ["--accelerate-config", "zero2.yaml"], ["--resume-from", "x"], ["--require-resume"], ["--on-resume-failure", "fresh"], ["--allow-untested"],

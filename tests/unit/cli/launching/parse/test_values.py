@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.cli.launch_options import values
-from grpo_run.cli.launch_options.flags import build_parser
-from grpo_run.cli.launch_options.parse import LaunchCommand, parse
-from grpo_run.cli.launch_options.words import OptionWords
+from grpo_run.cli.launching import values
+from grpo_run.cli.launching.command import LaunchCommand, parse
+from grpo_run.cli.launching.options import OptionWords, build_parser
 from grpo_run.runtime.launch.config import Output
 
 
@@ -101,16 +100,6 @@ def test_only_a_list_before_the_script_is_split(words: list[str], split: list[st
 
 
 @pytest.mark.usefixtures("at_home")
-def test_a_script_that_sets_import_time_variables_disables_preloading(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A line on standard error says so."""
-    Path("train.py").write_text('import os\nos.environ["HF_HOME"] = "x"\n')
-    assert parse(["train.py"]).config.preload is False
-    assert "HF_HOME" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("at_home")
 def test_no_preload_disables_preloading() -> None:
     """Ranks start as fresh interpreters."""
     assert parse(["--no-preload", "train.py"]).config.preload is False
@@ -143,7 +132,7 @@ def test_the_form_of_the_output_follows_from_where_the_streams_lead(
     tmp_path: Path, redirection: str, output: Output
 ) -> None:
     """A terminal is asked for by `os.isatty`; nothing else in a test is one."""
-    code = "from grpo_run.cli.launch_options.values import output as o; open('form', 'w').write(o().value)"
+    code = "from grpo_run.cli.launching.values import output as o; open('form', 'w').write(o().value)"
     subprocess.run(
         f'{sys.executable} -c "{code}" {redirection}', shell=True, cwd=tmp_path, check=True, stdin=subprocess.DEVNULL,
         capture_output=True,

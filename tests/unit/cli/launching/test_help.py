@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.cli.launch_options import flags as help_text
-from grpo_run.cli.launch_options.flags import build_parser
+from grpo_run.cli.launching import options as help_text
+from grpo_run.cli.launching.options import build_parser
 
 
 @pytest.fixture
@@ -61,3 +61,23 @@ def test_every_option_with_a_value_says_its_default() -> None:
 def test_no_docstring_is_shown(lines: list[str]) -> None:
     """The description is written for the user."""
     assert "`launch.py`" not in "\n".join(lines)
+
+
+def test_the_short_help_has_a_dozen_options_and_three_examples(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`-h`; `--help` shows all."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["-h"])
+    short = capsys.readouterr().out
+    shown = [line.split()[0].rstrip(",") for line in short.splitlines() if line.startswith("  -")]
+    assert len(shown) == len(help_text.MOST_USED) <= 13
+    assert short.partition("examples:")[2].count("  grpo-run launch") == 3
+    assert max(map(len, short.splitlines())) <= 80
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["--help"])
+    everything = capsys.readouterr().out
+    assert [
+        name for action in build_parser()._actions for name in action.option_strings if name not in everything
+    ] == []

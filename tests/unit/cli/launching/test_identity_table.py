@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 from support.identities import identity
 
-from grpo_run.cli.launch_options import run_inputs
-from grpo_run.cli.launch_options.parse import parse
-from grpo_run.cli.launch_options.resume_from import check_against_run
-from grpo_run.cli.launch_options.run_inputs import ChangedFiles, check_inputs, inputs_of
+from grpo_run.cli.launching import identity as run_identity
+from grpo_run.cli.launching.command import parse
+from grpo_run.cli.launching.identity import ChangedFiles, check_against_run, check_inputs, inputs_of
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.files import write_json
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import Journal, read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.launch.imported_files import digests
 from grpo_run.runtime.launch.inputs import commit_of
 
 PAGE = Path(__file__).parents[4] / "docs" / "checkpoints.md"
@@ -74,8 +75,8 @@ def elsewhere(patch: pytest.MonkeyPatch) -> None:
 
 def other_torch(patch: pytest.MonkeyPatch) -> None:
     """Another version of a library."""
-    collect = run_inputs.collect
-    patch.setattr(run_inputs, "collect", lambda *given: replace(collect(*given), versions={"torch": "9.9"}))
+    collect = run_identity.collect
+    patch.setattr(run_identity, "collect", lambda *given: replace(collect(*given), versions={"torch": "9.9"}))
 
 
 def other_host(patch: pytest.MonkeyPatch) -> None:
@@ -142,16 +143,15 @@ ROWS = (
         options=("--fresh", "--resume-from", "other")),
     Row(change="`--fresh`, `--run-dir` with another directory", outcome=OTHER, options=("--fresh", "--run-dir", "new")),
     Row(change="`--fresh`", outcome=OTHER, options=("--fresh",)),
-    Row(change="a variable that the script reads (`STAGE=2`)", outcome=ASKED, make=variables(STAGE="2")),
-    Row(change="`SEED=2`", outcome=ASKED, make=variables(SEED="2")),
-    Row(change="a secret that the script reads (`HF_TOKEN`)", outcome=ASKED, make=variables(HF_TOKEN="other")),
-    Row(change="a variable that the script does not read", outcome=CONTINUES, make=variables(UNRELATED="2")),
+    Row(change="`SEED`, `PYTHONHASHSEED`, `CUBLAS_WORKSPACE_CONFIG` or `NVIDIA_TF32_OVERRIDE`", outcome=ASKED,
+        make=variables(SEED="2")),
+    Row(change="another variable (`STAGE=2`, `HF_TOKEN`)", outcome=SAID, make=variables(STAGE="2", HF_TOKEN="other")),
     Row(change="the list of GPUs (`CUDA_VISIBLE_DEVICES`)", outcome=CONTINUES, make=variables(CUDA_VISIBLE_DEVICES="3")),
     Row(change="host name, user, and variables of the scheduler", outcome=CONTINUES, make=other_host),
     Row(change="the script was edited", outcome=ASKED, make=edit("train.py")),
-    Row(change="a module that it imports was edited", outcome=ASKED, make=edit("rewards.py")),
+    Row(change="a file of yours that it imported was edited", outcome=ASKED, make=edit("rewards.py")),
     Row(change="a file named in its arguments was edited", outcome=ASKED, make=edit("config.yaml")),
-    Row(change="a file that it neither imports nor names was edited", outcome=CONTINUES, make=edit("notes.py")),
+    Row(change="a file that it neither imported nor names was edited", outcome=CONTINUES, make=edit("notes.py")),
     Row(change="the script was moved", outcome=OTHER, make=move, command=("moved/train.py", *COMMAND[1:])),
     Row(change="another spelling of its path, or a link to it", outcome=CONTINUES, make=link, command=("./link.py", *COMMAND[1:])),
     Row(change="`-m train` instead of `train.py`", outcome=OTHER, command=("-m", "train", *COMMAND[1:])),
@@ -169,8 +169,7 @@ ROWS = (
 @pytest.fixture
 def at_home(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory of the run, with a script, a module and a configuration file."""
-    (here / "train.py").write_text("import os, rewards\nos.environ.get('STAGE')\nos.getenv('HF_TOKEN')\n")
-    for name in ("rewards.py", "config.yaml", "notes.py"):
+    for name in ("train.py", "rewards.py", "config.yaml", "notes.py"):
         (here / name).write_text("")
     variables(STAGE="1", SEED="1", HF_TOKEN="secret", HOSTNAME="a", CUDA_VISIBLE_DEVICES="0")(monkeypatch)
     return here
@@ -186,7 +185,8 @@ def recorded(row: Row) -> RunDirectory:
     launch = parse([*row.launched_with, *COMMAND])
     run = RunDirectory(path=launch.config.run_directory)
     run.create()
-    run.write_run({**launch.config.as_json(), "inputs": inputs_of(launch).as_json()})
+    run.write_run({**launch.config.as_json(), "inputs": inputs_of(launch.config, launch.script).as_json()})
+    write_json(run.imports, digests(["train.py", "rewards.py"], Path.cwd()))
     journal = Journal(run.journal, launch.config.run_id)
     journal.write("run_started")
     journal.write("attempt_started", world_size=1, node=0)
@@ -207,7 +207,8 @@ def decided(words: Sequence[str], run: RunDirectory, capsys: pytest.CaptureFixtu
         launch = parse([word.format(directory=run.path) for word in words])
         directory = RunDirectory(path=launch.config.run_directory)
         history = History.of(read_journal(directory.journal))
-        check_inputs(launch, directory, history, inputs_of(launch))
+        inputs = inputs_of(launch.config, launch.script)
+        check_inputs(launch.config.run_id, directory, history, inputs, accept_change=launch.accept_change)
         check_against_run(launch.config, directory, history)
     except UsageError as error:
         return f"{REFUSED}: {error}"
@@ -222,7 +223,8 @@ def decided(words: Sequence[str], run: RunDirectory, capsys: pytest.CaptureFixtu
     if history.finished:
         return NOTHING
     said = capsys.readouterr().out
-    return SAID if "changed since the run began" in said or "has no effect" in said else CONTINUES
+    marks = ("changed since the run began", "has no effect", "differ from the last launch")
+    return SAID if any(mark in said for mark in marks) else CONTINUES
 
 
 @pytest.mark.usefixtures("at_home")
@@ -256,8 +258,11 @@ def test_the_table_in_the_documentation_is_this_one() -> None:
 def test_a_file_that_is_edited_during_a_run_is_named_before_the_next_attempt() -> None:
     """Once; the restart is not refused."""
     launch = parse(COMMAND)
-    changed = ChangedFiles(launch, inputs_of(launch))
+    run = RunDirectory(path=launch.config.run_directory)
+    run.create()
+    changed = ChangedFiles(run, inputs_of(launch.config, launch.script))
     assert changed.since_last_attempt() is None
+    write_json(run.imports, digests(["train.py", "rewards.py"], Path.cwd()))
     Path("rewards.py").write_text("x = 1\n")
     assert changed.since_last_attempt() == "changed since the last attempt: rewards.py was edited"
     assert changed.since_last_attempt() is None

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.identities import identity
 
-from grpo_run.cli.launch_options.parse import parse
-from grpo_run.cli.launch_options.resume_from import check_against_run, check_resume_from
+from grpo_run.cli.launching.command import parse
+from grpo_run.cli.launching.identity import check_against_run, check_resume_from
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.history import History

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.cli.launch_options.flags import build_parser
+from grpo_run.cli.launching.options import build_parser
 
 OUR_FLAGS = {
     "--accelerate-config", "--accept-change", "--allow-degrade", "--allow-untested", "--deadline-ceiling", "--deadline-exit",
@@ -18,7 +18,7 @@ OUR_FLAGS = {
     "--keep", "--mask-capped", "--memory-plan", "--memory-trace", "--metrics-addr", "--no-memory-forecast", "--no-preload", "--on-end",
     "--repeat-rewards-above",
     "--on-resume-failure", "--require-resume", "--resume-from", "--reward-timeout", "--reward-workers", "--run-dir", "--run-id",
-    "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout", "--strict-drills", "--tool-timeout",
+    "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout", "--strict-faults", "--tool-timeout",
     "--vote-timeout",
 }  # fmt: skip
 """An option is a promise. Add a new one here and to the documentation."""

@@ -1,23 +1,28 @@
-"""The options of `grpo-run launch` and its help: torchrun's (`runtime/launch/torchrun_options.py`) and ours.
+"""The options of `grpo-run launch` and its help: torchrun's and ours, and where the script begins among the words.
 
-Used by `parse.py`, and by the commands that pass options on: `train` and `resume`. The help lists our
-options by group, exit codes, examples, then torchrun's options. Checks no value (`values.py`). Imports no
-torch.
+`-h` shows the most used options, `--help` all of them: ours by group, exit codes, examples, then torchrun's.
+torchrun's are declared again so that help and a wrong option are answered without importing torch; a contract test
+compares them with torch's own parser, and `ranks.py` adds what a newer torch has. Options come before the script;
+every word after it belongs to the script, even if it looks like an option. Used by `command.py`, and by the
+commands that pass options on: `train` and `resume`. Checks no value (`values.py`).
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import difflib
+import os
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from grpo_run.cli.launch_options.values import HELP as MEMORY_PLAN_HELP
+from grpo_run.cli.launching.values import HELP as MEMORY_PLAN_HELP
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.launch.config import CAPPED_ENDS, Exclusion, RunConfig, Timeouts
 from grpo_run.runtime.launch.guard_options import GRAMMAR as GUARD_GRAMMAR
 from grpo_run.runtime.launch.injections import GRAMMAR, help_text
-from grpo_run.runtime.launch.torchrun_options import add_options
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
@@ -58,6 +63,18 @@ torchrun's options. These differ under grpo-run:
                     are ignored, with a warning
   --no-python, --run-path
                     are refused: a rank must be a Python script or module"""
+SHORT_EXAMPLES = """\
+examples:
+  grpo-run launch --nproc-per-node 2 train.py --lr 1e-6
+  grpo-run launch --accelerate-config ddp.yaml train.py
+  grpo-run launch --nproc-per-node 2 -m trl.scripts.grpo --config grpo.yaml
+
+All options and exit codes: grpo-run launch --help"""
+MOST_USED = (
+    "--nproc-per-node", "--module", "--accelerate-config", "--run-id", "--fresh", "--accept-change", "--resume-from",
+    "--max-restarts", "--snapshot-every", "--generation", "--guard", "--show-ranks", "--metrics-addr",
+)  # fmt: skip
+"""Options that `-h` shows."""
 TORCHRUN_GROUPS = frozenset({"positional arguments", "options", "optional arguments"})
 
 
@@ -88,6 +105,21 @@ class LaunchParser(argparse.ArgumentParser):
             + "\n"
         )
 
+    def format_short_help(self) -> str:
+        """Return the help text of `-h`: the most used options."""
+        used = [
+            _shortened(action)
+            for name in MOST_USED
+            for action in self._actions
+            if name in action.option_strings
+        ]
+        formatter = self._get_formatter()
+        formatter.start_section("most used options")
+        formatter.add_arguments(used)
+        formatter.end_section()
+        options = formatter.format_help().strip("\n")
+        return "\n\n".join([f"usage: {USAGE}", DESCRIPTION, options, SHORT_EXAMPLES]) + "\n"
+
     def _section(self, groups: list[argparse._ArgumentGroup]) -> str:
         formatter = self._get_formatter()
         for group in groups:
@@ -95,6 +127,25 @@ class LaunchParser(argparse.ArgumentParser):
             formatter.add_arguments(group._group_actions)
             formatter.end_section()
         return formatter.format_help().strip("\n")
+
+
+def _shortened(action: argparse.Action) -> argparse.Action:
+    """Return an option with one spelling of its long name, and the first clause of its help."""
+    short = copy.copy(action)
+    short.option_strings = [name for name in action.option_strings if "_" not in name]
+    short.help = (action.help or "").partition(";")[0].partition(" (default")[0]
+    return short
+
+
+class _ShortHelp(argparse.Action):
+    """Print the most used options and exit."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        assert isinstance(parser, LaunchParser)
+        print(parser.format_short_help(), end="")
+        parser.exit()
 
 
 class _Inject(argparse.Action):
@@ -112,7 +163,9 @@ class _Inject(argparse.Action):
 def build_parser() -> LaunchParser:
     """Return torchrun's options with ours added."""
     # no abbreviations, as torchrun, whose scripts would otherwise break with each option that is added here
-    parser = LaunchParser(prog="grpo-run launch", allow_abbrev=False)
+    parser = LaunchParser(prog="grpo-run launch", allow_abbrev=False, add_help=False)
+    parser.add_argument("-h", action=_ShortHelp, nargs=0, help="show the most used options and exit")
+    parser.add_argument("--help", action="help", help="show all options and exit")
     add_options(parser)
     _add_run(parser.add_argument_group("run"))
     _add_checkpoints(parser.add_argument_group("checkpoints and training"))
@@ -143,8 +196,8 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--accept-change",
         action="store_true",
-        help="continue a run although its script, a file or a variable that the script reads, or an option that affects"
-        " training has changed (default: refuse)",
+        help="continue a run although its script, a file that it has imported or that its arguments name, SEED, or an option"
+        " that affects training has changed (default: refuse)",
     )
     group.add_argument(
         "--resume-from",
@@ -365,7 +418,163 @@ def _add_injection(group: argparse._ArgumentGroup) -> None:
         " lists the kinds",
     )
     group.add_argument(
-        "--strict-drills",
+        "--strict-faults",
         action="store_true",
         help="end with exit code 93 if an injected fault never happened (default: say so at the end)",
     )
+
+
+Row = tuple[tuple[str, ...], Any, Callable[[str], Any], str]
+MONITOR_INTERVAL_SECONDS = 0.3
+"""Time between two polls of the ranks, a third as often as torchrun. Exits are noticed at once all the same, and ranks
+that may be deadlocked are polled when it is time to."""
+
+
+def _words(text: str) -> list[str]:
+    """Split at commas; two of them are one."""
+    return [word.replace("\0", ",") for word in text.replace(",,", "\0").split(",")]
+
+
+OPTIONS: tuple[Row, ...] = (
+    (("--nnodes",), "1:1", str, "number of nodes, or MIN:MAX"),
+    (("--nproc-per-node",), None, str, "ranks per node: a number, auto, cpu, gpu or xpu"),
+    (("--rdzv-backend",), "static", str, "backend of the rendezvous"),
+    (("--rdzv-endpoint",), "", str, "HOST:PORT of the rendezvous"),
+    (("--rdzv-id",), "none", str, "id of the rendezvous, equal on all nodes"),
+    (("--rdzv-conf",), "", str, "configuration of the rendezvous: KEY=VALUE,..."),
+    (("--max-restarts",), None, int, "failures in a row without a newer checkpoint before the run ends"),
+    (("--monitor-interval",), MONITOR_INTERVAL_SECONDS, float, "seconds between two polls of the ranks"),
+    (("--start-method",), "spawn", str, "ignored"),
+    (("--event-log-handler",), "null", str, "without effect"),
+    (("--role",), "default", str, "role of the ranks"),
+    (("--log-dir",), None, str, "ignored"),
+    (("-r", "--redirects"), "0", str, "ignored"),
+    (("-t", "--tee"), "0", str, "ignored"),
+    (("--local-ranks-filter",), "", str, "without effect; see --show-ranks"),
+    (("--duplicate-stdout-filters",), [], _words, "without effect"),
+    (("--duplicate-stderr-filters",), [], _words, "without effect"),
+    (("--node-rank",), 0, int, "rank of this node in a static rendezvous"),
+    (("--master-addr",), "127.0.0.1", str, "address of node 0 in a static rendezvous"),
+    (("--master-port",), None, int, "port of node 0 in a static rendezvous"),
+    (("--local-addr",), None, str, "address of this node"),
+    (("--logs-specs",), None, str, "without effect"),
+    (("--numa-binding",), None, str, "without effect"),
+    (("--signals-to-handle",), "SIGTERM,SIGINT,SIGHUP,SIGQUIT", str, "signals that end the run"),
+    (("--shutdown-timeout",), None, int, "without effect"),
+)
+SWITCHES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("--standalone",), "a rendezvous of its own on a free port; the default on one node"),
+    (("-m", "--module"), "the script is a module, as in `python -m`"),
+    (("--no-python",), "refused"),
+    (("--run-path",), "refused"),
+    (("--virtual-local-rank",), "LOCAL_RANK is 0 and one GPU is visible in every rank"),
+)
+CHOICES = {
+    "--start-method": ["spawn", "fork", "forkserver"],
+    "--numa-binding": ["node", "socket", "exclusive", "core-complex"],
+}
+WITHOUT_VARIABLE = frozenset({"logs_specs", "numa_binding"})
+"""Options that torchrun does not take from a variable."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare torchrun's options and the script. A variable `PET_<NAME>` sets a default, as for torchrun."""
+    for names, default, kind, text in OPTIONS:
+        name = names[-1][2:].replace("-", "_")
+        if name not in WITHOUT_VARIABLE:
+            default = os.environ.get(f"PET_{name.upper()}", default)
+        parser.add_argument(
+            *_spellings(names), default=default, type=kind, choices=CHOICES.get(names[-1]), help=text
+        )
+    for names, text in SWITCHES:
+        given = bool(int(os.environ.get(f"PET_{names[-1][2:].replace('-', '_').upper()}", "0")))
+        parser.add_argument(*_spellings(names), action="store_true", default=given, help=text)
+    parser.add_argument("training_script", help="script or module that each rank runs")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
+
+
+def _spellings(names: tuple[str, ...]) -> list[str]:
+    """With underscores too, as torchrun accepts them."""
+    other = f"--{names[-1][2:].replace('-', '_')}"
+    return [*names, *([other] if other not in names else [])]
+
+
+MODULE_OPTIONS = ("-m", "--module")
+
+
+class OptionWords:
+    """Splits the words of a command into options and the rest, with a parser's option table.
+
+    Args:
+        parser: declares the options.
+        extra: further options that take a value, such as `--set` of `grpo-run train`.
+    """
+
+    def __init__(self, parser: argparse.ArgumentParser, extra: Sequence[str] = ()) -> None:
+        actions = parser._actions
+        self._names = frozenset(name for action in actions for name in action.option_strings) | set(extra)
+        self._switches = frozenset(
+            name for action in actions if action.nargs == 0 for name in action.option_strings
+        )
+
+    def next_option(self, words: list[str]) -> list[str]:
+        """Remove the first option and its value from `words` and return them; [] if a plain word comes first.
+
+        Raises:
+            UsageError: there is no such option; the message names the closest one.
+        """
+        if not words or words[0] == "--" or not words[0].startswith("-"):
+            return []
+        flag = words.pop(0)
+        self._check(flag)
+        alone = flag not in self._switches and "=" not in flag and (flag.startswith("--") or len(flag) == 2)
+        return [flag, words.pop(0)] if alone and words else [flag]
+
+    def _check(self, flag: str) -> None:
+        name = flag.partition("=")[0]
+        if not name.startswith("--") or name in self._names:
+            return
+        near = difflib.get_close_matches(name.replace("_", "-"), sorted(self._names), 1)
+        hint = f"did you mean {near[0]}?" if near else "see grpo-run launch --help"
+        raise UsageError(f"no option {name}; {hint}")
+
+    def split_generation(self, arguments: Sequence[str]) -> list[str]:
+        """Return the words with `--generation a=1 b=2` written as one option per value.
+
+        The list ends at the first word that is not KEY=VALUE.
+
+        Raises:
+            UsageError: an option is unknown, or no KEY=VALUE follows `--generation`.
+        """
+        result: list[str] = []
+        words = list(arguments)
+        while words and words[0].startswith("-") and words[0] != "--":
+            if words[0] != "--generation":
+                result += self.next_option(words)
+                continue
+            words.pop(0)
+            if not _is_setting(words):
+                raise UsageError("--generation: write KEY=VALUE after it")
+            while _is_setting(words):
+                result.append(f"--generation={words.pop(0)}")
+        return result + words
+
+    def identity(self, arguments: Sequence[str]) -> list[str]:
+        """Return the words that identify the run: the script or `-m` with a module, and its arguments.
+
+        Options are left out: a run that is continued with another time limit is the same run. A script's path is
+        relative to the working directory, without symbolic links, so that `cli/train.py` and `./train.py` are one script.
+        """
+        words = self.split_generation(arguments)
+        module: list[str] = []
+        while option := self.next_option(words):
+            if option[0] in MODULE_OPTIONS:
+                module = ["-m"]
+        words = words[1:] if words[:1] == ["--"] else words
+        if not words or module:
+            return [*module, *words]
+        return [os.path.relpath(os.path.realpath(words[0])), *words[1:]]
+
+
+def _is_setting(words: Sequence[str]) -> bool:
+    return bool(words) and "=" in words[0] and not words[0].startswith("-")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.builders.refused_commands import error
 
-from grpo_run.cli.launch_options import values
-from grpo_run.cli.launch_options.flags import build_parser
-from grpo_run.cli.launch_options.parse import parse
+from grpo_run.cli.launching import values
+from grpo_run.cli.launching.command import parse
+from grpo_run.cli.launching.options import build_parser
 
 
 def test_staging_areas_are_in_a_folder_of_the_user(at_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,33 +1,30 @@
-"""Parse and check the command line of `grpo-run launch`.
+"""Parse and check the command line of `grpo-run launch`: the options, the script and the number of ranks.
 
-Called by `cli/launch.py`. Every refusal is one line, before any process starts.
+Called by `cli/launch.py`. Every refusal is one line, before any process starts. Executes nothing of the user's.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.machinery
+import os
 import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-from grpo_run.cli.launch_options import values
-from grpo_run.cli.launch_options.flags import build_parser
-from grpo_run.cli.launch_options.location import locate
-from grpo_run.cli.launch_options.processes import node_range, parallelism
-from grpo_run.cli.launch_options.resume_from import check_resume_from
-from grpo_run.cli.launch_options.values import parse_memory_plan
-from grpo_run.cli.launch_options.words import OptionWords
+from grpo_run.cli.launching import values
+from grpo_run.cli.launching.identity import check_resume_from, locate
+from grpo_run.cli.launching.options import OptionWords, build_parser
+from grpo_run.cli.launching.values import parse_memory_plan
 from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.config import Budget, RunConfig
 from grpo_run.runtime.launch.guard_options import parse_guards
 from grpo_run.runtime.launch.injections import check as check_injections
 from grpo_run.runtime.launch.injections import parse_all
-from grpo_run.runtime.launch.resolution import reason_for_fresh_interpreters
-from grpo_run.runtime.launch.script import source_of
-from grpo_run.runtime.launch.sources import ScriptSource, local_modules
 from grpo_run.runtime.processes.named_signals import parse_signals
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.runtime.upstream.versions import check_versions
@@ -43,14 +40,14 @@ TOKEN_BYTES = 4
 class LaunchCommand:
     """A checked command line: torch elastic's arguments and the configuration of the run.
 
-    `sources` are the file that will run and its local modules, `typed` the words as typed, `snapshot_folder` where
-    the run's staging area is created; None to write checkpoints directly to disk.
+    `script` is the file that will run, `typed` the words as typed, `snapshot_folder` where the run's staging area is
+    created; None to write checkpoints directly to disk.
     """
 
     elastic: argparse.Namespace
     config: RunConfig
     metrics_address: str
-    sources: tuple[ScriptSource, ...]
+    script: Path
     on_end: str | None
     typed: tuple[str, ...]
     accept_change: bool
@@ -92,11 +89,6 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     if ranks.replaced:
         _warn(ranks.replaced)
     check_injections(injections, ranks.per_node * nodes[1])
-    first_entry = Path.cwd() if options.module else source.resolve().parent
-    sources = tuple(local_modules(source, first_entry))
-    reason = None if options.no_preload else reason_for_fresh_interpreters(sources, first_entry)
-    if reason is not None:
-        _warn(f"{reason}: ranks start as fresh interpreters")
     command = words.identity(arguments)
     token = secrets.token_hex(TOKEN_BYTES)
     location = locate(options, command, nodes[1], token, starts_over=starts_over > 0)
@@ -112,14 +104,14 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         arguments=tuple(options.training_script_args),
         command=tuple(command),
         environment=ranks.environment,
-        preload=not options.no_preload and reason is None,
+        preload=not options.no_preload,
         budget=Budget()
         if options.max_restarts is None
         else Budget(failures_without_progress=options.max_restarts),
         timeouts=values.timeouts(options),
         deadlines=values.deadlines(options),
         injections=injections,
-        strict_drills=options.strict_drills,
+        strict_faults=options.strict_faults,
         hygiene_every=options.hygiene_every,
         memory_forecast=not options.no_memory_forecast,
         snapshot_every=values.snapshot_every(options.snapshot_every),
@@ -146,7 +138,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         elastic=options,
         config=config,
         metrics_address=options.metrics_addr,
-        sources=sources,
+        script=source,
         on_end=options.on_end,
         typed=tuple(arguments),
         accept_change=options.accept_change,
@@ -167,3 +159,124 @@ def _check_torchrun_options(options: argparse.Namespace) -> None:
 
 def _warn(text: str) -> None:
     print(f"grpo-run: {text}", file=sys.stderr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Ranks of one node.
+
+    Args:
+        per_node: how many.
+        environment: their environment variables, without those that torch elastic sets.
+        expected_distributed_type: accelerate's `DistributedType` that must result; None to accept any.
+        replaced: what the command line replaces of the accelerate configuration, as a sentence; "" for nothing.
+    """
+
+    per_node: int
+    environment: dict[str, str]
+    expected_distributed_type: str | None
+    replaced: str
+
+
+def node_range(options: argparse.Namespace) -> tuple[int, int]:
+    """Return the smallest and the largest number of nodes.
+
+    Raises:
+        UsageError: `--nnodes` is not N or MIN:MAX.
+    """
+    from torch.distributed.run import parse_min_max_nnodes
+
+    try:
+        low, high = parse_min_max_nnodes(options.nnodes)
+    except (ValueError, RuntimeError):
+        raise UsageError(f"--nnodes {options.nnodes}: write N or MIN:MAX") from None
+    if not 0 < low <= high:
+        raise UsageError(f"--nnodes {options.nnodes}: needs 0 < MIN <= MAX")
+    return int(low), int(high)
+
+
+def parallelism(options: argparse.Namespace, nodes: int) -> Ranks:
+    """Return the ranks of this node, from `--nproc-per-node` and `--accelerate-config`.
+
+    Args:
+        options: the parsed command line.
+        nodes: the smallest number of nodes.
+
+    Raises:
+        UsageError: the number of processes or the configuration file is wrong.
+    """
+    from torch.distributed.run import determine_local_world_size
+
+    given = options.nproc_per_node is not None
+    try:
+        processes = determine_local_world_size(options.nproc_per_node if given else "1")
+    except ValueError as error:
+        raise UsageError(f"--nproc-per-node {options.nproc_per_node}: {error}") from None
+    if processes < 1:
+        raise UsageError(f"--nproc-per-node {processes}: must be at least 1")
+    environment, expected, replaced = dict(os.environ), None, ""
+    if options.accelerate_config:
+        import torch
+
+        from grpo_run.runtime.launch.accelerate import load_parallelism
+
+        loaded = load_parallelism(
+            Path(options.accelerate_config),
+            nproc_per_node=processes if given else None,
+            nnodes=nodes,
+            has_accelerator=torch.accelerator.is_available(),
+            allow_ineffective=options.allow_untested,
+        )
+        environment.update(loaded.environment)
+        expected, processes = loaded.expected_distributed_type, loaded.ranks_per_node
+        replaced = loaded.replaced
+    if processes > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    return Ranks(
+        per_node=processes, environment=environment, expected_distributed_type=expected, replaced=replaced
+    )
+
+
+def source_of(target: str, *, module: bool) -> Path:
+    """Return the file that will run.
+
+    Raises:
+        UsageError: the script or module does not exist.
+    """
+    if not module:
+        path = Path(target)
+        if not path.is_file():
+            kind = "is a directory" if path.is_dir() else "does not exist"
+            raise UsageError(f"script {target} {kind}; give the path of a Python file, or a module with -m")
+        return path
+    spec = _find_module(target)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _find_module(f"{target}.__main__")
+    if spec is None or spec.origin is None:
+        raise UsageError(
+            f"module {target} cannot be found (or has no __main__); is it installed, or did you mean a path?"
+        )
+    return Path(spec.origin)
+
+
+def _find_module(name: str) -> ModuleSpec | None:
+    """Find a module without importing its parent packages, which would run the user's code in the supervisor."""
+    path: Sequence[str] | None = None
+    spec: ModuleSpec | None = None
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        qualified = ".".join(parts[: depth + 1])
+        # the working directory first, as for `python -m`; a plain folder there does not hide an installed
+        # package
+        spec = importlib.machinery.PathFinder.find_spec(
+            qualified, [os.getcwd(), *sys.path] if path is None else path
+        )
+        for finder in sys.meta_path:
+            try:
+                spec = spec or finder.find_spec(qualified, path)
+            except (ImportError, ValueError):
+                continue
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+    return spec

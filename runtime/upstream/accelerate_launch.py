@@ -1,8 +1,8 @@
-"""Compute the environment that `accelerate launch` would give each rank, with accelerate's own functions.
+"""Read an accelerate configuration file, and compute the environment that `accelerate launch` would give each rank.
 
-Private and undocumented names of accelerate are used in this file only;
-`tests/unit/runtime/launch/test_accelerate_contract.py` fails if one of them changes. Called by
-`accelerate.load_parallelism`. accelerate, and with it torch, is imported inside the functions. Nothing here
+Both with accelerate's own functions; some are private or undocumented, and
+`tests/unit/runtime/upstream/test_accelerate_contract.py` fails if one of them changes. Called by
+`runtime/launch/accelerate.py`. accelerate, and with it torch, is imported inside the functions. Nothing here
 uses CUDA, opens a port or starts a process, except `nvidia-smi` on a node with an accelerator.
 """
 
@@ -16,37 +16,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from grpo_run.runtime.errors import ConfigError
 
 SET_BY_ELASTIC: Final = frozenset(
     {
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "NODE_RANK",
-        "RANK",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "WORLD_SIZE",
+        "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK",
+        "RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE",
     }
-)
+)  # fmt: skip
 """Variables that torch elastic sets for every rank."""
 AFFINITY_VARIABLE: Final = "KMP_AFFINITY"
 """accelerate sets it for one process per machine; the same value would pin all ranks to the same cores."""
 LAUNCHER_KEYS: Final = frozenset({"deepspeed_multinode_launcher", "deepspeed_hostfile"})
 """Keys about how ranks are started, which grpo-run does itself; `accelerate config` writes them."""
-SECTIONS: Final = {
-    "deepspeed_config": "",
-    "fsdp_config": "fsdp_",
-    "dynamo_config": "dynamo_",
-    "fp8_config": "fp8_",
-    "parallelism_config": "",
-}
-"""Sections of the file, and the prefix that accelerate gives their keys."""
+PREFIXES: Final = {"fsdp_config": "fsdp", "fp8_config": "fp8", "dynamo_config": "dynamo"}
+"""Sections of the file whose keys get a prefix unless they have it."""
 _NO_SUCH_VALUE: Final = "grpo-run-asks-whether-this-is-read"
+MAX_REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,32 +50,43 @@ class RankEnvironment:
     without_effect: tuple[str, ...]
 
 
+def read(path: Path) -> Any:
+    """Return accelerate's `ClusterConfig` of a file.
+
+    Raises:
+        ConfigError: there is no such file, or accelerate refuses it.
+    """
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such accelerate configuration file (from {Path.cwd()})")
+    return with_refusal(path, lambda: load_config_from_file(str(path)))
+
+
 def compute(path: Path, *, num_processes: int, num_machines: int, has_accelerator: bool) -> RankEnvironment:
     """Compute the environment that the file results in.
 
     Args:
-        path: the configuration file, checked by `accelerate_file.read`.
+        path: the configuration file.
         num_processes: number of ranks on all machines.
         num_machines: number of nodes.
         has_accelerator: whether this node has a GPU.
 
     Raises:
-        ConfigError: accelerate refuses the file; the message is the first line of accelerate's error.
+        ConfigError: accelerate refuses the file; the message has accelerate's error.
     """
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-    arguments = launch_command_parser().parse_args(
-        [
-            "--config_file",
-            str(path),
-            "--num_processes",
-            str(num_processes),
-            "--num_machines",
-            str(num_machines),
-            "script.py",
-        ]
-    )
-    known = frozenset(vars(arguments))
+    words = [
+        "--config_file",
+        path,
+        "--num_processes",
+        num_processes,
+        "--num_machines",
+        num_machines,
+        "script.py",
+    ]
+    arguments = launch_command_parser().parse_args([str(word) for word in words])
 
     def build() -> RankEnvironment:
         validated, defaults, from_file = _validate_launch_command(arguments)
@@ -96,19 +95,18 @@ def compute(path: Path, *, num_processes: int, num_machines: int, has_accelerato
         validated.main_process_port = 0
         prepare = _prepare_function(validated, defaults, from_file)
         environment = prepare(copy.copy(validated))
+        sections = {name: value for name, value in vars(defaults).items() if isinstance(value, dict)}
         without_effect = [
             f"{section}.{key}"
-            for section, prefix in SECTIONS.items()
-            for key, value in (getattr(defaults, section) or {}).items()
+            for section, values in sections.items()
+            for key, value in values.items()
             if value is not None
             and key not in LAUNCHER_KEYS
-            and not _read(
-                key if key.startswith(prefix) else prefix + key, validated, prepare, environment, known
-            )
+            and not _is_read(_argument_of(section, key), validated, prepare, environment)
         ]
         return RankEnvironment(environment=environment, without_effect=tuple(without_effect))
 
-    launch = with_refusal(path, build)
+    launch: RankEnvironment = with_refusal(path, build)
     environment = {
         name: value
         for name, value in launch.environment.items()
@@ -123,11 +121,11 @@ def with_refusal(path: Path, ask: Callable[[], Any]) -> Any:
     """Call `ask` and convert an error of accelerate into a `ConfigError` of one line."""
     try:
         return ask()
-    except (ValueError, RuntimeError, ImportError, TypeError, AttributeError, OSError) as error:
-        reason = next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
-        raise ConfigError(f"{path}: accelerate refuses it: {reason}") from error
+    except (
+        ValueError, RuntimeError, ImportError, TypeError, AttributeError, OSError, yaml.YAMLError,
+    ) as error:  # fmt: skip
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{path}: accelerate refuses it: {reason[:MAX_REASON_CHARACTERS]}") from error
 
 
 def check_deepspeed(path: Path, environment: Mapping[str, str]) -> None:
@@ -149,15 +147,10 @@ def check_deepspeed(path: Path, environment: Mapping[str, str]) -> None:
     with_refusal(path, build)
 
 
-def replaced_in_fsdp2() -> Mapping[str, str]:
-    """Return the keys that FSDP 2 does not read, with accelerate's own advice for each."""
-    from accelerate.commands.to_fsdp2 import ARGUMENT_KEY_MAPPING
-
-    return {
-        key: f"write {now} instead" if isinstance(now, str) else "remove it"
-        for key, now in ARGUMENT_KEY_MAPPING.items()
-        if now != key
-    }
+def _argument_of(section: str, key: str) -> str:
+    """Return the name of the launcher's argument that a key of a section sets."""
+    prefix = PREFIXES.get(section, "")
+    return key if key.startswith(prefix) else f"{prefix}_{key}"
 
 
 def _prepare_function(
@@ -179,26 +172,20 @@ def _prepare_function(
     return lambda arguments: dict(prepare_simple_launcher_cmd_env(arguments)[1])
 
 
-def _read(
+def _is_read(
     key: str,
     validated: argparse.Namespace,
     prepare: Callable[[argparse.Namespace], dict[str, str]],
     environment: Mapping[str, str],
-    known: frozenset[str],
 ) -> bool:
     """Whether another value of this key would change the environment of the ranks: if not, it is not read."""
-    if key.startswith("fp8_") and key not in known:  # accelerate passes these on, even if they are misspelt
-        return False
     changed = copy.copy(validated)
     setattr(changed, key, _NO_SUCH_VALUE)
     try:
         other = prepare(changed)
     except (ValueError, TypeError):  # it is read, and the test value is refused
         return True
-    ignore = {"MASTER_PORT"}
-    return {k: v for k, v in other.items() if k not in ignore} != {
-        k: v for k, v in environment.items() if k not in ignore
-    }
+    return any(other.get(name) != environment.get(name) for name in {*other, *environment} - {"MASTER_PORT"})
 
 
 def _without_peer_to_peer(environment: Mapping[str, str]) -> dict[str, str]:

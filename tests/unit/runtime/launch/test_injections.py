@@ -1,4 +1,4 @@
-"""The text of `--inject`: its syntax, and what is refused."""
+"""Injected faults: their text, what is refused, and which can still happen in a run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from grpo_run.runtime.launch.injections import (
     MEMORY_PHASES,
     TOKEN_PHASES,
     Injection,
+    armed,
+    check,
+    help_text,
     parse_all,
     parse_injection,
+    remaining,
 )
 from grpo_run.watchdog.memory.shortage import MemoryPhase
 from grpo_run.watchdog.observation import Phase
@@ -113,38 +117,28 @@ def test_canonical_text_is_parsed_to_the_same_injection(
             "did you mean mismatch-operation, mismatch-shape or mismatch-group?",
         ),
         ("Kill@rank1:step7", "did you mean kill?"),
-        ("zzz@rank1:step7", "`--inject help` lists the kinds"),
+        ("zzz@rank1:step7", "one of kill, exception"),
         ("kill", "write KIND@rankR:stepN"),
-        ("kill@", "write KIND@rankR:stepN"),
         ("kill@rank1", "write KIND@rankR:stepN"),
-        ("kill@step7:rank1", "'step7' is not rank and a number"),
-        ("kill@rank-1:step7", "'rank-1' is not rank and a number"),
-        ("kill@rank*:step7", "'rank*' is not rank and a number"),
-        ("kill@rank1:step", "'step' is not step and a number"),
-        ("kill@rank1:step7.5", "'step7.5' is not step and a number"),
-        ("kill@rank1:step\u0667", "is not step and a number"),
-        ("kill@rank1:step" + "9" * 5000, "is not step and a number"),
-        ("kill@rank1:step9999999999", "steps count from 1 to"),
-        ("kill@rank1:step0", "steps count from 1"),
-        ("kill@rank1:step7 ", "'step7 ' is not step and a number"),
-        ("kill@rank1:step7:", "'' is neither phase=PHASE nor seconds=S"),
-        ("kill@rank1:step7:reward", "'reward' is neither"),
-        ("kill@rank1:step7:when=now", "'when=now' is neither"),
+        ("kill@step7:rank1", "write KIND@rankR:stepN"),
+        ("kill@rank-1:step7", "write KIND@rankR:stepN"),
+        ("kill@rank1:step7.5", "write KIND@rankR:stepN"),
+        ("kill@rank1:step\u0667", "write KIND@rankR:stepN"),
+        ("kill@rank1:step" + "9" * 5000, "write KIND@rankR:stepN"),
+        ("kill@rank1:step7 ", "write KIND@rankR:stepN"),
+        ("kill@rank1:step7:when=now", "for example kill@rank1:step7"),
+        ("kill@rank1:step9999999999", "steps from 1 to"),
+        ("kill@rank1:step0", "steps from 1 to"),
         ("kill@rank1:step7:phase=rewards", "did you mean reward?"),
-        ("kill@rank1:step7:phase=", "no such phase ''; phases: startup, data"),
-        ("kill@rank1:step7:phase=startup", "no step is computed in phase startup"),
-        ("hang@rank1:step7:phase=data:phase=data", "phase is given twice"),
-        ("hang@rank1:step7:seconds=1:seconds=2", "seconds is given twice"),
+        ("kill@rank1:step7:phase=startup", "happens in phase"),
         ("kill@rank1:step7:seconds=3", "kill takes no seconds"),
         ("gil@rank1:step7:seconds=3", "gil takes no seconds"),
         ("hang@rank1:step7:seconds=0", "is not between"),
         ("hang@rank1:step7:seconds=0.0001", "is not between"),
         ("hang@rank1:step7:seconds=9999999", "is not between"),
-        ("hang@rank1:step7:seconds=-1", "is not a number of seconds"),
-        ("hang@rank1:step7:seconds=nan", "is not a number of seconds"),
-        ("hang@rank1:step7:seconds=inf", "is not a number of seconds"),
-        ("hang@rank1:step7:seconds=1_0", "is not a number of seconds"),
-        ("hang@rank1:step7:seconds=1e3", "is not a number of seconds"),
+        ("hang@rank1:step7:seconds=-1", "write KIND@rankR:stepN"),
+        ("hang@rank1:step7:seconds=inf", "write KIND@rankR:stepN"),
+        ("hang@rank1:step7:seconds=1e3", "write KIND@rankR:stepN"),
         ("slow-generation@rank1:step7:phase=reward", "happens in phase generate only"),
     ],
 )
@@ -179,17 +173,85 @@ def test_the_order_of_the_options_is_kept() -> None:
         ("oom@rank1:step3:phase=reward", "no such phase 'reward'"),
         ("oom@rank1:step3:phase=backwards", "did you mean backward?"),
         ("kill@rank1:step3:phase=backward", "no such phase 'backward'"),
-        ("oom@rank1:step3:rows=0", "rows=0 is not a number of rows"),
+        ("oom@rank1:step3:rows=0", "with rows=N or tokens=N"),
         ("oom@rank1:step3:phase=optimizer:rows=2", "takes no rows in phase optimizer"),
-        ("oom@rank1:step3:tokens=0", "tokens=0 is not a number of tokens"),
+        ("oom@rank1:step3:tokens=0", "with rows=N or tokens=N"),
         ("oom@rank1:step3:tokens=2000000000", "tokens=2000000000 is not between 1 and 1000000000"),
         ("oom@rank1:step3:phase=score:tokens=2", "takes no tokens in phase score"),
         ("oom@rank1:step3:rows=2:tokens=2", "give rows or tokens, not both"),
         ("oom@rank1:step3:seconds=2", "takes no seconds"),
-        ("oom@rank1:step3:rows=2:rows=2", "rows is given twice"),
-        ("kill@rank1:step3:rows=2", "'rows=2' is neither phase=PHASE nor seconds=S"),
+        ("kill@rank1:step3:rows=2", "kill takes no rows"),
     ],
 )
 def test_memory_runs_out_in_parts_of_a_step_only(text: str, reason: str) -> None:
     """The board does not tell forward and backward apart; rows count where rows are computed."""
     assert reason in refusal(text)
+
+
+@pytest.mark.parametrize(("rank", "step"), [(-1, 1), (0, 0), (0, -3)])
+def test_the_constructor_checks_rank_and_step(rank: int, step: int) -> None:
+    """Tests construct injections without text."""
+    with pytest.raises(ConfigError):
+        Injection.of("kill", rank=rank, step=step)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, 0.0, -1.0, 1e9])
+def test_the_constructor_checks_the_duration(seconds: float) -> None:
+    """NaN above all, which compares as false."""
+    with pytest.raises(ConfigError, match="seconds"):
+        Injection.of("slow", rank=0, step=1, seconds=seconds)
+
+
+def test_the_help_has_one_line_per_kind() -> None:
+    """A line has the kind's sentence and default phase."""
+    lines = help_text().splitlines()
+    assert [line.split()[0] for line in lines] == list(KINDS)
+    for line, kind in zip(lines, KINDS.values(), strict=True):
+        assert len(kind.sentence.split()) >= 3
+        assert kind.sentence in line
+        assert line.endswith(f"({kind.phase.name})")
+
+
+def test_only_collectives_have_a_common_part() -> None:
+    """The defaults of every kind are valid."""
+    for name, kind in KINDS.items():
+        assert kind.collective or not kind.common
+        assert parse_injection(f"{name}@rank0:step1").phase is kind.phase
+
+
+@pytest.mark.parametrize(
+    ("text", "world_size", "says"),
+    [
+        ("kill@rank2:step7", 2, "there is no rank 2; ranks are 0 to 1"),
+        ("kill@rank1:step7", 1, "the only rank is 0"),
+        ("extra@rank0:step7", 1, "extra needs at least 2 ranks"),
+        ("skip@rank0:step7", 1, "skip needs at least 2 ranks"),
+    ],
+)
+def test_an_injection_that_cannot_happen_is_refused(text: str, world_size: int, says: str) -> None:
+    """The rank does not exist, or a collective fault has no second rank."""
+    with pytest.raises(ConfigError, match=says):
+        check(parse_all([text]), world_size)
+
+
+def test_every_existing_rank_is_accepted() -> None:
+    """The last rank is accepted too."""
+    check(parse_all(["kill@rank1:step7", "skip@rank0:step7", "hang@rank1:step7"]), 2)
+
+
+def test_fired_injections_do_not_remain() -> None:
+    """They are identified by canonical text; the order is kept."""
+    injections = parse_all(["kill@rank1:step7", "hang@rank0:step2:seconds=5", "hang@rank0:step2"])
+    left = remaining(injections, {"hang@rank0:step2:seconds=5", "kill@rank9:step7"})
+    assert [str(injection) for injection in left] == ["kill@rank1:step7", "hang@rank0:step2"]
+    assert remaining(injections, ()) == injections
+    assert remaining(injections, {str(injection) for injection in injections}) == ()
+
+
+def test_memory_that_never_suffices_fires_in_every_attempt() -> None:
+    """As long as too many rows are computed at once; without rows it happens once."""
+    once, rows = parse_all(["oom@rank1:step3:phase=backward", "oom@rank1:step3:phase=forward:rows=2"])
+    assert armed((once, rows), [str(once), str(rows)]) == (rows,)
+    assert armed((once, rows), []) == (once, rows)
+    assert remaining((once, rows), [str(once), str(rows)]) == ()
+    assert parse_injection("oom@rank1:step3:tokens=9").recurs

@@ -1,0 +1,207 @@
+"""What starts the ranks: torch elastic's rendezvous and our agent, and the environment of each rank.
+
+`build_agent` takes torchrun's options. `rank_environment` holds the settings that the bootstrap reads and what torch
+reads; the supervisor calls it, through `supervise.py`, for each rank of each attempt. `own_processes` sets the token
+that processes inherit, their cgroup, and the process that adopts orphans; it is called before anything else is
+started, so that whatever the run starts is marked. Terminates nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from grpo_run.cli.launching.command import LaunchCommand, node_range
+from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.history.recovery import orders_of
+from grpo_run.runtime.launch.config import Output, RunConfig
+from grpo_run.runtime.launch.rank_settings import RankSettings
+from grpo_run.runtime.memory.host_cgroup import OwnCgroup
+from grpo_run.runtime.processes import forkserver
+from grpo_run.runtime.processes.adoption import adopt_orphans, own_children
+from grpo_run.runtime.processes.named_signals import VARIABLE
+from grpo_run.runtime.supervisor.memory.allocator import expandable_segments
+from grpo_run.runtime.supervisor.run_memory import config_for_ranks
+from grpo_run.runtime.supervisor.supervisor import Supervisor
+from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous import RendezvousHandler
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from grpo_run.runtime.processes.agent import Agent
+    from grpo_run.runtime.processes.helpers import Helpers
+
+
+ENTRY = "grpo_run.runtime.rank.bootstrap:main"
+"""What a rank runs: the function that runs the user's script."""
+LONELY_KEEP_ALIVE_SECONDS = 60
+"""How often a node without others tells its rendezvous that it is alive, at a cost of 2 ms each; torch's default is
+5 s."""
+MASTER_PORT = 29500
+"""torchrun's default."""
+
+
+def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers) -> Agent:
+    """Return an agent that starts ranks as torchrun would, controlled by the supervisor.
+
+    A run on one node without an explicit rendezvous gets a rendezvous of its own on a free port.
+
+    Raises:
+        UsageError: torch elastic refuses its options.
+    """
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.run import config_from_args, get_args_parser
+
+    from grpo_run.runtime.processes.agent import Agent
+
+    options, config = launch.elastic, launch.config
+    explicit = options.rdzv_backend != "static" or options.rdzv_endpoint or options.master_port is not None
+    for action in get_args_parser()._actions:  # what this torch has in addition
+        if not hasattr(options, action.dest):
+            setattr(options, action.dest, action.default)
+    alone = options.standalone or (not explicit and node_range(options)[1] == 1)
+    if alone:
+        options.rdzv_backend = "c10d"
+        options.rdzv_endpoint = "localhost:0"
+        options.rdzv_id = str(uuid.uuid4())
+    if options.master_port is None:
+        options.master_port = MASTER_PORT
+    restarts, options.max_restarts = options.max_restarts, options.max_restarts or 0
+    try:
+        elastic, _, _ = config_from_args(options)
+    except (ValueError, AssertionError, RuntimeError) as error:
+        raise UsageError(str(error)) from error
+    if alone:
+        elastic.rdzv_configs.setdefault("keep_alive_interval", LONELY_KEEP_ALIVE_SECONDS)
+    spec = WorkerSpec(
+        role=elastic.role,
+        local_world_size=elastic.nproc_per_node,
+        entrypoint=config.target,
+        args=(),
+        rdzv_handler=_rendezvous(elastic),
+        max_restarts=restarts if restarts is not None else config.budget.failures_without_progress,
+        monitor_interval=elastic.monitor_interval,
+        local_addr=elastic.local_addr,
+        virtual_local_rank=elastic.virtual_local_rank,
+    )
+    return Agent(
+        spec,
+        controller=supervisor,
+        entry=ENTRY,
+        environment={
+            **config.environment,
+            VARIABLE: options.signals_to_handle,
+        },
+        preloaded=lambda: are_forked(supervisor),
+        elastic=elastic.max_nodes > 1,
+        helpers=helpers,
+        term_seconds=config.timeouts.term_seconds,
+    )
+
+
+def _rendezvous(elastic: LaunchConfig) -> RendezvousHandler:
+    """Return the rendezvous that torch elastic's options ask for."""
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
+
+    return rendezvous_registry.get_rendezvous_handler(
+        RendezvousParameters(
+            backend=elastic.rdzv_backend,
+            endpoint=elastic.rdzv_endpoint,
+            run_id=elastic.run_id,
+            min_nodes=elastic.min_nodes,
+            max_nodes=elastic.max_nodes,
+            local_addr=elastic.local_addr,
+            **elastic.rdzv_configs,
+        )
+    )
+
+
+FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
+RECORDED_COLLECTIVES = 256
+"""Entries of torch's flight recorder per rank. They cover several steps; all of them (120 KB) are read in a
+hang."""
+
+
+def are_forked(supervisor: Supervisor) -> bool:
+    """Return whether the ranks of the next attempt are forked from the warm interpreter."""
+    return supervisor.config.preload and not supervisor.history.fresh_because
+
+
+def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict[str, str]:
+    """Return the environment variables that the bootstrap of one rank reads."""
+    config, files = supervisor.config, supervisor.attempt.files
+    plan = supervisor.history.memory.plan
+    settings = RankSettings(
+        config=config_for_ranks(config, plan),
+        attempt=supervisor.attempt.number,
+        run_started_at=supervisor.run_started_at,
+        log=str(files.log(rank)),
+        errors=str(files.errors(rank)) if config.output is Output.apart else None,
+        stacks=str(files.stacks(rank)),
+        socket=str(files.socket(rank)),
+        error=str(files.error(rank)),
+        preloaded=are_forked(supervisor),
+        parent_pid=os.getpid(),
+        title=f"grpo-run rank {rank}/{world_size}: {config.target} {' '.join(config.arguments)}".rstrip(),
+        failure_seconds=supervisor.history.mean_time_between_failures(),
+        known_calls=supervisor.history.calls.to_pass(),
+        attempt_started_at=time.time(),
+        expected_snapshot=supervisor.expected_snapshot,
+        fresh_seeds=orders_of(supervisor.history.recoveries),
+        injections_fired=tuple(supervisor.history.injections_fired),
+        quarantine=supervisor.quarantine.prompts,
+        suspected_rollout=supervisor.quarantine.suspected,
+        prompts=str(files.prompts(rank)),
+        moved_rewards=tuple(supervisor.history.rewards.moved),
+        reward_durations=supervisor.history.phases.of_phase(Phase.reward),
+        memory_plan=plan,
+    )
+    environment = settings.to_environment()
+    if plan.expandable_segments:
+        environment |= expandable_segments({**os.environ, **config.environment})
+    if FLIGHT_RECORDER not in config.environment:
+        environment[FLIGHT_RECORDER] = str(RECORDED_COLLECTIVES)
+    return environment
+
+
+PRELOAD = ("grpo_run.runtime.rank.preload",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnProcesses:
+    """What tells the processes of one run from others."""
+
+    token: str
+    """In the environment of everything that the run starts."""
+    marks: dict[str, str]
+    """Environment variables of a rank that carry the token."""
+    owned: RunProcesses
+    cgroup: OwnCgroup
+    """Of the forkserver and the ranks, if one may be made here."""
+
+
+def own_processes(config: RunConfig) -> OwnProcesses:
+    """Mark what this process starts as the run's, and start the forkserver if ranks are forked from one."""
+    token = secrets.token_hex(16)
+    # setproctitle would overwrite the environment that /proc shows, and the token with it
+    marks = {TOKEN_VARIABLE: token, "SPT_NOENV": "1"}
+    owned = RunProcesses(
+        os.getpid(),
+        os.getsid(0),
+        tokens=(token,),
+        started_by_supervisor=own_children,
+        adopts_only_ours=adopt_orphans(),
+    )
+    cgroup = OwnCgroup.make()
+    atexit.register(cgroup.remove)  # whichever way this process ends
+    if config.preload:
+        cgroup.enter(forkserver.start_server(PRELOAD, marks))
+    return OwnProcesses(token=token, marks=marks, owned=owned, cgroup=cgroup)
