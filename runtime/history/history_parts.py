@@ -145,7 +145,7 @@ def apply_action(recoveries: Sequence[Recovery], record: Mapping[str, Any]) -> b
     last.action, last.reason = record["action"], record.get("reason") or ""
     last.before_step, last.fresh_from = record.get("before_step"), record.get("fresh_from")
     last.patient = bool(record.get("patient"))
-    # bounded by time, or by the ladder's length
+    # bounded by time, or by the number of fallback steps
     return last.patient or last.action == Action.restart_with_plan_change
 
 

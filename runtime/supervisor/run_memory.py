@@ -3,7 +3,7 @@
     verdict, facts file → policy → `action` → `plan_changed` → the settings of the next attempt's ranks
 
 Used by `faults.py`. The plan itself is in the run's history, so later launches of the run keep it. That and how it changes is
-decided in `runtime/supervisor/memory/policy.py` and `runtime/supervisor/memory/ladder.py`.
+decided in `runtime/supervisor/memory/policy.py` and `runtime/supervisor/memory/fallback_steps.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.memory.allocator import refused_by_vllm, sets_segments
-from grpo_run.runtime.supervisor.memory.ladder import (
+from grpo_run.runtime.supervisor.memory.fallback_steps import (
     OutOfMemoryContext,
     PlanChange,
     Tracer,
@@ -152,7 +152,7 @@ class RunMemory:
         self._reporter.write(
             "plan_changed",
             step=self._history.recoveries[-1].step,
-            rung=str(change.rung),
+            fallback_step=str(change.fallback_step),
             phase=str(phase),
             plan=change.plan.model_dump(exclude_defaults=True),
             before=before.model_dump(exclude_defaults=True),
@@ -160,7 +160,7 @@ class RunMemory:
             predicted_before_bytes=None if prediction.nominal else prediction.before_bytes,
             prediction="traced" if prediction.traced else "closed form",
             not_traced=prediction.missing,
-            skipped=[{"rung": str(skipped.rung), "why": skipped.why} for skipped in change.skipped],
+            skipped=[{"fallback_step": str(skipped.fallback_step), "why": skipped.why} for skipped in change.skipped],
             inexact=list(change.inexact),
         )
         facts = self._facts()
