@@ -54,25 +54,6 @@ class Exits:
         """Whether a rank exited because all ranks agreed to stop."""
         return any(exit.exit_code == EXIT_STOPPED for exit in self.seen)
 
-    def past_training(self, slots: Mapping[int, Slot | None]) -> frozenset[int]:
-        """Return the ranks that have returned from a `train()` call and not completed, if every other rank has completed.
-
-        What such a rank still does is no training, which would need all ranks. Empty if no rank has completed, as
-        between two calls.
-        """
-        exited = {exit.rank for exit in self.seen if exit.completed}
-        states = {rank: slot.state if slot is not None else None for rank, slot in slots.items()}
-        left = {
-            rank: state
-            for rank, state in states.items()
-            if rank not in exited and state is not RankState.done
-        }
-        if len(left) == len(states) or any(
-            state not in (RankState.between, RankState.returned) for state in left.values()
-        ):
-            return frozenset()
-        return frozenset(left)
-
     def add(self, exits: Iterable[Exit], slots: Mapping[int, Slot | None]) -> None:
         """Record exits, each with its error file and with whether its script completed.
 

@@ -1,7 +1,7 @@
 """Report and journal that a script trains with neither a Trainer nor a loop.
 
 Said once, when a rank has taken its first optimizer step with no Trainer and no loop: what a restart does, that nothing is
-saved, and which drills cannot happen. Completed saves of the script's own are journaled. Called at each poll; decides
+saved, and which injected faults cannot happen. Completed saves of the script's own are journaled. Called at each poll; decides
 nothing.
 """
 
@@ -23,7 +23,7 @@ class UnguardedWatch:
     """Watches the ranks of one run for training of their own.
 
     Args:
-        injections: drills of the run.
+        injections: injected faults of the run.
         lifecycle: is `running` once the script trains.
         reporter: for events and messages.
         history: of the run.
@@ -95,9 +95,9 @@ class UnguardedWatch:
         if len(self._history.calls):
             consequence = f"{ANEW} and restores its finished train() calls; what follows them is not saved"
         self._reporter.notify(f"{own.what_trains()}: {consequence}")
-        drills = remaining(self._injections, self._history.injections_fired)
-        if drills:
+        faults = remaining(self._injections, self._history.injections_fired)
+        if faults:
             self._reporter.notify(
-                f"drills need counted steps, so without a Trainer or a loop they cannot happen:"
-                f" {', '.join(map(str, drills))}"
+                f"injected faults need counted steps, so without a Trainer or a loop they cannot happen:"
+                f" {', '.join(map(str, faults))}"
             )

@@ -1,4 +1,9 @@
-"""The decision after a failure: restart or give up. Pure: (history, verdict, budget) to a decision.
+"""Where a run is given up: after a fault (`decide`), and when its scripts have ended (`why_not_finished`). Pure.
+
+Every fault is decided here. Out of GPU memory, `runtime/supervisor/memory/policy.py` answers first, because
+the memory plan may be changed; its answer is passed to `decide`. Ends for other reasons are no decision
+about a fault: a stop (`stop.py`), an agent that cannot continue, and a failure of the supervisor itself
+(`last_resort.py`).
 
 The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is
 never given up for the number of its faults; one without progress ends. A failure that is certain to repeat
@@ -17,13 +22,13 @@ A resumed run is exact, so going back after a learning guard repeats what happen
 (a flipped bit, a value from a service). The first trip is answered by an exact repetition from before the
 onset, the second at about the same place by one with fresh sampling seeds, and the third ends the run.
 
-Called by `faults.py`. The reason names what a restart resumes from by the run's record; the ranks decide it
-in `runtime/rank/resuming/`. Does not act.
+Called by `faults.py` and `outcome.py`. The reason names what a restart resumes from according to the run's
+history; the ranks decide it in `runtime/rank/resuming/`. Does not act.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import takewhile
 from pathlib import Path
 
@@ -35,7 +40,7 @@ from grpo_run.runtime.history.train_calls import TrainCalls
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.watchdog.causes import Cause, Origin
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Trip
-from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.observation import Phase, Slot, all_done, all_returned
 from grpo_run.watchdog.text import duration_text
 from grpo_run.watchdog.verdict import Verdict
 
@@ -156,6 +161,8 @@ def decide(
     can_go_back: bool = True,
     prompts: int = 0,
     starts_over: bool = False,
+    wrong_settings: bool = False,
+    out_of_memory: Decision | None = None,
 ) -> Decision:
     """Return what follows the latest incident.
 
@@ -167,9 +174,15 @@ def decide(
         can_go_back: for a learning guard, see `decide_trip`.
         prompts: how many prompts could be put into quarantine.
         starts_over: a new run follows if this one cannot be resumed.
+        wrong_settings: a rank has found an error that the user has to correct.
+        out_of_memory: what `decide_out_of_memory` answers; None for other faults.
     """
+    if wrong_settings:
+        return _stop("the settings are wrong; a restart would repeat the error")
     if stopping:
         return _stop("a stop was requested")
+    if out_of_memory is not None:
+        return out_of_memory
     if verdict.trip is not None:
         return decide_trip(history, verdict.trip, budget, can_go_back=can_go_back)
     if verdict.final:
@@ -236,6 +249,43 @@ def decide(
         reason=_after(start, delay_seconds),
         delay_seconds=delay_seconds,
     )
+
+
+def has_finished(slots: Collection[Slot | None], history: History, signature: str) -> bool:
+    """Return whether a run has finished although a rank hangs.
+
+    It has if every script has run its last line, and every rank has either done its part or hung in the same way
+    in an earlier attempt, as with a thread that the script has left behind.
+
+    Args:
+        slots: of all local ranks.
+        history: contains this hang as its last recovery.
+        signature: of the hang.
+    """
+    if not all_returned(list(slots)):
+        return False
+    repeated = any(one.signature == signature for one in history.recoveries[:-1])
+    return all_done(list(slots)) or repeated
+
+
+def why_not_finished(
+    history: History, *, unsaved: str, missed_fault: bool, left_out: str, require_resume: bool
+) -> str:
+    """Return why a run whose scripts have run to their end is given up, as sentences; empty if it has finished.
+
+    Args:
+        history: of the run.
+        unsaved: what is missing on disk, as the end of a sentence; empty if nothing is.
+        missed_fault: an injected fault never happened, and the user asks for all of them.
+        left_out: which interrupted call the script has not repeated, as a sentence; empty if none.
+        require_resume: the user asks for a run that continues what was interrupted.
+    """
+    ended, at = "The script ran to its end", f" at step {history.step}"
+    if unsaved:
+        return f"{ended}{at}, but {unsaved}"
+    if missed_fault:
+        return f"{ended}{'' if history.own.seen else at}, but --strict-drills asks for all injected faults."
+    return f"{left_out} --require-resume is set." if left_out and require_resume else ""
 
 
 def _stop(reason: str) -> Decision:

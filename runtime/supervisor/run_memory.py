@@ -160,7 +160,10 @@ class RunMemory:
             predicted_before_bytes=None if prediction.nominal else prediction.before_bytes,
             prediction="traced" if prediction.traced else "closed form",
             not_traced=prediction.missing,
-            skipped=[{"fallback_step": str(skipped.fallback_step), "why": skipped.why} for skipped in change.skipped],
+            skipped=[
+                {"fallback_step": str(skipped.fallback_step), "why": skipped.why}
+                for skipped in change.skipped
+            ],
             inexact=list(change.inexact),
         )
         facts = self._facts()
