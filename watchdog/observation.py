@@ -186,6 +186,11 @@ class Slot:
         return self.state in (RankState.returned, RankState.done)
 
     @property
+    def runs_script(self) -> bool:
+        """Whether the rank runs the script, or its threads after the last line."""
+        return self.state in (RankState.starting, RankState.training, RankState.between, RankState.returned)
+
+    @property
     def callback(self) -> str:
         """The user's callback that is running (`MyCallback.on_step_end`), or "" outside callbacks."""
         return next((one.callback for one in reversed(self.phases) if one.phase is Phase.callback), "")

@@ -31,8 +31,7 @@ from grpo_run.watchdog.memory.host_sample import HostSample
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
-from grpo_run.watchdog.stalls.detection import find_stragglers
-from grpo_run.watchdog.stalls.late_ranks import LateRank, ReadingOrder, explain
+from grpo_run.watchdog.stalls.late_ranks import LateRank, ReadingOrder, explain, find_stragglers
 from grpo_run.watchdog.text import duration_text, place_name, rank_names
 
 

@@ -37,8 +37,6 @@ BUSY_SECONDS = 60.0
 BUSY_FACTOR = 3.0
 """Multiple of a usual long duration of the phase, for the same."""
 USUAL_FRACTION = 0.99
-SUSPENDED_SECONDS = 5.0
-"""How long all ranks have to be stopped before this is reported."""
 
 
 def warn_of_blind_spots(blind: Mapping[int, str], warn_once: WarnOnce) -> None:
@@ -96,22 +94,6 @@ def warn_of_busy_rank(
         f"rank {awaited.rank} has been busy in {place} for {waited:.0f} s while {rank_names(awaited.waiters)} {verb};"
         f" deadline {deadline / 60:.0f} min",
     )
-
-
-def warn_of_suspension(suspended_since: float | None, *, rank: int, now: float, warn_once: WarnOnce) -> None:
-    """Warn that every rank of this node is stopped, as by a scheduler that preempts the job.
-
-    Args:
-        suspended_since: since when, in monotonic seconds; None if a rank runs.
-        rank: one of them.
-        now: monotonic seconds.
-        warn_once: receives the warning.
-    """
-    if suspended_since is not None and now - suspended_since >= SUSPENDED_SECONDS:
-        text = (
-            "every rank of this node is stopped (SIGSTOP); its deadlines start again when the ranks continue"
-        )
-        warn_once(rank, "suspended", text)
 
 
 PHASE_DURATIONS_EVERY_SECONDS = 60.0
@@ -226,12 +208,6 @@ class HangMonitor:
                 now=now,
                 warn_once=self._reporter.warn_once,
             )
-        warn_of_suspension(
-            self.detector.suspended_since,
-            rank=min(slots, default=0),
-            now=now,
-            warn_once=self._reporter.warn_once,
-        )
 
     def write_phase_durations(self) -> None:
         """Write how long phases take, from which later attempts derive their deadlines."""

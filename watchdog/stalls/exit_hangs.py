@@ -88,31 +88,20 @@ def hung_ranks(facts: ExitFacts) -> tuple[int, ...]:
     return tuple(rank for rank, state in sorted(facts.states.items()) if state != "Z")
 
 
-def frozen_limit_seconds(facts: ExitFacts, settings: DeadlineSettings, *, local_ranks: int) -> float:
-    """Return how long the interpreters of the ranks that remain may be frozen.
-
-    Args: as for `frozen_ranks`.
-    """
-    ranks = hung_ranks(facts)
-    stopped = all(facts.states[rank] in STOPPED_STATES for rank in ranks)
-    # as by a scheduler that preempts the job; one rank alone may have stopped itself
-    suspended = stopped and len(ranks) == local_ranks > 1
-    return settings.suspended_seconds if suspended else settings.frozen_limit_seconds
-
-
 def frozen_ranks(
-    facts: ExitFacts, silent_seconds: Mapping[int, float], settings: DeadlineSettings, *, local_ranks: int
+    facts: ExitFacts, silent_seconds: Mapping[int, float], settings: DeadlineSettings
 ) -> tuple[int, ...]:
     """Return the ranks that remain if the interpreter of none of them has run for too long, else nothing.
 
     Args:
+        facts: the last observation.
         silent_seconds: by rank, how long ago its heartbeat was written.
-        local_ranks: number of ranks of this node, including those that have exited.
+        settings: bounds.
     """
     ranks = hung_ranks(facts)
-    limit = frozen_limit_seconds(facts, settings, local_ranks=local_ranks)
     frozen = all(
-        facts.states[rank] in (*STOPPED_STATES, "R") and silent_seconds.get(rank, 0.0) >= limit
+        facts.states[rank] in (*STOPPED_STATES, "R")
+        and silent_seconds.get(rank, 0.0) >= settings.frozen_limit_seconds
         for rank in ranks
     )
     return ranks if frozen else ()

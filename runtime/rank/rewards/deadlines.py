@@ -18,8 +18,8 @@ from grpo_run.watchdog.stalls.deadlines import (
     quiet_deadline_seconds,
 )
 from grpo_run.watchdog.stalls.durations import BUCKETS, Durations, bucket_of
+from grpo_run.watchdog.stalls.observed import HEARTBEAT_LATE_SECONDS
 from grpo_run.watchdog.stalls.process_clocks import FamilyReading, FrozenClock, QuietClock, ThreadReading
-from grpo_run.watchdog.stalls.stall import HEARTBEAT_LATE_SECONDS
 
 BELOW_WATCHDOG = 0.8
 """Share of the hang detector's deadline; the rest is for the end of the worker."""

@@ -4,56 +4,22 @@ A slow rank is not a hung one. A rank that issues collectives is active in any p
 computes for a limited time; that time is shorter in generation, rewards and steps, because an endless loop
 computes as well. During data loading, saving, evaluation, callbacks and the user's own code, a rank is also
 active while its process tree transfers data. In every phase, a rank whose process tree does nothing at all
-is quiet, and one whose interpreter does not run is frozen.
-
-For a rank that does nothing, the socket that its main thread waits on says who waits for whom; it is part
-of no proof. Called by `stall_detector.py`. Reads /proc; does not judge.
+is quiet, and one whose interpreter does not run is frozen. Called by `stall_detector.py`. Reads /proc; does not judge.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import platform
-import struct
 from collections.abc import Mapping
 
 from grpo_run.runtime.processes import usage as families
 from grpo_run.runtime.supervisor.detection import connections
-from grpo_run.runtime.supervisor.detection.wait_looks import read_memory, read_system_call
 from grpo_run.runtime.upstream import process_names
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import SESSION_PHASES, Slot
+from grpo_run.watchdog.stalls.observed import HEARTBEAT_LATE_SECONDS, ProcessFacts
 from grpo_run.watchdog.stalls.process_clocks import FamilyReading, FrozenClock, QuietClock, ThreadReading
-from grpo_run.watchdog.stalls.stall import HEARTBEAT_LATE_SECONDS, ProcessFacts
-from grpo_run.watchdog.waits.system_calls import parse_system_call
-
-_MACHINE = platform.machine()
-_RECEIVING = frozenset({"read", "recvfrom", "recvmsg"})
-_POLLING = frozenset({"poll", "ppoll"})
-_POLLFD = struct.Struct("<ihh")
-
-
-def read_awaited_socket(pid: int) -> int | None:
-    """Return the inode of the socket that the main thread receives from, or polls alone; None if it does not."""
-    registers, _ = read_system_call(pid, pid)
-    call = parse_system_call(registers, _MACHINE)
-    if call is None:
-        return None
-    descriptor: int | None = None
-    if call.name in _RECEIVING:
-        descriptor = call.arguments[0]
-    elif call.name in _POLLING and call.arguments[1] == 1:
-        raw = read_memory(pid, call.arguments[0], _POLLFD.size)
-        descriptor = _POLLFD.unpack(raw)[0] if raw is not None else None
-    if descriptor is None:
-        return None
-    try:
-        target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-    except OSError:
-        return None
-    return int(target[8:-1]) if target.startswith("socket:[") else None
-
 
 BUSY_FRACTION = 0.05
 """Share of one core; an idle interpreter with its heartbeat uses 0.1 %, a logger beside it less than this."""
@@ -105,7 +71,6 @@ class RankActivity:
         self._frozen: dict[int, tuple[float, FrozenClock]] = {}
         self._outside_at: dict[int, float] = {}
         self._connections_at = -math.inf
-        self._asks_job: set[int] = set()
 
     def active_at(self, rank: int) -> float:
         """When the rank last issued a collective, or transferred data in a phase in which that counts.
@@ -135,10 +100,6 @@ class RankActivity:
         """
         return now - self._outside_at.get(rank, -math.inf) <= max(still, self._floor_seconds)
 
-    def asks_job(self, rank: int) -> bool:
-        """Whether the main thread of a rank that does nothing waits for another process of the job, as in a store."""
-        return rank in self._asks_job
-
     def look_at_connections(self, pids: Mapping[int, int], now: float) -> None:
         """Read the connections of all ranks, which takes some milliseconds; not again within a second.
 
@@ -153,7 +114,6 @@ class RankActivity:
     def restart(self, now: float) -> None:
         """Forget what was seen of processes before `now`, after a pause."""
         self._observed_since = now
-        self._asks_job.clear()
         self._usage.clear()
         self._quiet.clear()
         self._frozen.clear()
@@ -253,7 +213,6 @@ class RankActivity:
         for known in (self._usage, self._quiet):
             for rank in known.keys() - leaders.values():
                 del known[rank]
-        self._asks_job &= set(leaders.values())
         if not leaders:
             return
         # also of ranks that are at work: a connection to one of them is inside the job
@@ -272,7 +231,6 @@ class RankActivity:
         if closer:
             tables = _read_connections({rank: found[pid] for rank, pid in pids.items()})
             self._note({rank: tables[rank] for rank in closer}, now)
-            self._asks_job = {rank for rank in closer if _asks_job(pids[rank], tables[rank])}
         for rank, usage in usages.items():
             slot = slots[rank]
             assert slot is not None
@@ -311,10 +269,6 @@ def _read_connections(
     """
     server = process_names.forkserver_pid()
     return connections.read_connections(members, supervisor=[os.getpid(), *([server] if server else [])])
-
-
-def _asks_job(pid: int, connected: connections.Connections | None) -> bool:
-    return connected is not None and read_awaited_socket(pid) in connected.inside
 
 
 def _reading(

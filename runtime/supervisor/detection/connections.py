@@ -43,13 +43,14 @@ class SocketTables:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Connections:
-    """`outside`: a connection to a process outside the job is open; `device`: a device is. `traffic_bytes` of all TCP
-    connections so far. `inside`: sockets, by inode, that are connected to another process of the job."""
+    """`outside`: a connection to a process outside the job is open; `device`: a device is.
+
+    `traffic_bytes` of all TCP connections so far.
+    """
 
     outside: bool
     traffic_bytes: int
     device: bool = False
-    inside: frozenset[int] = frozenset()
 
 
 def read_connections(
@@ -76,22 +77,19 @@ def read_connections(
         if of_rank is None:
             found[rank] = None
             continue
-        peers = {}
+        peers: list[int | None] = []
         traffic = 0
         for inode in of_rank.sockets - inherited.sockets:
             tcp = tables.tcp.get(inode)
             if tcp is not None:
                 traffic += tcp.traffic_bytes
-                peers[inode] = by_ends.get(tcp.ends[::-1])
+                peers.append(by_ends.get(tcp.ends[::-1]))
             elif inode in tables.unix_peers:
-                peers[inode] = tables.unix_peers[inode]
+                peers.append(tables.unix_peers[inode])
         found[rank] = Connections(
-            outside=any(peer not in inside for peer in peers.values()),
+            outside=any(peer not in inside for peer in peers),
             traffic_bytes=traffic,
             device=of_rank.device,
-            inside=frozenset(
-                inode for inode, peer in peers.items() if peer in inside and peer not in of_rank.sockets
-            ),
         )
     return found
 

@@ -153,11 +153,6 @@ class HangDetector:
         return self._stalls.awaited or self._exit_hangs.awaited
 
     @property
-    def suspended_since(self) -> float | None:
-        """Since when every rank of this node is stopped by a signal, in monotonic seconds; None if one runs."""
-        return self._stalls.suspended_since
-
-    @property
     def blind(self) -> dict[int, str]:
         """What could not be observed of each rank."""
         return {**self._waits.unavailable, **self._records.unavailable, **self._movement.unreadable}

@@ -20,8 +20,9 @@ from grpo_run.runtime.supervisor.detection.wait_channels import read_channels
 from grpo_run.runtime.supervisor.detection.wait_looks import LookReader
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import Phase, RankState, Slot
+from grpo_run.watchdog.stalls.observed import HEARTBEAT_LATE_SECONDS
 from grpo_run.watchdog.stalls.overdue import PhaseClock
-from grpo_run.watchdog.stalls.stall import HEARTBEAT_LATE_SECONDS, Stall, cause_of
+from grpo_run.watchdog.stalls.stall import Stall, cause_of
 from grpo_run.watchdog.waits.looks import Channels, RankLook
 from grpo_run.watchdog.waits.proof import StuckRank, may_be_stuck, prove_stuck
 from grpo_run.watchdog.waits.sentences import describe_stuck

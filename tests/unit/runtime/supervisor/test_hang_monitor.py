@@ -37,7 +37,6 @@ class Scene:
             blind={},
             suspicion=None,
             awaited=None,
-            suspended_since=None,
             phase_durations=SimpleNamespace(
                 merged=lambda: durations, by_rank=dict, record_end=lambda *arguments: None
             ),

@@ -13,13 +13,11 @@ from grpo_run.runtime.supervisor.hang_monitor import (
     warn_of_blind_spots,
     warn_of_busy_rank,
     warn_of_late_ranks,
-    warn_of_suspension,
 )
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
-from grpo_run.watchdog.stalls.detection import Straggler
 from grpo_run.watchdog.stalls.durations import Durations
-from grpo_run.watchdog.stalls.late_ranks import Blame, LateRank
+from grpo_run.watchdog.stalls.late_ranks import Blame, LateRank, Straggler
 
 
 def late(phase: Phase = Phase.reward, rank: int = 1, seconds: float = 3.0) -> LateRank:
@@ -173,11 +171,4 @@ def test_a_phase_that_usually_takes_long_is_reported_later(reporter: Reporter, s
     warn_of_busy_rank(BUSY, {}, ranks=3, now=1140.0, warn_once=reporter.warn_once)
     assert shown == []
     warn_of_busy_rank(BUSY, learned, ranks=2, now=1250.0, warn_once=reporter.warn_once)
-    assert len(shown) == 1
-
-
-def test_a_suspended_job_is_reported_once(reporter: Reporter, shown: list[str]) -> None:
-    """Not for a moment, and not while a rank runs."""
-    for since, now in ((None, 1000.0), (1000.0, 1004.0), (1000.0, 1005.0), (1000.0, 1060.0)):
-        warn_of_suspension(since, rank=0, now=now, warn_once=reporter.warn_once)
     assert len(shown) == 1

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from grpo_run.watchdog.observation import Phase, Slot
-from grpo_run.watchdog.stalls.detection import Straggler
-from grpo_run.watchdog.stalls.late_ranks import Blame, ReadingOrder, explain
+from grpo_run.watchdog.stalls.late_ranks import Blame, ReadingOrder, Straggler, explain
 
 MakeSlot = Callable[..., Slot]
 

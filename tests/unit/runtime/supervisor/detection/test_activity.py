@@ -17,7 +17,7 @@ from grpo_run.runtime.supervisor.detection.connections import Connections
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import SESSION_PHASES, OpenPhase, Phase, Slot
 from grpo_run.watchdog.processes import MainThread
-from grpo_run.watchdog.stalls.stall import ProcessFacts
+from grpo_run.watchdog.stalls.observed import ProcessFacts
 
 PID = 900
 WORK = sorted(set(Phase) - SESSION_PHASES)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from grpo_run.watchdog.observation import Phase
-from grpo_run.watchdog.stalls.detection import find_stragglers
 from grpo_run.watchdog.stalls.durations import Durations
+from grpo_run.watchdog.stalls.late_ranks import find_stragglers
 
 
 def test_a_rank_twice_as_slow_in_its_own_work_is_reported() -> None:
