@@ -149,12 +149,12 @@ def _write_the_rest(run_id: str, directory: RunDirectory, history: History) -> i
     if kept is not None:
         signals = note_signals()
         left = staging.write_kept_checkpoints(
-            kept, directory, run_id, wait_seconds=WAIT_SECONDS, interrupted=lambda: bool(signals)
-        )
+            kept, directory, run_id, history=history, wait_seconds=WAIT_SECONDS,
+            interrupted=lambda: bool(signals),
+        )  # fmt: skip
         if left is not None and left.required:
             print(f"grpo-run: {writing_command(directory.path)}")
             return EXIT_GAVE_UP
-        history = History.of(read_journal(directory.journal))
         if not history.lost.sentence:
             return _has_finished(run_id)
     elif history.finished:
