@@ -31,7 +31,7 @@ from grpo_run.watchdog.memory.host_sample import HostSample
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
-from grpo_run.watchdog.stalls.late_ranks import LateRank, ReadingOrder, explain, find_stragglers
+from grpo_run.watchdog.stalls.late_ranks import LateRank, find_late_ranks
 from grpo_run.watchdog.text import duration_text, place_name, rank_names
 
 
@@ -253,7 +253,7 @@ class RunStatus:
     host_memory: HostSample | None = None
     """The last sample of the host's memory; None before the first, and without a supervisor on this machine."""
     late_ranks: tuple[LateRank, ...] = ()
-    """Ranks of this node that are regularly late, each with the reason as far as it is proved."""
+    """Ranks of this node that are regularly late."""
     read_at_seconds: float = field(default_factory=time.monotonic)
     memory: tuple[RankMemory | None, ...] = ()
 
@@ -375,7 +375,7 @@ def live_status(
         history=history,
         slots=slots,
         memory=read_memory(board) if complete else (),
-        late_ranks=find_late_ranks(board, slots, history) if complete else (),
+        late_ranks=read_late_ranks(board, slots) if complete else (),
         supervisor_pid=os.getpid(),
         **observed,
     )
@@ -405,7 +405,7 @@ def read_status(run: RunDirectory) -> RunStatus:
             host_memory = read_last_sample(run.host_memory)
             board = Board.open(run.board)
             slots, awaited = tuple(board.read_all()), board.read_awaited()
-            late_ranks = find_late_ranks(board, slots, history)
+            late_ranks = read_late_ranks(board, slots)
             memory = read_memory(board)
         except RunDirectoryError:
             slots = ()
@@ -432,23 +432,19 @@ def read_memory(board: Board) -> tuple[RankMemory | None, ...]:
     return tuple(board.rank_memory(place) for place in range(board.slots))
 
 
-def find_late_ranks(board: Board, slots: Sequence[Slot | None], history: History) -> tuple[LateRank, ...]:
+def read_late_ranks(board: Board, slots: Sequence[Slot | None]) -> tuple[LateRank, ...]:
     """Return the ranks on a board that are regularly late in this attempt.
 
     Args:
         board: of the run.
-        slots: its readings, by place.
-        history: knows the order of the data.
+        slots: its readings, by local rank.
     """
     if len(slots) < 2 or not board.has_full_size:
         return ()
-    by_rank = {slot.rank: slot for slot in slots if slot is not None}
     durations = {
         slot.rank: board.phase_histograms(place) for place, slot in enumerate(slots) if slot is not None
     }
-    call = history.calls.interrupted
-    order = ReadingOrder(call.data_order) if call is not None and call.data_order else ReadingOrder.unknown
-    return tuple(explain(find_stragglers(durations), by_rank, order))
+    return tuple(find_late_ranks(durations))
 
 
 def _is_directory(path: object) -> bool:

@@ -210,17 +210,16 @@ class Attempt:
             return None  # the next call of the script may have a lower number in the run
         self.committed = position
         self.growth.committed(lambda: self.read_memory(board))
-        self._watch_retries(commit.step, slots, board)
+        self._watch_retries(board)
         return commit
 
-    def _watch_retries(self, step: int, slots: Mapping[int, Slot | None], board: Board) -> None:
+    def _watch_retries(self, board: Board) -> None:
         if not self._has_devices:
             return
         memory = self.read_memory(board)
         # a rank that has measured nothing yet may have one
         self._has_devices = any(one.has_device or not one.readings for one in memory.values()) or not memory
-        tokens = sum(slot.tokens_generated for slot in slots.values() if slot is not None)
-        self.retries.committed(step, time.monotonic(), tokens, memory)
+        self.retries.committed(memory)
 
     def have_loaded(self, slots: Mapping[int, Slot | None]) -> bool:
         """Whether the ranks have loaded what they resume from: they have finished a step, or save already."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
+from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.history.recovery import RESTARTS, Action, Decision
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.rewards import FAILURES_TO_MOVE
@@ -25,7 +25,6 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output, RunConfig
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.attempt import Attempt, Exits
-from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
 from grpo_run.runtime.supervisor.memory.policy import MemoryDecision
 from grpo_run.runtime.supervisor.memory.tracing import JobTracer
@@ -232,21 +231,6 @@ class FaultHandler:
         sentence = f"{as_sentence(verdict.sentence)} Gave up: {as_sentence(decision.reason)}"
         advice = verdict.advice if verdict.shortage is not None else ()
         return Resolution(sentence=" ".join((sentence, *advice)))
-
-    def thrashing(self, attempt: Attempt) -> HangFinding | None:
-        """Report a rank whose allocator returns its caches in every step, once; return it if it is slow and can be helped.
-
-        A run that would be given up is left alone: it goes on, however slowly.
-        """
-        found = attempt.retries.found
-        if found is None or self._lifecycle.state is not RunState.running:
-            return None
-        self._reporter.warn_once(found.rank, "retried allocations", found.warning)
-        if not found.is_thrashing or not self._memory.can_change(
-            found.phase, several_nodes=attempt.on_several_nodes
-        ):
-            return None
-        return HangFinding(retries=found, began_at_seconds=time.monotonic())
 
     def _decide_memory(self, context: IncidentContext, verdict: Verdict) -> MemoryDecision | None:
         attempt, rank = context.attempt, verdict.culprit

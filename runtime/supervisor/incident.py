@@ -38,7 +38,6 @@ from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exit
 from grpo_run.watchdog.diagnosis.guards import diagnose_guard
 from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
 from grpo_run.watchdog.diagnosis.lost_peers import is_victim
-from grpo_run.watchdog.diagnosis.out_of_memory import diagnose_retries
 from grpo_run.watchdog.diagnosis.rewards import raised_reward
 from grpo_run.watchdog.evidence import collection, incident_files
 from grpo_run.watchdog.memory.host_kills import KernelKills
@@ -203,8 +202,6 @@ def _judge(
         return hangs.add_locations(verdict, gathered.stacks)
     if finding is not None and finding.deadlock is not None:
         return hangs.diagnose_deadlock(finding.deadlock, slots, gathered.stacks)
-    if finding is not None and finding.retries is not None:
-        return hangs.add_locations(diagnose_retries(finding.retries, slots), gathered.stacks)
     if finding is not None:
         assert finding.stall is not None
         return hangs.diagnose_stall(finding.stall, slots, gathered.stacks)

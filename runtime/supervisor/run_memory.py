@@ -23,7 +23,6 @@ from grpo_run.runtime.supervisor.memory.fallback_steps import (
     OutOfMemoryContext,
     PlanChange,
     Tracer,
-    next_change,
     no_traces,
 )
 from grpo_run.runtime.supervisor.memory.policy import (
@@ -32,7 +31,6 @@ from grpo_run.runtime.supervisor.memory.policy import (
     decide_out_of_memory,
     sentences,
 )
-from grpo_run.runtime.supervisor.memory.prediction import GPU_BYTES, DeviceFigures
 from grpo_run.runtime.supervisor.memory.returned import ReturnedMemory, visible_gpus
 from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.causes import Cause
@@ -120,25 +118,6 @@ class RunMemory:
             allow_degrade=self._config.allow_degrade,
         )
         return decide_out_of_memory(history, situation, self._trace)
-
-    def can_change(self, phase: MemoryPhase, *, several_nodes: bool) -> bool:
-        """Whether there is a change that lowers the peak of a phase and keeps the update exactly.
-
-        Args:
-            phase: whose peak is too high.
-            several_nodes: the run has ranks on other nodes.
-        """
-        facts = self._facts()
-        if facts is None or several_nodes or self._config.budget.failures_without_progress == 0:
-            return False
-        found = next_change(
-            phase,
-            facts,
-            self._history.memory.plan,
-            around=self._around(),
-            device=DeviceFigures(capacity_bytes=GPU_BYTES, unallocated_bytes=None),
-        )
-        return isinstance(found, PlanChange) and not found.inexact
 
     def _around(self) -> OutOfMemoryContext:
         return OutOfMemoryContext(

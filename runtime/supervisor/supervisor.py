@@ -322,6 +322,9 @@ class Supervisor:
         self.lifecycle.fire(RunEvent.step_committed)
         event = commit.as_event(wall_time=time.time(), now_seconds=time.monotonic())
         self._reporter.write("step_committed", **event)
+        retried = self.attempt.retries.warning
+        if retried is not None:
+            self._reporter.warn_once(retried[0], "retried allocations", retried[1])
 
     def _check_for_hangs(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Directive:
         """No rank has failed: check whether one hangs, or takes too long to stop."""
@@ -331,7 +334,7 @@ class Supervisor:
                 return self._end(RunEvent.stopped, stop_code(self.history))
             self.stop.signalled.send(ranks, time.monotonic())
             return Directive.monitor
-        finding = self._hangs.poll(slots) or self._faults.thrashing(self.attempt)
+        finding = self._hangs.poll(slots)
         return Directive.monitor if finding is None else self._handle_fault(ranks, slots, finding)
 
     def _report_slow_stop(self, ranks: RankGroup) -> None:

@@ -43,7 +43,7 @@ MODULES = {
     "watchdog/diagnosis/hangs.py": "tests/unit/watchdog/diagnosis/exits",
     "watchdog/waits/proof.py": "tests/unit/watchdog/waits",
     "watchdog/stalls/step_clock.py": "tests/unit/watchdog/stalls/detection",
-    "watchdog/stalls/late_ranks.py": "tests/unit/watchdog/stalls/detection",
+    "watchdog/stalls/late_ranks.py": "tests/unit/watchdog/stalls/test_late_ranks.py",
     "watchdog/learning_guards.py": "tests/unit/watchdog",
 }
 """The pure deciders, and the tests that must notice a change."""

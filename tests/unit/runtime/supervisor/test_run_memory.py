@@ -13,7 +13,7 @@ from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.launch.config import Budget, RunConfig
+from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.files import write_facts
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.run_memory import RunMemory, config_for_ranks, signature_with_plan
@@ -163,18 +163,3 @@ def test_a_plan_that_the_user_gives_is_where_the_changes_begin_and_is_kept(tmp_p
         later.memory.begin_attempt()
         assert later.history.memory.plan == expected
         later.live.journal.close()
-
-
-def test_a_slow_run_is_interrupted_only_for_a_change_that_keeps_the_update(tmp_path: Path) -> None:
-    """Without facts, on several nodes, without a fallback step left, and where nothing is restarted, it goes on."""
-    run = Supervised(tmp_path / "run")
-    phase = MemoryPhase.backward
-    assert not run.memory.can_change(phase, several_nodes=False)
-    write_facts(run.run.path, facts())
-    assert run.memory.can_change(phase, several_nodes=False)
-    assert not run.memory.can_change(phase, several_nodes=True)
-    write_facts(run.run.path, facts(dropout=True))
-    assert not run.memory.can_change(phase, several_nodes=False)
-    never = Supervised(tmp_path / "never", budget=Budget(failures_without_progress=0))
-    write_facts(never.run.path, facts())
-    assert not never.memory.can_change(phase, several_nodes=False)
