@@ -18,7 +18,7 @@ from grpo_run.runtime.errors import EXIT_FINISHED
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import Journal, read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.status import lacks_model_of_script, model_place, summarize
+from grpo_run.runtime.history.summary import lacks_model_of_script, model_place, summarize
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.ownership import (
     EARLIER,

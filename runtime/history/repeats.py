@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from grpo_run.runtime.history.history_parts import StepTimes
+from grpo_run.runtime.history.progress import StepTimes
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.watchdog.text import duration_text
 from grpo_run.watchdog.verdict import KEY_SEPARATOR

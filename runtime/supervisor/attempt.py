@@ -18,7 +18,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_STOPPED
 from grpo_run.runtime.files import NO_SPACE_ERRNOS
 from grpo_run.runtime.history.attempt_files import AttemptFiles
-from grpo_run.runtime.history.history_parts import Commit, newest_commit
+from grpo_run.runtime.history.progress import Commit, newest_commit
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output
 from grpo_run.runtime.processes.ranks import RankGroup
@@ -125,7 +125,7 @@ class Attempt:
         run: the run directory.
         number: of the attempt, 0 for the first one of the run.
         warn: receives (rank, text) for warnings about exits.
-        rank_of_place: global rank by place; a place is a local rank, and the index of its slot on the board.
+        rank_of_local_rank: global rank by local rank, which is the index of its slot on the board.
         world_size: number of ranks on all nodes.
     """
 
@@ -135,13 +135,13 @@ class Attempt:
         number: int,
         *,
         warn: Callable[[int, str], None],
-        rank_of_place: Mapping[int, int] = MappingProxyType({}),
+        rank_of_local_rank: Mapping[int, int] = MappingProxyType({}),
         world_size: int = 0,
     ) -> None:
         self.number = number
         self.files = AttemptFiles(run, number)
-        self.rank_of_place = dict(rank_of_place)
-        self.place_of_rank = {rank: place for place, rank in self.rank_of_place.items()}
+        self.rank_of_local_rank = dict(rank_of_local_rank)
+        self.local_rank_of = {rank: local for local, rank in self.rank_of_local_rank.items()}
         self.world_size = world_size
         self.exits = Exits(self.files, warn)
         self.timeline = PhaseTimeline()
@@ -155,23 +155,23 @@ class Attempt:
     @property
     def on_several_nodes(self) -> bool:
         """Whether other nodes have ranks too."""
-        return self.world_size > len(self.rank_of_place)
+        return self.world_size > len(self.rank_of_local_rank)
 
     def outputs(self, output: Output) -> dict[tuple[int, int], Path]:
         """The files that the local ranks print to, by rank and descriptor: 1, and 2 where that has one of its own."""
-        files = {(rank, 1): self.files.log(rank) for rank in self.place_of_rank}
+        files = {(rank, 1): self.files.log(rank) for rank in self.local_rank_of}
         if output is Output.apart:
-            files |= {(rank, 2): self.files.errors(rank) for rank in self.place_of_rank}
+            files |= {(rank, 2): self.files.errors(rank) for rank in self.local_rank_of}
         return files
 
     @property
     def sockets(self) -> dict[int, str]:
         """The path of the worker server's socket of each local rank."""
-        return {rank: str(self.files.socket(rank)) for rank in self.place_of_rank}
+        return {rank: str(self.files.socket(rank)) for rank in self.local_rank_of}
 
     def by_rank(self, pids: Mapping[int, int]) -> dict[int, int]:
-        """Return process ids by global rank, from process ids by place."""
-        return {self.rank_of_place[place]: pid for place, pid in pids.items()}
+        """Return process ids by global rank, from process ids by local rank."""
+        return {self.rank_of_local_rank[local_rank]: pid for local_rank, pid in pids.items()}
 
     def make_files(self, notify: Callable[[str], None]) -> None:
         """Create the directory of the attempt, elsewhere if the disk of the run does not take it.
@@ -192,11 +192,11 @@ class Attempt:
     def read_slots(self, board: Board) -> dict[int, Slot | None]:
         """Read the slot of every local rank; None for one that cannot be read."""
         slots = board.read_all()
-        return {rank: slots[place] for place, rank in self.rank_of_place.items()}
+        return {rank: slots[local] for local, rank in self.rank_of_local_rank.items()}
 
     def read_memory(self, board: Board) -> dict[int, RankMemory]:
         """Read what the local ranks have measured of their memory."""
-        found = {rank: board.rank_memory(place) for place, rank in self.rank_of_place.items()}
+        found = {rank: board.rank_memory(local) for local, rank in self.rank_of_local_rank.items()}
         return {rank: memory for rank, memory in found.items() if memory is not None}
 
     def new_commit(self, slots: Mapping[int, Slot | None], board: Board) -> Commit | None:

@@ -85,7 +85,7 @@ def other_failures(attempt: Attempt, verdict: Verdict) -> dict[str, list[int]]:
     A rank that has written its error is listed although its process may not have exited yet.
     """
     failed = {exit.rank: exit.error for exit in attempt.exits.failed}
-    for rank in attempt.place_of_rank.keys() - {exit.rank for exit in attempt.exits.seen}:
+    for rank in attempt.local_rank_of.keys() - {exit.rank for exit in attempt.exits.seen}:
         error = attempt.files.read_error(rank)
         if error is not None:
             failed[rank] = error

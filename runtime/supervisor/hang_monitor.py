@@ -95,7 +95,7 @@ class HangMonitor:
         self._awaited_shown = (None, -math.inf)
         self._step = StepClock(self.detector.settings, time.monotonic())
         self.detector.phase_durations.earlier_attempts = self._history.phases.durations()
-        self.detector.begin_attempt(board, attempt.place_of_rank, pids, attempt.sockets, attempt.world_size)
+        self.detector.begin_attempt(board, attempt.local_rank_of, pids, attempt.sockets, attempt.world_size)
 
     def poll(self, slots: Mapping[int, Slot | None]) -> HangFinding | None:
         """Scan once and report. Returns a confirmed hang, or None."""

@@ -253,7 +253,7 @@ class HostWatch:
         return (
             not self._stop.requested
             and self._config.budget.failures_without_progress > 0
-            and attempt.world_size == len(attempt.place_of_rank)
+            and attempt.world_size == len(attempt.local_rank_of)
             and self._stop.means(attempt, slots) is StopMeans.vote
         )
 

@@ -127,7 +127,7 @@ def investigate(run: RunDirectory, context: IncidentContext) -> IncidentOutcome:
     if finding is None:
         # before stacks: the survivors of a broken collective exit within milliseconds
         try:
-            exited = {rank: rank not in alive for rank in attempt.place_of_rank}
+            exited = {rank: rank not in alive for rank in attempt.local_rank_of}
             positions = detector.positions(slots, exited=exited)
         except OSError as error:
             missing.append(f"collective records could not be read: {error}")
@@ -177,13 +177,13 @@ def _with_final_positions(
 
     Their collective log on the board is complete once the process has exited.
     """
-    places = context.attempt.place_of_rank
+    local_ranks = context.attempt.local_rank_of
     silent = {rank for rank, position in (positions or {}).items() if position.records is None}
     alive = set(context.ranks.alive)
-    dead = {rank for rank in silent if places[rank] not in alive}
+    dead = {rank for rank in silent if local_ranks[rank] not in alive}
     if not positions or not dead:
         return positions
-    exited = {rank: place not in alive for rank, place in places.items()}
+    exited = {rank: local_rank not in alive for rank, local_rank in local_ranks.items()}
     final = context.detector.positions(slots, exited=exited)
     return {rank: final[rank] if rank in dead else position for rank, position in positions.items()}
 
@@ -195,7 +195,7 @@ def _judge(
     gathered: collection.Evidence,
 ) -> Verdict:
     finding, exits = context.finding, context.attempt.exits
-    raising = exits.raising(context.attempt.place_of_rank)
+    raising = exits.raising(context.attempt.local_rank_of)
     short = [exit for exit in raising if shortage_of(exit.error, None) is not None]
     if finding is not None and short:  # the others wait for a rank that has ended
         verdict = diagnose_exits(short, slots, best_position=context.best_position)

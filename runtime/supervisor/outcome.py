@@ -18,7 +18,7 @@ from typing import NamedTuple
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
-from grpo_run.runtime.history.status import lacks_model_of_script, model_place, summarize
+from grpo_run.runtime.history.summary import lacks_model_of_script, model_place, summarize
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.injections import Injection, remaining
 from grpo_run.runtime.processes.agent import Directive
@@ -149,7 +149,7 @@ class RunEnd:
         if left_out and left_out not in sentence:
             sentence = f"{sentence} {left_out}"
             self._reporter.write("warning", text=left_out)
-        excluded = history.exclusions.summary
+        excluded = history.masked.summary
         sentence = " ".join(
             filter(None, (sentence, missed, excluded and f"Excluded from the loss: {excluded}."))
         )
@@ -209,7 +209,7 @@ class RunEnd:
             return ""
         history = self._live.history
         missed = never_happened(self._config.injections, history.injections_fired, ranks=ranks)
-        counted = history.counts_steps or not history.own.seen
+        counted = history.counts_steps or not history.no_trainer.seen
         return sentence(missed, history.step, counted=counted)
 
 
@@ -272,7 +272,7 @@ class RunOutcome:
         """
         self.exit_code = exit_code  # also if what follows fails
         self.exit_code, self.sentence = self._run_end.end(
-            event, exit_code, sentence, step=attempt.committed[1], ranks=attempt.place_of_rank
+            event, exit_code, sentence, step=attempt.committed[1], ranks=attempt.local_rank_of
         )
         return self.directive
 

@@ -33,7 +33,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.own_training import OwnTraining
+from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
 from grpo_run.runtime.history.recovery import Action, Decision, Recovery, fails_to_resume
 from grpo_run.runtime.history.repeats import repeats, what_of
 from grpo_run.runtime.history.train_calls import TrainCalls
@@ -115,7 +115,7 @@ def _earlier_trips(history: History, trip: Trip, call: int) -> list[Recovery]:
 
 
 def expected_start(
-    calls: TrainCalls, own: OwnTraining, *, trained: bool, now: float, in_memory: bool = True
+    calls: TrainCalls, own: NoTrainerScript, *, trained: bool, now: float, in_memory: bool = True
 ) -> str:
     """Return from where the next attempt continues.
 
@@ -206,7 +206,7 @@ def decide(
     ):
         return Decision(action=Action.restart, reason=start_of(history))
     if (
-        (trained or history.own.checkpoint is not None)
+        (trained or history.no_trainer.checkpoint is not None)
         and _deserves_patience(history, verdict)
         and budget.failures_without_progress > 0
     ):
@@ -226,7 +226,7 @@ def decide(
         )
     if verdict.deterministic and repeated:
         where = "when the script started" if verdict.starting else "at the same step"
-        if history.own.current or verdict.phase in OUTSIDE_STEPS:
+        if history.no_trainer.current or verdict.phase in OUTSIDE_STEPS:
             where = "at the same place"
         return _stop(f"the same failure occurred again {where}")
     same_bug = repeats(history.recoveries[history.recoveries_at_start :], history.steps)
@@ -236,8 +236,10 @@ def decide(
     if failures > budget.failures_without_progress:
         plural = "" if failures == 1 else "s"
         since = " without a newer checkpoint"
-        if history.own.seen and not trained:
-            since = f"{since} of the script's own" if history.own.checkpoint else ", and nothing is saved"
+        if history.no_trainer.seen and not trained:
+            since = (
+                f"{since} of the script's own" if history.no_trainer.checkpoint else ", and nothing is saved"
+            )
         limit = budget.failures_without_progress
         return _stop(f"{failures} failure{plural} in a row{since} (budget {limit})")
     start = start_of(history)
@@ -284,7 +286,7 @@ def why_not_finished(
     if unsaved:
         return f"{ended}{at}, but {unsaved}"
     if missed_fault:
-        return f"{ended}{'' if history.own.seen else at}, but --strict-drills asks for all injected faults."
+        return f"{ended}{'' if history.no_trainer.seen else at}, but --strict-drills asks for all injected faults."
     return f"{left_out} --require-resume is set." if left_out and require_resume else ""
 
 
@@ -294,7 +296,7 @@ def _stop(reason: str) -> Decision:
 
 def _is_before_first_step(history: History, verdict: Verdict) -> bool:
     """Whether the script, which uses a Trainer or a loop, has raised before the first step that the run ever took."""
-    own, call = history.own, history.calls.interrupted
+    own, call = history.no_trainer, history.calls.interrupted
     began_after = call.reached if call is not None else 0  # another run's checkpoint
     return (
         bool(verdict.repeat_key)
@@ -335,7 +337,9 @@ def start_of(history: History) -> str:
     # after host memory has run out, the snapshot is written to disk and its memory freed (`HostWatch.spares_memory`)
     from_disk = last is not None and (last.resuming or last.cause == Cause.host_oom)
     now = history.time.last or 0.0
-    return expected_start(history.calls, history.own, trained=trained, now=now, in_memory=not from_disk)
+    return expected_start(
+        history.calls, history.no_trainer, trained=trained, now=now, in_memory=not from_disk
+    )
 
 
 def _after(start: str, delay_seconds: float) -> str:

@@ -34,8 +34,8 @@ DECIDERS = {
     "runtime": {"call_names", "errors"},
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
-        "exclusions", "history", "history_parts", "lifecycle", "lost_checkpoints", "memory_findings",
-        "own_training", "quarantine", "recovery", "repeats", "rewards", "train_calls",
+        "history", "progress", "sample_masking", "lifecycle", "lost_checkpoints", "memory_findings",
+        "no_trainer_script", "quarantine", "recovery", "repeats", "rewards", "train_calls",
     },
     "runtime.launch": {"config", "guard_options", "injections", "script", "sources"},
     "runtime.memory": {"closed_form", "facts", "plan"},
@@ -44,7 +44,7 @@ DECIDERS = {
     "runtime.rank.rollouts": {"forecast_fit"},
     "runtime.rank.saving": {"cadence"},
     "runtime.snapshots": {"drain_messages"},
-    "runtime.supervisor": {"own_saves", "policy", "stop_means"},
+    "runtime.supervisor": {"policy", "stop_means"},
     "runtime.supervisor.memory": {"allocator", "fallback_steps", "policy", "prediction"},
     "watchdog.evidence": {"source", "stacks", "timeline"},
 }  # fmt: skip

@@ -25,7 +25,7 @@ class ProcessFacts:
     `state` is the letter of /proc/PID/stat: R, S, D, T, Z. `cpu_seconds` (user and system) and `io_bytes`
     (read and written, without `send` and `recv`) are sums over the session. `heartbeat_age_seconds` is how
     long ago a Python thread of the rank last ran; NaN if unknown. `quiet_seconds` is for how long neither the slot
-    changed nor the family did anything; 0 if it works or if that is unknown. `connected`: a connection to a process
+    changed nor the process tree did anything; 0 if it works or if that is unknown. `connected`: a connection to a process
     outside the job, or a device, was open meanwhile; None if unknown. `frozen_seconds` is for how long the
     interpreter has not run because it is stopped or because one of its threads keeps running; 0 otherwise.
     """

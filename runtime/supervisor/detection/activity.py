@@ -13,13 +13,13 @@ import math
 import os
 from collections.abc import Mapping
 
-from grpo_run.runtime.processes import usage as families
+from grpo_run.runtime.processes import usage as process_usage
 from grpo_run.runtime.supervisor.detection import connections
 from grpo_run.runtime.upstream import process_names
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import SESSION_PHASES, Slot
 from grpo_run.watchdog.stalls.observed import HEARTBEAT_LATE_SECONDS, ProcessFacts
-from grpo_run.watchdog.stalls.process_clocks import FamilyReading, FrozenClock, QuietClock, ThreadReading
+from grpo_run.watchdog.stalls.process_clocks import FrozenClock, QuietClock, ThreadReading, TreeReading
 
 BUSY_FRACTION = 0.05
 """Share of one core; an idle interpreter with its heartbeat uses 0.1 %, a logger beside it less than this."""
@@ -28,9 +28,9 @@ BUSY_SECONDS = 0.03
 MOVED_BYTES = 64 * 1024
 """Bytes between two readings; a logger writes less, a shard or a checkpoint more."""
 STILL_SECONDS = 4.0
-"""The family of a rank is read once its slot has not changed for this long."""
+"""The tree of a rank is read once its slot has not changed for this long."""
 READ_SECONDS = 2.0
-"""Interval between two readings of families, which cost a scan of /proc."""
+"""Interval between two readings of trees, which cost a scan of /proc."""
 LOOKS_PER_FLOOR = 12
 """Looks at threads and connections of a rank that may be quiet, which cost ten times as much as a reading."""
 FROZEN_READ_SECONDS = 1.9
@@ -47,7 +47,7 @@ class RankActivity:
     """Last activity of each rank in one attempt.
 
     Args:
-        floor_seconds: shortest time after which a quiet rank may be hung; with a low one, families are read more
+        floor_seconds: shortest time after which a quiet rank may be hung; with a low one, trees are read more
             often.
         now: monotonic seconds; the time before it was not observed and counts for nothing.
     """
@@ -63,7 +63,7 @@ class RankActivity:
         self._long_seconds = floor_seconds / 2
         self._next_reading_at = 0.0
         self._collectives_issued: dict[int, int] = {}
-        self._usage: dict[int, tuple[float, families.FamilyUsage]] = {}
+        self._usage: dict[int, tuple[float, process_usage.TreeUsage]] = {}
         self._active_at: dict[int, float] = {}
         self._computing_at: dict[int, float] = {}
         self._seen_at: dict[int, float] = {}
@@ -84,7 +84,7 @@ class RankActivity:
         return self._computing_at.get(rank, 0.0)
 
     def is_busy(self, rank: int, now: float) -> bool | None:
-        """Whether the rank's family has worked during the last seconds, in any phase; None if unknown."""
+        """Whether the rank's process tree has worked during the last seconds, in any phase; None if unknown."""
         if now - self._seen_at.get(rank, -math.inf) < RECENT_SECONDS:
             return True
         since = self._quiet.get(rank, QuietClock()).since_seconds
@@ -108,7 +108,7 @@ class RankActivity:
         if now - self._connections_at < 1.0:
             return
         self._connections_at = now
-        found = families.find_families(pids.values())
+        found = process_usage.find_process_trees(pids.values())
         self._note(_read_connections({rank: found[pid] for rank, pid in pids.items()}), now)
 
     def restart(self, now: float) -> None:
@@ -134,7 +134,7 @@ class RankActivity:
     ) -> dict[int, ProcessFacts | None]:
         """Read the ranks' processes; None for a rank that cannot be read.
 
-        Families are read only for ranks that have been in a phase for a while, all of them with one scan of /proc,
+        Process trees are read only for ranks that have been in a phase for a while, all of them with one scan of /proc,
         and not at every call.
 
         Args:
@@ -142,7 +142,7 @@ class RankActivity:
         """
         if now >= self._next_reading_at:
             self._next_reading_at = now + self._read_seconds
-            self._read_families(slots, pids, still, now)
+            self._read_trees(slots, pids, still, now)
         return {
             rank: self._facts(slot, pids.get(rank), still.get(rank, 0.0), now) for rank, slot in slots.items()
         }
@@ -182,7 +182,7 @@ class RankActivity:
         read_at, clock = self._frozen.get(rank, (-math.inf, FrozenClock()))
         stopped = clock.stopped_since_seconds is not None
         if now - read_at >= (STOPPED_READ_SECONDS if stopped else FROZEN_READ_SECONDS):
-            threads = families.read_threads([pid])
+            threads = process_usage.read_threads([pid])
             clock = clock.after(
                 {
                     number: ThreadReading(one.state, one.cpu_seconds)
@@ -193,7 +193,7 @@ class RankActivity:
             self._frozen[rank] = now, clock
         return clock.frozen(stopped=state == "T")
 
-    def _read_families(
+    def _read_trees(
         self,
         slots: Mapping[int, Slot | None],
         pids: Mapping[int, int],
@@ -216,8 +216,8 @@ class RankActivity:
         if not leaders:
             return
         # also of ranks that are at work: a connection to one of them is inside the job
-        found = families.find_families(pids.values())
-        usages = {rank: families.read_family(found[pid]) for pid, rank in leaders.items()}
+        found = process_usage.find_process_trees(pids.values())
+        usages = {rank: process_usage.read_tree_usage(found[pid]) for pid, rank in leaders.items()}
         closer: dict[int, list[int]] = {}
         if now >= self._next_look_at:
             self._next_look_at = now + self._look_seconds
@@ -245,7 +245,7 @@ class RankActivity:
             if one is None or one.outside:
                 self._outside_at[rank] = now
 
-    def _compare(self, rank: int, slot: Slot, usage: families.FamilyUsage | None, now: float) -> None:
+    def _compare(self, rank: int, slot: Slot, usage: process_usage.TreeUsage | None, now: float) -> None:
         """Compare with the last reading, and record what counts as activity in the rank's phase."""
         before = self._usage.pop(rank, None)
         if usage is None:
@@ -263,7 +263,7 @@ class RankActivity:
 def _read_connections(
     members: Mapping[int, list[int]],
 ) -> dict[int, connections.Connections | None]:
-    """Connections by rank, from the members of all ranks' families.
+    """Connections by rank, from the members of all ranks' trees.
 
     Ranks inherit from the supervisor or from its forkserver. Its other children may be orphans of a rank's helpers.
     """
@@ -272,15 +272,15 @@ def _read_connections(
 
 
 def _reading(
-    usage: families.FamilyUsage | None,
+    usage: process_usage.TreeUsage | None,
     closer: list[int] | None,
     connected: connections.Connections | None,
-) -> FamilyReading | None:
+) -> TreeReading | None:
     if usage is None:
         return None
     runnable = None
     if closer is not None:
-        threads = families.read_threads(closer)
+        threads = process_usage.read_threads(closer)
         if threads is None or any(thread.state == "t" for thread in threads.values()):
             return None  # a debugger holds a thread: whoever uses it decides
         runnable = frozenset(
@@ -288,7 +288,7 @@ def _reading(
             for number, thread in threads.items()
             if thread.state == "R" and thread.name not in WAITING_THREADS
         )
-    return FamilyReading(
+    return TreeReading(
         members=usage.members,
         cpu_seconds=usage.cpu_seconds,
         io_bytes=usage.io_bytes,

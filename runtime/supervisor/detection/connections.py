@@ -1,4 +1,4 @@
-"""Connections of a rank's family to processes outside the job, from the kernel's socket tables (sock_diag(7)).
+"""Connections of a rank's process tree to processes outside the job, from the kernel's socket tables (sock_diag(7)).
 
 The kernel knows the other end of every socket on this machine: a connection between two ranks, to a rank's own
 helper or to the supervisor is inside the job; one to another machine or to any other process is outside. It also
@@ -54,19 +54,19 @@ class Connections:
 
 
 def read_connections(
-    families: Mapping[int, Collection[int]], *, supervisor: Collection[int]
+    trees: Mapping[int, Collection[int]], *, supervisor: Collection[int]
 ) -> dict[int, Connections | None]:
-    """Return the connections of each family.
+    """Return the connections of each process tree.
 
     Args:
-        families: processes by rank. All of them are inside the job.
+        trees: processes by rank. All of them are inside the job.
         supervisor: further processes that are inside the job. What a rank has inherited from them is not its own.
     """
     tables = read_socket_tables()
-    files = {rank: _open_files(members) for rank, members in families.items()}
+    files = {rank: _open_files(members) for rank, members in trees.items()}
     inherited = _open_files(supervisor)
     if tables is None or inherited is None:
-        return dict.fromkeys(families)
+        return dict.fromkeys(trees)
     inside = set(inherited.sockets)
     for of_rank in files.values():
         if of_rank is not None:

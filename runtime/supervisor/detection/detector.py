@@ -63,20 +63,24 @@ class HangDetector:
     def begin_attempt(
         self,
         board: Board,
-        places: Mapping[int, int],
+        local_ranks: Mapping[int, int],
         pids: Mapping[int, int],
         sockets: Mapping[int, str],
         world_size: int,
     ) -> None:
         """Discard everything observed in the last attempt.
 
-        `places` (slot indices), `pids` and `sockets` are by rank.
+        `local_ranks` (slot indices), `pids` and `sockets` are by rank.
         """
         now = self._clock()
         self._ranks = LocalRanks(
-            board=board, places=dict(places), pids=dict(pids), sockets=dict(sockets), world_size=world_size
+            board=board,
+            local_ranks=dict(local_ranks),
+            pids=dict(pids),
+            sockets=dict(sockets),
+            world_size=world_size,
         )
-        self.phase_durations.begin_attempt(board, places)
+        self.phase_durations.begin_attempt(board, local_ranks)
         self._movement = SlotMovement()
         self._records = CollectiveRecords(self._ranks, self._clock)
         self._deadlocks = DeadlockDetector(self._ranks, self._movement, self._records)
@@ -178,5 +182,5 @@ class HangDetector:
             rank: self._records.position(
                 rank, slots.get(rank), recorded.get(rank), exited=exited.get(rank, False)
             )
-            for rank in self._ranks.places
+            for rank in self._ranks.local_ranks
         }

@@ -11,12 +11,12 @@ from grpo_run.runtime.board.board import Board
 class LocalRanks:
     """Where to read each rank of this node; all mappings are by global rank.
 
-    `places` is the index of each rank's slot. `pids` and `sockets` (of torch's worker servers) lose a rank
+    `local_ranks` is the index of each rank's slot. `pids` and `sockets` (of torch's worker servers) lose a rank
     when its process exits. `world_size` counts the ranks of all nodes.
     """
 
     board: Board
-    places: dict[int, int]
+    local_ranks: dict[int, int]
     pids: dict[int, int]
     sockets: dict[int, str]
     world_size: int
@@ -24,7 +24,7 @@ class LocalRanks:
     @property
     def are_whole_world(self) -> bool:
         """Whether no rank runs on another node."""
-        return len(self.places) == self.world_size
+        return len(self.local_ranks) == self.world_size
 
     def remove(self, rank: int) -> None:
         """Forget the process of a rank that has exited; its slot stays readable."""

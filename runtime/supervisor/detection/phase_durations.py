@@ -31,10 +31,10 @@ class PhaseDurations:
     def __init__(self) -> None:
         self.earlier_attempts: dict[PhaseKey, Durations] = {}
 
-    def begin_attempt(self, board: Board, places: Mapping[int, int]) -> None:
-        """Discard the last attempt. `places` is the slot index of each rank."""
+    def begin_attempt(self, board: Board, local_ranks: Mapping[int, int]) -> None:
+        """Discard the last attempt. `local_ranks` is the slot index of each rank."""
         self._board = board
-        self._places = dict(places)
+        self._local_ranks = dict(local_ranks)
         self._cached: tuple[float, LearnedPhases] | None = None
         self._ended: tuple[PhaseKey, float] | None = None
 
@@ -42,7 +42,9 @@ class PhaseDurations:
         """Return each rank's durations in this attempt; empty if the board was truncated."""
         if not self._board.has_full_size:
             return {}
-        return {rank: self._board.phase_histograms(place) for rank, place in self._places.items()}
+        return {
+            rank: self._board.phase_histograms(local_rank) for rank, local_rank in self._local_ranks.items()
+        }
 
     def merged(self) -> dict[PhaseKey, Durations]:
         """Return the durations of all ranks and attempts, including the current one."""

@@ -146,7 +146,7 @@ class WaitDetector:
                 return {}
             if pid is None:
                 continue  # it has exited
-            log = self._ranks.board.copy_log(self._ranks.places[rank])
+            log = self._ranks.board.copy_log(self._ranks.local_ranks[rank])
             waits = collective_log.may_be_in_collective(log, slot.collectives_issued)
             # a wait for a device uses the CPU
             if not waits and processes.read_state(pid) not in ("S", "T"):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.journal import Journal, read_newest
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.rollouts.repeated_masking import (
     EVENT,
     EarlierExclusions,

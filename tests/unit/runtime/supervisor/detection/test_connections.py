@@ -69,8 +69,8 @@ def test_a_fresh_rank_is_a_child_of_the_supervisor_and_its_connections_are_its_o
 
 def of(pid: int, supervisor: list[int], *others: int) -> Connections:
     """The connections of a rank, with other ranks and the supervisor."""
-    families = {0: [pid], **{number: [other] for number, other in enumerate(others, 1)}}
-    found = read_connections(families, supervisor=supervisor)[0]
+    trees = {0: [pid], **{number: [other] for number, other in enumerate(others, 1)}}
+    found = read_connections(trees, supervisor=supervisor)[0]
     assert found is not None
     return found
 

@@ -46,7 +46,7 @@ class Ranks:
             self.recorders.append(Recorder(own.writer(rank, rank=rank, pid=100 + rank, attempt=0)))
             self.groups.append(self.connect(rank, own))
         self.local = LocalRanks(
-            board=self.board, places={0: 0, 1: 1}, pids={0: 100, 1: 101}, sockets={}, world_size=2
+            board=self.board, local_ranks={0: 0, 1: 1}, pids={0: 100, 1: 101}, sockets={}, world_size=2
         )
         self.records = CollectiveRecords(self.local, time.monotonic)
         self.threads: list[threading.Thread] = []

@@ -66,7 +66,7 @@ class World:
             writer.state = RankState.training
             writer.enter(Phase.reward)
         local = LocalRanks(
-            board=self.board, places={0: 0, 1: 1}, pids={0: 100, 1: 101}, sockets={}, world_size=2
+            board=self.board, local_ranks={0: 0, 1: 1}, pids={0: 100, 1: 101}, sockets={}, world_size=2
         )
         self.movement = SlotMovement()
         self.detector = WaitDetector(local, self.movement, self._overdue_at, 300.0)
