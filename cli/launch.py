@@ -25,7 +25,7 @@ from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.recovery import fails_to_resume
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.inputs import commit_of
-from grpo_run.runtime.processes import fresh_interpreter
+from grpo_run.runtime.processes.starting import interpreter_command
 from grpo_run.runtime.registry import register, registry_folder
 from grpo_run.runtime.supervisor import last_resort
 
@@ -67,7 +67,7 @@ def _start_over(launch: LaunchCommand, environment: dict[str, str]) -> NoReturn:
     )
     sys.stdout.flush()
     sys.stderr.flush()
-    command = fresh_interpreter.command(f"{__name__}:main_of_new_run")
+    command = interpreter_command(f"{__name__}:main_of_new_run")
     words = [*command, str(config.starts_over + 1), *launch.typed]
     os.execve(command[0], words, environment)
 

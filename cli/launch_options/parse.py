@@ -28,7 +28,7 @@ from grpo_run.runtime.launch.injections import parse_all
 from grpo_run.runtime.launch.resolution import reason_for_fresh_interpreters
 from grpo_run.runtime.launch.script import source_of
 from grpo_run.runtime.launch.sources import ScriptSource, local_modules
-from grpo_run.runtime.processes.named_signals import parse_signals
+from grpo_run.runtime.processes.starting import parse_signals
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.runtime.upstream.versions import check_versions
 

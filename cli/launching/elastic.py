@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from grpo_run.cli.launch_options.parse import LaunchCommand
 from grpo_run.cli.launch_options.processes import node_range
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.processes.named_signals import VARIABLE
+from grpo_run.runtime.processes.starting import VARIABLE
 from grpo_run.runtime.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:

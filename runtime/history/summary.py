@@ -13,7 +13,7 @@ from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.history import no_trainer_script
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.repeats import most_repeated
+from grpo_run.runtime.history.recovery import most_repeated
 
 
 def summarize(state: str, history: History, exit_code: int | None = None) -> str:

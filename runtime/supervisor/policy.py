@@ -10,7 +10,7 @@ never given up for the number of its faults; one without progress ends. A failur
 (the same error, or the same proved wait, at the same line and step) causes one restart only, unless the
 next attempt differs: a reward function that failed twice at one step runs in a worker, and prompts on which
 generation or rewards failed twice are replaced. The same exception at the same line of other steps ends a
-run that does little else (`runtime/history/repeats.py`).
+run that does little else (`runtime/history/recovery.py`).
 
 An exception of the script before the run's first step ends it at once: there is nothing to lose. The same
 exception twice while the script resumes ends it too. Another failed start is tried once more before any
@@ -34,8 +34,7 @@ from pathlib import Path
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
-from grpo_run.runtime.history.recovery import Action, Decision, Recovery, fails_to_resume
-from grpo_run.runtime.history.repeats import repeats, what_of
+from grpo_run.runtime.history.recovery import Action, Decision, Recovery, fails_to_resume, repeats, what_of
 from grpo_run.runtime.history.train_calls import TrainCalls
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.watchdog.causes import Cause, Origin

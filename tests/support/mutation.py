@@ -38,7 +38,6 @@ MODULES = {
     "watchdog/deadlocks/positions.py": "tests/unit/watchdog/deadlocks/proof",
     "watchdog/deadlocks/proof.py": "tests/unit/watchdog/deadlocks/proof",
     "watchdog/deadlocks/collectives.py": "tests/unit/watchdog/deadlocks/proof",
-    "watchdog/deadlocks/threads.py": "tests/unit/watchdog/deadlocks/test_threads.py",
     "watchdog/deadlocks/culprit.py": "tests/unit/watchdog/deadlocks/proof",
     "watchdog/diagnosis/hangs.py": "tests/unit/watchdog/diagnosis/exits",
     "watchdog/waits/proof.py": "tests/unit/watchdog/waits",

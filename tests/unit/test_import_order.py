@@ -35,7 +35,7 @@ DECIDERS = {
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
         "history", "progress", "sample_masking", "lifecycle", "lost_checkpoints", "memory_findings",
-        "no_trainer_script", "quarantine", "recovery", "repeats", "rewards", "train_calls",
+        "no_trainer_script", "quarantine", "recovery", "rewards", "train_calls",
     },
     "runtime.launch": {"config", "guard_options", "injections", "script", "sources"},
     "runtime.memory": {"closed_form", "facts", "plan"},

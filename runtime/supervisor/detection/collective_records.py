@@ -21,9 +21,8 @@ from pydantic import ValidationError
 from grpo_run.runtime.board import collective_log
 from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
 from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective, CollectiveProgress
-from grpo_run.watchdog.deadlocks.positions import Position
+from grpo_run.watchdog.deadlocks.positions import THREADS_HANDLER, Position, ThreadReport
 from grpo_run.watchdog.deadlocks.recording import merge, parse_recording
-from grpo_run.watchdog.deadlocks.threads import THREADS_HANDLER, ThreadReport
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 
 MAX_ANSWER_BYTES = 1024 * 1024

@@ -22,9 +22,7 @@ from grpo_run.runtime.supervisor.detection.collective_records import CollectiveR
 from grpo_run.runtime.supervisor.detection.deadlock_detector import DeadlockDetector
 from grpo_run.runtime.supervisor.detection.exit_hangs import ExitHangDetector, Observe
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
-from grpo_run.runtime.supervisor.detection.phase_durations import PhaseDurations
-from grpo_run.runtime.supervisor.detection.slot_movement import SlotMovement
+from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks, PhaseDurations, SlotMovement
 from grpo_run.runtime.supervisor.detection.stall_detector import StallDetector
 from grpo_run.runtime.supervisor.detection.wait_detector import WaitDetector
 from grpo_run.watchdog.deadlocks.positions import Position

@@ -15,9 +15,7 @@ from grpo_run.runtime.supervisor.detection.activity import RankActivity
 from grpo_run.runtime.supervisor.detection.collective_records import CollectiveRecords, Recorded
 from grpo_run.runtime.supervisor.detection.deadlock_detector import Poll
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
-from grpo_run.runtime.supervisor.detection.phase_durations import PhaseDurations
-from grpo_run.runtime.supervisor.detection.slot_movement import SlotMovement
+from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks, PhaseDurations, SlotMovement
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.stalls.awaited import SHORTEST_WAIT_SECONDS, AwaitedRank, find_awaited_rank
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 
 from grpo_run.runtime.board import collective_log
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
-from grpo_run.runtime.supervisor.detection.slot_movement import SlotMovement
-from grpo_run.runtime.supervisor.detection.wait_channels import read_channels
-from grpo_run.runtime.supervisor.detection.wait_looks import LookReader
+from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks, SlotMovement
+from grpo_run.runtime.supervisor.detection.wait_looks import LookReader, read_channels
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.stalls.observed import HEARTBEAT_LATE_SECONDS

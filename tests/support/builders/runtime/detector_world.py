@@ -22,7 +22,7 @@ from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.detection.wait_looks import LookReader
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
-from grpo_run.watchdog.deadlocks.threads import THREADS_HANDLER, ThreadReport
+from grpo_run.watchdog.deadlocks.positions import THREADS_HANDLER, ThreadReport
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.processes import MainThread
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings

@@ -19,8 +19,7 @@ from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.run_memory import RunMemory, config_for_ranks, signature_with_plan
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
-from grpo_run.watchdog.memory.figures import Figures
-from grpo_run.watchdog.memory.shortage import MemoryPhase, Shortage
+from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase, Shortage
 from grpo_run.watchdog.verdict import Verdict
 
 

@@ -25,9 +25,8 @@ from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
-from grpo_run.watchdog.deadlocks.positions import Position, without_other_threads
+from grpo_run.watchdog.deadlocks.positions import Position, ThreadReport, with_threads, without_other_threads
 from grpo_run.watchdog.deadlocks.proof import prove
-from grpo_run.watchdog.deadlocks.threads import ThreadReport, with_threads
 
 SECONDS = 20.0
 

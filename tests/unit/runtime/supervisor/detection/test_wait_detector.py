@@ -15,8 +15,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.supervisor.detection import wait_detector
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
-from grpo_run.runtime.supervisor.detection.slot_movement import SlotMovement
+from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks, SlotMovement
 from grpo_run.runtime.supervisor.detection.wait_detector import WaitDetector
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.causes import Cause

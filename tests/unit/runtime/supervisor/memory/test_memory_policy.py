@@ -15,8 +15,7 @@ from grpo_run.runtime.supervisor.memory.fallback_steps import FallbackStep, OutO
 from grpo_run.runtime.supervisor.memory.policy import MemoryDecision, Situation, decide_out_of_memory
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
-from grpo_run.watchdog.memory.figures import Figures
-from grpo_run.watchdog.memory.shortage import MemoryPhase, Shortage
+from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase, Shortage
 
 GIB = 1 << 30
 FRAGMENTED = Figures(tried_bytes=GIB, unallocated_bytes=10 * GIB)
