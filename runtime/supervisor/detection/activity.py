@@ -14,10 +14,10 @@ import os
 from collections.abc import Mapping
 
 from grpo_run.runtime.processes import usage as process_usage
-from grpo_run.runtime.supervisor.detection import connections
 from grpo_run.runtime.upstream import process_names
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import SESSION_PHASES, Slot
+from grpo_run.watchdog.run_processes import connections
 from grpo_run.watchdog.stalls.observed import HEARTBEAT_LATE_SECONDS, ProcessFacts
 from grpo_run.watchdog.stalls.process_clocks import FrozenClock, QuietClock, ThreadReading, TreeReading
 

@@ -15,8 +15,7 @@ from grpo_run.runtime.board import collective_log, slot_writer
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.processes import usage as process_usage
 from grpo_run.runtime.processes.usage import ThreadUsage, TreeUsage
-from grpo_run.runtime.supervisor.detection import collective_records, connections
-from grpo_run.runtime.supervisor.detection.connections import Connections
+from grpo_run.runtime.supervisor.detection import collective_records
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.detection.wait_looks import LookReader
@@ -25,6 +24,8 @@ from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import THREADS_HANDLER, ThreadReport
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.processes import MainThread
+from grpo_run.watchdog.run_processes import connections
+from grpo_run.watchdog.run_processes.connections import Connections
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts, ProcessUsage
 from support.collective_entries import add_entry
@@ -187,7 +188,6 @@ class World:
         return ExitFacts(
             states={rank: self.process_state[rank] for rank in pids},
             own=usages,
-            awaited={},
             waits_for=("another machine",) if self.connected else (),
         )
 

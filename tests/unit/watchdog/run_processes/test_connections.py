@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from grpo_run.runtime.supervisor.detection import activity, connections
-from grpo_run.runtime.supervisor.detection.connections import (
+from grpo_run.runtime.supervisor.detection import activity
+from grpo_run.watchdog.run_processes import connections
+from grpo_run.watchdog.run_processes.connections import (
     Connections,
     read_connections,
     read_socket_tables,

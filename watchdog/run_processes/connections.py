@@ -2,8 +2,8 @@
 
 The kernel knows the other end of every socket on this machine: a connection between two ranks, to a rank's own
 helper or to the supervisor is inside the job; one to another machine or to any other process is outside. It also
-counts the bytes of TCP connections, which /proc/PID/io does not. Called by `runtime.supervisor.detection.activity`. What
-cannot be read gives None, "unknown". Does not judge.
+counts the bytes of TCP connections, which /proc/PID/io does not. Called by the detector of
+hangs and by `remaining.py`. What cannot be read gives None, "unknown". Does not judge.
 """
 
 from __future__ import annotations
