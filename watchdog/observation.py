@@ -39,7 +39,7 @@ PhaseKey = Phase | str
 SESSION_PHASES = frozenset(
     {Phase.startup, Phase.data, Phase.checkpoint, Phase.eval, Phase.idle, Phase.callback}
 )
-"""Phases whose work other code or other processes do: I/O of the rank's family counts as activity there, and CPU time
+"""Phases whose work other code or other processes do: I/O of the rank's process tree counts as activity there, and CPU time
 says more than in the others, where an endless loop computes as well."""
 PHASES_AFTER_STEP = frozenset({Phase.checkpoint, Phase.eval, Phase.idle, Phase.callback})
 """Phases that follow a completed step and belong to it, as `checkpoint-7` belongs to step 7."""
@@ -188,6 +188,11 @@ class Slot:
     def has_returned(self) -> bool:
         """Whether the script has run its last line."""
         return self.state in (RankState.returned, RankState.done)
+
+    @property
+    def runs_script(self) -> bool:
+        """Whether the rank runs the script, or its threads after the last line."""
+        return self.state in (RankState.starting, RankState.training, RankState.between, RankState.returned)
 
     @property
     def callback(self) -> str:

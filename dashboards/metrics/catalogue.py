@@ -146,7 +146,7 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     ),
     Metric(
         name="grpo_own_training", kind="gauge", unit="boolean",
-        read=run_value(lambda run: float(run.status.history.own.current)),
+        read=run_value(lambda run: float(run.status.history.no_trainer.current)),
         help="1 while the script trains without a Trainer or a loop: its steps are not counted, and nothing is saved.",
     ),
     Metric(
@@ -205,17 +205,17 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     ),
     Metric(
         name="grpo_groups_excluded_total", kind="counter", unit="count",
-        read=run_value(lambda run: float(run.status.history.exclusions.groups)),
+        read=run_value(lambda run: float(run.status.history.masked.groups)),
         help="Groups of completions of which no sample was left.",
     ),
     Metric(
         name="grpo_steps_without_samples_total", kind="counter", unit="steps",
-        read=run_value(lambda run: float(run.status.history.exclusions.steps_without_samples)),
+        read=run_value(lambda run: float(run.status.history.masked.steps_without_samples)),
         help="Optimizer steps of rollouts of which no sample was left; the optimizer's momentum still moved the weights.",
     ),
     Metric(
         name="grpo_rewards_repeated_total", kind="counter", unit="count",
-        read=run_value(lambda run: float(run.status.history.exclusions.repeated_rewards)),
+        read=run_value(lambda run: float(run.status.history.masked.repeated_rewards)),
         help="Rollouts whose rewards were computed once more, because too many samples had no valid reward.",
     ),
     Metric(
@@ -243,7 +243,7 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     ),
     Metric(
         name="grpo_nan_read_as_none_total", kind="counter", unit="count",
-        read=run_value(lambda run: float(run.status.history.exclusions.nan_read_as_none)),
+        read=run_value(lambda run: float(run.status.history.masked.nan_read_as_none)),
         help="NaN rewards read as not applicable, because a function returned NaN for all completions of a prompt.",
     ),
     Metric(

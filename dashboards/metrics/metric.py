@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.history.recovery import RESTARTS, Action
 from grpo_run.runtime.history.rewards import MOST_FUNCTIONS, FailureKind
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.learning_rules import LearningGuard

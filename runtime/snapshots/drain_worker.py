@@ -40,7 +40,7 @@ from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import sync_tree
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.adoption import abandon
-from grpo_run.runtime.processes.parent_death import die_with_parent
+from grpo_run.runtime.processes.starting import die_with_parent
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.buffer import SnapshotBufferReader
 from grpo_run.runtime.snapshots.drain_messages import (

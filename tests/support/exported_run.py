@@ -8,10 +8,10 @@ from pathlib import Path
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.memory_area import MemoryAreaWriter
-from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.history.status import RunStatus, read_status
 from grpo_run.runtime.memory.host_last_sample import LastSample
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from enum import Enum
 from itertools import pairwise
 from typing import Any
 
@@ -42,7 +43,6 @@ from grpo_run.runtime.rank.step.resume import agree_on_resume, resumed_directory
 from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes
-from grpo_run.watchdog.stalls.late_ranks import ReadingOrder
 
 
 @contextmanager
@@ -74,6 +74,15 @@ SAMPLES = 256
 SORTED_SHARE = 0.9
 """Share of neighbours in one order from which a data set counts as sorted; of random ones, half are."""
 TEXT_COLUMNS = ("prompt", "text", "messages", "question", "input_ids")
+
+
+class ReadingOrder(Enum):
+    """In which order a trainer reads its data, as far as it says."""
+
+    shuffled = "shuffled"
+    kept = "kept"
+    sorted_by_length = "sorted by length"
+    unknown = "unknown"
 
 
 def data_order(trainer: Any) -> ReadingOrder:
@@ -188,7 +197,7 @@ def run_train_call(
             restoring=resume.finished and not resume.foreign,
             resumed_from=resumed_from,
             restored=restored,
-            record={**agreed.record, "data_order": str(order)},
+            record=agreed.record,
             loaded=loading.close,
         )
         trainer.add_callback(callback)

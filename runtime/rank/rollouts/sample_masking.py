@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from grpo_run.runtime.errors import RewardError
-from grpo_run.runtime.history.exclusions import MaskingReason
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.memory_plan.settings import record_of
 from grpo_run.runtime.rank.rollouts.masking_report import MaskingReporter, OwnSample
 from grpo_run.runtime.rank.rollouts.masking_selection import MaskingKind, Selection, select

@@ -36,7 +36,7 @@ def staged(call: int, step: int) -> dict[str, Any]:
 def start_after(*records: dict[str, Any]) -> str:
     """What a restart resumes from."""
     history = History.of(records)
-    return expected_start(history.calls, history.own, trained=history.best_position > (0, 0), now=0.0)
+    return expected_start(history.calls, history.no_trainer, trained=history.best_position > (0, 0), now=0.0)
 
 
 def test_the_reason_of_a_restart_says_what_it_resumes_from() -> None:

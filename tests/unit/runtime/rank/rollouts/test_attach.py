@@ -13,9 +13,9 @@ import pytest
 from support.wrapped import masked
 
 from grpo_run.runtime.errors import RewardError
-from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import read_journal
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.launch.config import CAPPED_ENDS, Exclusion
 from grpo_run.runtime.rank.rollouts.masking_report import EMPTY_ROLLOUTS
 from grpo_run.runtime.rank.rollouts.reward_outputs import failed
@@ -60,10 +60,10 @@ def test_each_exclusion_is_accounted_for(
         )
     ]
     history = History.of(read_journal(Path(session.config.run_directory) / "journal.jsonl"))
-    assert history.exclusions.samples == dict.fromkeys(
+    assert history.masked.samples == dict.fromkeys(
         ("nan", "small_group", "exception", "infinite", "deadline"), 1
     )
-    assert history.exclusions.groups == 1
+    assert history.masked.groups == 1
 
 
 def test_steps_without_samples_are_counted(
@@ -303,5 +303,5 @@ def test_nan_that_is_read_as_none_is_counted(
         rollout(either, session, [NAN] * 4 + REWARDS[4:], REWARDS)
     assert [record["functions"] for record in events("nan_read_as_none")] == [{"reward_0": 4}] * 2
     history = History.of(read_journal(Path(session.config.run_directory) / "journal.jsonl"))
-    assert history.exclusions.nan_read_as_none == 8
-    assert not history.exclusions
+    assert history.masked.nan_read_as_none == 8
+    assert not history.masked

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.wrapped import masked
 
-from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.journal import Journal, read_newest
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.rollouts.repeated_masking import (
     EVENT,
     EarlierExclusions,

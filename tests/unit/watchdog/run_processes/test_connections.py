@@ -6,14 +6,13 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from grpo_run.runtime.supervisor.detection import activity, connections
-from grpo_run.runtime.supervisor.detection.activity import read_awaited_socket
-from grpo_run.runtime.supervisor.detection.connections import (
+from grpo_run.runtime.supervisor.detection import activity
+from grpo_run.watchdog.run_processes import connections
+from grpo_run.watchdog.run_processes.connections import (
     Connections,
     read_connections,
     read_socket_tables,
@@ -71,8 +70,8 @@ def test_a_fresh_rank_is_a_child_of_the_supervisor_and_its_connections_are_its_o
 
 def of(pid: int, supervisor: list[int], *others: int) -> Connections:
     """The connections of a rank, with other ranks and the supervisor."""
-    families = {0: [pid], **{number: [other] for number, other in enumerate(others, 1)}}
-    found = read_connections(families, supervisor=supervisor)[0]
+    trees = {0: [pid], **{number: [other] for number, other in enumerate(others, 1)}}
+    found = read_connections(trees, supervisor=supervisor)[0]
     assert found is not None
     return found
 
@@ -86,35 +85,6 @@ def test_a_local_server_is_outside_unless_it_belongs_to_the_job(server: socket.s
         assert of(client, [stranger]).outside
         assert not of(client, [stranger], os.getpid()).outside
         assert not of(client, [os.getpid()]).outside
-
-
-def test_a_wait_for_another_process_of_the_job_is_told_from_one_for_a_stranger(
-    server: socket.socket, start: Start
-) -> None:
-    """A rank that waits in a store waits for another rank."""
-    port = server.getsockname()[1]
-    for wait in ("s.recv(1)", "poller.poll(60000)"):
-        program = (
-            f"import select, socket; s = socket.create_connection(('127.0.0.1', {port}))\n"
-            "poller = select.poll(); poller.register(s, select.POLLIN)\n"
-            f"print(flush=True); {wait}"
-        )
-        client = start(program)
-        accepted, _ = server.accept()
-        with accepted:
-            deadline = time.monotonic() + 20.0
-            while (found := read_awaited_socket(client)) is None:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            assert found in of(client, [], os.getpid()).inside
-            assert found not in of(client, []).inside
-
-
-def test_a_rank_that_waits_for_no_socket_waits_for_nobody(start: Start) -> None:
-    """It sleeps, beside a socket pair of its own."""
-    pid = start(UNIX_PAIR)
-    assert read_awaited_socket(pid) is None
-    assert of(pid, []).inside == frozenset()
 
 
 def test_the_bytes_of_a_connection_are_counted(server: socket.socket, start: Start) -> None:

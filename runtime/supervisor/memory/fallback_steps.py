@@ -33,7 +33,7 @@ MOST_VLLM_SHARE = 0.9
 LEAST_COMPLETION_TOKENS = 16
 
 
-class Rung(str, Enum):
+class FallbackStep(str, Enum):
     """One change of a memory plan. The values appear in the journal."""
 
     micro_batch = "micro_batch"
@@ -64,12 +64,12 @@ class OutOfMemoryContext:
 
 
 Next = MemoryPlan | str | None
-"""The next plan, or why the rung does not apply, as a clause; None if it does not concern the run at all."""
+"""The next plan, or why the step does not apply, as a clause; None if it does not concern the run at all."""
 
 
-def climb(rung: Rung, facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+def apply_step(step: FallbackStep, facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
     """Return the plan with one more change, or why it does not apply; None if it does not concern the run."""
-    return _CHANGES[rung](facts, plan, around)
+    return _CHANGES[step](facts, plan, around)
 
 
 def _with(plan: MemoryPlan, **changes: object) -> MemoryPlan:
@@ -177,45 +177,47 @@ def _shorter_completions(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemo
     return _with(plan, max_completion_length=tokens // 2)
 
 
-_CHANGES: dict[Rung, Callable[[MemoryFacts, MemoryPlan, OutOfMemoryContext], Next]] = {
-    Rung.micro_batch: _micro_batch,
-    Rung.generation_sub_batches: _generation_sub_batches,
-    Rung.gradient_checkpointing: _gradient_checkpointing,
-    Rung.optimizer_offload: _optimizer_offload,
-    Rung.vllm_sleep: _vllm_sleep,
-    Rung.vllm_share: _vllm_share,
-    Rung.larger_vllm_share: _larger_vllm_share,
-    Rung.expandable_segments: _expandable_segments,
-    Rung.shorter_completions: _shorter_completions,
+_CHANGES: dict[FallbackStep, Callable[[MemoryFacts, MemoryPlan, OutOfMemoryContext], Next]] = {
+    FallbackStep.micro_batch: _micro_batch,
+    FallbackStep.generation_sub_batches: _generation_sub_batches,
+    FallbackStep.gradient_checkpointing: _gradient_checkpointing,
+    FallbackStep.optimizer_offload: _optimizer_offload,
+    FallbackStep.vllm_sleep: _vllm_sleep,
+    FallbackStep.vllm_share: _vllm_share,
+    FallbackStep.larger_vllm_share: _larger_vllm_share,
+    FallbackStep.expandable_segments: _expandable_segments,
+    FallbackStep.shorter_completions: _shorter_completions,
 }
 
 
-_ELSEWHERE = (Rung.vllm_sleep, Rung.vllm_share, Rung.expandable_segments)
+_ELSEWHERE = (FallbackStep.vllm_sleep, FallbackStep.vllm_share, FallbackStep.expandable_segments)
 """What leaves more memory free, whatever needs it."""
-_MICRO_BATCH = (Rung.micro_batch, Rung.gradient_checkpointing, *_ELSEWHERE)
-ORDER: Mapping[MemoryPhase, tuple[Rung, ...]] = {
+_MICRO_BATCH = (FallbackStep.micro_batch, FallbackStep.gradient_checkpointing, *_ELSEWHERE)
+ORDER: Mapping[MemoryPhase, tuple[FallbackStep, ...]] = {
     MemoryPhase.generate: (
-        Rung.generation_sub_batches,
-        Rung.vllm_share,
-        Rung.vllm_sleep,
-        Rung.expandable_segments,
+        FallbackStep.generation_sub_batches,
+        FallbackStep.vllm_share,
+        FallbackStep.vllm_sleep,
+        FallbackStep.expandable_segments,
     ),
     MemoryPhase.score: _MICRO_BATCH,
     MemoryPhase.forward: _MICRO_BATCH,
     MemoryPhase.backward: _MICRO_BATCH,
-    MemoryPhase.optimizer: (Rung.optimizer_offload, *_ELSEWHERE),
+    MemoryPhase.optimizer: (FallbackStep.optimizer_offload, *_ELSEWHERE),
     MemoryPhase.evaluate: _ELSEWHERE,
     MemoryPhase.save: _ELSEWHERE,
-    MemoryPhase.load: (Rung.vllm_share, Rung.expandable_segments),
+    MemoryPhase.load: (FallbackStep.vllm_share, FallbackStep.expandable_segments),
     **dict.fromkeys(OUTSIDE, _ELSEWHERE),
 }
-"""The rungs that keep the update, by the phase that died."""
-DEGRADING = (Rung.shorter_completions,)
-"""Rungs that change the experiment; climbed with `--allow-degrade` only, after all others."""
+"""The steps that keep the update, by the phase that died."""
+DEGRADING = (FallbackStep.shorter_completions,)
+"""Steps that change the experiment; taken with `--allow-degrade` only, after all others."""
 
 TRACED_PHASES = frozenset({MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward})
-TRACED_RUNGS = frozenset({Rung.micro_batch, Rung.gradient_checkpointing, Rung.shorter_completions})
-"""Rungs whose effect a trace of these phases shows. That of the others is arithmetic."""
+TRACED_STEPS = frozenset(
+    {FallbackStep.micro_batch, FallbackStep.gradient_checkpointing, FallbackStep.shorter_completions}
+)
+"""FallbackStep whose effect a trace of these phases shows. That of the others is arithmetic."""
 
 Tracer = Callable[[MemoryFacts, MemoryPhase, Sequence[MemoryPlan]], Traces]
 """Traces plans, the first of which is the one in effect, until one needs less in a phase; may take seconds."""
@@ -228,15 +230,15 @@ def no_traces(facts: MemoryFacts, phase: MemoryPhase, plans: Sequence[MemoryPlan
 
 @dataclass(frozen=True, kw_only=True)
 class Skipped:
-    """A rung that was not climbed, and why, as a clause."""
+    """A step that was not taken, and why, as a clause."""
 
-    rung: Rung
+    fallback_step: FallbackStep
     why: str
 
     @property
     def text(self) -> str:
-        """The rung and the reason, for sentences."""
-        return f"{str(self.rung).replace('_', ' ')}: {self.why}"
+        """The step and the reason, for sentences."""
+        return f"{str(self.fallback_step).replace('_', ' ')}: {self.why}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,14 +246,14 @@ class PlanChange:
     """What the next attempt does otherwise.
 
     Attributes:
-        rung: the one change.
+        fallback_step: the one change.
         plan: with the change.
         prediction: the peak of the phase that died, before and after.
-        skipped: earlier rungs, and why they were not climbed.
+        skipped: earlier steps, and why they were not taken.
         inexact: why the update is not the same; empty if it is, up to the rounding of sums.
     """
 
-    rung: Rung
+    fallback_step: FallbackStep
     plan: MemoryPlan
     prediction: PeakPrediction
     skipped: tuple[Skipped, ...]
@@ -260,7 +262,7 @@ class PlanChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Exhausted:
-    """No rung is left, or none is to be climbed: why, why each was not climbed, and what the user could change."""
+    """No step is left, or none is to be taken: why, why each was not changed, and what the user could change."""
 
     skipped: tuple[Skipped, ...]
     proposals: tuple[str, ...]
@@ -294,67 +296,72 @@ def next_change(
 
     A change that the closed form alone takes for harmful is made if nothing else is left: it is not exact, and the run would end.
     """
-    rungs = ORDER[phase]
+    steps = ORDER[phase]
     if fragmented:
-        rungs = (Rung.expandable_segments, *(rung for rung in rungs if rung is not Rung.expandable_segments))
+        steps = (
+            FallbackStep.expandable_segments,
+            *(step for step in steps if step is not FallbackStep.expandable_segments),
+        )
     if cache_too_small:
-        rungs = (Rung.larger_vllm_share,)
-    exact = list(_climbed(rungs, facts, plan, around))
-    degrading = list(_climbed(DEGRADING, facts, plan, around)) if allow_degrade else []
+        steps = (FallbackStep.larger_vllm_share,)
+    exact = list(_candidates(steps, facts, plan, around))
+    degrading = list(_candidates(DEGRADING, facts, plan, around)) if allow_degrade else []
     wanted = [] if cache_too_small else _to_trace(phase, [*exact, *degrading])
     traces = trace(facts, phase, (plan, *wanted)) if wanted else Traces()
     skipped: dict[Skipped, None] = {}
     doubtful: PlanChange | None = None
-    for climbed_rungs in (exact, degrading):
-        for rung, climbed in climbed_rungs:
-            if rung is Rung.expandable_segments and not device.segments_may_suffice:
-                climbed = "less is reserved and not allocated than was missing"
-            if isinstance(climbed, str):
-                skipped[Skipped(rung=rung, why=climbed)] = None
+    for steps_taken in (exact, degrading):
+        for step, changed in steps_taken:
+            if step is FallbackStep.expandable_segments and not device.segments_may_suffice:
+                changed = "less is reserved and not allocated than was missing"
+            if isinstance(changed, str):
+                skipped[Skipped(fallback_step=step, why=changed)] = None
                 continue
-            asked = traces if climbed in wanted else Traces()
-            prediction = predict(facts, phase, plan, climbed, device, asked)
+            asked = traces if changed in wanted else Traces()
+            prediction = predict(facts, phase, plan, changed, device, asked)
             found = PlanChange(
-                rung=rung,
-                plan=climbed,
+                fallback_step=step,
+                plan=changed,
                 prediction=prediction,
                 skipped=tuple(skipped),
-                inexact=inexact(facts, plan, climbed),
+                inexact=inexact(facts, plan, changed),
             )
             if prediction.lowers or cache_too_small:
                 return found
             if doubtful is None and not prediction.traced and not prediction.equal:
                 doubtful = found
-            skipped[Skipped(rung=rung, why="it would not lower the peak of this phase")] = None
+            skipped[Skipped(fallback_step=step, why="it would not lower the peak of this phase")] = None
         if doubtful is not None:
             return doubtful
     return Exhausted(skipped=tuple(skipped), proposals=proposals(phase, facts, plan, around))
 
 
-def _climbed(
-    rungs: Sequence[Rung], facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext
-) -> Iterator[tuple[Rung, MemoryPlan | str]]:
-    """Yield the plans of rungs in their order, or why a rung does not apply.
+def _candidates(
+    steps: Sequence[FallbackStep], facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext
+) -> Iterator[tuple[FallbackStep, MemoryPlan | str]]:
+    """Yield the plans of steps in their order, or why a step does not apply.
 
     A micro-batch is halved again and again: where gradients were not accumulated before, halves need those of the first half too,
     so that a quarter may lower a peak that a half does not.
     """
-    for rung in rungs:
-        climbed = climb(rung, facts, plan, around)
-        if climbed is not None:
-            yield rung, climbed
-        while rung is Rung.micro_batch and isinstance(climbed, MemoryPlan):
-            climbed = climb(rung, facts, climbed, around)
-            if isinstance(climbed, MemoryPlan):
-                yield rung, climbed
+    for step in steps:
+        changed = apply_step(step, facts, plan, around)
+        if changed is not None:
+            yield step, changed
+        while step is FallbackStep.micro_batch and isinstance(changed, MemoryPlan):
+            changed = apply_step(step, facts, changed, around)
+            if isinstance(changed, MemoryPlan):
+                yield step, changed
 
 
-def _to_trace(phase: MemoryPhase, climbed: Sequence[tuple[Rung, MemoryPlan | str]]) -> list[MemoryPlan]:
+def _to_trace(
+    phase: MemoryPhase, changed: Sequence[tuple[FallbackStep, MemoryPlan | str]]
+) -> list[MemoryPlan]:
     """Return the plans that traces can compare, up to the first that is chosen without one."""
     wanted: list[MemoryPlan] = []
-    for rung, plan in climbed if phase in TRACED_PHASES else ():
+    for step, plan in changed if phase in TRACED_PHASES else ():
         if isinstance(plan, MemoryPlan):
-            if rung not in TRACED_RUNGS:
+            if step not in TRACED_STEPS:
                 break
             wanted.append(plan)
     return wanted
@@ -384,7 +391,7 @@ def proposals(
         return ()
     if facts.trainer == "sft":
         return (f"shorter samples (max_length, now {facts.max_length})",) if facts.max_length else ()
-    shorter = climb(Rung.shorter_completions, facts, plan, around)
+    shorter = apply_step(FallbackStep.shorter_completions, facts, plan, around)
     if not isinstance(shorter, MemoryPlan):
         return ()
     tokens = plan.max_completion_length or facts.max_completion_length

@@ -1,28 +1,18 @@
-"""The parts of a run's history, each filled with the journal events that concern it. Pure.
+"""How a run gets on: commits, step times, failure rate, wall time, durations of phases. Pure.
 
-- commits: a step is committed when all ranks have voted after its optimizer step. The supervisor asks at
-  each poll.
-- failure rate: mean time between failures, from the run's history and one prior observation;
-  `runtime/rank/saving/cadence.py` computes the snapshot interval from it.
-- phase records: durations of phases and callbacks in earlier attempts.
-- recoveries: an incident adds one; the decision, the resumption and the next step complete it.
-- step times: the productive time of a run, and how long a step takes at present. Does not know why one was
-  slow.
-- wall time: from the first event to the end, without the time in which no supervisor ran, in epoch seconds.
-- memory restarts: restarts made before host memory ran out.
-
-Called by `history.py` in the order of the journal. Times are passed in.
+A step is committed when all ranks have voted after its optimizer step. `runtime/rank/saving/cadence.py`
+computes the snapshot interval from the failure rate. Called by `history.py` in the order of the journal, and
+by the supervisor at each poll. Times are passed in. Does not know why a step was slow.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from grpo_run.runtime.history.recovery import Action, Recovery
 from grpo_run.watchdog.observation import Phase, PhaseKey, Slot
 from grpo_run.watchdog.stalls.durations import Durations
 
@@ -135,51 +125,6 @@ class PhaseRecords:
                 key: PhaseKey = name[len(_CALLBACK) :] if name.startswith(_CALLBACK) else Phase[name]
                 learned[key] = Durations.from_json(value)
         return learned
-
-
-def apply_action(recoveries: Sequence[Recovery], record: Mapping[str, Any]) -> bool:
-    """Apply the decision on the last fault; return whether the fault does not count against the restart budget."""
-    if not recoveries or recoveries[-1].action:
-        return False
-    last = recoveries[-1]
-    last.action, last.reason = record["action"], record.get("reason") or ""
-    last.before_step, last.fresh_from = record.get("before_step"), record.get("fresh_from")
-    last.patient = bool(record.get("patient"))
-    # bounded by time, or by the ladder's length
-    return last.patient or last.action == Action.restart_with_plan_change
-
-
-def apply_resumed(recoveries: Iterable[Recovery], call: int, step: int) -> None:
-    """Note from where the attempt after each open recovery resumes, and how many steps it repeats.
-
-    Args:
-        call: the number of the `train()` call that begins or resumes.
-        step: after which it resumes.
-    """
-    for recovery in recoveries:
-        if recovery.lost_steps is None:
-            recovery.from_checkpoint = step if recovery.train_call == call else None
-            # resumed in the same call, or in an earlier one if this call had no checkpoint yet
-            recovery.lost_steps = max(0, recovery.step - (step if recovery.train_call == call else 0))
-
-
-def apply_progress(recoveries: Iterable[Recovery], at: float) -> None:
-    """Complete open recoveries: a step was committed at this time, in seconds since the epoch."""
-    for recovery in recoveries:
-        if recovery.recovery_seconds is None and recovery.action not in ("stop", "checkpoint_and_stop"):
-            recovery.recovery_seconds = max(0.0, at - recovery.at)
-
-
-def apply_mismatch(recoveries: Sequence[Recovery], text: str) -> None:
-    """Note how the attempt after the last fault did not continue what the run has."""
-    if recoveries and not recoveries[-1].mismatch:
-        recoveries[-1].mismatch = text
-
-
-def is_restarting(recoveries: Sequence[Recovery]) -> bool:
-    """Whether the last fault was answered by a restart after which no step has been committed yet."""
-    last = recoveries[-1] if recoveries else None
-    return last is not None and last.action.startswith("restart") and last.recovery_seconds is None
 
 
 RECENT_COMMITS = 20

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.own_training import OwnTraining, summarize
-from grpo_run.runtime.history.status import summarize as summarize_run
+from grpo_run.runtime.history.no_trainer_script import NoTrainerScript, summarize
+from grpo_run.runtime.history.summary import summarize as summarize_run
 
 NOW = 1180.0
 ANEW = "The same command runs the script from the beginning; nothing is saved."
@@ -28,13 +28,13 @@ def saved(path: str) -> dict[str, Any]:
 def test_it_trains_by_itself_until_a_train_call_or_the_next_attempt_begins() -> None:
     """That it was seen stays."""
     history = History.of([record("own_training")])
-    assert (history.own.seen, history.own.current) == (True, True)
+    assert (history.no_trainer.seen, history.no_trainer.current) == (True, True)
     history.apply(record("train_started", train_call=1, step=0))
-    assert (history.own.seen, history.own.current) == (True, False)
+    assert (history.no_trainer.seen, history.no_trainer.current) == (True, False)
     history.apply(record("own_training"))
-    assert history.own.current
+    assert history.no_trainer.current
     history.apply(record("attempt_started", attempt=1, world_size=1))
-    assert (history.own.seen, history.own.current) == (True, False)
+    assert (history.no_trainer.seen, history.no_trainer.current) == (True, False)
 
 
 def test_a_restart_is_over_when_the_script_trains_again() -> None:
@@ -101,12 +101,12 @@ def test_the_state_is_said_without_steps_or_checkpoints(
     state: str, code: int | None, restarts: int, sentence: str
 ) -> None:
     """Nothing of the run can be resumed."""
-    assert summarize(OwnTraining(seen=True), state, code, restarts=restarts, now=NOW) == sentence
+    assert summarize(NoTrainerScript(seen=True), state, code, restarts=restarts, now=NOW) == sentence
 
 
 def test_checkpoints_of_the_script_are_named_with_their_age() -> None:
     """What the script does with them is not claimed."""
-    own = History.of([record("own_training"), saved("out/a")]).own
+    own = History.of([record("own_training"), saved("out/a")]).no_trainer
     assert own.restart(NOW) == f"restarts the script from its beginning; {SAVED}"
     assert (
         summarize(own, "stopped", 75, restarts=0, now=NOW)
@@ -127,5 +127,5 @@ def test_a_script_that_trained_before_is_summarized_by_its_steps() -> None:
 
 def test_a_trainer_that_is_not_guarded_is_named() -> None:
     """It would be false to say that there is none."""
-    own = History.of([record("own_training", trainer="PPOTrainer")]).own
+    own = History.of([record("own_training", trainer="PPOTrainer")]).no_trainer
     assert own.what_trains() == "PPOTrainer takes optimizer steps outside a guarded train() call"

@@ -47,7 +47,7 @@ class MaskingReason(str, Enum):
 
 
 @dataclass(kw_only=True)
-class Exclusions:
+class MaskedSamples:
     """Counts of the run so far. `apply_*` are the only methods that change them."""
 
     samples: Counter[str] = field(default_factory=Counter)

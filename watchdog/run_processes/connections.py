@@ -1,9 +1,9 @@
-"""Connections of a rank's family to processes outside the job, from the kernel's socket tables (sock_diag(7)).
+"""Connections of a rank's process tree to processes outside the job, from the kernel's socket tables (sock_diag(7)).
 
 The kernel knows the other end of every socket on this machine: a connection between two ranks, to a rank's own
 helper or to the supervisor is inside the job; one to another machine or to any other process is outside. It also
-counts the bytes of TCP connections, which /proc/PID/io does not. Called by `runtime.supervisor.detection.activity`. What
-cannot be read gives None, "unknown". Does not judge.
+counts the bytes of TCP connections, which /proc/PID/io does not. Called by the detector of
+hangs and by `remaining.py`. What cannot be read gives None, "unknown". Does not judge.
 """
 
 from __future__ import annotations
@@ -43,29 +43,30 @@ class SocketTables:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Connections:
-    """`outside`: a connection to a process outside the job is open; `device`: a device is. `traffic_bytes` of all TCP
-    connections so far. `inside`: sockets, by inode, that are connected to another process of the job."""
+    """`outside`: a connection to a process outside the job is open; `device`: a device is.
+
+    `traffic_bytes` of all TCP connections so far.
+    """
 
     outside: bool
     traffic_bytes: int
     device: bool = False
-    inside: frozenset[int] = frozenset()
 
 
 def read_connections(
-    families: Mapping[int, Collection[int]], *, supervisor: Collection[int]
+    trees: Mapping[int, Collection[int]], *, supervisor: Collection[int]
 ) -> dict[int, Connections | None]:
-    """Return the connections of each family.
+    """Return the connections of each process tree.
 
     Args:
-        families: processes by rank. All of them are inside the job.
+        trees: processes by rank. All of them are inside the job.
         supervisor: further processes that are inside the job. What a rank has inherited from them is not its own.
     """
     tables = read_socket_tables()
-    files = {rank: _open_files(members) for rank, members in families.items()}
+    files = {rank: _open_files(members) for rank, members in trees.items()}
     inherited = _open_files(supervisor)
     if tables is None or inherited is None:
-        return dict.fromkeys(families)
+        return dict.fromkeys(trees)
     inside = set(inherited.sockets)
     for of_rank in files.values():
         if of_rank is not None:
@@ -76,22 +77,19 @@ def read_connections(
         if of_rank is None:
             found[rank] = None
             continue
-        peers = {}
+        peers: list[int | None] = []
         traffic = 0
         for inode in of_rank.sockets - inherited.sockets:
             tcp = tables.tcp.get(inode)
             if tcp is not None:
                 traffic += tcp.traffic_bytes
-                peers[inode] = by_ends.get(tcp.ends[::-1])
+                peers.append(by_ends.get(tcp.ends[::-1]))
             elif inode in tables.unix_peers:
-                peers[inode] = tables.unix_peers[inode]
+                peers.append(tables.unix_peers[inode])
         found[rank] = Connections(
-            outside=any(peer not in inside for peer in peers.values()),
+            outside=any(peer not in inside for peer in peers),
             traffic_bytes=traffic,
             device=of_rank.device,
-            inside=frozenset(
-                inode for inode, peer in peers.items() if peer in inside and peer not in of_rank.sockets
-            ),
         )
     return found
 

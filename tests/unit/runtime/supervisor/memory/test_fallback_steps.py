@@ -1,4 +1,4 @@
-"""The ladder: the next change of the memory plan after a rank ran out of memory in a phase."""
+"""The fallback steps: the next change of the memory plan after a rank ran out of memory in a phase."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from support.memory_cases import COLOCATED, GRPO, SFT, facts
 
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory.ladder import (
+from grpo_run.runtime.supervisor.memory.fallback_steps import (
     Exhausted,
+    FallbackStep,
     OutOfMemoryContext,
     PlanChange,
-    Rung,
     Tracer,
     next_change,
 )
@@ -22,7 +22,7 @@ from grpo_run.runtime.supervisor.memory.prediction import DeviceFigures, Traces
 from grpo_run.watchdog.memory.shortage import MemoryPhase
 
 
-def climb(
+def apply_step(
     phase: MemoryPhase,
     given: MemoryFacts = GRPO,
     plan: MemoryPlan | None = None,
@@ -44,9 +44,9 @@ def climb(
 def plans(phase: MemoryPhase, given: MemoryFacts, **more: bool) -> list[str]:
     """Return the plans of a run whose every attempt runs out of memory in one phase."""
     plan, texts = MemoryPlan(), []
-    while isinstance(change := climb(phase, given, plan, **more), PlanChange):
+    while isinstance(change := apply_step(phase, given, plan, **more), PlanChange):
         plan = change.plan
-        assert plan.text not in texts, "a plan comes back, and the ladder would have no end"
+        assert plan.text not in texts, "a plan comes back, and the steps would have no end"
         texts.append(plan.text)
     return texts
 
@@ -67,14 +67,14 @@ BATCH_PHASES = [MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward]
 @pytest.mark.parametrize("phase", BATCH_PHASES)
 @pytest.mark.parametrize("given", [GRPO, SFT])
 def test_phases_of_a_micro_batch_halve_it_first(phase: MemoryPhase, given: MemoryFacts) -> None:
-    change = climb(phase, given)
+    change = apply_step(phase, given)
     assert isinstance(change, PlanChange)
     assert change.plan == MemoryPlan(micro_batch_divisor=2)
     assert change.prediction.lowers
     assert not change.inexact
 
 
-def test_a_micro_batch_is_halved_until_it_is_one_sample_and_then_the_next_rung_follows() -> None:
+def test_a_micro_batch_is_halved_until_it_is_one_sample_and_then_the_next_step_follows() -> None:
     assert plans(MemoryPhase.backward, GRPO) == [
         "micro-batch=2",
         "micro-batch=4",
@@ -87,27 +87,29 @@ def test_a_micro_batch_is_halved_until_it_is_one_sample_and_then_the_next_rung_f
 @pytest.mark.parametrize(
     ("rows", "said"), [(1, "one sample already"), (3, "is odd"), (6, None)], ids=["one", "odd", "even"]
 )
-def test_a_micro_batch_that_cannot_be_halved_leaves_it_to_the_next_rung(rows: int, said: str | None) -> None:
-    change = climb(MemoryPhase.backward, facts(per_device_train_batch_size=rows))
+def test_a_micro_batch_that_cannot_be_halved_leaves_it_to_the_next_step(rows: int, said: str | None) -> None:
+    change = apply_step(MemoryPhase.backward, facts(per_device_train_batch_size=rows))
     assert isinstance(change, PlanChange)
-    assert change.rung is (Rung.micro_batch if said is None else Rung.gradient_checkpointing)
+    assert change.fallback_step is (
+        FallbackStep.micro_batch if said is None else FallbackStep.gradient_checkpointing
+    )
     assert [said in skipped.why for skipped in change.skipped if said] == ([True] if said else [])
 
 
 def test_a_size_of_six_is_halved_once() -> None:
-    change = climb(
+    change = apply_step(
         MemoryPhase.backward, facts(per_device_train_batch_size=6), MemoryPlan(micro_batch_divisor=2)
     )
     assert isinstance(change, PlanChange)
-    assert change.rung is Rung.gradient_checkpointing
+    assert change.fallback_step is FallbackStep.gradient_checkpointing
 
 
-def test_gradient_checkpointing_is_not_climbed_for_scoring_which_keeps_no_activations() -> None:
-    change = climb(MemoryPhase.score, facts(per_device_train_batch_size=1))
+def test_gradient_checkpointing_is_not_taken_for_scoring_which_keeps_no_activations() -> None:
+    change = apply_step(MemoryPhase.score, facts(per_device_train_batch_size=1))
     assert isinstance(change, PlanChange)
-    assert change.rung is Rung.expandable_segments
-    skipped = {one.rung: one.why for one in change.skipped}
-    assert "would not lower the peak" in skipped[Rung.gradient_checkpointing]
+    assert change.fallback_step is FallbackStep.expandable_segments
+    skipped = {one.fallback_step: one.why for one in change.skipped}
+    assert "would not lower the peak" in skipped[FallbackStep.gradient_checkpointing]
 
 
 @pytest.mark.parametrize(
@@ -120,28 +122,28 @@ def test_gradient_checkpointing_is_not_climbed_for_scoring_which_keeps_no_activa
         ({"explicit_sizes": ("train_batch_size in DeepSpeed's configuration",)}, "DeepSpeed"),
     ],
 )
-def test_each_refusal_of_a_split_is_named_and_the_next_rung_is_climbed(
+def test_each_refusal_of_a_split_is_named_and_the_next_step_is_taken(
     changed: dict[str, Any], words: str
 ) -> None:
-    change = climb(MemoryPhase.backward, facts(**changed))
+    change = apply_step(MemoryPhase.backward, facts(**changed))
     assert isinstance(change, PlanChange)
-    assert change.rung is Rung.gradient_checkpointing
+    assert change.fallback_step is FallbackStep.gradient_checkpointing
     assert change.plan.micro_batch_divisor == 1
     assert words in change.skipped[0].text
 
 
 def test_checkpointing_that_the_script_sets_later_is_left_to_it() -> None:
     """A plan would not take effect, and the run would end."""
-    change = climb(
+    change = apply_step(
         MemoryPhase.backward, facts(explicit_sizes=("an assignment",), checkpointing_set_later=True)
     )
     assert isinstance(change, PlanChange)
-    assert change.rung is Rung.expandable_segments
+    assert change.fallback_step is FallbackStep.expandable_segments
 
 
 def test_generation_is_split_into_parts_and_other_samples_are_said() -> None:
     assert plans(MemoryPhase.generate, GRPO)[:3] == [f"sub-batches={parts}" for parts in (2, 4, 8)]
-    sampled, greedy = climb(MemoryPhase.generate), climb(MemoryPhase.generate, facts(greedy=True))
+    sampled, greedy = apply_step(MemoryPhase.generate), apply_step(MemoryPhase.generate, facts(greedy=True))
     assert isinstance(sampled, PlanChange)
     assert isinstance(greedy, PlanChange)
     assert any("different completions" in reason for reason in sampled.inexact)
@@ -149,8 +151,8 @@ def test_generation_is_split_into_parts_and_other_samples_are_said() -> None:
 
 
 def test_dropout_and_a_ragged_last_batch_are_said_to_be_inexact() -> None:
-    dropout = climb(MemoryPhase.forward, facts(dropout=True))
-    ragged = climb(MemoryPhase.forward, facts(SFT, samples=63))
+    dropout = apply_step(MemoryPhase.forward, facts(dropout=True))
+    ragged = apply_step(MemoryPhase.forward, facts(SFT, samples=63))
     assert isinstance(dropout, PlanChange)
     assert isinstance(ragged, PlanChange)
     assert any("dropout" in reason for reason in dropout.inexact)
@@ -158,10 +160,10 @@ def test_dropout_and_a_ragged_last_batch_are_said_to_be_inexact() -> None:
 
 
 def test_the_optimizer_is_offloaded_with_deepspeed_only() -> None:
-    zero = climb(MemoryPhase.optimizer, facts(deepspeed=True, layout="deepspeed-zero2"))
+    zero = apply_step(MemoryPhase.optimizer, facts(deepspeed=True, layout="deepspeed-zero2"))
     assert isinstance(zero, PlanChange)
     assert zero.plan == MemoryPlan(optimizer_offload=True)
-    replicated = climb(MemoryPhase.optimizer)
+    replicated = apply_step(MemoryPhase.optimizer)
     assert isinstance(replicated, PlanChange)
     assert replicated.plan == MemoryPlan(expandable_segments=True)
 
@@ -172,8 +174,8 @@ def test_a_smaller_micro_batch_is_never_the_answer_to_the_optimizer_or_to_genera
 
 
 def test_vllm_gives_up_a_part_of_its_share_in_generation_and_sleeps_for_the_optimizer() -> None:
-    generation = climb(MemoryPhase.generate, facts(**COLOCATED))
-    optimizer = climb(MemoryPhase.optimizer, facts(**COLOCATED))
+    generation = apply_step(MemoryPhase.generate, facts(**COLOCATED))
+    optimizer = apply_step(MemoryPhase.optimizer, facts(**COLOCATED))
     assert isinstance(generation, PlanChange)
     assert isinstance(optimizer, PlanChange)
     assert generation.plan == MemoryPlan(vllm_gpu_memory_utilization=0.2)
@@ -181,26 +183,28 @@ def test_vllm_gives_up_a_part_of_its_share_in_generation_and_sleeps_for_the_opti
 
 
 def test_a_cache_that_is_too_small_gets_a_larger_share_and_no_less_memory() -> None:
-    change = climb(MemoryPhase.load, facts(**COLOCATED), cache_too_small=True)
+    change = apply_step(MemoryPhase.load, facts(**COLOCATED), cache_too_small=True)
     assert isinstance(change, PlanChange)
     assert change.plan == MemoryPlan(vllm_gpu_memory_utilization=0.45)
 
 
 def test_a_share_of_vllm_never_goes_up_after_it_went_down_or_down_after_it_went_up() -> None:
-    lowered = climb(
+    lowered = apply_step(
         MemoryPhase.load,
         facts(**COLOCATED),
         MemoryPlan(vllm_gpu_memory_utilization=0.2),
         cache_too_small=True,
     )
-    raised = climb(MemoryPhase.generate, facts(**COLOCATED), MemoryPlan(vllm_gpu_memory_utilization=0.45))
+    raised = apply_step(
+        MemoryPhase.generate, facts(**COLOCATED), MemoryPlan(vllm_gpu_memory_utilization=0.45)
+    )
     assert isinstance(lowered, Exhausted)
     assert isinstance(raised, PlanChange)
-    assert raised.rung is Rung.expandable_segments
+    assert raised.fallback_step is FallbackStep.expandable_segments
 
 
 def test_expandable_segments_come_first_for_fragmented_memory() -> None:
-    change = climb(MemoryPhase.backward, fragmented=True)
+    change = apply_step(MemoryPhase.backward, fragmented=True)
     assert isinstance(change, PlanChange)
     assert change.plan == MemoryPlan(expandable_segments=True)
 
@@ -217,14 +221,14 @@ def test_expandable_segments_are_left_out_where_they_do_not_work_or_the_user_dec
     around: OutOfMemoryContext,
 ) -> None:
     asleep = facts(**COLOCATED, vllm_sleep=True)
-    change = climb(MemoryPhase.backward, asleep, around=around, fragmented=True)
+    change = apply_step(MemoryPhase.backward, asleep, around=around, fragmented=True)
     assert isinstance(change, PlanChange)
-    assert change.rung is Rung.micro_batch
+    assert change.fallback_step is FallbackStep.micro_batch
 
 
 def test_expandable_segments_are_left_out_if_nothing_is_reserved_in_vain() -> None:
     full = DeviceFigures(unallocated_bytes=0)
-    assert isinstance(climb(MemoryPhase.optimizer, device=full), Exhausted)
+    assert isinstance(apply_step(MemoryPhase.optimizer, device=full), Exhausted)
 
 
 def test_completions_are_shortened_only_if_the_user_allows_it_and_after_everything_else() -> None:
@@ -235,9 +239,9 @@ def test_completions_are_shortened_only_if_the_user_allows_it_and_after_everythi
     assert degraded[-1].endswith("max_completion_length=16")
 
 
-def test_an_exhausted_ladder_proposes_what_would_change_the_experiment() -> None:
+def test_without_a_fallback_step_left_changes_of_the_experiment_are_proposed() -> None:
     plan = MemoryPlan(generation_sub_batches=8, expandable_segments=True)
-    end = climb(MemoryPhase.generate, GRPO, plan)
+    end = apply_step(MemoryPhase.generate, GRPO, plan)
     assert isinstance(end, Exhausted)
     assert [proposal.split(" (")[0] for proposal in end.proposals] == ["shorter completions"]
     assert all(skipped.why for skipped in end.skipped)
@@ -245,7 +249,7 @@ def test_an_exhausted_ladder_proposes_what_would_change_the_experiment() -> None
 
 @pytest.mark.parametrize("phase", [MemoryPhase.optimizer, MemoryPhase.reward, MemoryPhase.save])
 def test_nothing_is_proposed_that_does_not_lower_the_peak_of_the_phase(phase: MemoryPhase) -> None:
-    end = climb(phase, GRPO, MemoryPlan(expandable_segments=True), allow_degrade=True)
+    end = apply_step(phase, GRPO, MemoryPlan(expandable_segments=True), allow_degrade=True)
     assert isinstance(end, Exhausted)
     assert end.proposals == ()
 
@@ -258,7 +262,7 @@ def test_the_first_change_that_a_trace_shows_to_lower_the_peak_is_chosen() -> No
     """Here a half needs more than the whole, since gradients of the first half are kept, and a quarter less."""
     asked: list[MemoryPlan] = []
     trace = traced({START: 8e9, HALF: 9e9, QUARTER: 7e9}, asked=asked)
-    change = climb(MemoryPhase.backward, trace=trace)
+    change = apply_step(MemoryPhase.backward, trace=trace)
     assert isinstance(change, PlanChange)
     assert (change.plan, change.prediction.traced) == (QUARTER, True)
     assert asked == [START, HALF, QUARTER, EIGHTH, CHECKPOINTED]
@@ -267,13 +271,15 @@ def test_the_first_change_that_a_trace_shows_to_lower_the_peak_is_chosen() -> No
 
 def test_a_micro_batch_stays_if_a_trace_shows_that_no_division_lowers_the_peak() -> None:
     peaks = {START: 8e9, HALF: 9e9, QUARTER: 9e9, EIGHTH: 9e9, CHECKPOINTED: 5e9}
-    change = climb(MemoryPhase.forward, trace=traced(peaks, asked=[]))
+    change = apply_step(MemoryPhase.forward, trace=traced(peaks, asked=[]))
     assert isinstance(change, PlanChange)
     assert change.plan == CHECKPOINTED
 
 
 def test_plans_that_were_not_traced_in_time_are_compared_in_closed_form() -> None:
-    change = climb(MemoryPhase.forward, trace=traced({START: 8e9, HALF: 9e9}, asked=[], missing="too slow"))
+    change = apply_step(
+        MemoryPhase.forward, trace=traced({START: 8e9, HALF: 9e9}, asked=[], missing="too slow")
+    )
     assert isinstance(change, PlanChange)
     assert (change.plan, change.prediction.source) == (QUARTER, "closed form, not traced: too slow")
 
@@ -289,7 +295,7 @@ def test_plans_that_were_not_traced_in_time_are_compared_in_closed_form() -> Non
 )
 def test_nothing_is_traced_where_a_trace_does_not_decide(phase: MemoryPhase, more: dict[str, bool]) -> None:
     asked: list[MemoryPlan] = []
-    climb(phase, trace=traced({}, asked=asked), **more)
+    apply_step(phase, trace=traced({}, asked=asked), **more)
     assert asked == []
 
 
@@ -297,12 +303,12 @@ def test_a_change_that_only_the_closed_form_takes_for_harmful_is_made_before_the
     """It is right to about 30 %, and the end of the run is worse than an attempt in vain. A trace is believed."""
     given = facts(per_device_train_batch_size=2, gradient_checkpointing=True)
     full = DeviceFigures(unallocated_bytes=0)
-    change = climb(MemoryPhase.forward, given, device=full)
+    change = apply_step(MemoryPhase.forward, given, device=full)
     assert isinstance(change, PlanChange)
     assert change.plan == HALF
     assert not change.prediction.lowers
     trace = traced({START: 8e9, HALF: 9e9}, asked=[])
-    assert isinstance(climb(MemoryPhase.forward, given, device=full, trace=trace), Exhausted)
+    assert isinstance(apply_step(MemoryPhase.forward, given, device=full, trace=trace), Exhausted)
 
 
 @pytest.mark.parametrize("phase", list(MemoryPhase))
@@ -313,5 +319,5 @@ def test_a_change_that_only_the_closed_form_takes_for_harmful_is_made_before_the
         facts(deepspeed=True, layout="deepspeed-zero3"),
     ],
 )  # fmt: skip
-def test_every_ladder_ends(phase: MemoryPhase, given: MemoryFacts) -> None:
+def test_fallback_steps_end(phase: MemoryPhase, given: MemoryFacts) -> None:
     assert len(plans(phase, given, allow_degrade=True)) < 30

@@ -1,4 +1,4 @@
-"""Families of real processes: helpers in sessions of their own belong to them, strangers do not."""
+"""Process trees of real processes: helpers in sessions of their own belong to them, strangers do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from grpo_run.runtime.processes.usage import find_families, read_family, read_threads
+from grpo_run.runtime.processes.usage import find_process_trees, read_threads, read_tree_usage
 
 RANK = """
 import subprocess, sys, time
@@ -48,15 +48,15 @@ def start() -> Iterator[Callable[[str], tuple[int, list[int]]]]:
         process.communicate()
 
 
-def test_helpers_in_sessions_of_their_own_belong_to_the_family(
+def test_helpers_in_sessions_of_their_own_belong_to_the_process_tree(
     start: Callable[[str], tuple[int, list[int]]],
 ) -> None:
     """Also those that a helper has started; another rank's are its own."""
     first, helpers = start(RANK)
     second, others = start(RANK)
-    families = find_families([first, second])
-    assert set(families[first]) == {first, *helpers}
-    assert set(families[second]) == {second, *others}
+    trees = find_process_trees([first, second])
+    assert set(trees[first]) == {first, *helpers}
+    assert set(trees[second]) == {second, *others}
 
 
 def test_the_cpu_time_of_children_that_have_exited_counts(
@@ -69,7 +69,7 @@ def test_the_cpu_time_of_children_that_have_exited_counts(
         "while time.process_time() < end: pass'])\n"
         "print(flush=True)\ntime.sleep(60)"
     )
-    usage = read_family(find_families([pid])[pid])
+    usage = read_tree_usage(find_process_trees([pid])[pid])
     assert usage is not None
     assert usage.members == {pid}
     assert usage.cpu_seconds >= 0.25
@@ -92,9 +92,9 @@ def test_threads_are_read_with_name_and_state(start: Callable[[str], tuple[int, 
     pytest.fail(f"not stopped: {threads}")
 
 
-def test_a_family_that_has_exited_is_unknown() -> None:
-    """It is not a family that does nothing."""
+def test_a_process_tree_that_has_exited_is_unknown() -> None:
+    """It is not a process tree that does nothing."""
     process = subprocess.Popen(["true"])
     process.wait()
-    assert read_family([process.pid]) is None
+    assert read_tree_usage([process.pid]) is None
     assert read_threads([process.pid]) == {}

@@ -22,7 +22,7 @@ MAX_PATHS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnCheckpoint:
+class ScriptCheckpoint:
     """The newest checkpoint of the script's own.
 
     Args:
@@ -47,7 +47,7 @@ class OwnCheckpoint:
 
 
 @dataclass(kw_only=True)
-class OwnTraining:
+class NoTrainerScript:
     """What a run's journal says about training with no Trainer and no loop.
 
     Attributes:
@@ -60,7 +60,7 @@ class OwnTraining:
     seen: bool = False
     current: bool = False
     trainer: str = ""
-    checkpoint: OwnCheckpoint | None = None
+    checkpoint: ScriptCheckpoint | None = None
     newest_path: str = ""
     """Directory that a rank has saved last; it may not be complete yet."""
     _paths: dict[str, bool] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class OwnTraining:
             begun anew; the second time in an attempt it is, because then the script always writes the same one.
         """
         path = str(record.get("path") or "")
-        self.checkpoint = OwnCheckpoint(path=path, saved_at=float(record.get("saved_at") or time))
+        self.checkpoint = ScriptCheckpoint(path=path, saved_at=float(record.get("saved_at") or time))
         progress = self._paths.get(path, True)
         if len(self._paths) < MAX_PATHS or path in self._paths:
             self._paths[path] = True
@@ -129,7 +129,7 @@ class OwnTraining:
         return RESTART if self.checkpoint is None else f"{RESTART}; {self.checkpoint.sentence(now)}"
 
 
-def summarize(own: OwnTraining, state: str, exit_code: int | None, *, restarts: int, now: float) -> str:
+def summarize(own: NoTrainerScript, state: str, exit_code: int | None, *, restarts: int, now: float) -> str:
     """Return one sentence or two on a run that has taken no step of a Trainer or of the loop.
 
     Args:
@@ -151,5 +151,5 @@ def summarize(own: OwnTraining, state: str, exit_code: int | None, *, restarts: 
     return f"{state.capitalize()}{after}. No Trainer and no loop: {own.consequence(now)}."
 
 
-def _saved(own: OwnTraining, now: float) -> str:
+def _saved(own: NoTrainerScript, now: float) -> str:
     return "nothing is saved" if own.checkpoint is None else own.checkpoint.sentence(now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from grpo_run.runtime.supervisor.own_saves import SETTLE_SECONDS, OwnSaves
+from grpo_run.runtime.supervisor.no_trainer import SETTLE_SECONDS, ScriptSaves
 from grpo_run.watchdog.observation import Slot
 
 MakeSlot = Callable[..., Slot]
@@ -17,7 +17,7 @@ def slots(make_slot: MakeSlot, *calls: int) -> dict[int, Slot | None]:
 
 def test_a_save_is_complete_when_the_last_rank_has_returned(make_slot: MakeSlot) -> None:
     """And it is complete once."""
-    saves = OwnSaves()
+    saves = ScriptSaves()
     assert not saves.observe(slots(make_slot, 0, 0), 1.0)
     assert not saves.observe(slots(make_slot, 1, 2), 2.0)
     assert saves.observe(slots(make_slot, 2, 2), 3.0)
@@ -29,7 +29,7 @@ def test_a_save_is_complete_when_the_last_rank_has_returned(make_slot: MakeSlot)
 
 def test_a_rank_that_never_saves_is_waited_for_a_moment(make_slot: MakeSlot) -> None:
     """It may be behind, or the script saves on rank 0 only."""
-    saves = OwnSaves()
+    saves = ScriptSaves()
     assert not saves.observe(slots(make_slot, 2, 0), 10.0)
     assert not saves.observe(slots(make_slot, 2, 0), 10.0 + SETTLE_SECONDS / 2)
     assert saves.observe(slots(make_slot, 2, 0), 10.0 + SETTLE_SECONDS)
@@ -38,12 +38,12 @@ def test_a_rank_that_never_saves_is_waited_for_a_moment(make_slot: MakeSlot) -> 
 
 def test_ranks_that_go_no_further_are_not_waited_for(make_slot: MakeSlot) -> None:
     """What was saved counts, also if the run fails right after it."""
-    assert OwnSaves().observe(slots(make_slot, 2, 0), 10.0, ended=True)
-    assert not OwnSaves().observe(slots(make_slot, 1, 0), 10.0, ended=True), "a save that was cut off"
+    assert ScriptSaves().observe(slots(make_slot, 2, 0), 10.0, ended=True)
+    assert not ScriptSaves().observe(slots(make_slot, 1, 0), 10.0, ended=True), "a save that was cut off"
 
 
 def test_a_slot_that_cannot_be_read_keeps_its_count(make_slot: MakeSlot) -> None:
     """Unknown is not zero."""
-    saves = OwnSaves()
+    saves = ScriptSaves()
     assert saves.observe(slots(make_slot, 2, 2), 1.0)
     assert not saves.observe({**slots(make_slot, 4, 2), 1: None}, 100.0)
