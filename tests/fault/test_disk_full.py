@@ -108,7 +108,7 @@ def test_disk_full_at_any_byte_keeps_existing_checkpoints(
             else:
                 shutil.rmtree(output / "checkpoint-6")
         assert sum(outcomes) > 0.7 * len(outcomes), "the disk was rarely full"
-        assert len(reasons) > 2, "expected failures before the drain, in plain files and in torch files"
+        assert len(reasons) > 1, "expected failures before the drain and in its files"
         kind = (
             "over a checkpoint of the same step" if older_of_the_same_step else "beside an older checkpoint"
         )
