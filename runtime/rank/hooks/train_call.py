@@ -39,7 +39,7 @@ from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents, save_
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.events import StepEvents, finish, leave
 from grpo_run.runtime.rank.step.guard import AttemptState
-from grpo_run.runtime.rank.step.resume import agree_on_resume, resumed_directory, serve_snapshot
+from grpo_run.runtime.rank.step.resume import agree_on_resume, held_snapshot, resumed_directory
 from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes
@@ -187,7 +187,7 @@ def run_train_call(
             hooks.enter_context(restored.ended())
             hooks.enter_context(restore_renamed_weights(trainer, session.warn))
         loading = hooks.enter_context(ExitStack())
-        loading.enter_context(serve_snapshot(guard, resume))
+        loading.enter_context(held_snapshot(guard, resume))
         callback = GuardCallback(
             session,
             call.ordinal,

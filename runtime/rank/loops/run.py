@@ -39,7 +39,7 @@ from grpo_run.runtime.rank.session import LeftLoop, Session
 from grpo_run.runtime.rank.step.events import StepEvents, finish, leave
 from grpo_run.runtime.rank.step.guard import AttemptState, guard_of
 from grpo_run.runtime.rank.step.logged import known_metrics, publish_metrics
-from grpo_run.runtime.rank.step.resume import CallFacts, agree_on_resume, resumed_directory, serve_snapshot
+from grpo_run.runtime.rank.step.resume import CallFacts, agree_on_resume, held_snapshot, resumed_directory
 from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.watchdog.learning_observations import StepValues
 from grpo_run.watchdog.observation import Phase, RankState
@@ -78,6 +78,10 @@ class LoopContents(CheckpointContents):
     def parameters(self) -> Iterable[Any]:
         """Return the parameters of all modules."""
         return self._state.parameters()
+
+    def large_files(self) -> Mapping[str, int]:
+        """Return the sizes of this rank's modules and optimizers."""
+        return self._state.large_files()
 
     def write(self, folder: Path) -> None:
         """Write this rank's part. Not collective."""
@@ -266,7 +270,7 @@ class SupervisedLoop:
         folder = resumed_directory(resume.argument, self._call)
         if folder is None:
             return
-        with serve_snapshot(self._guard, resume):
+        with held_snapshot(self._guard, resume):
             self._state.load(folder)
             loaded = LoadedRankState(folder, self._session.rank, self._device())
         loaded.restore(self._state)

@@ -135,7 +135,7 @@ class Saver:
         if not self._prepared and self._snapshots is not None:
             # only now have the optimizer and its offloading allocated their memory
             self._prepared = True
-            self._snapshots.prepare(self._contents.rank_bytes())
+            self._snapshots.prepare(self._contents.large_files())
         if self._contents.awaits_events:
             return
         cadence, call_ends = self.cadence, self._contents.call_ends
@@ -248,7 +248,7 @@ class Saver:
         taken = False
         with snapshots.reserve(staged, flags, self._contents.size_bytes) as reservation:
             if reservation.slot is not None:
-                taken = snapshots.copy(reservation, staged, write)
+                taken = snapshots.write(reservation, staged, write)
         if taken:
             self._note_stop(snapshots.written)
             self.cadence.taken(staged.step, snapshots.cost_seconds)
