@@ -45,7 +45,12 @@ def stage(slot: StagingSlot, output: Path, step: int, dice: random.Random) -> in
     staged = snapshot(output, step)
     slot.begin_snapshot()
     folder = slot.files / staged.folder
-    sizes = {"plain-0.bin": 150_000, "model.safetensors": 500_000, "optimizer.pt": 300_000, "rng/state.pth": 50_000}
+    sizes = {
+        "plain-0.bin": 150_000,
+        "model.safetensors": 500_000,
+        "optimizer.pt": 300_000,
+        "rng/state.pth": 50_000,
+    }
     for name, size_bytes in sizes.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(dice.randbytes(size_bytes))

@@ -51,7 +51,14 @@ def test_the_phases_of_a_step(loop: Loop, reading: Reading) -> None:
 
 def test_logged_metrics_are_published(loop: Loop, reading: Reading, events: Events) -> None:
     """On the board and in the journal, under grpo-run's field names; other metrics are ignored."""
-    logs = {"reward": 0.5, "completions/mean_length": 12.0, "loss": 0.25, "learning_rate": 1e-5, "kl": 0.1, "speed": 2.0}
+    logs = {
+        "reward": 0.5,
+        "completions/mean_length": 12.0,
+        "loss": 0.25,
+        "learning_rate": 1e-5,
+        "kl": 0.1,
+        "speed": 2.0,
+    }
     loop.state.global_step = 3
     loop.callback.on_log(loop.args, loop.state, TrainerControl(), logs=logs)
     slot = reading()
