@@ -67,7 +67,7 @@ def test_an_entry_has_the_step_in_which_it_was_first_seen() -> None:
 
 
 def test_the_line_that_makes_a_tensor_is_recorded() -> None:
-    """Also in a backward pass, for a view's storage once, and not for other groups; nothing is recorded afterwards."""
+    """Also in a backward pass, and for a view's storage once; not for other groups, nor afterwards."""
     weight = torch.zeros(659, requires_grad=True)
     wanted = {(one.dtype.__str__().removeprefix("torch."), one.dim()) for one in (weight,)}
     recorder = SiteRecorder({group for group in groups(weight) if (group.dtype, group.dimensions) in wanted})
@@ -115,7 +115,7 @@ def groups(tensor: torch.Tensor) -> set[object]:
 
 
 def test_everything_that_a_graph_has_saved_belongs_to_it_in_every_census() -> None:
-    """The first makes Python objects of saved views and of their bases, which have graphs that are parts of this one."""
+    """The first makes Python objects of saved views and of their bases, whose graphs are parts of this one."""
     layers = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.SiLU(), torch.nn.Linear(16, 16))
     hidden = torch.ones(2, 5, 16)
     for layer in layers:
