@@ -1,9 +1,9 @@
 """Record the history of the CUDA allocator and save snapshots of it, within a bound.
 
-Made by `attach.py`. Recording begins once the script has initialized CUDA; where the script records the
-history itself, its settings stay. An attempt saves three snapshots at most: at the first finding, when
+Made by the session. Recording begins once the script has initialized CUDA; where the script records the
+history itself, its settings stay. An attempt saves three snapshots at most: at the first alarm, when
 memory runs out for the first time, and at the end of the script. The last replaces the first, of which it
-shows everything that is still alive. The choice of time, file and size is pure.
+shows everything that is still alive.
 
 The allocator is behind an interface that tests replace, because most test machines have no GPU. It imports
 nothing of torch by itself and never initializes CUDA. What fails is a warning: the training goes on.

@@ -249,7 +249,9 @@ class MemoryTrace:
         return entries[0].born if entries else self._step + 1
 
     def _site_of(self, key: int) -> Site | None:
-        return self._recorder.sites.get(key) if self._recorder is not None else None
+        """Return where a storage was made, if that was recorded in its step or is recorded in this one."""
+        recorded = self._recorder.sites.get(key) if self._recorder is not None else None
+        return recorded or next((one.site for one in self._ledger.of([key])), None)
 
     def _look_at_growth(self, census: Census) -> None:
         """Look for mistakes once tensors of a few steps stay alive, and for holders that grow after more."""
@@ -406,9 +408,10 @@ class MemoryTrace:
 
     def _look_at_collected(self) -> None:
         for group, collected in list(self._collected.groups.items()):
-            if len(collected.steps) >= growth.SUSPICIOUS:
-                self._want_sites((group, "collected"))
-            for cycle in collected.proved:
+            if len(collected.steps) < growth.SUSPICIOUS:
+                continue
+            waiting = self._want_sites((group, "collected")) and collected.site is None
+            for cycle in collected.proved if not waiting else ():
                 self._emit(finding.of_collected(cycle, group, collected))
 
     def _look_at_exceptions(self, census: Census) -> None:
