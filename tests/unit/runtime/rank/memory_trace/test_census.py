@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import torch
 
@@ -34,7 +35,8 @@ def test_what_only_autograd_holds_is_found() -> None:
 def test_a_census_runs_no_hook_of_saved_tensors() -> None:
     """They may recompute a part of the model."""
     unpacked: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.shape, unpacked.append):  # type: ignore[arg-type]
+    hooks: Any = torch.autograd.graph.saved_tensors_hooks
+    with hooks(lambda tensor: tensor.shape, unpacked.append):
         result = torch.zeros(643, requires_grad=True).exp()
     assert saved_sizes(result) == set()
     assert unpacked == []
@@ -115,7 +117,7 @@ def groups(tensor: torch.Tensor) -> set[object]:
 
 
 def test_everything_that_a_graph_has_saved_belongs_to_it_in_every_census() -> None:
-    """The first makes Python objects of saved views and of their bases, whose graphs are parts of this one."""
+    """The first makes Python objects of saved views and of their bases, with graphs of their own."""
     layers = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.SiLU(), torch.nn.Linear(16, 16))
     hidden = torch.ones(2, 5, 16)
     for layer in layers:

@@ -1,4 +1,4 @@
-"""Whole scripts that keep something of each step: mistakes are alarms, mere growth is a notice after more steps."""
+"""Whole scripts that keep something of each step: mistakes are alarms, mere growth is a notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots of the CUDA allocator: when they are saved, where, and within which bound, with an allocator of the test."""
+"""Snapshots of the CUDA allocator: when they are saved, where, and within which bound."""
 
 from __future__ import annotations
 
@@ -61,12 +61,15 @@ class Traced:
         self.saved: list[tuple[str, str, int, int]] = []
         self.warned: list[str] = []
         self.history = AllocatorHistory(
-            allocator, self.folder, 3,
+            allocator,
+            self.folder,
+            3,
             saved=lambda path, reason, size, entries: self.saved.append(
                 (path.name, str(reason), size, entries)
             ),
-            warn=self.warned.append, most_bytes=most_bytes,
-        )  # fmt: skip
+            warn=self.warned.append,
+            most_bytes=most_bytes,
+        )
 
 
 def test_nothing_is_recorded_before_the_script_has_initialized_cuda(tmp_path: Path) -> None:
