@@ -1,4 +1,4 @@
-"""`--memory-trace`: what scripts keep without need is named by line and holder, and nothing is said of scripts that keep nothing."""
+"""`--memory-trace`: what scripts keep without need is named by line and holder; nothing is said of others."""
 
 from __future__ import annotations
 
@@ -14,31 +14,49 @@ from grpo_run.runtime.history.status import read_status
 SCRIPT = "kept_memory.py"
 FOUND: dict[str, tuple[str, str, str, str]] = {
     "graph": (
-        "graph", "log_probabilities.append(logits.log", "list `old_log_probabilities` in main()", "def main()",
+        "graph",
+        "log_probabilities.append(logits.log",
+        "list `old_log_probabilities` in main()",
+        "def main()",
     ),
     "padding": ("padding", "wide = tokenizer.pad(", "", ""),
     "rollouts": (
-        "growing", '"tokens": tokens.clone()', "list `history` of Collector", "def __init__(self) -> None:",
+        "growing",
+        '"tokens": tokens.clone()',
+        "list `history` of Collector",
+        "def __init__(self) -> None:",
     ),
     "logits": (
-        "growing", "logits.detach().clone()", "list `kept_logits` of Collector", "def __init__(self) -> None:",
+        "growing",
+        "logits.detach().clone()",
+        "list `kept_logits` of Collector",
+        "def __init__(self) -> None:",
     ),
     "cycle": (
-        "cycle", "Rollout(tokens.repeat(1, 2))", "a reference cycle of Rollout through its attribute `whole`",
+        "cycle",
+        "Rollout(tokens.repeat(1, 2))",
+        "a reference cycle of Rollout through its attribute `whole`",
         "def __init__(self, tokens: torch.Tensor)",
     ),
-    "traceback": ("traceback", "", "the traceback of ValueError that list `errors` keeps", "raise ValueError("),
-    "last_error": (
-        "traceback", "", "the traceback of ValueError that ValueError `last_error` in main() keeps",
+    "traceback": (
+        "traceback",
+        "",
+        "the traceback of ValueError that list `errors` keeps",
         "raise ValueError(",
     ),
-}  # fmt: skip
-"""By way of keeping: the kind of the finding, the line that makes it, the holder, and the line that this begins at, or
-where an exception was raised. The tensors of a graph are made in several lines of the generation."""
+    "last_error": (
+        "traceback",
+        "",
+        "the traceback of ValueError that ValueError `last_error` in main() keeps",
+        "raise ValueError(",
+    ),
+}
+"""By way of keeping: the kind of the finding, the line that makes it, the holder, and the line that this
+begins at, or where an exception was raised. The tensors of a graph are made in several lines of the generation."""
 MISTAKES = ("graph", "padding", "cycle", "traceback")
 GROWING = ("rollouts", "logits")
 LONG = 34
-"""Steps of a script that grows: 20 after the first ones, and some more that the trace leaves out on a loaded machine."""
+"""Steps of a script that grows: 20 after the first ones, up to 5 until the next look, and some more."""
 
 
 def lines_of(text: str) -> list[int]:
@@ -66,8 +84,14 @@ def check(finding: dict[str, Any], way: str) -> None:
 def findings(run: Run, *ways: str, steps: int = 16) -> list[dict[str, Any]]:
     """Run the script to its end, and return what was found."""
     run.arguments = [
-        "--memory-trace", str(SCRIPTS / SCRIPT), "--output-dir", "out", "--max-steps", str(steps), *(("--keep", *ways) if ways else ()),
-    ]  # fmt: skip
+        "--memory-trace",
+        str(SCRIPTS / SCRIPT),
+        "--output-dir",
+        "out",
+        "--max-steps",
+        str(steps),
+        *(("--keep", *ways) if ways else ()),
+    ]
     assert run.start().wait(300) == 0, run.tail()
     return run.events("memory_finding")
 
@@ -102,13 +126,29 @@ def test_what_merely_grows_is_in_the_status_and_not_on_the_terminal(runs: Callab
 
 def test_nothing_is_found_in_a_script_with_a_bounded_buffer(runs: Callable[..., Run]) -> None:
     """Nothing grows in it."""
-    assert findings(runs(), steps=24) == []
+    assert findings(runs(), steps=LONG) == []
 
 
 def test_a_leak_of_one_rank_is_named_with_it_and_said_once_in_a_run(runs: Callable[..., Run]) -> None:
     """Not again after a restart, in which it is found again; the status says in how many attempts."""
-    run = runs("--nproc-per-node", "2", "--memory-trace", str(SCRIPTS / SCRIPT), "--output-dir", ".", "--max-steps", "16",
-               "--mode", "ddp", "--on-rank", "1", "--die-at", "14", "--keep", "traceback")  # fmt: skip
+    run = runs(
+        "--nproc-per-node",
+        "2",
+        "--memory-trace",
+        str(SCRIPTS / SCRIPT),
+        "--output-dir",
+        ".",
+        "--max-steps",
+        "16",
+        "--mode",
+        "ddp",
+        "--on-rank",
+        "1",
+        "--die-at",
+        "14",
+        "--keep",
+        "traceback",
+    )
     assert run.start().wait(300) == 0, run.tail()
     found = run.events("memory_finding")
     assert [(one["attempt"], one["rank"]) for one in found] == [(0, 1), (1, 1)]
@@ -150,7 +190,18 @@ def test_a_leak_of_all_ranks_is_said_once(mode: str, runs: Callable[..., Run]) -
 @pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
 def test_nothing_is_found_in_clean_scripts_on_two_ranks(mode: str, runs: Callable[..., Run]) -> None:
     """What DDP and FSDP keep from step to step is none of the script's."""
-    run = runs("--nproc-per-node", "2", "--memory-trace", str(SCRIPTS / SCRIPT), "--output-dir", ".", "--max-steps", "24", "--mode", mode)  # fmt: skip
+    run = runs(
+        "--nproc-per-node",
+        "2",
+        "--memory-trace",
+        str(SCRIPTS / SCRIPT),
+        "--output-dir",
+        ".",
+        "--max-steps",
+        str(LONG),
+        "--mode",
+        mode,
+    )
     assert run.start().wait(300) == 0, run.tail()
     assert run.events("memory_finding") == []
 
@@ -172,7 +223,7 @@ def test_nothing_is_found_in_clean_scripts(script: str, runs: Callable[..., Run]
         "--output-dir",
         "out",
         "--max-steps",
-        "20",
+        str(LONG),
         "--save-steps",
         "6",
     ).start()

@@ -1,9 +1,9 @@
 """Record the history of the CUDA allocator and save snapshots of it, within a bound.
 
-Made by `attach.py`. Recording begins once the script has initialized CUDA; where the script records the
-history itself, its settings stay. An attempt saves three snapshots at most: at the first finding, when
+Made by the session. Recording begins once the script has initialized CUDA; where the script records the
+history itself, its settings stay. An attempt saves three snapshots at most: at the first alarm, when
 memory runs out for the first time, and at the end of the script. The last replaces the first, of which it
-shows everything that is still alive. The choice of time, file and size is pure.
+shows everything that is still alive.
 
 The allocator is behind an interface that tests replace, because most test machines have no GPU. It imports
 nothing of torch by itself and never initializes CUDA. What fails is a warning: the training goes on.
@@ -22,9 +22,9 @@ from grpo_run.runtime.files import replace_file
 from grpo_run.runtime.upstream import memory_names
 
 MOST_ENTRIES = 50_000
-"""Entries of the ring buffer, for each device: some dozens of steps of a small model, and one or a few of a large one."""
+"""Entries of the ring buffer, for each device: dozens of steps of a small model, or a few of a large one."""
 MOST_BYTES = 64 << 20
-"""Size of a file. torch expects several KB for an entry with its stacks, most of which are shared in the file."""
+"""Size of a file. An entry with its stacks takes several KB, most of which are shared in the file."""
 PROTOCOL = 4
 """Of pickle: the default of the Pythons that PyTorch's viewer was written for."""
 
@@ -41,7 +41,7 @@ class SnapshotReason(str, Enum):
 
 
 def file_name(rank: int, reason: SnapshotReason) -> str:
-    """Return the name of a rank's file. Running out of memory has one of its own, which nothing else replaces."""
+    """Return the name of a rank's file; that of memory that runs out is replaced by nothing else."""
     return (
         f"rank-{rank}-out-of-memory.pickle"
         if reason is SnapshotReason.out_of_memory
@@ -54,7 +54,7 @@ class TooLarge(Exception):
 
 
 def pickled_within(snapshot: dict[str, Any], most_bytes: int) -> tuple[bytes, int]:
-    """Return a snapshot as a file's content, with as much of the newest history as fits, and the number of its entries.
+    """Return a snapshot as a file's content, with as much of the newest history as fits, and its entries.
 
     Args:
         snapshot: of the allocator; its history is in `device_traces`, one list for each device, oldest first.
@@ -107,7 +107,7 @@ class CudaAllocator:
         return memory_names.allocator_records()
 
     def record(self, most_entries: int) -> None:
-        """Record from now on. Raises RuntimeError for an allocator without a history, such as `cudaMallocAsync`."""
+        """Record from now on. Raises RuntimeError without a history, as for `cudaMallocAsync`."""
         memory_names.record_allocations(most_entries)
 
     def observe_out_of_memory(self, call: Callable[[], None]) -> bool:

@@ -1,4 +1,4 @@
-"""What is alive in this process: tensors, what autograd graphs have saved, frames of old tracebacks; and since when.
+"""What is alive in this process, and since when: tensors, what graphs have saved, and old tracebacks.
 
 Used by `tracer.py` between two steps. One pass over the objects that `gc` tracks finds the tensors that
 Python holds; objects that existed before the fork are frozen, so a pass takes milliseconds. Tensors saved
@@ -15,19 +15,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from grpo_run.runtime.upstream.memory_names import saved_by
-
-if TYPE_CHECKING:
-    from grpo_run.runtime.rank.memory_trace.sites import Site
 
 MOST_NODES = 200_000
 """Nodes of one census. A pass of a model has about 50 for each layer; a walk takes 1 to 2 µs for a node."""
 
 
 def inner_nodes(grad_fns: Iterable[Any]) -> set[Any]:
-    """Return the nodes that are reached from others of these graphs: a graph that begins at one of them is a part of another."""
+    """Return the nodes that are reached from others: a graph that begins there is a part of another."""
     inner: set[Any] = set()
     begun: set[Any] = set()
     for start in grad_fns:
@@ -80,8 +77,9 @@ class Census:
     Attributes:
         tensors: by storage, the tensors that Python holds.
         storages: by key.
-        graphs: tensors with a graph, each with what the graph has saved, by storage. Each node belongs to one of them. Looking
-            at what is saved makes Python objects of it, which later censuses find among the tensors.
+        graphs: tensors with a graph, each with what the graph has saved, by storage. Each node belongs to one
+            of them. Looking at what is saved makes Python objects of it, which later censuses find among the
+            tensors.
         tracebacks: of exceptions that were kept.
     """
 
@@ -97,7 +95,7 @@ class Census:
 
 
 def tensor_types(torch: Any) -> frozenset[type]:
-    """Return the classes of tensors that have memory of their own: not those that wrap others, nor those without data."""
+    """Return the classes of tensors that have memory of their own, without those that wrap others."""
     found: set[type] = set()
     waiting: list[type] = [torch.Tensor]
     while waiting:
@@ -139,8 +137,9 @@ def _graphs_of(
 ) -> list[tuple[Any, dict[int, Any]]]:
     """Return what the graphs of tensors have saved, and add the storages to those that are known.
 
-    A root within another one's graph, or that this has saved, is no holder: what its graph has saved belongs to the other one. Looking
-    at what is saved makes Python objects of it and of what it is a view of, which nothing in Python may hold.
+    A root within another one's graph, or that this has saved, is no holder: what its graph has saved belongs
+    to the other one. Looking at what is saved makes Python objects of it and of what it is a view of, which
+    nothing in Python may hold.
     """
     walked: set[Any] = set()
     inner = inner_nodes(root.grad_fn for root in roots)
@@ -187,6 +186,16 @@ def group_of(tensor: Any) -> Group:
 @functools.lru_cache(maxsize=64)
 def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+class Site(NamedTuple):
+    """A line of the script, and the line of a library below it that has made something."""
+
+    file: str
+    line: int
+    function: str
+    library_file: str | None = None
+    library_line: int | None = None
 
 
 class StorageEntry(weakref.ref[Any]):

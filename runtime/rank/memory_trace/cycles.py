@@ -1,9 +1,9 @@
 """Reference cycles that hold tensors until Python collects garbage, which training does rarely.
 
-Used by `tracer.py`. `find_cycle` proves that only a cycle holds something: nothing outside of it refers to it.
-`CollectedTensors` watches the collections of the process: a callback of `gc` notes which young tensors are alive
-before one and which of them are gone after it. Once that has happened in several steps, the cycle of such a tensor is
-looked for before the next collection. Frees nothing.
+Used by `tracer.py`. `find_cycle` proves that only a cycle holds something: nothing outside of it refers to
+it. `CollectedTensors` watches the collections of the process: a callback of `gc` notes which young tensors
+are alive before one and which of them are gone after it. Once that has happened in several steps, the cycle
+of such a tensor is looked for before the next collection. Frees nothing.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ from dataclasses import dataclass, field
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from grpo_run.runtime.rank.memory_trace.census import Group, group_of, storage_of
+from grpo_run.runtime.rank.memory_trace.census import Group, Site, group_of, storage_of
 from grpo_run.runtime.rank.memory_trace.growth import ENOUGH, SUSPICIOUS
 from grpo_run.runtime.rank.memory_trace.names import file_of, first_line
 from grpo_run.runtime.rank.memory_trace.referrers import attributes, is_namespace, referrers, running_locals
-from grpo_run.runtime.rank.memory_trace.sites import Site
 from grpo_run.watchdog.evidence.source import is_user_file
 
 MOST_OBJECTS = 400
 """A cycle with more objects above it is not examined."""
 SHARE = 0.2
-"""What looking at collections may take of the time. Collections of young objects are frequent; each takes 30 to 100 µs
-more."""
+"""What looking at collections may take of the time. Those of young objects take 30 to 100 µs more."""
 EXAMINED = 2
 """Tensors of one collection whose cycle is found, at most."""
 PROVED_STEPS = 2
@@ -54,7 +52,8 @@ class Cycle(NamedTuple):
 
     Args:
         kind: class of an object in it, or the name of a function.
-        attribute: of that object, through which it refers to itself or to the next object; None if there is none.
+        attribute: of that object, through which it refers to itself or to the next object; None if there is
+            none.
         file: where the class or function is from; empty if that is not known.
         line: where the function or the `__init__` of the class begins; None if there is none.
     """

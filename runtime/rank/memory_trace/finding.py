@@ -1,7 +1,8 @@
 """A finding of a memory trace: what is kept, since when, where it was made, who holds it; its sentence.
 
-Made from what the other modules have observed, and written to the journal as fields by `tracer.py`. The terminal, the
-status and the reports show the sentence from there. Decides nothing. Plain data and pure functions.
+Made from what the other modules have observed, and written to the journal as fields by `tracer.py`. The
+terminal, the status and the reports show the sentence from there. Decides nothing. Plain data and pure
+functions.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from grpo_run.runtime.rank.memory_trace.census import Group, StorageEntry
+from grpo_run.runtime.rank.memory_trace.census import Group, Site, StorageEntry
 from grpo_run.runtime.rank.memory_trace.cycles import Collected, Cycle
 from grpo_run.runtime.rank.memory_trace.growth import Longer
 from grpo_run.runtime.rank.memory_trace.holders import Holder
 from grpo_run.runtime.rank.memory_trace.kept_exceptions import KeptException
 from grpo_run.runtime.rank.memory_trace.names import Name
 from grpo_run.runtime.rank.memory_trace.padding import Padded
-from grpo_run.runtime.rank.memory_trace.sites import Site
 from grpo_run.watchdog.evidence.source import is_outside_frameworks
 from grpo_run.watchdog.text import size_text
 
@@ -66,7 +66,7 @@ class TraceFinding:
 
     @property
     def key(self) -> str:
-        """Equal for the same finding of another rank or attempt: kind, holder, and where that is or what it holds is made."""
+        """Equal for the same finding of another rank or attempt: kind, holder, and where that begins."""
         place = self.held_at or self.made_at
         where = [place.file, str(place.line)] if place is not None else list(map(str, self.shape[1:]))
         return "|".join([self.kind, self.holder or "", *where])
@@ -111,9 +111,9 @@ def of_cycle(cycle: Cycle, entries: Collection[StorageEntry]) -> TraceFinding:
 def of_collected(cycle: Cycle, group: Group, collected: Collected) -> TraceFinding:
     """Return a cycle whose tensors were freed by collections."""
     return TraceFinding(
-        kind="cycle", tensors=collected.tensors, bytes=collected.bytes, shape=collected.shape, dtype=group.dtype,
-        since_step=min(collected.steps), steps=len(collected.steps), details={"collected": True},
-        **_made_fields(collected.site), **_cycle_fields(cycle),
+        kind="cycle", tensors=collected.tensors, bytes=collected.bytes, shape=collected.shape,
+        dtype=group.dtype, since_step=min(collected.steps), steps=len(collected.steps),
+        details={"collected": True}, **_made_fields(collected.site), **_cycle_fields(cycle),
     )  # fmt: skip
 
 
@@ -197,10 +197,12 @@ def _article(kind: str) -> str:
 ADVICE = {
     "growing": "it has {grown}; cannot tell whether that ends",
     "growth": (
-        "it has {grown}, {rate} a step, which does not fit into {free} for the {steps_left} steps that are left;"
-        " bound it, or keep less"
+        "it has {grown}, {rate} a step, which does not fit into {free} for the {steps_left} steps that are"
+        " left; bound it, or keep less"
     ),
-    "graph": "nothing has run backward through it in {steps} steps; compute it under torch.no_grad(), or detach it",
+    "graph": (
+        "nothing has run backward through it in {steps} steps; compute it under torch.no_grad(), or detach it"
+    ),
     "graph_end": "each of {steps} steps has added its graph; detach what is added",
     "cycle": "only a garbage collection frees it; break the cycle, or hold one side by a weak reference",
     "traceback": "it was there after {steps} steps; keep the exception's text, not the exception",
@@ -219,8 +221,8 @@ def sentence(finding: TraceFinding, working_directory: str) -> str:
     if finding.kind == "padding":
         what = (
             f"batches {shape} are padded to {figures['width']} tokens, of which the longest row of"
-            f" {count(finding.tensors, 'batch', 'batches')} in {finding.steps} steps uses {figures['longest']}"
-            f" and {figures['share']:.0%} are real"
+            f" {count(finding.tensors, 'batch', 'batches')} in {finding.steps} steps uses"
+            f" {figures['longest']} and {figures['share']:.0%} are real"
         )
     elif "first_bytes" in figures:
         grown = f"become longer in {finding.steps} steps"
@@ -228,8 +230,9 @@ def sentence(finding: TraceFinding, working_directory: str) -> str:
         what = f"a tensor {shape} {finding.dtype} ({size}) {before}"
     else:
         freed = figures.get("collected")
-        begun = f"{'that only garbage collections have freed' if freed else 'alive'} since step {finding.since_step}"
-        what = f"{count(finding.tensors, 'tensor')} {shape} {finding.dtype} ({size}) {begun}"
+        begun = "that only garbage collections have freed" if freed else "alive"
+        tensors = f"{count(finding.tensors, 'tensor')} {shape} {finding.dtype} ({size})"
+        what = f"{tensors} {begun} since step {finding.since_step}"
     held = _held(finding, working_directory) if finding.kind != "padding" else ""
     advice = ADVICE["graph_end" if figures.get("ends_graph") else finding.kind].format(
         steps=finding.steps, grown=grown, rate=size_text(figures.get("bytes_a_step", 0)),
@@ -241,7 +244,7 @@ def sentence(finding: TraceFinding, working_directory: str) -> str:
 
 
 def subject(finding: TraceFinding, working_directory: str) -> str:
-    """Return what tells one finding from another for a reader: the holder, or else the line that has made it."""
+    """Return what tells one finding from another for a reader: the holder, or else where it was made."""
     if finding.holder is not None:
         return _held(finding, working_directory)
     return _made(finding, working_directory) or f"batches {_shape(finding.shape)}"

@@ -1,8 +1,9 @@
-"""Decides whether what a script keeps grows from step to step, and whether it will fit until the run ends. Pure.
+"""Decides whether what a script keeps grows, and whether it will fit until the run ends. Pure.
 
-Used by `tracer.py` with the steps in which tensors were made and the sizes of what holds them. No single number is
-evidence: something grows if it has kept a part of each of several steps, after the first ones. Whether growth ends
-cannot be seen from outside, so growth alone is a notice. It is an alarm only if it will not fit at its rate.
+Used by `tracer.py` with the steps in which tensors were made and the sizes of what holds them. No single
+number is evidence: something grows if it has kept a part of each of several steps, after the first ones.
+Whether growth ends cannot be seen from outside, so growth alone is a notice. It is an alarm only if it will
+not fit at its rate.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ SUSPICIOUS = 3
 ENOUGH = 5
 """Steps in which a mistake must be seen before it is reported: a kept graph, a cycle, a kept traceback."""
 LOOKED_AT = 15
-"""Steps whose tensors must be alive before their holder is looked for, so that it is compared with a later look."""
+"""Steps whose tensors must be alive before a holder that may grow is looked for the first time."""
 GROWING = 20
 """Steps in which a holder or a tensor must have grown before that is reported."""
 MORE = 0.25
 """Part of the steps of a holder by which it must have grown before the next look."""
 WIDEST_GAP = 4
-"""How much longer than between other steps nothing may be added: a holder that has stopped growing is no leak."""
+"""How much longer than between other steps nothing may be added to what still grows."""
 KEPT_SHARE = 0.75
-"""Of what was made since an earlier look, how much a holder must have more than then. The rest has replaced something."""
+"""Of what was made since an earlier look, how much a holder must have gained; the rest has replaced some."""
 CONSIDERABLE = 0.1
 """Share of the memory that was free before it grew, which something must take before it is an alarm."""
 SMALLEST_GROWTH_BYTES = 128
@@ -38,7 +39,7 @@ MOST_LENGTHS = 64
 
 
 def steady_births(births: Iterable[int], *, first: int, now: int) -> list[int]:
-    """Return the steps after the first ones of which something is still alive; none if the growth has stopped.
+    """Return the steps after the first ones of which something is alive; none if the growth has stopped.
 
     Args:
         births: steps in which something was made that is alive now.
@@ -148,15 +149,15 @@ class Longer:
 class LongerTensors:
     """Watches for a tensor that is replaced by a longer one step after step, as in `x = torch.cat([x, new])`.
 
-    The longest new tensor of a family counts. Lengths that the step before had too belong to other tensors, such as
-    gradients. Batches of a curriculum look the same, and are in the memory as well.
+    The longest new tensor of a family counts. Lengths that the step before had too belong to other tensors,
+    such as gradients. Batches of a curriculum look the same, and are in the memory as well.
     """
 
     def __init__(self) -> None:
         self._runs: dict[Family, Longer] = {}
 
     def step_ended(self, step: int, made: Iterable[Made]) -> list[Longer]:
-        """Return the tensors that a step has made longer, with the number of steps in a row in which that happened."""
+        """Return the tensors that a step has made longer, each with the number of steps in a row."""
         lengths: dict[Family, dict[int, Made]] = {}
         for one in made:
             for axis, length in enumerate(one.shape):

@@ -1,8 +1,8 @@
-"""The object that accumulates tensors: the nearest one above a tensor that also holds those of the steps before.
+"""The object that accumulates tensors: the nearest above a tensor that also holds those of other steps.
 
-Used by `tracer.py` for tensors of a suspicious group. A holder is proved from both sides: it is reached from the
-tensor through its referrers, and the tensors of the other steps are reached from it. Whether it grows is decided
-elsewhere.
+Used by `tracer.py` for tensors of a suspicious group. A holder is proved from both sides: it is reached from
+the tensor through its referrers, and the tensors of the other steps are reached from it. Whether it grows is
+decided elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_HELD = 50_000
 """Objects that are looked at below a possible holder."""
 MOST_ITEMS, MOST_OF_ITEM = 64, 1000
 """Items of a possible holder, the last ones, and objects of each of them that are looked at."""
-FEWEST_ITEMS = 5
+FEWEST_ITEMS = 3
 """Items with tensors that a container must have."""
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, UserDict, UserList)
 
@@ -99,15 +99,12 @@ def find_holder(
 def _is_in_many_items(candidate: Any, kinds: Collection[type]) -> bool:
     """Whether several items of a container have tensors.
 
-    A list of two callbacks reaches what both of them keep, and has got none of it. Containers within one of the same
-    class may be a chain.
+    A list of two callbacks reaches what both of them keep, and has got none of it.
     """
     if isinstance(candidate, tuple):
         return True
     data = candidate.data if isinstance(candidate, (UserDict, UserList)) else candidate
     items = list(dict.items(data)) if isinstance(data, dict) else [(one,) for one in data]
-    if any(type(part) is type(candidate) for one in items for part in one):
-        return True
     return sum(1 for one in items[-MOST_ITEMS:] if reached(one, kinds, MOST_OF_ITEM)) >= FEWEST_ITEMS
 
 

@@ -1,6 +1,7 @@
-"""Kept exceptions, which hold the local variables of the functions that they were raised through, step by step.
+"""Kept exceptions, which hold the local variables of the functions that they were raised through.
 
-Used by `tracer.py`. A traceback refers to the frames of functions that have ended, and those to their local variables.
+Used by `tracer.py`. A traceback refers to the frames of functions that have ended, and those to their local
+variables.
 """
 
 from __future__ import annotations
@@ -113,6 +114,4 @@ def exception_of(traceback: TracebackType, ignored: Iterable[int]) -> tuple[str,
         if error is not None:
             return type(error).__name__, name_of(error, running_locals(), {*left_out, id(level)})
         level = [one for one in level if isinstance(one, TracebackType)]
-        if not level:
-            break
     return "an exception", None

@@ -1,7 +1,7 @@
-"""The name that the script has for an object: an attribute, a variable of a module, a local variable, or one of a closure.
+"""The name that the script has for an object: an attribute, or a variable of a module, function or closure.
 
-Used by `holders.py`, `tracer.py` and `kept_exceptions.py`. Names are found among the objects that refer to it; no
-source is read. An object that has no name of its own is named by what it is in.
+Used by `holders.py`, `tracer.py` and `kept_exceptions.py`. Names are found among the objects that refer to
+it; no source is read. An object that has no name of its own is named by what it is in.
 """
 
 from __future__ import annotations
@@ -158,6 +158,6 @@ def file_of(kind: type) -> str:
 
 
 def first_line(kind: type, file: str) -> int | None:
-    """Return where the `__init__` of a class begins; None if its file does not write one, as for a dataclass."""
+    """Return where the `__init__` of a class begins; None if its file has none, as for a dataclass."""
     code = getattr(kind.__dict__.get("__init__"), "__code__", None)
     return code.co_firstlineno if code is not None and code.co_filename == file else None

@@ -1,7 +1,8 @@
 """Which share of the tokens that a model is given is real, by the attention masks of its calls.
 
-Used by `tracer.py`. Padding to the longest row of a batch is usual; columns that no row of any batch uses are not. A mask is copied to
-the host, which allocates nothing on the device. `PaddingWatch` counts, `wasteful` decides and is pure.
+Used by `tracer.py`. Padding to the longest row of a batch is usual; columns that no row of any batch uses are
+not. A mask is copied to the host, which allocates nothing on the device. `PaddingWatch` counts, `wasteful`
+decides and is pure.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_run.runtime.rank.memory_trace.census import Group, group_of, storage_of
-from grpo_run.runtime.rank.memory_trace.sites import Site, site_above
+from grpo_run.runtime.rank.memory_trace.census import Group, Site, group_of, storage_of
+from grpo_run.runtime.rank.memory_trace.sites import site_above
 
 STEPS = 5
 """Steps in which all batches must be padded alike before it is reported."""
@@ -68,8 +69,8 @@ def wasteful(calls: Iterable[Padded], *, rollouts: int | None) -> Padded | None:
 
     Args:
         calls: since the first step.
-        rollouts: how many rollouts the batches are from; None if the script generates nothing. The batches of one rollout are
-            padded alike, and its longest row is in one of them only.
+        rollouts: how many rollouts the batches are from; None if the script generates nothing. The batches of
+            one rollout are padded alike, and its longest row is in one of them only.
     """
     by_mode: dict[bool, list[Padded]] = {True: [], False: []}
     for one in calls:

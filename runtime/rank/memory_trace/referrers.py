@@ -1,7 +1,7 @@
 """From an object to those that refer to it, through `gc`.
 
-Used by the other modules of this package. Local variables of running functions are no objects that `gc` knows, so they are looked
-up in the frames of all threads. Holds nothing after a call.
+Used by the other modules of this package. Local variables of running functions are no objects that `gc`
+knows, so they are looked up in the frames of all threads. Holds nothing after a call.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def running_frames() -> set[int]:
 
 
 OWN_REFERENCES = 3
-"""References to the copy of a frame's variables before Python 3.13: the frame's, ours, and the argument of `getrefcount`.
+"""References to the copy of a frame's variables before Python 3.13: of the frame, ours, and of `getrefcount`.
 With more of them the script has called `locals()` and keeps the copy."""
 
 
@@ -92,7 +92,7 @@ _SUSPENDED = ((GeneratorType, "gi"), (CoroutineType, "cr"), (AsyncGeneratorType,
 
 
 def _identities_of_locals(frame: FrameType) -> list[tuple[str, int]]:
-    """Return the names of a function's local variables with the ids of their values. Keeps none of them alive."""
+    """Return the names of a function's local variables with the ids of their values. Keeps none alive."""
     values = frame.f_locals
     found = [(name, id(value)) for name, value in list(values.items())]
     if sys.version_info < (3, 13) and sys.getrefcount(values) <= OWN_REFERENCES:
@@ -116,7 +116,7 @@ def referrers(targets: Collection[Any], ignored: set[int]) -> list[Any]:
 
 
 def levels(start: Collection[Any], ignored: Iterable[int] = ()) -> Iterator[list[Any]]:
-    """Yield the referrers of some objects, then the referrers of those, and so on. Does not go beyond modules and classes."""
+    """Yield the referrers of some objects, then those of these, and so on up to modules and classes."""
     left_out = {*ignored, *map(id, start)}
     level = list(start)
     for _ in range(MOST_LEVELS):
@@ -136,8 +136,9 @@ def is_namespace(candidate: Any) -> bool:
 def reached(start: Any, kinds: Collection[type], most: int) -> list[Any]:
     """Return the objects of some classes that an object holds, directly or through others.
 
-    Does not enter modules, classes, and objects with parameters such as models and optimizers. Of functions that it holds itself,
-    such as registered hooks, what they have captured counts, as far as that is of the classes.
+    Does not enter modules, classes, and objects with parameters such as models and optimizers. Of functions
+    that it holds itself, such as registered hooks, what they have captured counts, as far as that is of the
+    classes.
 
     Args:
         most: how many objects are looked at.

@@ -1,8 +1,8 @@
-"""Where tensors are made: a dispatch mode that notes the line of the script for each new storage of some groups.
+"""Where tensors are made: a dispatch mode that notes the line of the script for new storages.
 
-Used by `tracer.py` for single steps, once a group of tensors is suspicious: a mode that is always active would make
-steps of a small model four times as long. Imported after the script has imported torch. Changes no result and holds
-no tensor.
+Used by `tracer.py` for single steps, once a group of tensors is suspicious: a mode that is always active
+would make steps of a small model four times as long. Imported after the script has imported torch. Changes no
+result and holds no tensor.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sys
 import weakref
 from collections.abc import Callable, Collection
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
-from grpo_run.runtime.rank.memory_trace.census import Group, group_of, storage_of
+from grpo_run.runtime.rank.memory_trace.census import Group, Site, group_of, storage_of
 from grpo_run.runtime.upstream.memory_names import current_dispatch_mode
 from grpo_run.watchdog.evidence.source import is_outside_frameworks, is_user_file
 
@@ -23,17 +23,7 @@ MOST_FRAMES = 400
 MOST_SITES = 200_000
 """Storages of one step."""
 _FRESH = ("aten::lift_fresh", "aten::lift")
-"""Operators that return what was just made from Python values, although their schema says that they return their argument."""
-
-
-class Site(NamedTuple):
-    """A line of the script, and the line of a library below it that has made something."""
-
-    file: str
-    line: int
-    function: str
-    library_file: str | None = None
-    library_line: int | None = None
+"""Operators that return what was just made from Python values; by their schema it is their argument."""
 
 
 _places: dict[CodeType, bool | None] = {}
@@ -48,7 +38,7 @@ def _kind(code: CodeType) -> bool | None:
 
 
 def site_above(frame: FrameType | None) -> Site | None:
-    """Return the innermost line of the script on the stack, and that of a library below it; None without one."""
+    """Return the innermost line of the script on a stack, with that of a library below it; None without."""
     library: tuple[str, int] | None = None
     for _ in range(MOST_FRAMES):
         if frame is None:
@@ -87,7 +77,7 @@ class SiteRecorder:
         self._mode: Any = None
 
     def begin(self) -> bool:
-        """Activate the mode in this thread and in the backward passes that it starts. Returns whether that was possible."""
+        """Activate the mode in this thread and its backward passes. Returns whether that was possible."""
         from torch.utils import _python_dispatch as dispatch
 
         if dispatch.is_in_torch_dispatch_mode():
@@ -123,7 +113,7 @@ class SiteRecorder:
         return True
 
     def end(self) -> bool:
-        """Deactivate the mode. Returns whether it has: a mode that the script has entered since must end first."""
+        """Deactivate the mode. Returns False if a mode that the script has entered since must end first."""
         if self._mode is not None:
             if current_dispatch_mode() is not self._mode:
                 return False

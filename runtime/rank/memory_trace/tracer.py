@@ -1,9 +1,10 @@
-"""The memory trace of one rank: looks at what is alive after each step, and reports what is kept without need.
+"""The memory trace of one rank: looks at what is alive after each step, and reports what is kept.
 
-Made by the session under `--memory-trace`, before the script runs, with `trace_memory`. `runtime/rank/step/events.py` calls `step_ended` after the steps of a Trainer
-or loop; in a script with neither, each optimizer step counts as one. Most steps cost one census. Only if tensors of
-several steps stay alive, where such tensors are made is recorded in the next steps, and then their holder is looked
-for. Everything is held weakly. Decides with `growth.py` and `padding.py`; changes nothing.
+Made by the session under `--memory-trace`, before the script runs, with `trace_memory`.
+`runtime/rank/step/events.py` calls `step_ended` after the steps of a Trainer or loop; in a script with
+neither, each optimizer step counts as one. Most steps cost one census. Only if tensors of several steps stay
+alive, where such tensors are made is recorded in the next steps, and then their holder is looked for.
+Everything is held weakly. Decides with `growth.py` and `padding.py`; changes nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from grpo_run.runtime.rank.memory_trace.census import (
     Census,
     Group,
     Ledger,
+    Site,
     StorageEntry,
     storage_of,
     take_census,
@@ -43,7 +45,7 @@ from grpo_run.runtime.rank.memory_trace.kept_exceptions import KeptExceptions
 from grpo_run.runtime.rank.memory_trace.names import name_of
 from grpo_run.runtime.rank.memory_trace.padding import PaddingWatch
 from grpo_run.runtime.rank.memory_trace.referrers import running_locals
-from grpo_run.runtime.rank.memory_trace.sites import Site, SiteRecorder
+from grpo_run.runtime.rank.memory_trace.sites import SiteRecorder
 
 Suspicion = tuple[Group, str]
 """Tensors that may be kept, and what is suspected."""
@@ -53,10 +55,10 @@ SHARE = 0.7
 TRACED_STEPS = 3
 """Steps in which sites are recorded for a suspicion."""
 TRIED = 18
-"""Storages whose holder is looked for, until one is found: a group may also have storages of holders that do not grow."""
+"""Storages whose holder is looked for, until one is found: some may be of holders that do not grow."""
 TRIED_OF_STEP = 6
 TRIED_CYCLES = 4
-"""The same for cycles: most storages are in none, and each is compared with all references of the process."""
+"""The same for cycles: most storages are in none, and each is compared with all references."""
 MOST_IN_CYCLES = 64
 """Storages of a group that are counted as held by cycles."""
 HOLDERS_A_STEP = 3
@@ -64,7 +66,7 @@ HOLDERS_A_STEP = 3
 MOST_FINDINGS = 20
 """Alarms of one rank that are reported, and as many notices."""
 NOT_AGAIN = 2
-"""After a suspicion that came to nothing, tensors of so many times more steps must be alive before the next."""
+"""After a suspicion that came to nothing, so many times more steps must have tensors before the next."""
 
 
 def trace_memory(
@@ -79,10 +81,12 @@ def trace_memory(
 
     Args:
         write: takes the fields of a `memory_finding` event.
-        trains_alone: returns how many optimizer steps the script has taken with no Trainer and no loop; None inside one.
+        trains_alone: returns how many optimizer steps the script has taken with no Trainer and no loop; None
+            inside one.
         history: of the CUDA allocator.
         warn: called with one line if the trace itself fails, and ends.
-        free_bytes: returns how much memory of a type of device this rank may still take; 0 if that is not known.
+        free_bytes: returns how much memory of a type of device this rank may still take; 0 if that is not
+            known.
     """
     directory = os.getcwd()
 
@@ -114,9 +118,11 @@ class MemoryTrace:
 
     Args:
         report: called with each finding, once.
-        history: of the CUDA allocator; begins with the first call of a model, or at the end of the first step.
+        history: of the CUDA allocator; begins with the first call of a model, or at the end of the first
+            step.
         warn: called with one line if the trace itself fails, and ends.
-        free_bytes: returns how much memory of a type of device this rank may still take; 0 if that is not known.
+        free_bytes: returns how much memory of a type of device this rank may still take; 0 if that is not
+            known.
         clock: seconds.
     """
 
@@ -160,7 +166,7 @@ class MemoryTrace:
         self._end_recorder()
 
     def observe(self, look: Callable[..., object], *arguments: Any) -> None:
-        """Call a function that only looks. If it raises, the trace ends with a warning, and the script goes on."""
+        """Call a function that only looks. If it raises, the trace ends with a warning."""
         if not self._active:
             return
         try:
@@ -169,7 +175,8 @@ class MemoryTrace:
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{os.path.basename(place.filename)}:{place.lineno}"
             self._warn(
-                f"--memory-trace has failed and ends; the run goes on: {type(error).__name__}: {error} ({where})"
+                "--memory-trace has failed and ends; the run goes on:"
+                f" {type(error).__name__}: {error} ({where})"
             )
             self.end()
 
@@ -199,7 +206,8 @@ class MemoryTrace:
         if self._ended_at is not None:
             self._debt -= SHARE * (began - self._ended_at)
         if self._debt <= 0:
-            # a census allocates enough to make Python collect, and would free a cycle while it holds the tensors of it
+            # a census allocates enough to make Python collect, and would free a cycle while it holds the
+            # tensors of it
             with collections_postponed():
                 self._look(step)
         self._ended_at = self._clock()
@@ -241,7 +249,9 @@ class MemoryTrace:
         return entries[0].born if entries else self._step + 1
 
     def _site_of(self, key: int) -> Site | None:
-        return self._recorder.sites.get(key) if self._recorder is not None else None
+        """Return where a storage was made, if that was recorded in its step or is recorded in this one."""
+        recorded = self._recorder.sites.get(key) if self._recorder is not None else None
+        return recorded or next((one.site for one in self._ledger.of([key])), None)
 
     def _look_at_growth(self, census: Census) -> None:
         """Look for mistakes once tensors of a few steps stay alive, and for holders that grow after more."""
@@ -255,10 +265,11 @@ class MemoryTrace:
     def _search(
         self, of: Suspicion, entries: list[StorageEntry], enough: int, judge: Judge, census: Census
     ) -> None:
-        """Judge what holds some storages, once those of enough steps are alive and it is known where they were made.
+        """Judge what holds storages, once those of enough steps are alive and it is known where they are from.
 
         Args:
-            judge: looks at one storage, and returns of how many steps its holder has some; 0 if none was found.
+            judge: looks at one storage, and returns of how many steps its holder has some; 0 if none was
+                found.
         """
         first, needed = self._ledger.first, self._needed.get(of)
         assert first is not None
@@ -308,7 +319,7 @@ class MemoryTrace:
         return _settle(held)
 
     def _judge_growth(self, one: StorageEntry, entries: list[StorageEntry], census: Census) -> int:
-        """Report the holder of a storage and those of many other steps, if it has grown since an earlier look."""
+        """Report the holder of a storage and those of many other steps, if it still grows."""
         found = self._holder_of(one, growth.LOOKED_AT, census)
         if found is None:
             return 0
@@ -332,7 +343,7 @@ class MemoryTrace:
     def _holder_of(
         self, one: StorageEntry, enough: int, census: Census
     ) -> tuple[Holder, list[StorageEntry]] | None:
-        """Return the nearest object that holds a storage and those of enough steps, with all that it holds."""
+        """Return the nearest object that holds a storage and those of enough steps, and all it holds."""
         first = self._ledger.first
         assert first is not None
         graphs = {id(root): kept for root, kept in census.graphs}
@@ -397,9 +408,10 @@ class MemoryTrace:
 
     def _look_at_collected(self) -> None:
         for group, collected in list(self._collected.groups.items()):
-            if len(collected.steps) >= growth.SUSPICIOUS:
-                self._want_sites((group, "collected"))
-            for cycle in collected.proved:
+            if len(collected.steps) < growth.SUSPICIOUS:
+                continue
+            waiting = self._want_sites((group, "collected")) and collected.site is None
+            for cycle in collected.proved if not waiting else ():
                 self._emit(finding.of_collected(cycle, group, collected))
 
     def _look_at_exceptions(self, census: Census) -> None:

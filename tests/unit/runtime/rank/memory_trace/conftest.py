@@ -1,4 +1,4 @@
-"""What the tests of the memory trace share: steps of a script with its trace, and lines of their own files."""
+"""What the tests of the memory trace share: steps of a script with its trace, and lines of their files."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import torch
 
@@ -34,7 +35,8 @@ def test_what_only_autograd_holds_is_found() -> None:
 def test_a_census_runs_no_hook_of_saved_tensors() -> None:
     """They may recompute a part of the model."""
     unpacked: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.shape, unpacked.append):  # type: ignore[arg-type]
+    hooks: Any = torch.autograd.graph.saved_tensors_hooks
+    with hooks(lambda tensor: tensor.shape, unpacked.append):
         result = torch.zeros(643, requires_grad=True).exp()
     assert saved_sizes(result) == set()
     assert unpacked == []
@@ -67,7 +69,7 @@ def test_an_entry_has_the_step_in_which_it_was_first_seen() -> None:
 
 
 def test_the_line_that_makes_a_tensor_is_recorded() -> None:
-    """Also in a backward pass, for a view's storage once, and not for other groups; nothing is recorded afterwards."""
+    """Also in a backward pass, and for a view's storage once; not for other groups, nor afterwards."""
     weight = torch.zeros(659, requires_grad=True)
     wanted = {(one.dtype.__str__().removeprefix("torch."), one.dim()) for one in (weight,)}
     recorder = SiteRecorder({group for group in groups(weight) if (group.dtype, group.dimensions) in wanted})
@@ -115,7 +117,7 @@ def groups(tensor: torch.Tensor) -> set[object]:
 
 
 def test_everything_that_a_graph_has_saved_belongs_to_it_in_every_census() -> None:
-    """The first makes Python objects of saved views and of their bases, which have graphs that are parts of this one."""
+    """The first makes Python objects of saved views and of their bases, with graphs of their own."""
     layers = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.SiLU(), torch.nn.Linear(16, 16))
     hidden = torch.ones(2, 5, 16)
     for layer in layers:

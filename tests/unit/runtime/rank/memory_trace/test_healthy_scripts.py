@@ -1,4 +1,4 @@
-"""Whole scripts that keep nothing without need: no alarm, and no notice either once what they hold is full."""
+"""Whole scripts that keep nothing without need: no alarm, and no notice either of what is full."""
 
 from __future__ import annotations
 

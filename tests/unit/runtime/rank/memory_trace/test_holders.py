@@ -184,7 +184,7 @@ def test_an_exception_that_is_kept_is_named_with_its_frame() -> None:
 
 
 def test_looking_at_frames_keeps_nothing_alive() -> None:
-    """Neither as copies of local variables nor as a cycle of frames, which would hold tensors until garbage is collected."""
+    """Neither as copies of local variables nor as a cycle of frames."""
     ready, done = threading.Event(), threading.Event()
     other = threading.Thread(target=lambda: (ready.set(), done.wait(10)))
     other.start()

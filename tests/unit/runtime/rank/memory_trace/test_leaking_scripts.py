@@ -1,4 +1,4 @@
-"""Whole scripts that keep something of each step: mistakes are alarms after a few steps, mere growth a notice after more."""
+"""Whole scripts that keep something of each step: mistakes are alarms, mere growth is a notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When padding is reported: columns that no row of any batch uses, and not the padding of short rows to a long one."""
+"""When padding is reported: columns that no row of any batch uses, not that of short rows to a long one."""
 
 from __future__ import annotations
 

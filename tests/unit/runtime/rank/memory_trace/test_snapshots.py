@@ -1,4 +1,4 @@
-"""Snapshots of the CUDA allocator: when they are saved, where, and within which bound. The allocator is a machine that tests lack."""
+"""Snapshots of the CUDA allocator: when they are saved, where, and within which bound."""
 
 from __future__ import annotations
 
@@ -61,10 +61,15 @@ class Traced:
         self.saved: list[tuple[str, str, int, int]] = []
         self.warned: list[str] = []
         self.history = AllocatorHistory(
-            allocator, self.folder, 3,
-            saved=lambda path, reason, size, entries: self.saved.append((path.name, str(reason), size, entries)),
-            warn=self.warned.append, most_bytes=most_bytes,
-        )  # fmt: skip
+            allocator,
+            self.folder,
+            3,
+            saved=lambda path, reason, size, entries: self.saved.append(
+                (path.name, str(reason), size, entries)
+            ),
+            warn=self.warned.append,
+            most_bytes=most_bytes,
+        )
 
 
 def test_nothing_is_recorded_before_the_script_has_initialized_cuda(tmp_path: Path) -> None:
@@ -96,7 +101,8 @@ def test_a_snapshot_is_saved_at_the_first_finding_when_memory_runs_out_and_at_th
         ("rank-3-out-of-memory.pickle", "out of memory"),
         ("rank-3.pickle", "end of the script"),
     ]
-    assert sorted(path.name for path in traced.folder.iterdir()) == ["rank-3-out-of-memory.pickle", "rank-3.pickle"]  # fmt: skip
+    names = sorted(path.name for path in traced.folder.iterdir())
+    assert names == ["rank-3-out-of-memory.pickle", "rank-3.pickle"]
     for path in traced.folder.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         content = pickle.loads(path.read_bytes())
