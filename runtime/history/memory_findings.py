@@ -1,7 +1,9 @@
-"""The findings of the memory traces of all ranks, and the snapshots of the CUDA allocator that they have saved.
+"""The findings of the memory traces of all ranks, and the snapshots of the CUDA allocator that they have
+saved.
 
-A rank writes `memory_finding` for each finding of an attempt. The same finding of other ranks and attempts is one here: it has the
-same kind, holder and line. Replayed as part of `runtime.history.history`; shown on the terminal, by `status` and by reports. Pure.
+A rank writes `memory_finding` for each finding of an attempt. The same finding of other ranks and attempts is
+one here: it has the same kind, holder and line. Replayed as part of `runtime.history.history`; shown on the
+terminal, by `status` and by reports. Pure.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ from typing import Any
 from grpo_run.watchdog.text import rank_names, size_text
 
 FOLDER = "memory_trace"
-"""Name of the folder in the run directory: one snapshot of each rank, and one more if it has run out of memory."""
+"""Name of the folder in the run directory: one snapshot of each rank, and one more if it has run out of
+memory.
+"""
 VIEWER = "https://docs.pytorch.org/memory_viz"
 """Opens a snapshot; PyTorch's documentation of memory snapshots names it."""
 MOST_FINDINGS = 200
 """Different findings of a run that are kept. A rank reports 20 in an attempt."""
 WAITED_SECONDS = 5.0
-"""How long the other ranks are waited for before a finding is said. Ranks with the same leak find it after the same step."""
+"""How long the other ranks are waited for before a finding is said. Ranks with the same leak find it after
+the same step.
+"""
 
 
 @dataclass(kw_only=True)
@@ -46,7 +52,9 @@ class MemoryFinding:
 
     @property
     def text(self) -> str:
-        """The sentence, with the ranks if the run has several, and the number of attempts if there were several."""
+        """The sentence, with the ranks if the run has several, and the number of attempts if there were
+        several.
+        """
         ranks = f"{rank_names(self.ranks)}: " if self.world_size > 1 else ""
         attempts = f" (found in {len(self.attempts)} attempts)" if len(self.attempts) > 1 else ""
         return f"{ranks}{self.sentence}{attempts}"
@@ -137,7 +145,8 @@ _SHOWN = frozenset(
 
 @dataclass(kw_only=True)
 class FindingLines:
-    """Lines for the terminal: each finding once, whichever ranks have it and however often the run was restarted.
+    """Lines for the terminal: each finding once, whichever ranks have it and however often the run was
+    restarted.
 
     Attributes:
         said: by key, the ranks that were named.

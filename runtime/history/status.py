@@ -64,7 +64,8 @@ class RunStatus:
     blind: Mapping[int, str] = field(default_factory=dict)
     journal_lost: int = 0
     host_memory: HostSample | None = None
-    """The last sample of the host's memory; None before the first, and without a supervisor on this machine."""
+    """The last sample of the host's memory; None before the first, and without a supervisor on this machine.
+    """
     late_ranks: tuple[LateRank, ...] = ()
     """Ranks of this node that are regularly late."""
     read_at_seconds: float = field(default_factory=time.monotonic)

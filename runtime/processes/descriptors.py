@@ -1,8 +1,9 @@
 """A few file descriptors kept in reserve, so that a fault can be handled when the process has no others.
 
 While the supervisor only watches, a lack of descriptors costs it a reading or a scrape. Handling a fault and
-starting ranks needs a dozen, and the attempt's store one for each connection of a rank. Held by the supervisor. Does not raise the process's limit: the ranks inherit
-it, and programs that call select(2) fail with descriptors above 1,023.
+starting ranks needs a dozen, and the attempt's store one for each connection of a rank. Held by the
+supervisor. Does not raise the process's limit: the ranks inherit it, and programs that call select(2) fail
+with descriptors above 1,023.
 """
 
 from __future__ import annotations

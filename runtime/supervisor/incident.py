@@ -254,10 +254,11 @@ def _free_shared_memory(exits: Sequence[Exit], before: HostSample | None) -> int
 
 
 def tell_ranks(context: IncidentContext, verdict: Verdict) -> None:
-    """Name a proved deadlock on every rank if one of them waits in a consensus call. Call it once evidence is on disk.
+    """Name a proved deadlock on every rank if one of them waits in a consensus call. Call it once evidence is
+    on disk.
 
-    Such a rank raises the verdict's sentence, so that the script sees it; the other ranks sit in torch, and it is
-    appended to their logs. Waits for the first until they have raised, `RAISE_SECONDS` at most.
+    Such a rank raises the verdict's sentence, so that the script sees it; the other ranks sit in torch, and
+    it is appended to their logs. Waits for the first until they have raised, `RAISE_SECONDS` at most.
     """
     deadlock = context.finding.deadlock if context.finding is not None else None
     at = deadlock.at if deadlock is not None else {}

@@ -196,7 +196,9 @@ class RunEnd:
         return " ".join(filter(None, parts))
 
     def _left_out(self) -> str:
-        """The call that was interrupted in an earlier attempt and that the script has not repeated; empty if none."""
+        """The call that was interrupted in an earlier attempt and that the script has not repeated; empty if
+        none.
+        """
         history = self._live.history
         call = history.calls.interrupted
         if call is None or call.attempt >= history.attempts - 1:

@@ -161,7 +161,9 @@ class StopRequest:
         return choose(attempt.committed, slots, self._history)
 
     def short_sentence(self) -> str | None:
-        """Return that a save has not fitted into `--stop-timeout`, once; None if it has, or the option was not given."""
+        """Return that a save has not fitted into `--stop-timeout`, once; None if it has, or the option was
+        not given.
+        """
         seconds, limit = self._history.save_seconds, self._timeouts.stop_seconds
         if self._said_short or not self._timeouts.stop_is_given or seconds is None or seconds <= limit:
             return None
@@ -196,7 +198,8 @@ class StopRequest:
         return means in (StopMeans.end, StopMeans.term) and not self.signalled.sent
 
     def exit_code(self, ranks: RankGroup, exits: Collection[Exit]) -> int:
-        """Return the exit code of a stop by SIGTERM: that of a script without a Trainer, if all ranks have the same one.
+        """Return the exit code of a stop by SIGTERM: that of a script without a Trainer, if all ranks have
+        the same one.
 
         A script that has done no work, and may use a Trainer, must be started again.
         """

@@ -1,10 +1,11 @@
 """Diagnosis of exits: which rank failed first, and which ranks only lost their peer.
 
 When one rank exits, its peers soon fail too, with errors of the collective they were in; those are victims.
-The culprit is the first rank that was killed by a signal, or else the first rank with an error of its own. A rank that has
-run out of memory is never a victim, and is blamed before ranks that were aborted: its exit is what aborts them.
-A learning guard that has ended a rank is recognized too. Pure: takes exits and slots, does no I/O and reads no clock. Called by the incident investigation once
-evidence is collected.
+The culprit is the first rank that was killed by a signal, or else the first rank with an error of its own. A
+rank that has
+run out of memory is never a victim, and is blamed before ranks that were aborted: its exit is what aborts
+them. A learning guard that has ended a rank is recognized too. Pure: takes exits and slots, does no I/O and
+reads no clock. Called by the incident investigation once evidence is collected.
 """
 
 from __future__ import annotations
@@ -138,7 +139,9 @@ def diagnose_early_exit(
 
 
 def _diagnose_forkserver(lost: Sequence[Exit], slots: Mapping[int, Slot | None]) -> Verdict:
-    """Return the verdict on ranks that the kernel has killed because the process that had started them has ended."""
+    """Return the verdict on ranks that the kernel has killed because the process that had started them has
+    ended.
+    """
     first = lost[0]
     end = first.forkserver
     assert end is not None
@@ -193,7 +196,9 @@ def _exception(culprit: Exit) -> str:
 
 
 def _is_starting(culprit: Exit, slot: Slot | None) -> bool:
-    """Whether the rank failed before the first step of a `train()` call, or between two calls, and not in steps of its own."""
+    """Whether the rank failed before the first step of a `train()` call, or between two calls, and not in
+    steps of its own.
+    """
     if slot is not None and slot.trains_alone:
         return False
     return set(phases_of(culprit, slot)) <= {Phase.startup, Phase.idle}
@@ -213,7 +218,9 @@ def _sentence(culprit: Exit, place: str, all_victims: bool) -> str:
 
 
 def _said(error: RankError) -> str:
-    """The first line of an exception's message, with what it announces and the exception that caused it, if any."""
+    """The first line of an exception's message, with what it announces and the exception that caused it, if
+    any.
+    """
     lines = [line.strip() for line in error.message.splitlines() if line.strip()]
     said = lines[0][:MAX_SAID_CHARACTERS] if lines else ""
     if said.endswith(":") and len(lines) > 1:

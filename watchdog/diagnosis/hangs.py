@@ -67,8 +67,9 @@ def diagnose_stall(
 ) -> Verdict:
     """Return the verdict on a missed deadline, or on a rank that nothing can wake.
 
-    A missed deadline is not certain to repeat, because the next attempt waits longer; the restart budget ends a run that
-    hangs again and again. A wait that nothing can end may depend on timing, but not twice at the same line and step.
+    A missed deadline is not certain to repeat, because the next attempt waits longer; the restart budget ends
+    a run that hangs again and again. A wait that nothing can end may depend on timing, but not twice at the
+    same line and step.
     """
     at_work = [rank for rank in stall.culprits if not _waits_for_ranks(stacks.get(rank, ()))]
     if len(at_work) == 1:
@@ -184,7 +185,9 @@ def _name_lock(threads: Sequence[Stack]) -> str:
 def _common_places(
     culprits: Sequence[int], locations: Mapping[int, Location], stacks: Mapping[int, Sequence[Stack]]
 ) -> tuple[Location | None, Location | None]:
-    """The line of user code that all culprits' main threads are in, and that of another of their threads; None if they differ."""
+    """The line of user code that all culprits' main threads are in, and that of another of their threads;
+    None if they differ.
+    """
     mains = {locations.get(rank) for rank in culprits}
     place = mains.pop() if len(mains) == 1 else None
     others = {_other_thread(stacks.get(rank, ()), place) for rank in culprits}

@@ -1,6 +1,7 @@
 """Recognize exits and tracebacks of ranks that only lost their connection to another rank.
 
-Used by the diagnosis of exits, by the incident investigation, and by the terminal, which holds such tracebacks back. Pure.
+Used by the diagnosis of exits, by the incident investigation, and by the terminal, which holds such
+tracebacks back. Pure.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ class Rule(str, Enum):
 class PhaseClock:
     """How long a rank has been in an open phase without progress, and how long it may be.
 
-    `deadline_at_seconds` is when the phase will be past its deadline if nothing changes, in monotonic seconds.
+    `deadline_at_seconds` is when the phase will be past its deadline if nothing changes, in monotonic
+    seconds.
     """
 
     rank: int
