@@ -102,7 +102,7 @@ class Slot:
     collectives issued from Python, the last one at `last_collective_seconds`, and `generation_passes` the
     forward passes in `generate`; one rollout takes about `generation_limit` at most. `heartbeat_thread` is
     the native id of the thread that stamps the heartbeat, 0 if unknown; `idle_threads` are those of other
-    Python threads that are idle and wake no thread. `writes` counts updates of the slot. `alone_after` is 1
+    Python threads that are idle and wake no thread. `writes` counts updates of the slot. `no_trainer_after` is 1
     more than the `train()` call after which the script took optimizer steps by itself, 0 if it never did.
     `save_state_calls` counts the beginnings and the ends of the script's `Accelerator.save_state`, so it is
     odd during one. `ended_*` count the completions that ended for each `EndReason`, while a cap is set.
@@ -145,7 +145,7 @@ class Slot:
     generation_limit: float = math.nan
     heartbeat_thread: int = 0
     idle_threads: tuple[int, ...] = ()
-    alone_after: int = 0
+    no_trainer_after: int = 0
     save_state_calls: int = 0
     ended_eos: float = 0.0
     ended_length: float = 0.0
@@ -167,11 +167,11 @@ class Slot:
         return self.phases[0].since_seconds if self.phases else self.last_progress_seconds
 
     @property
-    def trains_alone(self) -> bool:
+    def trains_without_trainer(self) -> bool:
         """Whether the script takes optimizer steps with no Trainer and no loop, before, between or after
         `train()` calls.
         """
-        return self.alone_after == self.train_call + 1
+        return self.no_trainer_after == self.train_call + 1
 
     @property
     def states_saved(self) -> int:

@@ -154,7 +154,7 @@ class RunStatus:
             "pid": slot.pid,
             "state": slot.state.name,
             "step": slot.step,
-            "trains_alone": slot.trains_alone,
+            "trains_without_trainer": slot.trains_without_trainer,
             "phase": phase.phase.name if phase is not None else None,
             "callback": slot.callback or None,
             "phase_seconds": self._age(phase.since_seconds) if phase is not None else None,

@@ -128,8 +128,8 @@ class NoTrainerWatch:
         return True
 
     def _begin(self) -> None:
-        if (self._lifecycle.state, RunEvent.trains_alone) in TRANSITIONS:
-            self._lifecycle.fire(RunEvent.trains_alone)
+        if (self._lifecycle.state, RunEvent.trains_without_trainer) in TRANSITIONS:
+            self._lifecycle.fire(RunEvent.trains_without_trainer)
         if self._said:
             return
         self._said = True

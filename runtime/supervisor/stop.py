@@ -203,8 +203,8 @@ class StopRequest:
 
         A script that has done no work, and may use a Trainer, must be started again.
         """
-        alone = self._history.no_trainer.current or uses_no_trainer(self._history)
-        code = returned_code(exits) if alone and not ranks.alive else None
+        no_trainer = self._history.no_trainer.current or uses_no_trainer(self._history)
+        code = returned_code(exits) if no_trainer and not ranks.alive else None
         return stop_code(self._history) if code is None else code
 
     def postpone(self, seconds: float) -> None:

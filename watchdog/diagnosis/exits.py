@@ -69,7 +69,7 @@ def diagnose_exits(
     phase = next(reversed(phases_of(culprit, slot)), None)
     waiters = tuple(sorted(rank for rank in slots if rank != culprit.rank))
     all_victims = culprit.signal is None and is_victim(culprit)
-    alone = slot is not None and slot.trains_alone
+    alone = slot is not None and slot.trains_without_trainer
     starting = culprit.signal is None and not all_victims and _is_starting(culprit, slot)
     origin, final = origin_of(culprit, starting=starting)
     board_phases = [one.phase for one in slot.phases] if slot is not None else None
@@ -119,7 +119,7 @@ def diagnose_early_exit(
     place = _location(first)
     where = f", at {place.short}," if place is not None else ""
     slot = slots.get(first.rank)
-    counted = slot is None or not slot.trains_alone
+    counted = slot is None or not slot.trains_without_trainer
     phase = next(reversed(phases_of(first, slot)), None)
     return Verdict(
         cause=Cause.rank_exited_early,
@@ -160,7 +160,7 @@ def _diagnose_forkserver(lost: Sequence[Exit], slots: Mapping[int, Slot | None])
         deterministic=False,
         waiters=tuple(sorted(slots)),
         advice=_kill_advice(end.signal),
-        counted=slot is None or not slot.trains_alone,
+        counted=slot is None or not slot.trains_without_trainer,
     )
 
 
@@ -182,7 +182,7 @@ def _cause(culprit: Exit, slots: Mapping[int, Slot | None], all_victims: bool) -
         return Cause.rank_exited_early
     slot = slots.get(culprit.rank)
     if slot is None or (
-        not slot.trains_alone and slot.train_call <= 1 and slot.step == 0 and slot.resumed_step == 0
+        not slot.trains_without_trainer and slot.train_call <= 1 and slot.step == 0 and slot.resumed_step == 0
     ):
         return Cause.startup_failure
     return Cause.exception
@@ -199,7 +199,7 @@ def _is_starting(culprit: Exit, slot: Slot | None) -> bool:
     """Whether the rank failed before the first step of a `train()` call, or between two calls, and not in
     steps of its own.
     """
-    if slot is not None and slot.trains_alone:
+    if slot is not None and slot.trains_without_trainer:
         return False
     return set(phases_of(culprit, slot)) <= {Phase.startup, Phase.idle}
 

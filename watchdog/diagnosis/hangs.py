@@ -52,13 +52,13 @@ def diagnose_deadlock(
         sentence=deadlock.sentence,
         signature=_signature(str(deadlock.cause), place, step),
         # without counted steps it is not known whether the same place is the same time
-        deterministic=not _trains_alone(slots),
+        deterministic=not _trains_without_trainer(slots),
         location=place,
         locations=_only(locations, {*deadlock.culprits, *deadlock.waiters, *deadlock.at}),
         waiters=deadlock.waiters,
         mismatch=deadlock.mismatch,
         advice=_advice(deadlock.cause),
-        counted=not _trains_alone(slots),
+        counted=not _trains_without_trainer(slots),
     )
 
 
@@ -97,13 +97,13 @@ def diagnose_stall(
         confidence=stall.confidence,
         sentence=sentence,
         signature=_signature(str(stall.cause), place, step),
-        deterministic=math.isinf(stall.lasts_seconds) and not _trains_alone(slots),
+        deterministic=math.isinf(stall.lasts_seconds) and not _trains_without_trainer(slots),
         location=place,
         locations=_only(locations, {*stall.culprits, *stall.waiters}),
         waiters=stall.waiters,
         advice=_advice(stall.cause),
         uninterruptible=stall.uninterruptible,
-        counted=not _trains_alone(slots),
+        counted=not _trains_without_trainer(slots),
         failed_reward=hung_reward(stacks.get(rank, ()) for rank in stall.culprits)
         if stall.phase is Phase.reward
         else None,
@@ -115,7 +115,7 @@ def diagnose_slow_stop(
 ) -> Verdict:
     """Return the verdict when ranks did not stop within `seconds` after a stop request."""
     step = last_step(slots)
-    when = "" if _trains_alone(slots) else f", after step {step}"
+    when = "" if _trains_without_trainer(slots) else f", after step {step}"
     return Verdict(
         cause=Cause.unknown,
         culprits=(),
@@ -127,7 +127,7 @@ def diagnose_slow_stop(
         deterministic=False,
         locations=stack_locations(stacks),
         waiters=tuple(sorted(slots)),
-        counted=not _trains_alone(slots),
+        counted=not _trains_without_trainer(slots),
     )
 
 
@@ -160,8 +160,8 @@ def stack_locations(stacks: Mapping[int, Sequence[Stack]]) -> dict[int, Location
     return found
 
 
-def _trains_alone(slots: Mapping[int, Slot | None]) -> bool:
-    return any(slot is not None and slot.trains_alone for slot in slots.values())
+def _trains_without_trainer(slots: Mapping[int, Slot | None]) -> bool:
+    return any(slot is not None and slot.trains_without_trainer for slot in slots.values())
 
 
 def _waits_for_ranks(threads: Sequence[Stack]) -> bool:

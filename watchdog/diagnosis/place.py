@@ -45,7 +45,7 @@ def position_of(culprit: Exit, slot: Slot | None, step: int, shortage: Shortage 
     """
     if slot is None:
         return f" {position(step, None)}"
-    if slot.trains_alone:
+    if slot.trains_without_trainer:
         return ""
     phases = phases_of(culprit, slot)
     raised = culprit.error is not None and culprit.error.phases is not None

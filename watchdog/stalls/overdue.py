@@ -186,6 +186,6 @@ def _open_phases(slot: Slot) -> tuple[OpenPhase, ...]:
     """
     if slot.phases:
         return slot.phases
-    starting = slot.state is RankState.starting and not slot.trains_alone
+    starting = slot.state is RankState.starting and not slot.trains_without_trainer
     phase = Phase.startup if starting else Phase.idle
     return (OpenPhase(phase=phase, since_seconds=slot.last_progress_seconds),)

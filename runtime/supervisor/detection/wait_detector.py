@@ -242,5 +242,5 @@ def _phase(slot: Slot) -> Phase:
     """The rank's innermost phase; without any, the script itself runs."""
     if slot.phase is not None:
         return slot.phase
-    starting = slot.state is RankState.starting and not slot.trains_alone
+    starting = slot.state is RankState.starting and not slot.trains_without_trainer
     return Phase.startup if starting else Phase.idle
