@@ -33,7 +33,7 @@ from grpo_run.runtime.supervisor.quarantine import RunQuarantine
 from grpo_run.runtime.supervisor.run_memory import RunMemory, signature_with_plan
 from grpo_run.runtime.supervisor.setting_aside import can_go_back
 from grpo_run.runtime.supervisor.stop_means import stop_code
-from grpo_run.watchdog.diagnosis.lost_peers import is_lost_peer
+from grpo_run.watchdog.diagnosis.exits import is_lost_peer
 from grpo_run.watchdog.observation import RankError, Slot, all_returned
 from grpo_run.watchdog.verdict import Verdict
 

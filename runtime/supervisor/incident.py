@@ -34,9 +34,8 @@ from grpo_run.watchdog.deadlocks.collectives import CONSENSUS_GROUP, CollectiveP
 from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.deadlocks.proof import prove
 from grpo_run.watchdog.diagnosis import hangs
-from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, diagnose_guard
+from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, diagnose_guard, is_victim
 from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
-from grpo_run.watchdog.diagnosis.lost_peers import is_victim
 from grpo_run.watchdog.diagnosis.rewards import raised_reward
 from grpo_run.watchdog.evidence import collection, incident_files
 from grpo_run.watchdog.memory.host_kills import KernelKills

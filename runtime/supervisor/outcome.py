@@ -21,12 +21,11 @@ from grpo_run.runtime.history.summary import lacks_model_of_script, model_place,
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.injections import Injection, remaining
 from grpo_run.runtime.processes.agent import Directive
-from grpo_run.runtime.processes.descriptors import DescriptorReserve
 from grpo_run.runtime.snapshots import last_writes
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from grpo_run.runtime.snapshots.last_writes import OnlyInMemory, write_last
 from grpo_run.runtime.supervisor.attempt import Attempt
-from grpo_run.runtime.supervisor.last_resort import LastResort
+from grpo_run.runtime.supervisor.last_resort import DescriptorReserve, LastResort
 from grpo_run.runtime.supervisor.policy import why_not_finished
 
 

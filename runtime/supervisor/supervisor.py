@@ -24,7 +24,6 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus, live_status
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes.agent import Directive, RankStart
-from grpo_run.runtime.processes.descriptors import DescriptorReserve
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.processes.termination import TerminatedProcess
 from grpo_run.runtime.snapshots.area import StagingArea
@@ -40,6 +39,7 @@ from grpo_run.runtime.supervisor.guardian import report
 from grpo_run.runtime.supervisor.hang_monitor import HangMonitor
 from grpo_run.runtime.supervisor.host_watch import HostWatch
 from grpo_run.runtime.supervisor.incident import IncidentContext
+from grpo_run.runtime.supervisor.last_resort import DescriptorReserve
 from grpo_run.runtime.supervisor.no_trainer import NoTrainerWatch
 from grpo_run.runtime.supervisor.outcome import RunOutcome
 from grpo_run.runtime.supervisor.preparation import AttemptPreparation

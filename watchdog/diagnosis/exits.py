@@ -2,26 +2,66 @@
 
 When one rank exits, its peers soon fail too, with errors of the collective they were in; those are victims.
 The culprit is the first rank that was killed by a signal, or else the first rank with an error of its own. A
-rank that has
-run out of memory is never a victim, and is blamed before ranks that were aborted: its exit is what aborts
+rank that has run out of memory is never a victim, and is blamed before ranks that were aborted: its exit is what aborts
 them. A learning guard that has ended a rank is recognized too. Pure: takes exits and slots, does no I/O and
 reads no clock. Called by the incident investigation once evidence is collected.
 """
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 
 from grpo_run.watchdog.causes import Cause, Origin, origin_of
-from grpo_run.watchdog.diagnosis.lost_peers import is_victim
 from grpo_run.watchdog.diagnosis.out_of_memory import memory_advice, memory_sentence, memory_signature
 from grpo_run.watchdog.diagnosis.place import last_step, phases_of, position_of
 from grpo_run.watchdog.learning_rules import LearningGuard
+from grpo_run.watchdog.memory.error_patterns import recognize
 from grpo_run.watchdog.memory.shortage import Shortage, shortage_of, shortage_of_bus_error
 from grpo_run.watchdog.observation import Exit, Phase, ProcessEnd, RankError, Slot
 from grpo_run.watchdog.text import rank_names
 from grpo_run.watchdog.verdict import Location, Verdict
+
+_PEER_ERROR = re.compile(
+    r"connection (?:closed|reset) by peer|connectFullMesh failed|remote process has|socket (?:timeout|closed)"
+    r"|Broken pipe|DistNetworkError|DistStoreError|NCCL (?:error|communicator was aborted)|ncclRemoteError",
+    re.IGNORECASE,
+)
+_ERROR_LINE = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$", re.DOTALL)
+"""The line of a traceback that names the exception: it is not indented."""
+_TORCH_ERRORS = frozenset(
+    {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "TimeoutError"}
+)
+"""Errors that torch raises from collectives and stores. Python's own connection errors come from the
+script."""
+
+
+def is_victim(exit: Exit) -> bool:
+    """Whether the rank's error only reports that a peer exited."""
+    return exit.error is not None and is_lost_peer(exit.error)
+
+
+def is_lost_peer(error: RankError) -> bool:
+    """Whether the error only reports that a peer exited."""
+    return _reports_lost_peer(error.type, error.message) and shortage_of(error, None) is None
+
+
+def reports_lost_peer(traceback: Sequence[str]) -> bool:
+    """Whether the lines of a printed traceback end in an error that only reports that a peer exited."""
+    frames = [number for number, line in enumerate(traceback) if line.startswith('  File "')]
+    for number in range(frames[-1] + 1 if frames else 0, len(traceback)):
+        found = _ERROR_LINE.match(traceback[number])
+        if found is not None:
+            message = "\n".join([found[2] or "", *traceback[number + 1 :]])
+            lost = _reports_lost_peer(found[1].rpartition(".")[2], message)
+            return lost and recognize(("builtins.RuntimeError",), message) is None
+    return False
+
+
+def _reports_lost_peer(error_type: str, message: str) -> bool:
+    return error_type in _TORCH_ERRORS and bool(_PEER_ERROR.search(f"{error_type}: {message}"))
+
 
 NOT_OF_SCRIPT = frozenset({"KeyboardInterrupt", "InjectedFault"})
 """Exceptions that the script raises for somebody else: a SIGINT, and a fault of `--inject`."""
