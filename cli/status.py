@@ -142,7 +142,7 @@ def _rank_line(rank: Mapping[str, Any], state: str) -> str:
     if rank["callback"] is not None:
         place = place_name(rank["callback"])
         phase = place if phase == "callback" else f"{phase} in {place}"
-    if rank["trains_alone"]:
+    if rank["trains_without_trainer"]:
         return f"rank {rank['rank']}: trains with no Trainer and no loop, pid {rank['pid']}"
     where = rank["state"] if phase is None else f"phase {phase} for {duration_text(rank['phase_seconds'])}"
     return f"rank {rank['rank']}: step {rank['step']}, {where}, pid {rank['pid']}"

@@ -55,7 +55,9 @@ class Origin(str, Enum):
     device = "device"
     """A device, or the library that connects devices or ranks."""
     usage = "usage"
-    """No restart can help: the script cannot be compiled, refuses its arguments, or the user wants no restart."""
+    """No restart can help: the script cannot be compiled, refuses its arguments, or the user wants no
+    restart.
+    """
 
     def __str__(self) -> str:
         return self.value

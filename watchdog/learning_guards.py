@@ -44,16 +44,20 @@ def find_nonfinite(series: Series, step: int) -> Alarm | None:
 LEVEL = 16
 """Rollouts that make up a level."""
 LEVEL_STRIDE = 4
-"""Rollouts from one candidate for the level to the next; a median of each would cost a millisecond per step."""
+"""Rollouts from one candidate for the level to the next; a median of each would cost a millisecond per step.
+"""
 NOISE = 64
 """Differences between two rollouts from which the noise is estimated. A trend does not enlarge them."""
 SHARE = 0.5
 """Share of the level that has to be lost, without a limit of the user's."""
 TESTS = ((3, 5.0), (12, 3.0))
-"""Rollouts in a row, and by how many standard deviations all of them have to be below the level. `tests/unit/watchdog/
-learning/test_reward_collapse.py` measures false alarms on simulated noise."""
+"""Rollouts in a row, and by how many standard deviations all of them have to be below the level.
+`tests/unit/watchdog/ learning/test_reward_collapse.py` measures false alarms on simulated noise.
+"""
 SPREADS = 3.0
-"""A reward with an offset loses no share of its level: a fall of this many times its whole spread counts as well."""
+"""A reward with an offset loses no share of its level: a fall of this many times its whole spread counts as
+well.
+"""
 
 
 def find_reward_collapse(series: Series, limit: float | None) -> Alarm | None:
@@ -113,7 +117,8 @@ def _mad_deviation(values: Sequence[float]) -> float:
 def _noise(values: Sequence[float]) -> float:
     """The standard deviation, from a high quantile of the differences between neighbours.
 
-    It sees rare failures in a reward that is usually perfect, whose median deviation is 0; one outlier does not move it.
+    It sees rare failures in a reward that is usually perfect, whose median deviation is 0; one outlier does
+    not move it.
     """
     recent = values[-NOISE - 1 :]
     return _quantile([abs(b - a) for a, b in pairwise(recent)], 0.97) / 2.77
@@ -125,7 +130,9 @@ def _quantile(values: Sequence[float], fraction: float) -> float:
 
 
 def _onset(series: Series, level: float, now: float, length: int) -> int:
-    """The step of the first of the last observations that are all nearer to the present than to the old level."""
+    """The step of the first of the last observations that are all nearer to the present than to the old
+    level.
+    """
     middle = (level + now) / 2
     first = len(series) - length
     while first > 0 and series[first - 1].value < middle:
@@ -134,8 +141,9 @@ def _onset(series: Series, level: float, now: float, length: int) -> int:
 
 
 ZERO_VARIANCE_ROLLOUTS = 30
-"""Without a limit of the user's. With a tenth of the groups informative, 30 rollouts of one group in a row without any
-happen once in 24 runs; with more groups in a rollout, hardly ever."""
+"""Without a limit of the user's. With a tenth of the groups informative, 30 rollouts of one group in a row
+without any happen once in 24 runs; with more groups in a rollout, hardly ever.
+"""
 
 
 def find_zero_variance(series: Series, limit: float | None) -> Alarm | None:
@@ -159,7 +167,9 @@ def find_zero_variance(series: Series, limit: float | None) -> Alarm | None:
 
 
 LEAST_NATS = 0.001
-"""Per token. Sampling cannot explore below; vLLM was seen to fail at 0.0004. Late GRPO runs are at 0.05 and above."""
+"""Per token. Sampling cannot explore below; vLLM was seen to fail at 0.0004. Late GRPO runs are at 0.05 and
+above.
+"""
 LEAST_OF_BEGINNING = 0.1
 """A model that begins with less is allowed this share of it."""
 MORE_NATS = 3.0
@@ -210,8 +220,9 @@ def _alarm(series: Series, where: str) -> Alarm:
 
 
 LIMIT_NATS = 10.0
-"""Per token. Published GRPO runs stay below 1; at 10 a usual token of the policy has a probability of e-10 or so in the
-reference model."""
+"""Per token. Published GRPO runs stay below 1; at 10 a usual token of the policy has a probability of e-10 or
+so in the reference model.
+"""
 DIVERGENCE_STEPS = 3
 """Steps in a row; the estimator (k3) has rare large values."""
 
@@ -237,8 +248,9 @@ def find_divergence(series: Series, limit: float | None) -> Alarm | None:
 
 
 RISE_TO = 0.5
-"""Without a limit of the user's, an alarm needs a rise from below half of this share to above it. A model that has not
-learned to stop is at 1 from the first step, which its user knows."""
+"""Without a limit of the user's, an alarm needs a rise from below half of this share to above it. A model
+that has not learned to stop is at 1 from the first step, which its user knows.
+"""
 CAPPED_BEGINNING = 16
 CAPPED_ROLLOUTS = 5
 

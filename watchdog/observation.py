@@ -39,8 +39,9 @@ PhaseKey = Phase | str
 SESSION_PHASES = frozenset(
     {Phase.startup, Phase.data, Phase.checkpoint, Phase.eval, Phase.idle, Phase.callback}
 )
-"""Phases whose work other code or other processes do: I/O of the rank's process tree counts as activity there, and CPU time
-says more than in the others, where an endless loop computes as well."""
+"""Phases whose work other code or other processes do: I/O of the rank's process tree counts as activity
+there, and CPU time says more than in the others, where an endless loop computes as well.
+"""
 PHASES_AFTER_STEP = frozenset({Phase.checkpoint, Phase.eval, Phase.idle, Phase.callback})
 """Phases that follow a completed step and belong to it, as `checkpoint-7` belongs to step 7."""
 
@@ -76,8 +77,8 @@ class EndReason(str, Enum):
 class OpenPhase:
     """A phase that has begun and not ended; `since_seconds` is on the monotonic clock.
 
-    `callback` names the user's callback and its event (`MyCallback.on_step_end`) in a `callback` phase, and is ""
-    in any other.
+    `callback` names the user's callback and its event (`MyCallback.on_step_end`) in a `callback` phase, and
+    is "" in any other.
     """
 
     phase: Phase
@@ -99,14 +100,14 @@ class Slot:
     `committed_step` the last step that it knows every rank voted on. A gauge that was never set is NaN.
     `heartbeat_seconds` is when a thread of the interpreter last ran; `last_work_seconds` is when measurable
     work (a forward pass, tokens, scores) was last done; 0 means never. `collectives_issued` counts the
-    collectives issued from Python, the last one at `last_collective_seconds`, and `generation_passes` the forward passes
-    in `generate`; one rollout takes about `generation_limit` at most. `heartbeat_thread` is the native
-    id of the thread that stamps the heartbeat, 0 if unknown; `idle_threads` are those of other Python threads
-    that are idle and wake no thread. `writes` counts updates of the slot. `alone_after` is 1 more than
-    the `train()` call after which the script took optimizer steps by itself, 0 if it never did. `save_state_calls`
-    counts the beginnings and the ends of the script's `Accelerator.save_state`, so it is odd during one.
-    `ended_*` count the completions that ended for each `EndReason`, while a cap is set. `logged` are the last values
-    that were logged, in the order of `LOGGED_FIELDS`.
+    collectives issued from Python, the last one at `last_collective_seconds`, and `generation_passes` the
+    forward passes in `generate`; one rollout takes about `generation_limit` at most. `heartbeat_thread` is
+    the native id of the thread that stamps the heartbeat, 0 if unknown; `idle_threads` are those of other
+    Python threads that are idle and wake no thread. `writes` counts updates of the slot. `no_trainer_after` is 1
+    more than the `train()` call after which the script took optimizer steps by itself, 0 if it never did.
+    `save_state_calls` counts the beginnings and the ends of the script's `Accelerator.save_state`, so it is
+    odd during one. `ended_*` count the completions that ended for each `EndReason`, while a cap is set. `logged`
+    are the last values that were logged, in the order of `LOGGED_FIELDS`.
     """
 
     rank: int
@@ -141,7 +142,7 @@ class Slot:
     generation_limit: float = math.nan
     heartbeat_thread: int = 0
     idle_threads: tuple[int, ...] = ()
-    alone_after: int = 0
+    no_trainer_after: int = 0
     save_state_calls: int = 0
     ended_eos: float = 0.0
     ended_length: float = 0.0
@@ -170,9 +171,11 @@ class Slot:
         return self.phases[0].since_seconds if self.phases else self.last_progress_seconds
 
     @property
-    def trains_alone(self) -> bool:
-        """Whether the script takes optimizer steps with no Trainer and no loop, before, between or after `train()` calls."""
-        return self.alone_after == self.train_call + 1
+    def trains_without_trainer(self) -> bool:
+        """Whether the script takes optimizer steps with no Trainer and no loop, before, between or after
+        `train()` calls.
+        """
+        return self.no_trainer_after == self.train_call + 1
 
     @property
     def states_saved(self) -> int:
@@ -212,10 +215,12 @@ def all_returned(slots: Sequence[Slot | None]) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RaisedError:
-    """One exception of a chain: an exception, one that it was raised from, or one that was handled when it was raised.
+    """One exception of a chain: an exception, one that it was raised from, or one that was handled when it
+    was raised.
 
-    `types` are the full names of its class and base classes, `phases` those in which it was raised; None if it has left none.
-    `by_script` says that it was raised in a frame of the script, not in Python code of a library.
+    `types` are the full names of its class and base classes, `phases` those in which it was raised; None if
+    it has left none. `by_script` says that it was raised in a frame of the
+    script, not in Python code of a library.
     """
 
     types: tuple[str, ...]
@@ -228,12 +233,13 @@ class RaisedError:
 class RankError:
     """An exception raised by the user's script, as recorded by the rank's bootstrap.
 
-    `location` is the innermost frame outside installed libraries, as (file, line, function). `phases` are those
-    in which it was raised, the outermost first, and `callback` the user's callback that ran; the slot has left them.
-    None if it was raised in the phases of the slot. `bases` are the full names of its class and base classes, and of
-    those of the exceptions that it was raised from; `chain` has each of them and itself, which comes first. `own_steps` counts the optimizer steps that the script had taken with
-    no Trainer and no loop. `trip` says which learning guard has ended the script.
-    `root` is the exception at the end of the chain that it was raised from, in one line; "" without one.
+    `location` is the innermost frame outside installed libraries, as (file, line, function). `phases` are
+    those in which it was raised, the outermost first, and `callback` the user's callback that ran; the slot
+    has left them. None if it was raised in the phases of the slot. `bases` are the full names of its class
+    and base classes, and of those of the exceptions that it was raised from; `chain` has each of them and
+    itself, which comes first. `own_steps` counts the optimizer steps that the script had taken with no
+    Trainer and no loop. `trip` says which learning guard has ended the script. `root` is the exception at the
+    end of the chain that it was raised from, in one line; "" without one.
     """
 
     type: str
@@ -263,8 +269,8 @@ class Exit:
     """How one rank's process exited. Exactly one of `exit_code` and `signal` is set.
 
     `order` is the position among this attempt's exits as seen by the supervisor; the first is 0. `completed`
-    says that the script ran its last line. `forkserver` says how the process that had started the rank ended, if the kernel
-    killed the rank for that.
+    says that the script ran its last line. `forkserver` says how the process that had started the rank ended,
+    if the kernel killed the rank for that.
     """
 
     rank: int

@@ -33,8 +33,9 @@ _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, linux/sched.h
 class ProcessStat:
     """One process, or one thread, as /proc/PID/stat shows it.
 
-    `state` is one letter of proc(5); `cpu_seconds` its user and system time so far, and `children_cpu_seconds`
-    that of children that have exited. A pid may be used again, so (`pid`, `started_ticks`) identifies a process.
+    `state` is one letter of proc(5); `cpu_seconds` its user and system time so far, and
+    `children_cpu_seconds` that of children that have exited. A pid may be used again, so (`pid`,
+    `started_ticks`) identifies a process.
     """
 
     pid: int

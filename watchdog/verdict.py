@@ -1,7 +1,7 @@
 """A verdict: the cause of an incident, the culprits, the confidence, and advice for the user.
 
-Made by `watchdog.diagnosis`, written to `verdict.json` by `watchdog/evidence/incident_files.py`, read by the recovery
-policy and the report. Plain data; decides nothing.
+Made by `watchdog.diagnosis`, written to `verdict.json` by `watchdog/evidence/incident_files.py`, read by the
+recovery policy and the report. Plain data; decides nothing.
 """
 
 from __future__ import annotations
@@ -57,15 +57,16 @@ class RewardFunction:
 class Verdict:
     """What is known about one incident.
 
-    `confidence` is `proved` (by exits, collective records or wait states), `deadline` (a learned deadline was missed) or
-    `unknown`. `locations` holds the line of user code of each culprit and waiter, as far as known.
+    `confidence` is `proved` (by exits, collective records or wait states), `deadline` (a learned deadline was
+    missed) or `unknown`. `locations` holds the line of user code of each culprit and waiter, as far as known.
     `uninterruptible` says that a culprit was in uninterruptible sleep when its state was read. Two incidents
     with the same `signature` are the same failure at the same place, so the policy does not repeat a restart
-    that cannot help. `starting` says that the culprit failed outside the steps of a `train()` call, `origin` where its
-    exception comes from, and `final` why no restart can help. `counted` says whether the steps of the script are counted: it has
-    used a Trainer or the loop. `trip` is set if a learning guard ended the attempt, and
-    `failed_reward` to the reward function that has raised or has not returned in time, and `shortage` to the memory that was
-    exhausted, with the phase that died. `exception` is the class of the script's own exception; empty if none has ended it.
+    that cannot help. `starting` says that the culprit failed outside the steps of a `train()` call, `origin`
+    where its exception comes from, and `final` why no restart can help. `counted` says whether the steps of
+    the script are counted: it has used a Trainer or the loop. `trip` is set if a learning guard ended the
+    attempt, and `failed_reward` to the reward function that has raised or has not returned in time, and
+    `shortage` to the memory that was exhausted, with the phase that died. `exception` is the class of the
+    script's own exception; empty if none has ended it.
     """
 
     cause: Cause
@@ -97,7 +98,8 @@ class Verdict:
     def repeat_key(self) -> str:
         """What an exception of the script is recognized by at any step: cause, class, innermost line, phase.
 
-        Empty for everything else: signals, networks, files, devices, memory, collectives, hangs. Unlike `signature` it has no
+        Empty for everything else: signals, networks, files, devices, memory, collectives, hangs. Unlike
+            `signature` it has no
         step, so it says that a bug is the same, not that a restart certainly repeats it.
         """
         of_script = self.origin is Origin.code and self.cause in (Cause.exception, Cause.startup_failure)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from grpo_run.watchdog.diagnosis.lost_peers import reports_lost_peer
+from grpo_run.watchdog.diagnosis.exits import reports_lost_peer
 
 FIRST_LINES = ("Traceback (most recent call last):", "  + Exception Group Traceback (most recent call last):")
 MAX_HELD_LINES = 2000

@@ -91,7 +91,7 @@ class SlotFields:
     rewards_scored: int = _stored("Q", 0)
     votes: int = _stored("Q", 0)
     hygiene_runs: int = _stored("Q", 0)
-    alone_after: int = _stored("H", 0)
+    no_trainer_after: int = _stored("H", 0)
     save_state_calls: int = _stored("I", 0)
 
     vote_wait_seconds: float = _stored("d", 0.0)

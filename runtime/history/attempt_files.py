@@ -37,7 +37,8 @@ class AttemptFiles:
         self._socket_directory: tempfile.TemporaryDirectory[str] | None = None
 
     def make(self) -> OSError | None:
-        """Create the directory; if the disk refuses it, create a temporary directory instead, which is never removed.
+        """Create the directory; if the disk refuses it, create a temporary directory instead, which is never
+        removed.
 
         Returns:
             why there is a temporary directory; None if there is none.
@@ -54,7 +55,8 @@ class AttemptFiles:
             probe.touch(0o600)
             probe.unlink()
         except OSError as error:
-            # full, read-only after errors, or not a directory any more: a recovery needs no more than some directory
+            # full, read-only after errors, or not a directory any more: a recovery needs no more than some
+            # directory
             self._folder = _temporary_directory(self._folder.name)
             return error
         return None

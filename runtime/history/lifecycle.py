@@ -45,7 +45,7 @@ class RunEvent(str, Enum):
     """What can happen to a run."""
 
     step_committed = "step_committed"
-    trains_alone = "trains_alone"
+    trains_without_trainer = "trains_without_trainer"
     suspicion = "suspicion"
     cleared = "cleared"
     fault = "fault"
@@ -64,7 +64,7 @@ LIVE = frozenset(RunState) - TERMINAL
 
 TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (RunState.starting, RunEvent.step_committed): RunState.running,
-    (RunState.starting, RunEvent.trains_alone): RunState.running,
+    (RunState.starting, RunEvent.trains_without_trainer): RunState.running,
     (RunState.starting, RunEvent.suspicion): RunState.suspect,
     (RunState.starting, RunEvent.fault): RunState.collecting,
     (RunState.starting, RunEvent.membership_changed): RunState.recovering,
@@ -74,7 +74,7 @@ TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (RunState.starting, RunEvent.stopped): RunState.stopped,
     (RunState.starting, RunEvent.gave_up): RunState.failed,
     (RunState.running, RunEvent.step_committed): RunState.running,
-    (RunState.running, RunEvent.trains_alone): RunState.running,
+    (RunState.running, RunEvent.trains_without_trainer): RunState.running,
     (RunState.running, RunEvent.suspicion): RunState.suspect,
     (RunState.running, RunEvent.fault): RunState.collecting,
     (RunState.running, RunEvent.membership_changed): RunState.recovering,
@@ -84,7 +84,7 @@ TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (RunState.running, RunEvent.stopped): RunState.stopped,
     (RunState.running, RunEvent.gave_up): RunState.failed,
     (RunState.suspect, RunEvent.step_committed): RunState.running,
-    (RunState.suspect, RunEvent.trains_alone): RunState.running,
+    (RunState.suspect, RunEvent.trains_without_trainer): RunState.running,
     (RunState.suspect, RunEvent.cleared): RunState.running,
     (RunState.suspect, RunEvent.fault): RunState.collecting,
     (RunState.suspect, RunEvent.membership_changed): RunState.recovering,
@@ -100,7 +100,7 @@ TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (RunState.recovering, RunEvent.gave_up): RunState.failed,
     (RunState.recovering, RunEvent.stopped): RunState.stopped,
     (RunState.stopping, RunEvent.step_committed): RunState.stopping,
-    (RunState.stopping, RunEvent.trains_alone): RunState.stopping,
+    (RunState.stopping, RunEvent.trains_without_trainer): RunState.stopping,
     (RunState.stopping, RunEvent.fault): RunState.collecting,
     (RunState.stopping, RunEvent.membership_changed): RunState.stopping,
     (RunState.stopping, RunEvent.restarted): RunState.stopping,

@@ -1,4 +1,5 @@
-"""The findings of the memory traces of all ranks, and the snapshots of the allocator that they have saved.
+"""The findings of the memory traces of all ranks, and the snapshots of the CUDA allocator that they have
+saved.
 
 A rank writes `memory_finding` for each finding of an attempt. The same finding of other ranks and attempts is
 one here: it has the same kind, holder and line. Replayed as part of `runtime.history.history`; shown on the
@@ -15,7 +16,8 @@ from grpo_run.watchdog.text import rank_names, size_text
 
 FOLDER = "memory_trace"
 """Name of the folder in the run directory: one snapshot of each rank, and one more if it has run out of
-memory."""
+memory.
+"""
 VIEWER = "https://docs.pytorch.org/memory_viz"
 """Opens a snapshot; PyTorch's documentation of memory snapshots names it."""
 NOTICE = "growing"
@@ -24,7 +26,8 @@ MOST_FINDINGS = 200
 """Different findings of a run that are kept. A rank reports 20 alarms and 20 notices in an attempt."""
 WAITED_SECONDS = 5.0
 """How long the other ranks are waited for before a finding is said. Ranks with the same leak find it after
-the same step."""
+the same step.
+"""
 
 
 @dataclass(kw_only=True)

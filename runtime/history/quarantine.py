@@ -1,9 +1,11 @@
-"""Quarantined prompts: no longer generated from, because generation or rewards failed on them twice at one step.
+"""Quarantined prompts: no longer generated from, because generation or rewards failed on them twice at one
+step.
 
-The supervisor puts the prompts of the rank that failed into quarantine, where it would otherwise give the run up, and
-journals `prompt_quarantined`. `history.py` replays the events, the settings of the next attempt carry the prompts to
-the ranks, and `runtime/rank/rollouts/` replaces them. The user can take prompts out again: they are also in
-`quarantine.json` of the run directory (`quarantine_file.py`), which every attempt reads. Pure.
+The supervisor puts the prompts of the rank that failed into quarantine, where it would otherwise give the run
+up, and journals `prompt_quarantined`. `history.py` replays the events, the settings of the next attempt carry
+the prompts to the ranks, and `runtime/rank/rollouts/` replaces them. The user can take prompts out again:
+they are also in `quarantine.json` of the run directory (`quarantine_file.py`), which every attempt reads.
+Pure.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class QuarantinedPrompt(PromptDigest):
 
     Attributes:
         train_call: number of the call in the run.
-        from_step: the optimizer step for which the rollout is generated; earlier steps that are done again keep it.
+        from_step: the optimizer step for which the rollout is generated; earlier steps that are done again
+            keep it.
     """
 
     train_call: int = pydantic.Field(ge=0)

@@ -1,6 +1,8 @@
-"""Files of quarantined prompts: `quarantine.json` of the run directory, and the prompts that a rank has recorded.
+"""Files of quarantined prompts: `quarantine.json` of the run directory, and the prompts that a rank has
+recorded.
 
-Called by the supervisor, which writes the first and reads the second, and by `runtime/rank/rollouts/`. The first is the user's to
+Called by the supervisor, which writes the first and reads the second, and by `runtime/rank/rollouts/`. The
+first is the user's to
 edit: it is checked whenever it is read.
 """
 

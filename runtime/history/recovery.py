@@ -127,7 +127,8 @@ class Recovery:
 def fails_to_resume(recoveries: Sequence[Recovery]) -> bool:
     """Whether the last two faults are the same exception of the script while it resumed.
 
-    The first attempt loads from memory if it can, and the second from disk; what is damaged is skipped by either.
+    The first attempt loads from memory if it can, and the second from disk; what is damaged is skipped by
+    either.
     """
     last = recoveries[-2:]
     return (
@@ -202,7 +203,9 @@ class Decision:
 
 
 def apply_action(recoveries: Sequence[Recovery], record: Mapping[str, Any]) -> bool:
-    """Apply the decision on the last fault; return whether the fault does not count against the restart budget."""
+    """Apply the decision on the last fault; return whether the fault does not count against the restart
+    budget.
+    """
     if not recoveries or recoveries[-1].action:
         return False
     last = recoveries[-1]
@@ -274,8 +277,9 @@ FAULTS = 5
 """Faults of one key in `WINDOW_SECONDS` from which on the run may be ended. Fewer may be bad luck."""
 WINDOW_SECONDS = 3600.0
 LEAST_GOODPUT = 0.5
-"""Share of the time since the first of them that new steps have to take, or the run ends. Above it, the run gets more
-done than it repeats."""
+"""Share of the time since the first of them that new steps have to take, or the run ends. Above it, the run
+gets more done than it repeats.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,7 +314,8 @@ class Repeats:
 
 
 def repeats(recoveries: Sequence[Recovery], steps: StepTimes) -> Repeats | None:
-    """Return how often the last fault was raised within the hour before it; None if it is no exception of the script.
+    """Return how often the last fault was raised within the hour before it; None if it is no exception of the
+    script.
 
     Args:
         recoveries: faults of the present supervisor; the last one is the fault that is decided on.
@@ -332,7 +337,9 @@ def repeats(recoveries: Sequence[Recovery], steps: StepTimes) -> Repeats | None:
 
 
 def most_repeated(recoveries: Sequence[Recovery]) -> str:
-    """Return which exception of the script a run has recovered from more than once, and how often, as a clause; or nothing."""
+    """Return which exception of the script a run has recovered from more than once, and how often, as a
+    clause; or nothing.
+    """
     counts = Counter(one.repeat_key for one in recoveries if one.repeat_key and one.action != "stop")
     key, count = next(iter(counts.most_common(1)), ("", 0))
     return f"{count} of them {what_of(key)}" if count > 1 else ""

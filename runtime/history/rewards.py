@@ -1,8 +1,9 @@
-"""Reward functions according to the journal: which have failed in a rank, which run in workers since then, and their failures.
+"""Reward functions according to the journal: which have failed in a rank, which run in workers since then,
+and their failures.
 
-A function that has failed twice at one step runs in a worker process from the next attempt on, where a call can be ended
-without its rank. Replayed as part of `runtime.history.history`; read by the recovery policy, by the settings of the ranks and
-by the metrics. Pure.
+A function that has failed twice at one step runs in a worker process from the next attempt on, where a call
+can be ended without its rank. Replayed as part of `runtime.history.history`; read by the recovery policy, by
+the settings of the ranks and by the metrics. Pure.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class RewardRecord:
     def due(self) -> MovedReward | None:
         """The function that is to be moved after the last incident; None if there is none.
 
-        One that raises before the call's first step is done has not worked yet: it is taken to be broken, not moved.
+        One that raises before the call's first step is done has not worked yet: it is taken to be broken, not
+        moved.
         """
         if self._last is None or self._failures.get(self._last, 0) < FAILURES_TO_MOVE:
             return None
@@ -133,7 +135,9 @@ class RewardRecord:
         )
 
     def by_function(self) -> dict[str, RewardLatency]:
-        """Return the calls of each function over ranks and attempts; a function beyond `MOST_FUNCTIONS` counts as `other`."""
+        """Return the calls of each function over ranks and attempts; a function beyond `MOST_FUNCTIONS`
+        counts as `other`.
+        """
         found: dict[str, RewardLatency] = {}
         names = sorted({function for _, _, function in self.latencies})[:MOST_FUNCTIONS]
         for (_, _, function), one in sorted(self.latencies.items()):

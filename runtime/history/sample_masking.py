@@ -1,8 +1,8 @@
 """The samples that a run has excluded from the loss, counted by reason from its journal.
 
-`history.py` applies the events that ranks write (`runtime/rank/rollouts/masking_report.py`); status, metrics and the
-incident report show the counts. Steps that are repeated after a recovery count again, because their samples are excluded
-again. Pure.
+`history.py` applies the events that ranks write (`runtime/rank/rollouts/masking_report.py`); status, metrics
+and the incident report show the counts. Steps that are repeated after a recovery count again, because their
+samples are excluded again. Pure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class MaskingReason(str, Enum):
     memory = "memory"
     """The process of a reward function was ended because it used too much memory."""
     not_tried = "not_tried"
-    """The reward function failed on the whole batch, and time did not allow to call it for the sample alone."""
+    """The reward function failed on the whole batch, and time did not allow to call it for the sample alone.
+    """
     failed = "failed"
     """A reward function failed in another way."""
     length = "length"
@@ -60,7 +61,9 @@ class MaskedSamples:
     """How often the rewards of a rollout were computed once more."""
 
     nan_read_as_none: int = 0
-    """Rewards that were NaN for all completions of a prompt: the function does not apply, and nothing was excluded."""
+    """Rewards that were NaN for all completions of a prompt: the function does not apply, and nothing was
+    excluded.
+    """
 
     def apply_nan_read_as_none(self, record: dict[str, Any]) -> None:
         """Count NaN that was read as None."""

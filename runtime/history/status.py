@@ -64,7 +64,8 @@ class RunStatus:
     blind: Mapping[int, str] = field(default_factory=dict)
     journal_lost: int = 0
     host_memory: HostSample | None = None
-    """The last sample of the host's memory; None before the first, and without a supervisor on this machine."""
+    """The last sample of the host's memory; None before the first, and without a supervisor on this machine.
+    """
     late_ranks: tuple[LateRank, ...] = ()
     """Ranks of this node that are regularly late."""
     read_at_seconds: float = field(default_factory=time.monotonic)
@@ -153,7 +154,7 @@ class RunStatus:
             "pid": slot.pid,
             "state": slot.state.name,
             "step": slot.step,
-            "trains_alone": slot.trains_alone,
+            "trains_without_trainer": slot.trains_without_trainer,
             "phase": phase.phase.name if phase is not None else None,
             "callback": slot.callback or None,
             "phase_seconds": self._age(phase.since_seconds) if phase is not None else None,

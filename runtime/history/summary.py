@@ -94,13 +94,16 @@ def model_place(history: History) -> str:
 
 
 def _saved_model(history: History) -> str:
-    """Return where the script has saved the model of its last call with `save_model`; empty if it is not there."""
+    """Return where the script has saved the model of its last call with `save_model`; empty if it is not
+    there.
+    """
     call, path = history.saved_model or (0, "")
     return path if call == history.train_call and os.path.isdir(path) else ""
 
 
 def lacks_model_of_script(history: History) -> bool:
-    """Return whether a script that uses a Trainer has no model of its own on disk, as far as that can be seen.
+    """Return whether a script that uses a Trainer has no model of its own on disk, as far as that can be
+    seen.
 
     A hand-written loop and a script without a Trainer save by themselves, which is not seen.
     """

@@ -41,7 +41,8 @@ class KnownCall:
         ordinal: its number in the run, which its checkpoints have too.
         trainer_class: name of the trainer's class.
         settings: digest of the trainer's settings; empty if not known.
-        directories: its output directories, newest first. Several if the script gives each attempt another one.
+        directories: its output directories, newest first. Several if the script gives each attempt another
+            one.
         attempt: the last attempt in which it was begun or restored.
         target_steps: how many steps it takes.
         reached: its last committed step.
@@ -81,7 +82,9 @@ class KnownCall:
 
 @dataclass(kw_only=True)
 class TrainCalls:
-    """The calls of one run, by ordinal. `apply_*` take journal records and raise `LookupError` or `ValueError`."""
+    """The calls of one run, by ordinal. `apply_*` take journal records and raise `LookupError` or
+    `ValueError`.
+    """
 
     _calls: dict[int, KnownCall] = field(default_factory=dict)
     _running: int | None = None
@@ -106,7 +109,9 @@ class TrainCalls:
 
     @property
     def awaited(self) -> bool:
-        """Whether an interrupted call with a checkpoint or snapshot has not been begun again in the present attempt."""
+        """Whether an interrupted call with a checkpoint or snapshot has not been begun again in the present
+        attempt.
+        """
         call = self.interrupted
         return call is not None and call.saved > 0 and call.attempt < self._attempt
 
@@ -119,7 +124,8 @@ class TrainCalls:
     def lineage(self, ordinal: int) -> int:
         """Return the first of the calls of which this one is a repetition from step 0; itself if it is none.
 
-        A call that starts over in another directory makes no progress until it is further than the lost one was.
+        A call that starts over in another directory makes no progress until it is further than the lost one
+        was.
         """
         seen: set[int] = set()
         while (call := self._calls.get(ordinal)) is not None and call.replaces and ordinal not in seen:

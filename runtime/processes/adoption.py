@@ -1,10 +1,10 @@
 """Adoption: orphans of the supervisor's descendants become its children, and are reaped when they exit.
 
 A process whose parent exits is handed to the nearest ancestor that has asked for it (PR_SET_CHILD_SUBREAPER,
-prctl(2)), else to init. With it, what a rank has started remains a descendant of the supervisor: also in a session
-of its own, and after a double fork. Each adopted child is waited for by its pid: waiting for any child would take
-the exit codes of others. Children that the supervisor has started itself are told from them, also those that it has
-abandoned. Called by `helpers.py`. Terminates nothing else.
+prctl(2)), else to init. With it, what a rank has started remains a descendant of the supervisor: also in a
+session of its own, and after a double fork. Each adopted child is waited for by its pid: waiting for any
+child would take the exit codes of others. Children that the supervisor has started itself are told from them,
+also those that it has abandoned. Called by `helpers.py`. Terminates nothing else.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def adopt_orphans() -> bool:
     Call it before the first rank is started.
 
     Returns:
-        whether every child that this process does not start itself will be a descendant of one that it does. Not so
-        if the kernel refuses, for pid 1 of a container, which adopts everything, and with children from before.
+        whether every child that this process does not start itself will be a descendant of one that it does.
+        Not so if the kernel refuses, for pid 1 of a container, which adopts everything, and with children
+        from before.
     """
     adopts = ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     return adopts and os.getpid() != 1 and not children(os.getpid())
@@ -54,7 +55,9 @@ def children(pid: int) -> list[int]:
 
 
 def own_children() -> set[int]:
-    """Return the pids of the forkserver and of drain workers, abandoned ones too, which have sessions of their own."""
+    """Return the pids of the forkserver and of drain workers, abandoned ones too, which have sessions of
+    their own.
+    """
     # ranks are not daemons
     started = {child.pid for child in multiprocessing.active_children() if child.daemon}
     abandoned = {pid for pid, ticks in _abandoned if _lives(pid, ticks)}
@@ -64,8 +67,8 @@ def own_children() -> set[int]:
 def abandon(child: BaseProcess) -> None:
     """Kill a child, and never wait for it: on a disk that hangs, it exits long after SIGKILL, or never.
 
-    It descends from this process and has the run's token, as the helpers of ranks do. It is not taken for one: the end
-    of an attempt and of the run would wait for it.
+    It descends from this process and has the run's token, as the helpers of ranks do. It is not taken for
+    one: the end of an attempt and of the run would wait for it.
     """
     assert child.pid is not None
     _never_wait_for(child.pid)

@@ -45,7 +45,8 @@ def import_path() -> list[str]:
 
 
 def start_server(preload: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Start the server, which imports modules in the background, and return its pid. Does nothing else if it is running.
+    """Start the server, which imports modules in the background, and return its pid. Does nothing else if it
+    is running.
 
     Libraries read environment variables at import: they see the values that are set now.
 
@@ -82,7 +83,9 @@ def replace_server() -> None:
 
 
 def continue_server() -> None:
-    """Continue the server if a signal has stopped it, as Ctrl-Z does: no rank could start, and no exit be reported."""
+    """Continue the server if a signal has stopped it, as Ctrl-Z does: no rank could start, and no exit be
+    reported.
+    """
     server = process_names.forkserver_pid()
     stat = read_stat(server) if server is not None else None
     if stat is not None and stat.state == "T":
@@ -190,7 +193,8 @@ _awaited: int | None = None
 
 
 def await_server(warn: Callable[[str], None], limits: Limits = LIMITS) -> None:
-    """Wait until this process's forkserver can fork; do nothing if there is none, or if it has been waited for.
+    """Wait until this process's forkserver can fork; do nothing if there is none, or if it has been waited
+    for.
 
     Args:
         warn: tells the user that the server was given up, and why.

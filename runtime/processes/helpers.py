@@ -1,9 +1,9 @@
 """The processes that ranks have started: adopted, waited for at the end of a finished run, and terminated.
 
-All of them are gone before the next attempt starts and after the end of the run, except those that the user keeps
-(`--keep`). After a run that has finished, a helper that still works, such as a logger's uploader, is waited for by
-the rules for ranks that do not exit (`watchdog/stalls/exit_hangs.py`). Called by `agent.py`. Which processes belong
-to the run is decided by `watchdog/run_processes/ownership.py`.
+All of them are gone before the next attempt starts and after the end of the run, except those that the user
+keeps (`--keep`). After a run that has finished, a helper that still works, such as a logger's uploader, is
+waited for by the rules for ranks that do not exit (`watchdog/stalls/exit_hangs.py`). Called by `agent.py`.
+Which processes belong to the run is decided by `watchdog/run_processes/ownership.py`.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ class Helpers:
     def terminate(self) -> None:
         """Terminate every helper that is not kept, and wait until all have exited.
 
-        The ranks have exited. Never raises: what could not be ended is reported, once, and not waited for again.
+        The ranks have exited. Never raises: what could not be ended is reported, once, and not waited for
+        again.
         """
         try:
             terminated = terminate(self._find, sessions=self._ranks)

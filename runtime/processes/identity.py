@@ -1,7 +1,8 @@
-"""The identity of a process beyond its pid, which another process may have later, in another container or on another machine.
+"""The identity of a process beyond its pid, which another process may have later, in another container or on
+another machine.
 
-A supervisor writes its identity into the run directory; commands and the next supervisor read it. No process is
-signaled before its identity is verified. Imports `watchdog.processes` only.
+A supervisor writes its identity into the run directory; commands and the next supervisor read it. No process
+is signaled before its identity is verified. Imports `watchdog.processes` only.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class ProcessIdentity:
         return stat is not None and stat.is_alive and stat.started_ticks == self.started_ticks
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal to exactly this process; return False if that cannot be done: nothing was signaled then.
+        """Send a signal to exactly this process; return False if that cannot be done: nothing was signaled
+        then.
 
         Raises:
             ProcessLookupError: it has exited.

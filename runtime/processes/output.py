@@ -1,8 +1,9 @@
-"""Follows the output files of ranks and passes on what they print: lines to a terminal, bytes to a pipe or a file.
+"""Follows the output files of ranks and passes on what they print: lines to a terminal, bytes to a pipe or a
+file.
 
-A thread of the supervisor reads the files of the present attempt. The ranks write the files themselves, so no output is
-lost if the supervisor is slow or exits, and nothing has to be kept for a reader that is slow. Does not parse or colour
-lines.
+A thread of the supervisor reads the files of the present attempt. The ranks write the files themselves, so no
+output is lost if the supervisor is slow or exits, and nothing has to be kept for a reader that is slow. Does
+not parse or colour lines.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Protocol
 POLL_SECONDS = 0.2
 """Time between two looks at a file that has grown lately."""
 QUIET_POLL_SECONDS = 0.5
-"""Time between two looks at the other files: a look at one costs about 10 µs, and most ranks print nothing."""
+"""Time between two looks at the other files: a look at one costs about 10 µs, and most ranks print nothing.
+"""
 ACTIVE_SECONDS = 2.0
 """A file has grown lately within this time."""
 MAX_READ_BYTES = 256 * 1024
@@ -26,7 +28,8 @@ MAX_LINE_BYTES = 16 * 1024
 MAX_BEHIND_BYTES = 8 * 1024 * 1024
 """Output that is further behind is not printed; the file has it."""
 BEGUN_SECONDS = 1.0
-"""A line that a rank has begun, such as a question or a progress bar, is passed on as it is after this time."""
+"""A line that a rank has begun, such as a question or a progress bar, is passed on as it is after this time.
+"""
 STOP_SECONDS = 5.0
 """How long to wait for the thread when the run ends."""
 
@@ -91,7 +94,9 @@ class FileFollower:
         return [_overwritten(line) for line in lines]
 
     def read_all_lines(self) -> Iterator[list[str]]:
-        """Yield lines up to the present end of the file, at most `MAX_BEHIND_BYTES` of it; the last one as it is."""
+        """Yield lines up to the present end of the file, at most `MAX_BEHIND_BYTES` of it; the last one as it
+        is.
+        """
         before = -1
         while self._position != before:
             before = self._position
@@ -167,7 +172,9 @@ class OutputFollower:
             }
 
     def drain(self) -> None:
-        """Print everything that has been written, including last lines without a newline. The ranks have ended."""
+        """Print everything that has been written, including last lines without a newline. The ranks have
+        ended.
+        """
         with self._lock:
             for (rank, descriptor), follower in self._followers.items():
                 if follower.by_lines:

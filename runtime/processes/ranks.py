@@ -1,7 +1,7 @@
 """The rank processes of one attempt on this node: starting, waiting and terminating.
 
-Called by `agent.py`. Each rank is the leader of its own session and process group. Does not determine why a rank
-exited or what follows, and does not terminate what a rank has started (`helpers.py`).
+Called by `agent.py`. Each rank is the leader of its own session and process group. Does not determine why a
+rank exited or what follows, and does not terminate what a rank has started (`helpers.py`).
 """
 
 from __future__ import annotations
@@ -164,7 +164,9 @@ class RankGroup:
         return self._preloaded and code == LOST_EXIT_CODE
 
     def request_exit(self) -> None:
-        """Send every rank SIGTERM, and return. SIGCONT follows, because a stopped process does not handle signals."""
+        """Send every rank SIGTERM, and return. SIGCONT follows, because a stopped process does not handle
+        signals.
+        """
         for pid in self.alive.values():
             _send(pid, signal.SIGTERM)
             _send(pid, signal.SIGCONT)

@@ -20,7 +20,9 @@ from grpo_run.runtime.errors import UsageError
 
 VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 UNNAMED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-"""torch's default. Ranks keep their dispositions of these: the first ends them, the others come from a terminal."""
+"""torch's default. Ranks keep their dispositions of these: the first ends them, the others come from a
+terminal.
+"""
 REFUSED = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD})
 """Signals that cannot be handled, or that the supervisor needs itself."""
 
@@ -49,7 +51,8 @@ def ignored_signals() -> tuple[int, ...]:
 
 @contextmanager
 def inherited_as_ignored() -> Iterator[None]:
-    """Within the block, ignore these signals and SIGINT in this process, so that processes started there do too.
+    """Within the block, ignore these signals and SIGINT in this process, so that processes started there do
+    too.
 
     Ctrl-C would end one with a traceback while it starts.
     """
@@ -68,8 +71,8 @@ STARTED_WITH = "started_with"
 def interpreter_command(entry: str) -> list[str]:
     """Return the command that calls an entry point.
 
-    Python puts the working directory on the import path of `python -c`, unless it is asked not to; the bootstrap puts
-    there what the script expects.
+    Python puts the working directory on the import path of `python -c`, unless it is asked not to; the
+    bootstrap puts there what the script expects.
 
     Args:
         entry: `module:function`, called without arguments.

@@ -1,8 +1,9 @@
 """Terminate processes that are no children: SIGTERM, a bounded wait, SIGKILL.
 
-A process is signaled through a descriptor (pidfd) after its start time was compared, so that another process with
-its pid is never hit. Services that exit by themselves, such as the resource tracker, which removes shared memory
-first, get more time, and no SIGTERM. Used by `helpers.py` and the guardian. Does not choose the processes.
+A process is signaled through a descriptor (pidfd) after its start time was compared, so that another process
+with its pid is never hit. Services that exit by themselves, such as the resource tracker, which removes
+shared memory first, get more time, and no SIGTERM. Used by `helpers.py` and the guardian. Does not choose the
+processes.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from grpo_run.watchdog.run_processes.remaining import runs_service
 TERM_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL."""
 FORK_TERM_SECONDS = 1.0
-"""The same for forks of a rank, such as data loader workers: what they do ends with the rank, and they may have
-inherited a handler of SIGTERM."""
+"""The same for forks of a rank, such as data loader workers: what they do ends with the rank, and they may
+have inherited a handler of SIGTERM.
+"""
 KILL_SECONDS = 10.0
 """How long a process may take to exit after SIGKILL."""
 LOOK_SECONDS = 0.1
 """Time between two looks for processes that were started meanwhile."""
 CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
-"""Parts of command lines of services that remove shared memory when the last process that used it has exited."""
+"""Parts of command lines of services that remove shared memory when the last process that used it has exited.
+"""
 CLEAN_SECONDS = 5.0
 """How long they may take for it."""
 MAX_NAMED = 5

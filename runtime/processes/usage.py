@@ -1,8 +1,9 @@
 """Process trees of processes from /proc: everything that a rank has started, and its resource usage.
 
-A process tree is the session that a rank leads and every session whose leader descends from it: `setsid` leaves the
-session, but not the process tree. A process whose parents have all exited is lost, as in any walk from child to parent.
-Called by `runtime.supervisor.detection.activity`. What cannot be read gives None, "unknown". Does not judge.
+A process tree is the session that a rank leads and every session whose leader descends from it: `setsid`
+leaves the session, but not the process tree. A process whose parents have all exited is lost, as in any walk
+from child to parent. Called by `runtime.supervisor.detection.activity`. What cannot be read gives None,
+"unknown". Does not judge.
 """
 
 from __future__ import annotations

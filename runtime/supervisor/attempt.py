@@ -36,7 +36,8 @@ class Exits:
 
     Args:
         files: of the attempt.
-        warn: receives (rank, text) for a rank that crashed after its script had completed, or left it with code 0.
+        warn: receives (rank, text) for a rank that crashed after its script had completed, or left it with
+            code 0.
     """
 
     def __init__(self, files: AttemptFiles, warn: Callable[[int, str], None]) -> None:
@@ -158,7 +159,9 @@ class Attempt:
         return self.world_size > len(self.rank_of_local_rank)
 
     def outputs(self, output: Output) -> dict[tuple[int, int], Path]:
-        """The files that the local ranks print to, by rank and descriptor: 1, and 2 where that has one of its own."""
+        """The files that the local ranks print to, by rank and descriptor: 1, and 2 where that has one of its
+        own.
+        """
         files = {(rank, 1): self.files.log(rank) for rank in self.local_rank_of}
         if output is Output.apart:
             files |= {(rank, 2): self.files.errors(rank) for rank in self.local_rank_of}

@@ -33,7 +33,7 @@ from grpo_run.runtime.supervisor.quarantine import RunQuarantine
 from grpo_run.runtime.supervisor.run_memory import RunMemory, signature_with_plan
 from grpo_run.runtime.supervisor.setting_aside import can_go_back
 from grpo_run.runtime.supervisor.stop_means import stop_code
-from grpo_run.watchdog.diagnosis.lost_peers import is_lost_peer
+from grpo_run.watchdog.diagnosis.exits import is_lost_peer
 from grpo_run.watchdog.observation import RankError, Slot, all_returned
 from grpo_run.watchdog.verdict import Verdict
 
@@ -106,7 +106,8 @@ USAGE_ERRORS = frozenset(error.__name__ for error in _USAGE)
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution:
-    """What follows a fault: a new attempt after a delay, or the end of the run with `event`, `exit_code` and a sentence.
+    """What follows a fault: a new attempt after a delay, or the end of the run with `event`, `exit_code` and
+    a sentence.
 
     An empty sentence means that the final state of the run is summarized as usual.
     """
@@ -277,8 +278,8 @@ class FaultHandler:
     def _show_traceback(self, verdict: Verdict, *, restart: bool, stopping: bool) -> None:
         """Show the culprit's traceback before the fault, unless the fault's own lines suffice.
 
-        The terminal holds back the tracebacks of the ranks whose lines it shows, so theirs come from here too. In a
-        pipe or a file, what a shown rank prints is there already.
+        The terminal holds back the tracebacks of the ranks whose lines it shows, so theirs come from here
+        too. In a pipe or a file, what a shown rank prints is there already.
         """
         shown = self._config.shown_ranks
         if self._config.output is not Output.lines and verdict.culprit in shown:

@@ -219,7 +219,9 @@ def _wait_for_exit(supervisor: int, owned: RunProcesses, messages: _Messages) ->
 
 
 def _note_kills(path: Path) -> None:
-    """Add the kernel's counter of killed processes to the last sample, before other processes of the cgroup are killed."""
+    """Add the kernel's counter of killed processes to the last sample, before other processes of the cgroup
+    are killed.
+    """
     sample = read_last_sample(path)
     if sample is None or sample.supervisor_kills is None:
         return

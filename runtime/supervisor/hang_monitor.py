@@ -1,9 +1,9 @@
 """The supervisor's view of the hang detector: suspicions, warnings and phase durations.
 
 The supervisor calls `poll` while no rank has failed. It fires the lifecycle events of a suspicion and warns
-of blind spots of the watchdog and of slower ranks, and publishes which rank the others wait for. Every warning appears
-once per attempt. Does not detect hangs (`runtime/supervisor/detection/detector.py`) and does not handle a
-finding (`faults.py`).
+of blind spots of the watchdog and of slower ranks, and publishes which rank the others wait for. Every
+warning appears once per attempt. Does not detect hangs (`runtime/supervisor/detection/detector.py`) and does
+not handle a finding (`faults.py`).
 """
 
 from __future__ import annotations

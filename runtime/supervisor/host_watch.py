@@ -59,8 +59,9 @@ FREE_SECONDS = 1.0
 LEAST_STEPS = 5
 """Steps that must follow a restart for memory before another one."""
 EAGER_RESTARTS = 2
-"""How many restarts of a run are made early. If they do not help, the growth ends by itself or is no leak of the ranks, and
-only a kill that is certain is a reason for a further one."""
+"""How many restarts of a run are made early. If they do not help, the growth ends by itself or is no leak of
+the ranks, and only a kill that is certain is a reason for a further one.
+"""
 
 
 class MemoryRelief:
@@ -154,7 +155,9 @@ class MemoryRelief:
             self._drains.memory_is_short = False
 
     def _is_due(self, urgency: Urgency, attempt: Attempt) -> bool:
-        """Whether a further restart is worth it: progress since the last one, and not early for the third time."""
+        """Whether a further restart is worth it: progress since the last one, and not early for the third
+        time.
+        """
         record = self._history.memory_restarts
         if record.last is not None:
             call, step = record.last
@@ -234,7 +237,9 @@ def _state(sample: HostSample, short: str | None) -> str:
 
 
 def _killed_since(sample: HostSample) -> int | None:
-    """How many processes of the supervisor's cgroup the kernel has killed since the sample; None if that is not known."""
+    """How many processes of the supervisor's cgroup the kernel has killed since the sample; None if that is
+    not known.
+    """
     before = sample.supervisor_kills
     if before is None:
         return None
@@ -247,8 +252,9 @@ def _killed_since(sample: HostSample) -> int | None:
 
 
 SCORE_RAISE = 50
-"""How much more readily the kernel kills a rank, in thousandths of the memory (proc_pid_oom_score_adj(5)): supervisor and
-forkserver use less than 5 % of any memory in which ranks train. Raising it needs no privilege."""
+"""How much more readily the kernel kills a rank, in thousandths of the memory (proc_pid_oom_score_adj(5)):
+supervisor and forkserver use less than 5 % of any memory in which ranks train. Raising it needs no privilege.
+"""
 MAX_SCORE = 1000
 REPLICATED = "ddp"
 """Layout of a checkpoint of which every rank loads all."""
@@ -297,7 +303,9 @@ class HostWatch:
         return self._memory.latest
 
     def begin(self) -> None:
-        """Say how the last supervisor has probably ended, and what the kernel would do to this one. Call it before any event."""
+        """Say how the last supervisor has probably ended, and what the kernel would do to this one. Call it
+        before any event.
+        """
         text = suspected(self._last, self._history)
         if text is not None:
             self._reporter.write("memory_oom_suspected", sentence=text)
@@ -314,7 +322,8 @@ class HostWatch:
     def spares_memory(self) -> bool:
         """Whether the next attempt is to find as much free memory as possible.
 
-        The kernel has killed a rank, or little was free in the last attempt, or too little for ranks that load: snapshots
+        The kernel has killed a rank, or little was free in the last attempt, or too little for ranks that
+            load: snapshots
         would take their part again.
         """
         recoveries = self._history.recoveries
@@ -350,7 +359,8 @@ class HostWatch:
             self._reporter.warn_once(0, "host memory", text)
 
     def restarts(self, ranks: RankGroup, attempt: Attempt, now: float) -> bool:
-        """Return whether the ranks have saved and exited because memory runs out, so that they are to be started again.
+        """Return whether the ranks have saved and exited because memory runs out, so that they are to be
+        started again.
 
         One that does not exit after all have saved is not waited for longer than after a stop.
         """
@@ -370,8 +380,9 @@ class HostWatch:
     def _loading_may_not_fit(self) -> bool:
         """Whether the ranks as they were, and once more what they load, exceed a limit.
 
-        A rank that loads has a tensor of the checkpoint and that of its model or optimizer at the same time. If these are on
-        a device, it holds one tensor at a time, and the ranks together less than the checkpoint.
+        A rank that loads has a tensor of the checkpoint and that of its model or optimizer at the same time.
+        If these are on a device, it holds one tensor at a time, and the ranks together less than the
+        checkpoint.
         """
         sample = self._memory.last_whole
         newest = next(iter(self._staging.snapshots()), None) if self._staging is not None else None
@@ -387,7 +398,9 @@ class HostWatch:
         )
 
     def _may_restart(self, attempt: Attempt, slots: Mapping[int, Slot | None]) -> bool:
-        """Whether all ranks are on this node and would agree on a step and save, and the user allows restarts."""
+        """Whether all ranks are on this node and would agree on a step and save, and the user allows
+        restarts.
+        """
         return (
             not self._stop.requested
             and self._config.budget.failures_without_progress > 0
@@ -404,7 +417,9 @@ class HostWatch:
 
 
 def prefer_to_kill(pid: int) -> None:
-    """Raise the score by which the kernel chooses whom to kill when memory is full, for a process and what it starts."""
+    """Raise the score by which the kernel chooses whom to kill when memory is full, for a process and what it
+    starts.
+    """
     try:
         present = int(read_file(f"/proc/{pid}/oom_score_adj") or b"0")
         with open(f"/proc/{pid}/oom_score_adj", "w") as file:

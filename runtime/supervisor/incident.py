@@ -34,9 +34,8 @@ from grpo_run.watchdog.deadlocks.collectives import CONSENSUS_GROUP, CollectiveP
 from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.deadlocks.proof import prove
 from grpo_run.watchdog.diagnosis import hangs
-from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, diagnose_guard
+from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, diagnose_guard, is_victim
 from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
-from grpo_run.watchdog.diagnosis.lost_peers import is_victim
 from grpo_run.watchdog.diagnosis.rewards import raised_reward
 from grpo_run.watchdog.evidence import collection, incident_files
 from grpo_run.watchdog.memory.host_kills import KernelKills
@@ -254,10 +253,11 @@ def _free_shared_memory(exits: Sequence[Exit], before: HostSample | None) -> int
 
 
 def tell_ranks(context: IncidentContext, verdict: Verdict) -> None:
-    """Name a proved deadlock on every rank if one of them waits in a consensus call. Call it once evidence is on disk.
+    """Name a proved deadlock on every rank if one of them waits in a consensus call. Call it once evidence is
+    on disk.
 
-    Such a rank raises the verdict's sentence, so that the script sees it; the other ranks sit in torch, and it is
-    appended to their logs. Waits for the first until they have raised, `RAISE_SECONDS` at most.
+    Such a rank raises the verdict's sentence, so that the script sees it; the other ranks sit in torch, and
+    it is appended to their logs. Waits for the first until they have raised, `RAISE_SECONDS` at most.
     """
     deadlock = context.finding.deadlock if context.finding is not None else None
     at = deadlock.at if deadlock is not None else {}

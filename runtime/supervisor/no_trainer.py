@@ -1,8 +1,8 @@
 """Report and journal that a script trains with neither a Trainer nor a loop.
 
-Said once, when a rank has taken its first optimizer step with no Trainer and no loop: what a restart does, that nothing is
-saved, and which injected faults cannot happen. Completed saves of the script's own are journaled. Called at each poll; decides
-nothing.
+Said once, when a rank has taken its first optimizer step with no Trainer and no loop: what a restart does,
+that nothing is saved, and which injected faults cannot happen. Completed saves of the script's own are
+journaled. Called at each poll; decides nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from grpo_run.runtime.launch.injections import Injection, remaining
 from grpo_run.watchdog.observation import Slot
 
 SETTLE_SECONDS = 2.0
-"""How long to wait for a rank that has never saved in this attempt: ranks reach the same line within a step's imbalance."""
+"""How long to wait for a rank that has never saved in this attempt: ranks reach the same line within a step's
+imbalance.
+"""
 
 
 class ScriptSaves:
-    """When a checkpoint that the script saves with `Accelerator.save_state` is complete: on all ranks that save.
+    """When a checkpoint that the script saves with `Accelerator.save_state` is complete: on all ranks that
+    save.
 
     Some scripts call it on every rank, some on rank 0 only.
     """
@@ -125,8 +128,8 @@ class NoTrainerWatch:
         return True
 
     def _begin(self) -> None:
-        if (self._lifecycle.state, RunEvent.trains_alone) in TRANSITIONS:
-            self._lifecycle.fire(RunEvent.trains_alone)
+        if (self._lifecycle.state, RunEvent.trains_without_trainer) in TRANSITIONS:
+            self._lifecycle.fire(RunEvent.trains_without_trainer)
         if self._said:
             return
         self._said = True

@@ -1,6 +1,6 @@
 """The outcome of a run: its exit code and sentence, set in one place, and the orderly end.
 
-The supervisor creates the `RunOutcome` at its start and tells it how the run ends. `RunEnd` writes the end in
+The supervisor creates the `RunOutcome` at its start and tells it how the run ends. It writes the end in
 a fixed order: state, last snapshots, sentence, and the journal's last event. Injected faults that never
 happened are named, because the run must not look like one that has passed them. The end after a failure of
 the supervisor itself is in `last_resort.py`. Does not decide that a run ends, or that it has not finished
@@ -13,7 +13,6 @@ import os
 import shlex
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
@@ -22,12 +21,11 @@ from grpo_run.runtime.history.summary import lacks_model_of_script, model_place,
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.injections import Injection, remaining
 from grpo_run.runtime.processes.agent import Directive
-from grpo_run.runtime.processes.descriptors import DescriptorReserve
 from grpo_run.runtime.snapshots import last_writes
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from grpo_run.runtime.snapshots.last_writes import OnlyInMemory, write_last
 from grpo_run.runtime.supervisor.attempt import Attempt
-from grpo_run.runtime.supervisor.last_resort import LastResort
+from grpo_run.runtime.supervisor.last_resort import DescriptorReserve, LastResort
 from grpo_run.runtime.supervisor.policy import why_not_finished
 
 
@@ -73,59 +71,70 @@ def _reason(fault: Injection, step: int, counted: bool) -> str:
     return f"step {fault.step} was not run with phase {fault.phase.name}"
 
 
-class Ended(NamedTuple):
-    """How a run has ended."""
+def writing_command(run_directory: Path) -> str:
+    """Return the command that writes what only memory has, as a sentence."""
+    run = shlex.quote(os.path.abspath(run_directory))
+    return f"`grpo-run resume {run}` writes what is in memory when there is room."
 
-    exit_code: int
-    sentence: str
 
-
-class RunEnd:
-    """Ends one run.
+class RunOutcome:
+    """How one run ends. `exit_code` is None and `sentence` empty until it has.
 
     Args:
         config: of the run; its injected faults.
+        incidents: the folder of all incidents.
         live: journal and history of the run.
         reporter: for events and messages.
         lifecycle: of the run.
-        drain_scheduler: writes the last snapshots; None if there are none.
-        interrupted: whether a stop was requested, so that nothing is waited for.
+        reserve: descriptors for a report of the supervisor's own failure.
+        drains: writes the last snapshots; None if there are none.
+        interrupted: whether a stop was requested, so that the end waits for nothing.
     """
 
     def __init__(
         self,
         config: RunConfig,
+        incidents: Path,
         *,
         live: LiveHistory,
         reporter: Reporter,
         lifecycle: Lifecycle,
-        drain_scheduler: DrainScheduler | None,
+        reserve: DescriptorReserve,
+        drains: DrainScheduler | None,
         interrupted: Callable[[], bool],
     ) -> None:
+        self.exit_code: int | None = None
+        self.sentence = ""
         self._config = config
         self._live = live
         self._reporter = reporter
         self._lifecycle = lifecycle
-        self._drains = drain_scheduler
+        self._drains = drains
         self._interrupted = interrupted
+        self._last_resort = LastResort(
+            incidents, live=live, reporter=reporter, lifecycle=lifecycle, reserve=reserve
+        )
 
-    def end(
-        self, event: RunEvent, exit_code: int, sentence: str, *, step: int, ranks: Collection[int]
-    ) -> Ended:
+    @property
+    def directive(self) -> Directive:
+        """What the agent does at the end of the run."""
+        return Directive.finished if self.exit_code == EXIT_FINISHED else Directive.terminate
+
+    def end(self, event: RunEvent, exit_code: int, attempt: Attempt, sentence: str = "") -> Directive:
         """Write the end of the run.
 
         Args:
             event: for the lifecycle.
             exit_code: as decided so far; `policy.why_not_finished` may change it.
+            attempt: the last one.
             sentence: how the run ended; empty to summarize its state.
-            step: the last step committed in this attempt.
-            ranks: global ranks of this node.
         """
+        self.exit_code = exit_code  # also if what follows fails
         self._live.read_ranks()
         history, completed = self._live.history, event is RunEvent.completed
         left, kept = self._write_last(wait=completed)
         unsaved = self._unsaved(left) if completed else ""
-        missed = self._missed_faults(exit_code, ranks)
+        missed = self._missed_faults(exit_code, attempt.local_rank_of)
         left_out = self._left_out() if completed else ""
         if left_out:
             self._reporter.write("resume_missed", mismatch=left_out)
@@ -159,13 +168,40 @@ class RunEnd:
             "run_ended",
             exit_code=exit_code,
             sentence=sentence,
-            step=step,
+            step=attempt.committed[1],
             snapshots_kept=kept,
             completed=event is RunEvent.completed or bool(unsaved),
             stopped=event is RunEvent.stopped,
         )
         self._live.journal.sync()
-        return Ended(exit_code, sentence)
+        self.exit_code, self.sentence = exit_code, sentence
+        return self.directive
+
+    def end_after_failure(
+        self, error: BaseException, attempt: Attempt, stop_jointly: Callable[[], bool]
+    ) -> Directive:
+        """The supervisor has failed: report it, let the ranks save and stop, and end the run.
+
+        A run that has ended already keeps its exit code.
+
+        Args:
+            error: the failure.
+            attempt: the last one.
+            stop_jointly: lets the ranks save and stop, and returns whether all of them have.
+        """
+        step = attempt.committed[1]
+        sentence = self._last_resort.report(error, step=step)
+        if self.exit_code is None:
+            stopped = self._last_resort.attempt("the joint stop", stop_jointly)
+            self.exit_code = self._last_resort.end(
+                sentence, stopped=bool(stopped), step=step, drains=self._drains
+            )
+            self.sentence = sentence
+        return self.directive
+
+    def report_thread(self, name: str, error: BaseException, attempt: Attempt) -> None:
+        """Report that a thread of the supervisor has ended with an exception. The run goes on without it."""
+        self._last_resort.report_thread(name, error, step=attempt.committed[1])
 
     def _write_last(self, *, wait: bool) -> tuple[OnlyInMemory | None, bool]:
         """Write what is in memory to disk; return what could not be written, and whether memory is kept.
@@ -196,7 +232,9 @@ class RunEnd:
         return " ".join(filter(None, parts))
 
     def _left_out(self) -> str:
-        """The call that was interrupted in an earlier attempt and that the script has not repeated; empty if none."""
+        """The call that was interrupted in an earlier attempt and that the script has not repeated; empty if
+        none.
+        """
         history = self._live.history
         call = history.calls.interrupted
         if call is None or call.attempt >= history.attempts - 1:
@@ -211,93 +249,3 @@ class RunEnd:
         missed = never_happened(self._config.injections, history.injections_fired, ranks=ranks)
         counted = history.counts_steps or not history.no_trainer.seen
         return sentence(missed, history.step, counted=counted)
-
-
-def writing_command(run_directory: Path) -> str:
-    """Return the command that writes what only memory has, as a sentence."""
-    run = shlex.quote(os.path.abspath(run_directory))
-    return f"`grpo-run resume {run}` writes what is in memory when there is room."
-
-
-class RunOutcome:
-    """How one run ends. `exit_code` is None and `sentence` empty until it has.
-
-    Args:
-        config: of the run.
-        incidents: the folder of all incidents.
-        live: journal and history of the run.
-        reporter: for events and messages.
-        lifecycle: of the run.
-        reserve: descriptors for a report of the supervisor's own failure.
-        drains: writes the last snapshots; None if there are none.
-        interrupted: whether a stop was requested, so that the end waits for nothing.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        incidents: Path,
-        *,
-        live: LiveHistory,
-        reporter: Reporter,
-        lifecycle: Lifecycle,
-        reserve: DescriptorReserve,
-        drains: DrainScheduler | None,
-        interrupted: Callable[[], bool],
-    ) -> None:
-        self.exit_code: int | None = None
-        self.sentence = ""
-        self._drains = drains
-        self._run_end = RunEnd(
-            config, live=live, reporter=reporter, lifecycle=lifecycle, drain_scheduler=drains,
-            interrupted=interrupted,
-        )  # fmt: skip
-        self._last_resort = LastResort(
-            incidents, live=live, reporter=reporter, lifecycle=lifecycle, reserve=reserve
-        )
-
-    @property
-    def directive(self) -> Directive:
-        """What the agent does at the end of the run."""
-        return Directive.finished if self.exit_code == EXIT_FINISHED else Directive.terminate
-
-    def end(self, event: RunEvent, exit_code: int, attempt: Attempt, sentence: str = "") -> Directive:
-        """End the run in order.
-
-        Args:
-            event: for the lifecycle.
-            exit_code: as decided so far; see `RunEnd.end`.
-            attempt: the last one.
-            sentence: how the run ended; empty to summarize its state.
-        """
-        self.exit_code = exit_code  # also if what follows fails
-        self.exit_code, self.sentence = self._run_end.end(
-            event, exit_code, sentence, step=attempt.committed[1], ranks=attempt.local_rank_of
-        )
-        return self.directive
-
-    def end_after_failure(
-        self, error: BaseException, attempt: Attempt, stop_jointly: Callable[[], bool]
-    ) -> Directive:
-        """The supervisor has failed: report it, let the ranks save and stop, and end the run.
-
-        A run that has ended already keeps its exit code.
-
-        Args:
-            error: the failure.
-            attempt: the last one.
-            stop_jointly: lets the ranks save and stop, and returns whether all of them have.
-        """
-        step = attempt.committed[1]
-        sentence = self._last_resort.report(error, step=step)
-        if self.exit_code is None:
-            stopped = self._last_resort.attempt("the joint stop", stop_jointly)
-            self.exit_code = self._last_resort.end(
-                sentence, stopped=bool(stopped), step=step, drains=self._drains
-            )
-            self.sentence = sentence
-        return self.directive
-
-    def report_thread(self, name: str, error: BaseException, attempt: Attempt) -> None:
-        """Report that a thread of the supervisor has ended with an exception. The run goes on without it."""
-        self._last_resort.report_thread(name, error, step=attempt.committed[1])

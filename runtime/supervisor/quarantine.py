@@ -4,8 +4,8 @@
 
 Faults in generation and in rewards count. A reward function that can run in a worker is moved there before.
 
-Used by `faults.py` and by `cli.launching`, which passes the prompts to the ranks. That a fault leads to quarantine is decided in
-`policy.py`.
+Used by `faults.py` and by `cli.launching`, which passes the prompts to the ranks. That a fault leads to
+quarantine is decided in `policy.py`.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ class RunQuarantine:
     def due(
         self, verdict: Verdict, also_failed: Iterable[int], files: AttemptFiles
     ) -> list[QuarantinedPrompt]:
-        """Return the prompts that a fault would put into quarantine: those of the ranks that failed on their rollout.
+        """Return the prompts that a fault would put into quarantine: those of the ranks that failed on their
+        rollout.
 
-        A reward function that has raised before the first step of its call is taken to be broken, and memory that is
-        exhausted is no failure of a prompt.
+        A reward function that has raised before the first step of its call is taken to be broken, and memory
+        that is exhausted is no failure of a prompt.
 
         Args:
             also_failed: ranks that failed by themselves besides the culprits.

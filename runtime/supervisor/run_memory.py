@@ -2,8 +2,9 @@
 
     verdict, facts file → policy → `action` → `plan_changed` → the settings of the next attempt's ranks
 
-Used by `faults.py`. The plan itself is in the run's history, so later launches of the run keep it. That and how it changes is
-decided in `runtime/supervisor/memory/policy.py` and `runtime/supervisor/memory/fallback_steps.py`.
+Used by `faults.py`. The plan itself is in the run's history, so later launches of the run keep it. That and
+how it changes is decided in `runtime/supervisor/memory/policy.py` and
+`runtime/supervisor/memory/fallback_steps.py`.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class RunMemory:
     def decide(self, verdict: Verdict, *, several_nodes: bool, grown_bytes: int) -> MemoryDecision | None:
         """Return what follows a fault if a rank has run out of GPU memory; None for any other fault.
 
-        None also where no plan can be changed: before a `train()` call, in a hand-written loop, and on several nodes, each of
+        None also where no plan can be changed: before a `train()` call, in a hand-written loop, and on
+            several nodes, each of
         which has a supervisor of its own. The policy for other faults then decides.
 
         Args:
@@ -151,7 +153,9 @@ class RunMemory:
             self._reporter.notify(sentence)
 
     def _facts(self) -> MemoryFacts | None:
-        """Return the facts of the `train()` call that ran; None if there are none, or a hand-written loop ran."""
+        """Return the facts of the `train()` call that ran; None if there are none, or a hand-written loop
+        ran.
+        """
         facts, call = read_facts(self._run.path), self._history.calls.interrupted
         if facts is not None and call is not None and call.trainer_class != facts.trainer_class:
             return None
@@ -166,7 +170,9 @@ def signature_with_plan(verdict: Verdict, plan: MemoryPlan) -> str:
 
 
 def config_for_ranks(config: RunConfig, plan: MemoryPlan) -> RunConfig:
-    """Return the configuration that the ranks of an attempt get: with the plan's shorter completions, if it has any."""
+    """Return the configuration that the ranks of an attempt get: with the plan's shorter completions, if it
+    has any.
+    """
     if plan.max_completion_length is None:
         return config
     return replace(

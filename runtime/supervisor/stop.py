@@ -161,7 +161,9 @@ class StopRequest:
         return choose(attempt.committed, slots, self._history)
 
     def short_sentence(self) -> str | None:
-        """Return that a save has not fitted into `--stop-timeout`, once; None if it has, or the option was not given."""
+        """Return that a save has not fitted into `--stop-timeout`, once; None if it has, or the option was
+        not given.
+        """
         seconds, limit = self._history.save_seconds, self._timeouts.stop_seconds
         if self._said_short or not self._timeouts.stop_is_given or seconds is None or seconds <= limit:
             return None
@@ -196,12 +198,13 @@ class StopRequest:
         return means in (StopMeans.end, StopMeans.term) and not self.signalled.sent
 
     def exit_code(self, ranks: RankGroup, exits: Collection[Exit]) -> int:
-        """Return the exit code of a stop by SIGTERM: that of a script without a Trainer, if all ranks have the same one.
+        """Return the exit code of a stop by SIGTERM: that of a script without a Trainer, if all ranks have
+        the same one.
 
         A script that has done no work, and may use a Trainer, must be started again.
         """
-        alone = self._history.no_trainer.current or uses_no_trainer(self._history)
-        code = returned_code(exits) if alone and not ranks.alive else None
+        no_trainer = self._history.no_trainer.current or uses_no_trainer(self._history)
+        code = returned_code(exits) if no_trainer and not ranks.alive else None
         return stop_code(self._history) if code is None else code
 
     def postpone(self, seconds: float) -> None:

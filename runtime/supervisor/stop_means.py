@@ -42,7 +42,7 @@ def choose(committed: tuple[int, int], slots: Mapping[int, Slot | None], history
         return StopMeans.exit
     readings = [slot for slot in slots.values() if slot is not None]
     if not any(slot.state is RankState.training for slot in readings):
-        if any(slot.trains_alone for slot in readings):
+        if any(slot.trains_without_trainer for slot in readings):
             return StopMeans.term if history.no_trainer.checkpoint is None else StopMeans.save
         early = (RankState.absent, RankState.starting)
         if committed == (0, 0) and all(slot.state in early for slot in readings):

@@ -1,10 +1,10 @@
 """The supervisor: polls the board and the ranks' exits, and directs the agent.
 
-It implements the agent's `AttemptController`: `poll` is called about five times a second, more often while ranks
-may be deadlocked, and immediately when a rank exits. The order after a fault is fixed: evidence on disk, verdict, decision, and only then does the
-agent kill ranks (`faults.py`). An exception of the supervisor itself ends in a joint stop of the ranks and a
-report (`last_resort.py`). Does not start processes (`runtime/processes/agent.py`), judge (`watchdog.diagnosis`),
-choose (`policy.py`) or render pages.
+It implements the agent's `AttemptController`: `poll` is called about five times a second, more often while
+ranks may be deadlocked, and immediately when a rank exits. The order after a fault is fixed: evidence on
+disk, verdict, decision, and only then does the agent kill ranks (`faults.py`). An exception of the supervisor
+itself ends in a joint stop of the ranks and a report (`last_resort.py`). Does not start processes
+(`runtime/processes/agent.py`), judge (`watchdog.diagnosis`), choose (`policy.py`) or render pages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus, live_status
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes.agent import Directive, RankStart
-from grpo_run.runtime.processes.descriptors import DescriptorReserve
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.processes.termination import TerminatedProcess
 from grpo_run.runtime.snapshots.area import StagingArea
@@ -40,6 +39,7 @@ from grpo_run.runtime.supervisor.guardian import report
 from grpo_run.runtime.supervisor.hang_monitor import HangMonitor
 from grpo_run.runtime.supervisor.host_watch import HostWatch
 from grpo_run.runtime.supervisor.incident import IncidentContext
+from grpo_run.runtime.supervisor.last_resort import DescriptorReserve
 from grpo_run.runtime.supervisor.no_trainer import NoTrainerWatch
 from grpo_run.runtime.supervisor.outcome import RunOutcome
 from grpo_run.runtime.supervisor.preparation import AttemptPreparation
@@ -65,7 +65,8 @@ class Supervisor:
         rank_environment: returns our variables for a rank, from (supervisor, rank, world size).
         notify: shows a one-line message to the user.
         observe_exit: reads the processes that remain after the last line of every script.
-        follow_output: receives the files that the ranks print to, by rank and descriptor, when an attempt starts.
+        follow_output: receives the files that the ranks print to, by rank and descriptor, when an attempt
+            starts.
         staging: where ranks place snapshots; None if they save directly.
         enter_cgroup: moves a rank into the memory cgroup of the ranks.
     """
@@ -208,7 +209,9 @@ class Supervisor:
             return self._outcome.end_after_failure(error, self.attempt, lambda: self._stop_jointly(ranks))
 
     def seconds_to_poll(self) -> float:
-        """How soon `poll` should be called again, so that a hang is proved in time; infinite for no certain time."""
+        """How soon `poll` should be called again, so that a hang is proved in time; infinite for no certain
+        time.
+        """
         return max(LEAST_POLL_SECONDS, self._hangs.due_at - time.monotonic())
 
     def _poll(self, ranks: RankGroup, exits: Sequence[Exit]) -> Directive:
@@ -302,7 +305,8 @@ class Supervisor:
         self._outcome.report_thread(name, error, self.attempt)
 
     def status(self, *, complete: bool = True) -> RunStatus:
-        """Return the status of the run from memory. Called by the metrics server and the terminal in their own threads.
+        """Return the status of the run from memory. Called by the metrics server and the terminal in their
+        own threads.
 
         Args:
             complete: with the memory of the ranks and those that are late. The terminal shows neither.

@@ -45,10 +45,10 @@ class Collective:
     else has sequence numbers that ranks do not share. `thread` is the thread that issued the collective, and
     the one that is blocked in it while `progress` is `waiting`; empty if unknown, and for autograd's threads,
     which work for any other thread. `timeout_seconds` is after what time the operation itself fails; 0 if the
-    script gave it a limit of its own. `on_device` marks collectives that the host does not wait for, `in_memory`
-    those of grpo-run that travel through the board, which torch does not know: its records lack them.
-    `in_backward` marks those that C++ issued during a DDP backward pass that has not ended. `count` is how
-    many collectives a log entry stands for; a backward that has ended may have issued none.
+    script gave it a limit of its own. `on_device` marks collectives that the host does not wait for,
+    `in_memory` those of grpo-run that travel through the board, which torch does not know: its records lack
+    them. `in_backward` marks those that C++ issued during a DDP backward pass that has not ended. `count` is
+    how many collectives a log entry stands for; a backward that has ended may have issued none.
     """
 
     group: str

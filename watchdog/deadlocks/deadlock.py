@@ -73,7 +73,8 @@ def describe_deadlock(
     exited_ranks: AbstractSet[int],
     last_calls: Mapping[int, Collective] = MappingProxyType({}),
 ) -> str:
-    """Return what keeps the ranks in `stuck` from continuing: one sentence, and one more about consensus calls.
+    """Return what keeps the ranks in `stuck` from continuing: one sentence, and one more about consensus
+    calls.
 
     Args:
         exited: the culprits have exited or are outside training.

@@ -1,6 +1,7 @@
 """Positions of ranks in their collectives: the input of a proof, and the questions that a proof asks of it.
 
-`with_threads` adds what the threads of a rank may still do, by its own report. Used by `proof.py`. Pure. A rank that could not be observed takes part in no answer.
+`with_threads` adds what the threads of a rank may still do, by its own report. Used by `proof.py`. Pure. A
+rank that could not be observed takes part in no answer.
 """
 
 from __future__ import annotations
@@ -137,8 +138,8 @@ class ObservedRanks:
             needed = needed or tuple(other for other in self.world if other != rank)
         if all_needed and not all(peer in self.records for peer in needed):
             return (), True
-        # once a group's first collective is complete, every member has enqueued it: a member without a record of
-        # the group no longer retains it. Before, it has not come; its log holds hundreds
+        # once a group's first collective is complete, every member has enqueued it: a member without a record
+        # of the group no longer retains it. Before, it has not come; its log holds hundreds
         begins = here.sequence == 1 or any(
             record.group == here.group and record.sequence == 1 and not record.completed
             for record in self.records[rank]

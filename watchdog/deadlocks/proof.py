@@ -1,9 +1,10 @@
 """Proof that ranks wait for one another forever, from the collectives that each of them has enqueued.
 
-Called by `runtime.supervisor.detection.deadlock_detector` with observations that have not changed over two polls, and by
-the incident investigation. Uses no clock: a rank that is only late is never proof, and neither is a rank that
-could not be observed or that has a thread which may still act. Does no I/O and finds no cause outside
-collectives. `collectives.py` says which ranks a collective needs, `culprit.py` which rank is at fault.
+Called by `runtime.supervisor.detection.deadlock_detector` with observations that have not changed over two
+polls, and by the incident investigation. Uses no clock: a rank that is only late is never proof, and neither
+is a rank that could not be observed or that has a thread which may still act. Does no I/O and finds no cause
+outside collectives. `collectives.py` says which ranks a collective needs, `culprit.py` which rank is at
+fault.
 """
 
 from __future__ import annotations

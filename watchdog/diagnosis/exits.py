@@ -1,26 +1,67 @@
 """Diagnosis of exits: which rank failed first, and which ranks only lost their peer.
 
 When one rank exits, its peers soon fail too, with errors of the collective they were in; those are victims.
-The culprit is the first rank that was killed by a signal, or else the first rank with an error of its own. A rank that has
-run out of memory is never a victim, and is blamed before ranks that were aborted: its exit is what aborts them.
-A learning guard that has ended a rank is recognized too. Pure: takes exits and slots, does no I/O and reads no clock. Called by the incident investigation once
-evidence is collected.
+The culprit is the first rank that was killed by a signal, or else the first rank with an error of its own. A
+rank that has run out of memory is never a victim, and is blamed before ranks that were aborted: its exit is what aborts
+them. A learning guard that has ended a rank is recognized too. Pure: takes exits and slots, does no I/O and
+reads no clock. Called by the incident investigation once evidence is collected.
 """
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 
 from grpo_run.watchdog.causes import Cause, Origin, origin_of
-from grpo_run.watchdog.diagnosis.lost_peers import is_victim
 from grpo_run.watchdog.diagnosis.out_of_memory import memory_advice, memory_sentence, memory_signature
 from grpo_run.watchdog.diagnosis.place import last_step, phases_of, position_of
 from grpo_run.watchdog.learning_rules import LearningGuard
+from grpo_run.watchdog.memory.error_patterns import recognize
 from grpo_run.watchdog.memory.shortage import Shortage, shortage_of, shortage_of_bus_error
 from grpo_run.watchdog.observation import Exit, Phase, ProcessEnd, RankError, Slot
 from grpo_run.watchdog.text import rank_names
 from grpo_run.watchdog.verdict import Location, Verdict
+
+_PEER_ERROR = re.compile(
+    r"connection (?:closed|reset) by peer|connectFullMesh failed|remote process has|socket (?:timeout|closed)"
+    r"|Broken pipe|DistNetworkError|DistStoreError|NCCL (?:error|communicator was aborted)|ncclRemoteError",
+    re.IGNORECASE,
+)
+_ERROR_LINE = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$", re.DOTALL)
+"""The line of a traceback that names the exception: it is not indented."""
+_TORCH_ERRORS = frozenset(
+    {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "TimeoutError"}
+)
+"""Errors that torch raises from collectives and stores. Python's own connection errors come from the
+script."""
+
+
+def is_victim(exit: Exit) -> bool:
+    """Whether the rank's error only reports that a peer exited."""
+    return exit.error is not None and is_lost_peer(exit.error)
+
+
+def is_lost_peer(error: RankError) -> bool:
+    """Whether the error only reports that a peer exited."""
+    return _reports_lost_peer(error.type, error.message) and shortage_of(error, None) is None
+
+
+def reports_lost_peer(traceback: Sequence[str]) -> bool:
+    """Whether the lines of a printed traceback end in an error that only reports that a peer exited."""
+    frames = [number for number, line in enumerate(traceback) if line.startswith('  File "')]
+    for number in range(frames[-1] + 1 if frames else 0, len(traceback)):
+        found = _ERROR_LINE.match(traceback[number])
+        if found is not None:
+            message = "\n".join([found[2] or "", *traceback[number + 1 :]])
+            lost = _reports_lost_peer(found[1].rpartition(".")[2], message)
+            return lost and recognize(("builtins.RuntimeError",), message) is None
+    return False
+
+
+def _reports_lost_peer(error_type: str, message: str) -> bool:
+    return error_type in _TORCH_ERRORS and bool(_PEER_ERROR.search(f"{error_type}: {message}"))
+
 
 NOT_OF_SCRIPT = frozenset({"KeyboardInterrupt", "InjectedFault"})
 """Exceptions that the script raises for somebody else: a SIGINT, and a fault of `--inject`."""
@@ -68,7 +109,7 @@ def diagnose_exits(
     phase = next(reversed(phases_of(culprit, slot)), None)
     waiters = tuple(sorted(rank for rank in slots if rank != culprit.rank))
     all_victims = culprit.signal is None and is_victim(culprit)
-    alone = slot is not None and slot.trains_alone
+    alone = slot is not None and slot.trains_without_trainer
     starting = culprit.signal is None and not all_victims and _is_starting(culprit, slot)
     origin, final = origin_of(culprit, starting=starting)
     board_phases = [one.phase for one in slot.phases] if slot is not None else None
@@ -118,7 +159,7 @@ def diagnose_early_exit(
     place = _location(first)
     where = f", at {place.short}," if place is not None else ""
     slot = slots.get(first.rank)
-    counted = slot is None or not slot.trains_alone
+    counted = slot is None or not slot.trains_without_trainer
     phase = next(reversed(phases_of(first, slot)), None)
     return Verdict(
         cause=Cause.rank_exited_early,
@@ -138,7 +179,9 @@ def diagnose_early_exit(
 
 
 def _diagnose_forkserver(lost: Sequence[Exit], slots: Mapping[int, Slot | None]) -> Verdict:
-    """Return the verdict on ranks that the kernel has killed because the process that had started them has ended."""
+    """Return the verdict on ranks that the kernel has killed because the process that had started them has
+    ended.
+    """
     first = lost[0]
     end = first.forkserver
     assert end is not None
@@ -157,7 +200,7 @@ def _diagnose_forkserver(lost: Sequence[Exit], slots: Mapping[int, Slot | None])
         deterministic=False,
         waiters=tuple(sorted(slots)),
         advice=_kill_advice(end.signal),
-        counted=slot is None or not slot.trains_alone,
+        counted=slot is None or not slot.trains_without_trainer,
     )
 
 
@@ -179,7 +222,7 @@ def _cause(culprit: Exit, slots: Mapping[int, Slot | None], all_victims: bool) -
         return Cause.rank_exited_early
     slot = slots.get(culprit.rank)
     if slot is None or (
-        not slot.trains_alone and slot.train_call <= 1 and slot.step == 0 and slot.resumed_step == 0
+        not slot.trains_without_trainer and slot.train_call <= 1 and slot.step == 0 and slot.resumed_step == 0
     ):
         return Cause.startup_failure
     return Cause.exception
@@ -193,8 +236,10 @@ def _exception(culprit: Exit) -> str:
 
 
 def _is_starting(culprit: Exit, slot: Slot | None) -> bool:
-    """Whether the rank failed before the first step of a `train()` call, or between two calls, and not in steps of its own."""
-    if slot is not None and slot.trains_alone:
+    """Whether the rank failed before the first step of a `train()` call, or between two calls, and not in
+    steps of its own.
+    """
+    if slot is not None and slot.trains_without_trainer:
         return False
     return set(phases_of(culprit, slot)) <= {Phase.startup, Phase.idle}
 
@@ -213,7 +258,9 @@ def _sentence(culprit: Exit, place: str, all_victims: bool) -> str:
 
 
 def _said(error: RankError) -> str:
-    """The first line of an exception's message, with what it announces and the exception that caused it, if any."""
+    """The first line of an exception's message, with what it announces and the exception that caused it, if
+    any.
+    """
     lines = [line.strip() for line in error.message.splitlines() if line.strip()]
     said = lines[0][:MAX_SAID_CHARACTERS] if lines else ""
     if said.endswith(":") and len(lines) > 1:

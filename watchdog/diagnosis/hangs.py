@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
-from grpo_run.watchdog.diagnosis.lost_peers import is_victim
+from grpo_run.watchdog.diagnosis.exits import is_victim
 from grpo_run.watchdog.diagnosis.place import last_step
 from grpo_run.watchdog.diagnosis.rewards import hung_reward
 from grpo_run.watchdog.evidence.source import is_user_file
@@ -52,13 +52,13 @@ def diagnose_deadlock(
         sentence=deadlock.sentence,
         signature=_signature(str(deadlock.cause), place, step),
         # without counted steps it is not known whether the same place is the same time
-        deterministic=not _trains_alone(slots),
+        deterministic=not _trains_without_trainer(slots),
         location=place,
         locations=_only(locations, {*deadlock.culprits, *deadlock.waiters, *deadlock.at}),
         waiters=deadlock.waiters,
         mismatch=deadlock.mismatch,
         advice=_advice(deadlock.cause),
-        counted=not _trains_alone(slots),
+        counted=not _trains_without_trainer(slots),
     )
 
 
@@ -67,8 +67,9 @@ def diagnose_stall(
 ) -> Verdict:
     """Return the verdict on a missed deadline, or on a rank that nothing can wake.
 
-    A missed deadline is not certain to repeat, because the next attempt waits longer; the restart budget ends a run that
-    hangs again and again. A wait that nothing can end may depend on timing, but not twice at the same line and step.
+    A missed deadline is not certain to repeat, because the next attempt waits longer; the restart budget ends
+    a run that hangs again and again. A wait that nothing can end may depend on timing, but not twice at the
+    same line and step.
     """
     at_work = [rank for rank in stall.culprits if not _waits_for_ranks(stacks.get(rank, ()))]
     if len(at_work) == 1:
@@ -96,13 +97,13 @@ def diagnose_stall(
         confidence=stall.confidence,
         sentence=sentence,
         signature=_signature(str(stall.cause), place, step),
-        deterministic=math.isinf(stall.lasts_seconds) and not _trains_alone(slots),
+        deterministic=math.isinf(stall.lasts_seconds) and not _trains_without_trainer(slots),
         location=place,
         locations=_only(locations, {*stall.culprits, *stall.waiters}),
         waiters=stall.waiters,
         advice=_advice(stall.cause),
         uninterruptible=stall.uninterruptible,
-        counted=not _trains_alone(slots),
+        counted=not _trains_without_trainer(slots),
         failed_reward=hung_reward(stacks.get(rank, ()) for rank in stall.culprits)
         if stall.phase is Phase.reward
         else None,
@@ -114,7 +115,7 @@ def diagnose_slow_stop(
 ) -> Verdict:
     """Return the verdict when ranks did not stop within `seconds` after a stop request."""
     step = last_step(slots)
-    when = "" if _trains_alone(slots) else f", after step {step}"
+    when = "" if _trains_without_trainer(slots) else f", after step {step}"
     return Verdict(
         cause=Cause.unknown,
         culprits=(),
@@ -126,7 +127,7 @@ def diagnose_slow_stop(
         deterministic=False,
         locations=stack_locations(stacks),
         waiters=tuple(sorted(slots)),
-        counted=not _trains_alone(slots),
+        counted=not _trains_without_trainer(slots),
     )
 
 
@@ -159,8 +160,8 @@ def stack_locations(stacks: Mapping[int, Sequence[Stack]]) -> dict[int, Location
     return found
 
 
-def _trains_alone(slots: Mapping[int, Slot | None]) -> bool:
-    return any(slot is not None and slot.trains_alone for slot in slots.values())
+def _trains_without_trainer(slots: Mapping[int, Slot | None]) -> bool:
+    return any(slot is not None and slot.trains_without_trainer for slot in slots.values())
 
 
 def _waits_for_ranks(threads: Sequence[Stack]) -> bool:
@@ -184,7 +185,9 @@ def _name_lock(threads: Sequence[Stack]) -> str:
 def _common_places(
     culprits: Sequence[int], locations: Mapping[int, Location], stacks: Mapping[int, Sequence[Stack]]
 ) -> tuple[Location | None, Location | None]:
-    """The line of user code that all culprits' main threads are in, and that of another of their threads; None if they differ."""
+    """The line of user code that all culprits' main threads are in, and that of another of their threads;
+    None if they differ.
+    """
     mains = {locations.get(rank) for rank in culprits}
     place = mains.pop() if len(mains) == 1 else None
     others = {_other_thread(stacks.get(rank, ()), place) for rank in culprits}

@@ -1,7 +1,7 @@
 """Diagnosis of ranks killed by the kernel's OOM killer: cause `host_oom`, with the figures.
 
-A bare SIGKILL proves nothing: only a rise of the kernel's own counter does (`watchdog/memory/host_kills.py`). Called by the incident
-investigation before other exits are diagnosed. Pure.
+A bare SIGKILL proves nothing: only a rise of the kernel's own counter does (`watchdog/memory/host_kills.py`).
+Called by the incident investigation before other exits are diagnosed. Pure.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ KILLED_HELPER = re.compile(
     r"killed by signal: Killed|terminated abruptly|(?:exit ?code|exited with(?: code)?|returncode)[ :=]*-9\b|\bSIGKILL\b",
     re.IGNORECASE,
 )
-"""How libraries report that a process which they have started was killed: torch's data loader, `concurrent.futures`,
-`subprocess`, joblib."""
+"""How libraries report that a process which they have started was killed: torch's data loader,
+`concurrent.futures`, `subprocess`, joblib.
+"""
 ADVICE = (
     "Give the job more memory, or use less on the host: fewer data-loader workers, less offloading to the CPU, and"
     " --snapshot-dir off if snapshots take much of it."

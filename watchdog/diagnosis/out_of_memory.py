@@ -1,7 +1,7 @@
 """Diagnosis of a rank that has run out of memory: its sentence, its signature and the advice. Pure.
 
-Called by `exits.py`. What is exhausted, and in which phase, is read from the exception (`watchdog.memory`). What is changed before
-the next attempt is decided by the supervisor.
+Called by `exits.py`. What is exhausted, and in which phase, is read from the exception (`watchdog.memory`).
+What is changed before the next attempt is decided by the supervisor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def memory_sentence(shortage: Shortage, rank: int, place: str) -> str:
 
 
 def memory_signature(shortage: Shortage, step: int) -> str:
-    """Return what identifies the failure: the same memory in the same phase of the same step, wherever it was allocated."""
+    """Return what identifies the failure: the same memory in the same phase of the same step, wherever it was
+    allocated.
+    """
     return f"{shortage.cause}:{shortage.phase}:step{step}"
 
 

@@ -23,14 +23,17 @@ def last_step(slots: Mapping[int, Slot | None]) -> int:
 
 
 def phases_of(exit: Exit, slot: Slot | None) -> tuple[Phase, ...]:
-    """The phases in which a rank ended, the outermost first: those of its exception, or else those on the board."""
+    """The phases in which a rank ended, the outermost first: those of its exception, or else those on the
+    board.
+    """
     if exit.error is not None and exit.error.phases is not None:
         return exit.error.phases
     return tuple(one.phase for one in slot.phases) if slot is not None else ()
 
 
 def position_of(culprit: Exit, slot: Slot | None, step: int, shortage: Shortage | None = None) -> str:
-    """Where the culprit was, after a space: by its own slot, because the other ranks may be a step ahead of it.
+    """Where the culprit was, after a space: by its own slot, because the other ranks may be a step ahead of
+    it.
 
     Empty for a script that trains by itself, whose steps are not counted.
 
@@ -42,7 +45,7 @@ def position_of(culprit: Exit, slot: Slot | None, step: int, shortage: Shortage 
     """
     if slot is None:
         return f" {position(step, None)}"
-    if slot.trains_alone:
+    if slot.trains_without_trainer:
         return ""
     phases = phases_of(culprit, slot)
     raised = culprit.error is not None and culprit.error.phases is not None

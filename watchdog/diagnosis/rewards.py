@@ -1,8 +1,8 @@
-"""Which reward function has failed: a rank has hung in it, by its stacks, or it has raised, by the traceback. Called by `hangs.py`, and by the incident
-investigation for exits. Does no I/O.
+"""Which reward function has failed: a rank has hung in it, by its stacks, or it has raised, by the traceback.
+Called by `hangs.py`, and by the incident investigation for exits. Does no I/O.
 
-A function is found by the frame of ours that calls it. An exception that says that a time limit has expired counts as a hang:
-the function's own limit has ended what would not have returned.
+A function is found by the frame of ours that calls it. An exception that says that a time limit has expired
+counts as a hang: the function's own limit has ended what would not have returned.
 """
 
 from __future__ import annotations

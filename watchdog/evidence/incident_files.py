@@ -3,7 +3,8 @@
     incidents/0001-signal/  verdict.json  stacks/  memory/
 
 Called by the incident investigation: created before evidence is collected (as `NNNN-collecting`) and renamed
-to the cause once there is a verdict. Directories have mode 0700, files 0600. `write_private` and `read_end` are for the files in them. Does not judge.
+to the cause once there is a verdict. Directories have mode 0700, files 0600. `write_private` and `read_end`
+are for the files in them. Does not judge.
 """
 
 from __future__ import annotations

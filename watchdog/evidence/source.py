@@ -1,8 +1,8 @@
 """Classification of source files: the user's code, an installed library, a framework, or this project.
 
-Used for stacks (`stacks.py`), for the frames in a rank's collective log (`runtime.rank.collective_recorder`) and for
-tracebacks (`runtime.rank.bootstrap`), so that one location is named everywhere. Classifies the path as the
-interpreter reports it; does not follow links and opens nothing.
+Used for stacks (`stacks.py`), for the frames in a rank's collective log (`runtime.rank.collective_recorder`)
+and for tracebacks (`runtime.rank.bootstrap`), so that one location is named everywhere. Classifies the path
+as the interpreter reports it; does not follow links and opens nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Memory cgroups of a process, versions 1 and 2: limit, usage, page cache, pressure, and kills by the kernel.
 
-Used for the headroom of files in memory (`runtime.snapshots.headroom`), for the evidence (`watchdog/evidence/node_memory.py`) and
-while the ranks run (`host_memory`). Reads a few small files; sets nothing and does not judge.
+Used for the headroom of files in memory (`runtime.snapshots.headroom`), for the evidence
+(`watchdog/evidence/node_memory.py`) and while the ranks run (`host_memory`). Reads a few small files; sets
+nothing and does not judge.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ UNLIMITED_BYTES = 1 << 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryCgroup:
-    """One memory cgroup: its folder, the names of its files, and the prefix of hierarchical fields in `memory.stat`."""
+    """One memory cgroup: its folder, the names of its files, and the prefix of hierarchical fields in
+    `memory.stat`.
+    """
 
     folder: Path
     limit_file: str
@@ -40,10 +43,12 @@ class MemoryCgroup:
         return self._stat().get(f"{self.prefix}inactive_file", 0)
 
     def working_set(self) -> tuple[int, int] | None:
-        """Return the usage without the page cache of files, and the part of it that is shared memory; None if unknown.
+        """Return the usage without the page cache of files, and the part of it that is shared memory; None if
+        unknown.
 
-        The kernel can write page cache back and free it. Files in tmpfs count: they have no other place. Both lists of the page cache are left out, because a data set that
-        is mapped and read often is on the active one.
+        The kernel can write page cache back and free it. Files in tmpfs count: they have no other place. Both
+        lists of the page cache are left out, because a data set that is mapped and read often is on the
+        active one.
         """
         usage = self.usage_bytes()
         if usage is None:
@@ -53,22 +58,29 @@ class MemoryCgroup:
         return max(0, usage - cache), fields.get(f"{self.prefix}shmem", 0)
 
     def kills(self) -> int | None:
-        """Return how many processes of the group itself the kernel has killed for lack of memory; None if unknown."""
+        """Return how many processes of the group itself the kernel has killed for lack of memory; None if
+        unknown.
+        """
         return own_kills(self.folder)
 
     def limit_hits(self) -> int | None:
-        """Return how often an allocation has met the limit (version 1), or has failed because of it (version 2)."""
+        """Return how often an allocation has met the limit (version 1), or has failed because of it (version
+        2).
+        """
         if self.prefix:
             return _number(self._read("memory.failcnt"))
         return read_fields(self._read(self.kills_file)).get("oom")
 
     @property
     def kills_whole_group(self) -> bool:
-        """Whether the kernel ends every process of the group when it ends one (version 2, `memory.oom.group`)."""
+        """Whether the kernel ends every process of the group when it ends one (version 2,
+        `memory.oom.group`).
+        """
         return _number(self._read("memory.oom.group")) == 1
 
     def full_pressure(self) -> float | None:
-        """Return the share of the last 10 s in which every task of the group waited for memory, 0 to 1; None if unknown.
+        """Return the share of the last 10 s in which every task of the group waited for memory, 0 to 1; None
+        if unknown.
 
         Version 2 only, of a kernel with PSI.
         """
@@ -78,7 +90,9 @@ class MemoryCgroup:
         return read_fields(self._read("memory.stat"))
 
     def _read(self, name: str) -> bytes:
-        """The content of one of the files; empty if it cannot be read. Joining paths would cost as much as reading."""
+        """The content of one of the files; empty if it cannot be read. Joining paths would cost as much as
+        reading.
+        """
         return read_file(f"{self.folder}/{name}") or b""
 
 
@@ -117,10 +131,12 @@ def memory_cgroups(membership: bytes, mounted: Path = MOUNTED) -> list[MemoryCgr
 
 
 def own_kills(folder: Path) -> int | None:
-    """Return how many processes of a cgroup itself, without its descendants, the kernel has killed; None if unknown.
+    """Return how many processes of a cgroup itself, without its descendants, the kernel has killed; None if
+    unknown.
 
     A process counts whichever limit was reached: of this group, of one above it, or the machine's memory
-    (`__oom_kill_process` in mm/oom_kill.c). Before Linux 5.2, version 2 has only the sum with the descendants.
+    (`__oom_kill_process` in mm/oom_kill.c). Before Linux 5.2, version 2 has only the sum with the
+    descendants.
     """
     for name in ("memory.events.local", "memory.events", "memory.oom_control"):
         count = read_fields(read_file(f"{folder}/{name}") or b"").get("oom_kill")

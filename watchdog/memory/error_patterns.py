@@ -47,7 +47,9 @@ class ErrorSource(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """One way to report exhausted memory: the cause, who reports it, the text that says so, and whether the class says it."""
+    """One way to report exhausted memory: the cause, who reports it, the text that says so, and whether the
+    class says it.
+    """
 
     cause: Cause
     source: ErrorSource
@@ -147,7 +149,8 @@ def _spelling(cause: Cause, source: ErrorSource, text: str, *, by_class: bool = 
 
 
 OUTPUT_BYTES = 256 * 1024
-"""How much of the end of the output is needed: an engine's traceback is repeated by each process that it has."""
+"""How much of the end of the output is needed: an engine's traceback is repeated by each process that it has.
+"""
 _THROWN = re.compile(
     r"^terminate called after throwing an instance of '(?P<type>[^'\n]+)'\n(?:  what\(\):  (?P<what>[^\n]*))?",
     re.MULTILINE,
@@ -166,7 +169,9 @@ _BAD_ALLOCATION = "std::bad_alloc"
 
 
 def needs_output(exit: Exit) -> bool:
-    """Whether the output of a rank may say more of its failure than the exit: it was aborted, or its engine has ended."""
+    """Whether the output of a rank may say more of its failure than the exit: it was aborted, or its engine
+    has ended.
+    """
     if exit.error is None:
         return exit.signal == signal.SIGABRT
     return bool(_ENGINE_DEAD.search(exit.error.message))

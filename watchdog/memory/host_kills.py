@@ -1,9 +1,9 @@
 """Which ranks the kernel has killed for lack of memory, from its counters of killed processes.
 
-A rank that was killed by SIGKILL may have been killed by anybody. The counter of its memory cgroup is read at every poll: if
-it has risen since the poll before the rank's exit was seen, or rose while the rank was already dying, the kernel has
-killed it. A large process takes seconds to exit, so that its counter may rise several polls before its exit is seen. Pure;
-the caller reads. Does not make verdicts (`watchdog.diagnosis.host_oom`).
+A rank that was killed by SIGKILL may have been killed by anybody. The counter of its memory cgroup is read at
+every poll: if it has risen since the poll before the rank's exit was seen, or rose while the rank was already
+dying, the kernel has killed it. A large process takes seconds to exit, so that its counter may rise several
+polls before its exit is seen. Pure; the caller reads. Does not make verdicts (`watchdog.diagnosis.host_oom`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse
 
 HELPER_SECONDS = 60.0
-"""How long before a rank's exception one of its helpers may have been killed. A data loader notices within 5 s
-(`torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL`), a rank on a loaded machine some seconds later."""
+"""How long before a rank's exception one of its helpers may have been killed. A data loader notices within 5
+s (`torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL`), a rank on a loaded machine some seconds later.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +90,9 @@ class KillWatch:
         return risen
 
     def killed(self, ranks: Collection[int]) -> frozenset[int]:
-        """Return those of `ranks`, whose exit by SIGKILL was seen at the last poll, that the kernel has killed."""
+        """Return those of `ranks`, whose exit by SIGKILL was seen at the last poll, that the kernel has
+        killed.
+        """
         return frozenset(
             rank
             for rank in ranks
@@ -106,9 +109,11 @@ class KillWatch:
 
 
 def reached_limit(before: Sequence[LimitUse], now: Sequence[LimitUse]) -> LimitUse | None:
-    """Return the limit that allocations have met between two samples, as it was in the first; None if none is known to be.
+    """Return the limit that allocations have met between two samples, as it was in the first; None if none is
+    known to be.
 
-    Without one of a cgroup it is the machine's. Of several it is the one whose working set took the largest share.
+    Without one of a cgroup it is the machine's. Of several it is the one whose working set took the largest
+    share.
     """
     hits = {use.name: use.hits for use in before if use.hits is not None}
     met = [use for use in now if use.hits is not None and use.hits > hits.get(use.name, use.hits)]

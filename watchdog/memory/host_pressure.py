@@ -1,10 +1,12 @@
-"""When host memory is short, and when it will run out: from the working set, PSI, and the growth of the ranks.
+"""When host memory is short, and when it will run out: from the working set, PSI, and the growth of the
+ranks.
 
-Short memory (`is_short`) asks for measures that harm nobody: to give back what is on disk as well. A restart is more: it is worth
-it only for ranks that grow until the kernel kills one of them. A run that keeps using nearly all of its memory, or that fills it
-with page cache, is healthy. So the trend decides (`Growth`), not the level: the anonymous memory of the ranks and their helpers, one
-value for each step, must have risen nearly every time, above all that was used before, by an amount that does not fade
-away, and be about to reach the limit. Pure; called by `runtime/supervisor`.
+Short memory (`is_short`) asks for measures that harm nobody: to give back what is on disk as well. A restart
+is more: it is worth it only for ranks that grow until the kernel kills one of them. A run that keeps using
+nearly all of its memory, or that fills it with page cache, is healthy. So the trend decides (`Growth`), not
+the level: the anonymous memory of the ranks and their helpers, one value for each step, must have risen
+nearly every time, above all that was used before, by an amount that does not fade away, and be about to reach
+the limit. Pure; called by `runtime/supervisor`.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ SHORT_FREE_FRACTION = 0.10
 SHORT_FREE_BYTES = 32 << 30
 """And not while more than this is free: a tenth of a large machine is more than a step needs."""
 LEAST_FREE_BYTES = 48 << 20
-"""Memory is also short when less than this is free for each rank, and once more: a rank that exits writes to 32 MiB that it
-shared with the forkserver until then (measured with TRL), and so does the drain worker."""
+"""Memory is also short when less than this is free for each rank, and once more: a rank that exits writes to
+32 MiB that it shared with the forkserver until then (measured with TRL), and so does the drain worker.
+"""
 SHORT_PRESSURE = 0.10
 """Share of 10 s in which every task waited for memory (PSI, `full avg10`)."""
 KEPT_VALUES = 9
@@ -40,7 +43,8 @@ EAGER_SECONDS = 600.0
 EAGER_GAIN_FRACTION = 0.05
 """Much is this share of the limit."""
 LATE_SECONDS = 10.0
-"""Any other is made as late as possible: agreeing on a step takes two steps, and a checkpoint some seconds."""
+"""Any other is made as late as possible: agreeing on a step takes two steps, and a checkpoint some seconds.
+"""
 LATE_STEPS = 4
 
 
@@ -77,7 +81,9 @@ def shortage(sample: HostSample) -> str | None:
 
 
 def grown_bytes(sample: HostSample) -> int:
-    """Return the memory that grows if a rank leaks: anonymous memory of the ranks and of what they have started."""
+    """Return the memory that grows if a rank leaks: anonymous memory of the ranks and of what they have
+    started.
+    """
     ranks = sum(one.anonymous_bytes for one in sample.ranks.values())
     return ranks + (sample.data_workers_bytes or 0) + (sample.other_helpers_bytes or 0)
 

@@ -1,7 +1,7 @@
 """Read the host's memory: of processes from /proc/PID/status, of limits from the cgroups and /proc/meminfo.
 
-A process that has exited gives None. One process takes some 30 µs, a limit some 50 µs. PSS is another matter: the kernel
-walks all page tables for it, about a second per 50 GB. Called by `runtime/supervisor`.
+A process that has exited gives None. One process takes some 30 µs, a limit some 50 µs. PSS is another matter:
+the kernel walks all page tables for it, about a second per 50 GB. Called by `runtime/supervisor`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def read_limits(groups: Sequence[MemoryCgroup]) -> tuple[LimitUse, ...]:
 
 
 def machine_use(meminfo: bytes) -> LimitUse | None:
-    """Return the use of the machine's memory; its working set is what MemAvailable leaves. None if it is unknown."""
+    """Return the use of the machine's memory; its working set is what MemAvailable leaves. None if it is
+    unknown.
+    """
     fields = read_fields(meminfo)
     if not {"MemTotal", "MemFree", "MemAvailable"} <= fields.keys():
         return None

@@ -1,7 +1,7 @@
 """A sample of host memory at one moment. Plain data with a JSON form; made by `runtime/supervisor`.
 
-Shown by `grpo-run status` and the metrics, quoted by the verdict on a rank that the kernel has killed, and kept on the
-board, so that the next launch finds it. Does not read anything.
+Shown by `grpo-run status` and the metrics, quoted by the verdict on a rank that the kernel has killed, and
+kept on the board, so that the next launch finds it. Does not read anything.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ class LimitUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessMemory:
-    """Memory of one process, as /proc/PID/status counts it. `pss_bytes` is None until it was read, which is seldom.
+    """Memory of one process, as /proc/PID/status counts it. `pss_bytes` is None until it was read, which is
+    seldom.
 
     Attributes:
         anonymous_bytes: RssAnon: its own, not of any file.
         file_bytes: RssFile: pages of mapped files, which the kernel can free.
-        shared_bytes: RssShmem: tmpfs and shared memory, counted in every process that maps it; snapshots are a part.
-        pinned_bytes: VmLck and VmPin: cannot be moved or freed. What an accelerator's driver pins may be missing.
+        shared_bytes: RssShmem: tmpfs and shared memory, counted in every process that maps it; snapshots are
+            a part.
+        pinned_bytes: VmLck and VmPin: cannot be moved or freed. What an accelerator's driver pins may be
+            missing.
     """
 
     anonymous_bytes: int
@@ -76,14 +79,17 @@ class HostSample:
 
     Attributes:
         at: seconds since the epoch.
-        limits: of the machine and of every memory cgroup of the ranks that has one, the nearest to its limit first.
+        limits: of the machine and of every memory cgroup of the ranks that has one, the nearest to its limit
+            first.
         ranks: memory of each local rank.
-        data_workers_bytes: anonymous memory of the ranks' data-loader workers; None until they were looked for.
+        data_workers_bytes: anonymous memory of the ranks' data-loader workers; None until they were looked
+            for.
         other_helpers_bytes: the same of everything else that the ranks have started.
         supervisor_bytes: anonymous memory of the supervisor, the forkserver and the drain worker.
         staging_bytes: files of this run's snapshots in memory.
         shm_used_bytes, shm_total_bytes: the file system /dev/shm; 0 if there is none.
-        full_pressure: share of the last 10 s in which every task of the ranks' cgroup waited for memory; None if unknown.
+        full_pressure: share of the last 10 s in which every task of the ranks' cgroup waited for memory; None
+            if unknown.
         kills: the kernel's counter of killed processes of the ranks' cgroup; None if unknown.
         cgroup: folder of that cgroup; empty if unknown.
         kills_whole_group: the kernel ends the whole cgroup together.
@@ -142,7 +148,8 @@ def _fields(value: LimitUse | ProcessMemory | CgroupKills | HostSample) -> dict[
 
 
 def describe_use(sample: HostSample, limit: LimitUse | None = None) -> str:
-    """Return what uses the memory, the largest first: `rank 1 310 MiB, rank 0 201 MiB, snapshots in memory 40 MiB`.
+    """Return what uses the memory, the largest first: `rank 1 310 MiB, rank 0 201 MiB, snapshots in memory 40
+    MiB`.
 
     Args:
         limit: whose other shared memory is named too.

@@ -18,11 +18,12 @@ from grpo_run.watchdog.observation import Phase
 class PhaseMemory:
     """Memory of one phase in this attempt, without the phases inside it. Sizes in bytes.
 
-    Peaks are the highest of the attempt, all other sizes those at the last end of the phase. `allocated` is what tensors
-    on the device use, `reserved` what torch's allocator holds for them, and `inactive_split` the part of it that it cannot
-    return to the device. `retries` counts allocations that succeeded only after all caches were returned. `resident` is
-    the rank's memory on the host, shared memory included; a peak between two ends is known only if it was the highest of
-    the process. All device figures are 0 in a rank without a device.
+    Peaks are the highest of the attempt, all other sizes those at the last end of the phase. `allocated` is
+    what tensors on the device use, `reserved` what torch's allocator holds for them, and `inactive_split` the
+    part of it that it cannot return to the device. `retries` counts allocations that succeeded only after all
+    caches were returned. `resident` is the rank's memory on the host, shared memory included; a peak between
+    two ends is known only if it was the highest of the process. All device figures are 0 in a rank without a
+    device.
     """
 
     readings: int
@@ -39,7 +40,9 @@ class PhaseMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryForecast:
-    """What was predicted for the steps of a rank's present rollout, before they began. Sizes in bytes; 0 for not known."""
+    """What was predicted for the steps of a rank's present rollout, before they began. Sizes in bytes; 0 for
+    not known.
+    """
 
     predicted_bytes: int
     """The peak with micro-batches as they are split."""

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 
 STREAK_COMMITS = 10
-"""Committed steps in a row, each with retries, after which they are reported. Composer takes two for exhausted
-memory; with vLLM in the rank, single ones are usual whenever it wakes up."""
+"""Committed steps in a row, each with retries, after which they are reported. Composer takes two for
+exhausted memory; with vLLM in the rank, single ones are usual whenever it wakes up.
+"""
 
 
 class RetryWatch:
@@ -38,7 +39,9 @@ class RetryWatch:
 
     @property
     def warning(self) -> tuple[int, str] | None:
-        """A rank that has retried in each of the last steps, and what the user is told; None while there is none."""
+        """A rank that has retried in each of the last steps, and what the user is told; None while there is
+        none.
+        """
         rank = next((rank for rank, counts in self._streaks.items() if len(counts) == STREAK_COMMITS), None)
         if rank is None:
             return None

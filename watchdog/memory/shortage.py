@@ -137,7 +137,9 @@ class MemoryPhase(str, Enum):
     reward = "reward"
     callback = "callback"
     script = "script"
-    """The script's own code with no phase of a trainer open, in its data, or in what it has put in the place of `generate`."""
+    """The script's own code with no phase of a trainer open, in its data, or in what it has put in the place
+    of `generate`.
+    """
     unknown = "unknown"
     """Anything else, such as data that a library prepares."""
 
@@ -167,8 +169,9 @@ _OF_STEPS: _Markers = (
     (MemoryPhase.generate, r"/transformers/generation/", r".*", r""),
     (MemoryPhase.generate, r"", r"_?generate", r"\.generate\("),
 )  # fmt: skip
-"""Phase, and patterns of a file, of a function in such a file, and of a line that calls it; "" matches no line or function.
-A frame shows the phase if file and function match, or its line does."""
+"""Phase, and patterns of a file, of a function in such a file, and of a line that calls it; "" matches no
+line or function. A frame shows the phase if file and function match, or its line does.
+"""
 _GENERATION = re.compile(r'^ *File "[^"\n]*/(?:transformers/generation|vllm)/', re.MULTILINE)
 _OF_TRAINER = re.compile(r"/(?:trl|accelerate|deepspeed|vllm)/|/transformers/trainer")
 
@@ -190,7 +193,8 @@ def memory_phase(
     scripts = location is not None and _called_by_no_trainer(traceback, location)
     match innermost:
         case Phase.generate:
-            # a part of a call of transformers' `generate` is smaller, and what the script does around it is not
+            # a part of a call of transformers' `generate` is smaller, and what the script does around it is
+            # not
             return (
                 MemoryPhase.script if scripts and not _GENERATION.search(traceback) else MemoryPhase.generate
             )
@@ -217,7 +221,8 @@ def memory_phase(
 
 
 def line_of(phase: MemoryPhase, traceback: str, location: Place | None) -> str:
-    """Return the line of the script that has asked for the memory, `file:line`; empty if a trainer has asked for it.
+    """Return the line of the script that has asked for the memory, `file:line`; empty if a trainer has asked
+    for it.
 
     One line of a trainer allocates for many layers, so that it may fail again although a change has helped.
     """
@@ -260,8 +265,9 @@ MEMORIES = {
 }
 
 _QUOTING = (Phase.reward, Phase.callback)
-"""Phases in which a script raises what a server has answered: the class, or torch's allocator for the host, must say that memory
-of the rank is exhausted."""
+"""Phases in which a script raises what a server has answered: the class, or torch's allocator for the host, must
+say that memory of the rank is exhausted.
+"""
 FULL_BYTES = 1024**2
 """A file system with less space is full: an allocator asks for pages in blocks of about this size."""
 LEAST_GAIN = 0.1
@@ -278,7 +284,8 @@ class Shortage:
         phase: that died.
         text: the line of the message that says so.
         figures: of the message.
-        line: of the script that has asked for it, as `file:line`; empty if a trainer has, or if it is not known.
+        line: of the script that has asked for it, as `file:line`; empty if a trainer has, or if it is not
+            known.
     """
 
     cause: Cause

@@ -1,9 +1,10 @@
-"""Connections of a rank's process tree to processes outside the job, from the kernel's socket tables (sock_diag(7)).
+"""Connections of a rank's process tree to processes outside the job, from the kernel's socket tables
+(sock_diag(7)).
 
-The kernel knows the other end of every socket on this machine: a connection between two ranks, to a rank's own
-helper or to the supervisor is inside the job; one to another machine or to any other process is outside. It also
-counts the bytes of TCP connections, which /proc/PID/io does not. Called by the detector of
-hangs and by `remaining.py`. What cannot be read gives None, "unknown". Does not judge.
+The kernel knows the other end of every socket on this machine: a connection between two ranks, to a rank's
+own helper or to the supervisor is inside the job; one to another machine or to any other process is outside.
+It also counts the bytes of TCP connections, which /proc/PID/io does not. Called by the detector of hangs and
+by `remaining.py`. What cannot be read gives None, "unknown". Does not judge.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def read_connections(
 
     Args:
         trees: processes by rank. All of them are inside the job.
-        supervisor: further processes that are inside the job. What a rank has inherited from them is not its own.
+        supervisor: further processes that are inside the job. What a rank has inherited from them is not its
+            own.
     """
     tables = read_socket_tables()
     files = {rank: _open_files(members) for rank, members in trees.items()}

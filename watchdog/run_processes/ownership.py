@@ -5,9 +5,9 @@
     token      the environment that a program was started with contains the token of this supervisor
     memory     seen earlier as one of these
 
-Never one in the supervisor's own session: a rank leads a session of its own, and nobody can join another one. Used
-by the exit rules (`remaining.py`), by the supervisor at the end of an attempt, and by the guardian after the
-supervisor's death. Reads /proc; ends nothing.
+Never one in the supervisor's own session: a rank leads a session of its own, and nobody can join another one.
+Used by the exit rules (`remaining.py`), by the supervisor at the end of an attempt, and by the guardian after
+the supervisor's death. Reads /proc; ends nothing.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ class RunProcesses:
         supervisor: its pid.
         session: its session.
         tokens: values of `TOKEN_VARIABLE` that prove ownership.
-        started_by_supervisor: returns the pids of other processes that it has started with a session of their own.
-        adopts_only_ours: a child of the supervisor that it did not start descends from a rank. Not so for pid 1 of
-            a container, which adopts everything, nor with children from before the launch (`helper & exec …`).
+        started_by_supervisor: returns the pids of other processes that it has started with a session of their
+            own.
+        adopts_only_ours: a child of the supervisor that it did not start descends from a rank. Not so for pid
+            1 of a container, which adopts everything, nor with children from before the launch (`helper &
+            exec …`).
         any_age: the tokens are of earlier supervisors, so that processes older than this one may have them.
     """
 
@@ -63,7 +65,8 @@ class RunProcesses:
         self._known.update(self._ranks.values())
 
     def give_up(self, pids: Collection[int]) -> None:
-        """Find these processes no more: they have survived SIGKILL, and nothing that could be done would end them.
+        """Find these processes no more: they have survived SIGKILL, and nothing that could be done would end
+        them.
 
         In uninterruptible sleep a process does no work, and never will: it exits when it wakes up.
 

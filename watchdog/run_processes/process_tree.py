@@ -1,8 +1,8 @@
 """All processes of the machine at one moment: their parents, sessions and CPU time, from /proc/PID/stat.
 
-A helper that leaves its parent's session remains its child. Used by `ownership.py`, `remaining.py` and those who
-look at the descendants of ranks. A process that has exited meanwhile is absent: never an exception. Reads /proc;
-judges nothing.
+A helper that leaves its parent's session remains its child. Used by `ownership.py`, `remaining.py` and those
+who look at the descendants of ranks. A process that has exited meanwhile is absent: never an exception. Reads
+/proc; judges nothing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The processes that remain after the last line of every script, and whether they may wait for something alive.
+"""The processes that remain after the last line of every script, and whether they may wait for something
+alive.
 
 These are the ranks and what they have started (`ownership.py`); once no rank is left, without services and
-without what the user keeps, which nobody waits for. They may wait for a process that a rank has started, or for
-one outside the job that they are connected to.
+without what the user keeps, which nobody waits for. They may wait for a process that a rank has started, or
+for one outside the job that they are connected to.
 
-Used by the detector of exit hangs and by the wait for helpers at the end of a run, about once in two seconds. The
-supervisor and the processes that it started itself do not count. Reads /proc; judges nothing
+Used by the detector of exit hangs and by the wait for helpers at the end of a run, about once in two seconds.
+The supervisor and the processes that it started itself do not count. Reads /proc; judges nothing
 (`watchdog/stalls/exit_hangs.py`).
 """
 

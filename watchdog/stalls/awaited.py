@@ -1,7 +1,7 @@
 """The rank that the other ranks wait for, for displays and warnings while it happens.
 
-Computed from slots and waits alone, at every stall check. Called by `runtime.supervisor.detection.stall_detector`. Pure.
-Does not decide whether the rank hangs (`detection.py`).
+Computed from slots and waits alone, at every stall check. Called by
+`runtime.supervisor.detection.stall_detector`. Pure. Does not decide whether the rank hangs (`detection.py`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SHORTEST_WAIT_SECONDS = 2.0
 class AwaitedRank:
     """A rank that other ranks wait for. All times are seconds of the monotonic clock.
 
-    `since_seconds` is when the rank's phase began, or its last progress inside the phase. `deadline_at_seconds`
-    is when the rank will count as hung if nothing changes. `callback` names the user's callback that runs
-    (`MyCallback.on_step_end`), "" outside callbacks. `busy` says whether its processes use the CPU or transfer
-    data; None if unknown. `waiters` wait for it, or may do so; empty for the only rank of a run. `exiting`: its
-    script has run its last line, and the run waits for its process.
+    `since_seconds` is when the rank's phase began, or its last progress inside the phase.
+    `deadline_at_seconds` is when the rank will count as hung if nothing changes. `callback` names the user's
+    callback that runs (`MyCallback.on_step_end`), "" outside callbacks. `busy` says whether its processes use
+    the CPU or transfer data; None if unknown. `waiters` wait for it, or may do so; empty for the only rank of
+    a run. `exiting`: its script has run its last line, and the run waits for its process.
     """
 
     rank: int

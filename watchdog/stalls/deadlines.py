@@ -25,7 +25,9 @@ class Occurrence(str, Enum):
 USUAL_FRACTION = 0.99
 """Quantile that represents a long but usual occurrence; rare outliers (one in a thousand) are above it."""
 FLOORS_OUTSIDE = 5.0
-"""With a connection to a process outside the job, a lower floor lowers the least deadline to this many floors."""
+"""With a connection to a process outside the job, a lower floor lowers the least deadline to this many
+floors.
+"""
 SMALL_SAMPLE = 20
 """Below this number of occurrences the tail is uncertain, and the margin grows with the inverse root of the
 number."""
@@ -40,11 +42,13 @@ class DeadlineSettings:
     """
 
     floor_seconds: float = 60.0
-    """Minimum for every deadline but that of a frozen interpreter. Also the deadline of a rank that does nothing
-    at all while all others wait for it. A phase may wait for a sandbox, a server or a disk for most of a minute.
+    """Minimum for every deadline but that of a frozen interpreter. Also the deadline of a rank that does
+    nothing at all while all others wait for it. A phase may wait for a sandbox, a server or a disk for most
+    of a minute.
     """
     connected_seconds: float = 300.0
-    """The deadline of a rank that does nothing, if it has a connection to a process outside the job, or a device
+    """The deadline of a rank that does nothing, if it has a connection to a process outside the job, or a
+    device
     open: what the other side does cannot be seen."""
     frozen_seconds: float = 20.0
     """How long an interpreter may be stopped by a signal, or use the CPU without running any Python thread. A
@@ -53,8 +57,10 @@ class DeadlineSettings:
     """Limit of the margin for outliers; a longer deadline requires durations that were observed
     (`factor_seen`)."""
     first_seconds: float = 1800.0
-    """For the first occurrence of a phase without any observation. A rank whose processes use the CPU is given at
-    least this long, in generation, rewards and steps at least as long as one with a connection to outside."""
+    """For the first occurrence of a phase without any observation. A rank whose processes use the CPU is
+    given at least this long, in generation, rewards and steps at least as long as one with a connection to
+    outside.
+    """
     startup_seconds: float = 3600.0
     """The same for start-up, which may download a model."""
     evaluation_seconds: float = 3600.0
@@ -76,8 +82,9 @@ class DeadlineSettings:
     """Multiple of the first occurrence, for later ones: a recompilation or a reconnection takes as long
     again. For a rank that does nothing, multiple of the longest occurrence too."""
     factor_ended: float = 5.0
-    """Multiple of the time after which a deadline has ended the phase. A legitimate pause of up to five times the
-    floor therefore costs one recovery."""
+    """Multiple of the time after which a deadline has ended the phase. A legitimate pause of up to five times
+    the floor therefore costs one recovery.
+    """
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -149,8 +156,8 @@ def computing_deadline_seconds(
 ) -> float:
     """Return how long a rank may use the CPU in `phase` without any other sign of progress.
 
-    In generation, rewards and steps an endless loop computes as well, so the limit is lower than in phases whose
-    work may take an hour once.
+    In generation, rewards and steps an endless loop computes as well, so the limit is lower than in phases
+    whose work may take an hour once.
 
     Args: as for `deadline_seconds`.
     """

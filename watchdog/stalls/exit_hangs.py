@@ -1,7 +1,8 @@
 """Exit hangs: ranks whose script has run its last line, whose processes are still there and do nothing.
 
 Waiting is not hanging while anything lives that the rank may wait for: a process that it started, in
-whatever session, or one outside the job that it is connected to. Such a rank has the longer deadline. Called by the detector of exit hangs. Pure.
+whatever session, or one outside the job that it is connected to. Such a rank has the longer deadline. Called
+by the detector of exit hangs. Pure.
 """
 
 from __future__ import annotations

@@ -24,10 +24,11 @@ class ProcessFacts:
 
     `state` is the letter of /proc/PID/stat: R, S, D, T, Z. `cpu_seconds` (user and system) and `io_bytes`
     (read and written, without `send` and `recv`) are sums over the session. `heartbeat_age_seconds` is how
-    long ago a Python thread of the rank last ran; NaN if unknown. `quiet_seconds` is for how long neither the slot
-    changed nor the process tree did anything; 0 if it works or if that is unknown. `connected`: a connection to a process
-    outside the job, or a device, was open meanwhile; None if unknown. `frozen_seconds` is for how long the
-    interpreter has not run because it is stopped or because one of its threads keeps running; 0 otherwise.
+    long ago a Python thread of the rank last ran; NaN if unknown. `quiet_seconds` is for how long neither the
+    slot changed nor the process tree did anything; 0 if it works or if that is unknown. `connected`: a
+    connection to a process outside the job, or a device, was open meanwhile; None if unknown.
+    `frozen_seconds` is for how long the interpreter has not run because it is stopped or because one of its
+    threads keeps running; 0 otherwise.
     """
 
     state: str
@@ -105,8 +106,8 @@ class Observed:
         slots: last readings; None for one that could not be read.
         now: monotonic seconds.
         learned: durations of each phase and callback, over ranks and attempts.
-        completed: phases that each rank has finished in this attempt. A rank that is absent counts as being in
-            its first occurrence of every phase, which has a longer deadline.
+        completed: phases that each rank has finished in this attempt. A rank that is absent counts as being
+            in its first occurrence of every phase, which has a longer deadline.
         settings: bounds of the deadlines.
         processes: facts about each rank's process; None or absent if unknown.
         progress: when each rank last did measurable work (tokens, scores, bytes); absent for never.

@@ -45,7 +45,8 @@ class Rule(str, Enum):
 class PhaseClock:
     """How long a rank has been in an open phase without progress, and how long it may be.
 
-    `deadline_at_seconds` is when the phase will be past its deadline if nothing changes, in monotonic seconds.
+    `deadline_at_seconds` is when the phase will be past its deadline if nothing changes, in monotonic
+    seconds.
     """
 
     rank: int
@@ -185,6 +186,6 @@ def _open_phases(slot: Slot) -> tuple[OpenPhase, ...]:
     """
     if slot.phases:
         return slot.phases
-    starting = slot.state is RankState.starting and not slot.trains_alone
+    starting = slot.state is RankState.starting and not slot.trains_without_trainer
     phase = Phase.startup if starting else Phase.idle
     return (OpenPhase(phase=phase, since_seconds=slot.last_progress_seconds),)

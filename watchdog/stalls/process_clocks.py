@@ -1,8 +1,9 @@
 """Clocks of a rank's processes: how long they have been idle, and how long the interpreter has not run.
 
-`QuietClock.after` takes one reading of a rank's process tree after another, `FrozenClock.after` one of its threads while
-the heartbeat is late. Called by `runtime.supervisor.detection.activity`, which reads them. Pure. Does not decide how long is
-too long (`deadlines.py`), nor whether a rank that does nothing is hung (`detection.py`).
+`QuietClock.after` takes one reading of a rank's process tree after another, `FrozenClock.after` one of its
+threads while the heartbeat is late. Called by `runtime.supervisor.detection.activity`, which reads them.
+Pure. Does not decide how long is too long (`deadlines.py`), nor whether a rank that does nothing is hung
+(`detection.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ TOLERATED_CPU_FRACTION = 0.01
 TOLERATED_CPU_SECONDS = 0.05
 """Five ticks of the kernel's clock, so that its resolution does not count as work."""
 TOLERATED_BYTES = 64 * 1024
-"""I/O, and traffic of sockets, that an idle rank may cause: a logger writes less, a shard or a response more."""
+"""I/O, and traffic of sockets, that an idle rank may cause: a logger writes less, a shard or a response more.
+"""
 OFTEN_RUNNABLE_FRACTION = 0.25
 """A thread that is runnable in this share of the looks works, or would if it got a CPU."""
 OFTEN_RUNNABLE_LOOKS = 2
@@ -25,9 +27,9 @@ OFTEN_RUNNABLE_LOOKS = 2
 class TreeReading:
     """One reading of a rank's process tree: its session and all descendants.
 
-    `cpu_seconds` includes children that have exited. `io_bytes` and `traffic_bytes` (of TCP sockets) are sums over
-    the members. `runnable` are the ids of threads that run or wait for a CPU. `connected`: a connection to a process
-    outside the job, or a device, is open. These three are None if this reading did not look.
+    `cpu_seconds` includes children that have exited. `io_bytes` and `traffic_bytes` (of TCP sockets) are sums
+    over the members. `runnable` are the ids of threads that run or wait for a CPU. `connected`: a connection
+    to a process outside the job, or a device, is open. These three are None if this reading did not look.
     """
 
     members: frozenset[int]
@@ -97,8 +99,9 @@ class QuietClock:
 BUSY_FRACTION = 0.5
 """Share of one core from which a thread counts as running."""
 SHARED_FRACTION = 0.1
-"""The same for a thread that is always runnable and shares its core with other processes. A heartbeat of the same
-priority would have run many times."""
+"""The same for a thread that is always runnable and shares its core with other processes. A heartbeat of the
+same priority would have run many times.
+"""
 ALWAYS_RUNNABLE_FRACTION = 0.8
 LEAST_READINGS = 5
 
@@ -115,8 +118,8 @@ class ThreadReading:
 class FrozenClock:
     """What was seen of a rank's threads since its heartbeat became late. The empty clock has seen nothing.
 
-    A machine that is short of CPUs delays the heartbeat too. There the threads get little CPU time, and nothing is
-    concluded.
+    A machine that is short of CPUs delays the heartbeat too. There the threads get little CPU time, and
+    nothing is concluded.
     """
 
     began_seconds: float | None = None

@@ -25,9 +25,9 @@ class Stall:
 
     `phase`, `deadline_seconds` and `waited_seconds` belong to the first culprit. `uninterruptible`: a culprit
     is in uninterruptible sleep and cannot be killed, so a restart would not help. `callback` names the user's
-    callback in which the first culprit is, "" outside callbacks. `alone` is, for each of several culprits, the
-    stall if it is the only one, for a diagnosis that clears the others. `lasts_seconds` is how long the phase is known to
-    last without progress; 0 if that is unknown, infinity for a hang that cannot end.
+    callback in which the first culprit is, "" outside callbacks. `alone` is, for each of several culprits,
+    the stall if it is the only one, for a diagnosis that clears the others. `lasts_seconds` is how long the
+    phase is known to last without progress; 0 if that is unknown, infinity for a hang that cannot end.
     """
 
     cause: Cause

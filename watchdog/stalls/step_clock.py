@@ -1,9 +1,10 @@
 """The clock of the current step: where its time goes, whether it makes progress, and when it will end.
 
-The deadlines of phases (`watchdog.stalls`) end a phase that makes no progress. They do not see a step whose ranks are
-busy without an end: phases that begin and end for ever, or collectives that count as progress. Such a step is ended if for the
-deadline no rank has generated a token, scored a reward or run the model. A step that moves is only reported, once.
-Called by the supervisor at each poll. Pure: keeps what it is told.
+The deadlines of phases (`watchdog.stalls`) end a phase that makes no progress. They do not see a step whose
+ranks are
+busy without an end: phases that begin and end for ever, or collectives that count as progress. Such a step is
+ended if for the deadline no rank has generated a token, scored a reward or run the model. A step that moves
+is only reported, once. Called by the supervisor at each poll. Pure: keeps what it is told.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ class StepClock:
         )
 
     def slow_sentence(self) -> str | None:
-        """Return what users are told of a step that takes long but moves; None if it does not take long, or may not move.
+        """Return what users are told of a step that takes long but moves; None if it does not take long, or
+        may not move.
 
         With an estimate of its end, as far as one is known.
         """
@@ -150,7 +152,8 @@ class StepClock:
     def _is_unknown(self, slot: Slot) -> bool:
         """Whether the rank may work in a way that nothing counts.
 
-        In a phase of others, in the generation of another engine, or with a compiled model, whose passes are not counted.
+        In a phase of others, in the generation of another engine, or with a compiled model, whose passes are
+        not counted.
         """
         if slot.rank not in self._counted or any(one.phase in OWN_DEADLINES for one in slot.phases):
             return True

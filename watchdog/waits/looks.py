@@ -1,7 +1,7 @@
 """One sample of a rank: its processes, their threads, and what each thread waits for.
 
-Plain data. Filled by `runtime.supervisor.detection`, judged by `proof.py`. What could not be read is `unknown`, and
-never stands for "nothing".
+Plain data. Filled by `runtime.supervisor.detection`, judged by `proof.py`. What could not be read is
+`unknown`, and never stands for "nothing".
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class WaitingThread:
     """One thread at one moment.
 
     `name` is the kernel's, at most 15 characters. `switches` counts how often it was scheduled: two equal
-    looks at a waiting thread mean that it did not run in between. `registers` (the system call's arguments and
-    stack pointer) tell one call from another.
+    looks at a waiting thread mean that it did not run in between. `registers` (the system call's arguments
+    and stack pointer) tell one call from another.
     """
 
     tid: int
@@ -71,8 +71,8 @@ class Process:
 
     `threads` is None if they could not be read. `caught_signals` are the numbers of the signals that it
     handles. `has_timers` says that it has POSIX timers, or that this is unknown. `own_ids` says that process
-    ids mean the same to it as to the reader. `helper` marks a known helper (multiprocessing's resource tracker)
-    that neither sends signals to the rank nor exits before it.
+    ids mean the same to it as to the reader. `helper` marks a known helper (multiprocessing's resource
+    tracker) that neither sends signals to the rank nor exits before it.
     """
 
     pid: int
@@ -107,8 +107,8 @@ class RankLook:
 class Channels:
     """Which processes can end the waits for descriptors.
 
-    `holders` is by thread id: every process that holds an end of any pipe or socket that the thread waits for.
-    A thread is absent if any of them leads elsewhere (a device, a network connection) or could not be
+    `holders` is by thread id: every process that holds an end of any pipe or socket that the thread waits
+    for. A thread is absent if any of them leads elsewhere (a device, a network connection) or could not be
     identified.
     """
 

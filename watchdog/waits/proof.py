@@ -8,8 +8,8 @@ ran between two looks, all of them waited at the same moment.
 
 Idle threads of libraries that wake nobody by themselves are a closed list (`IDLE_THREADS`): by the name that
 the library gives to its thread and by the wait in which it is idle, as measured with torch 2.13 on a CPU. A
-thread on the list that is in any other wait is at work. Idle threads that wait in a futex without a time limit
-(Gloo's run loops, OpenMP, the tokenizers' pool) need no entry.
+thread on the list that is in any other wait is at work. Idle threads that wait in a futex without a time
+limit (Gloo's run loops, OpenMP, the tokenizers' pool) need no entry.
 
 Called by `runtime.supervisor.detection`. Pure. Does not know why a thread waits.
 """
@@ -36,8 +36,8 @@ class IdleThread:
 
 
 IDLE_THREADS = (
-    # Gloo's network thread. It wakes the waiters of a collective or of a receive: the collective log shows the
-    # waiter, and a run loop with a pending collective has a time limit
+    # Gloo's network thread. It wakes the waiters of a collective or of a receive: the collective log shows
+    # the waiter, and a run loop with a pending collective has a time limit
     IdleThread(
         name="gloo_tcp_loop", kind=WaitKind.timed, calls=("epoll_wait", "epoll_pwait"), longest_seconds=1.0
     ),
@@ -96,9 +96,9 @@ Any other handled signal (SIGALRM of `signal.alarm`, SIGUSR1) may come at any ti
 class StuckRank:
     """A rank that nothing alive can wake.
 
-    `wait` is what its main thread waits for. `until_seconds` is the monotonic time before which nothing happens
-    in it; infinite if nothing ever will. `by_stop` says that this depends on a process that a signal has
-    stopped.
+    `wait` is what its main thread waits for. `until_seconds` is the monotonic time before which nothing
+    happens in it; infinite if nothing ever will. `by_stop` says that this depends on a process that a signal
+    has stopped.
     """
 
     wait: Wait

@@ -29,7 +29,8 @@ _LIBRARY_CALLS = (
     ("threading.py", "wait", "an event or a condition that no running thread can set"),
     ("threading.py", "acquire", "a semaphore that no running thread can release"),
 )
-"""Calls of the standard library around a futex: the end of the file's name, the function, what it waits for."""
+"""Calls of the standard library around a futex: the end of the file's name, the function, what it waits for.
+"""
 _LIBRARY_FILES = frozenset({"threading.py", "queue.py", "_base.py", "thread.py"})
 _LOCK = "a lock that no running thread can release"
 

@@ -1,9 +1,9 @@
 """What a thread waits for, decoded from the system call that it is in.
 
 The kernel shows the call in /proc/PID/task/TID/syscall: number, six arguments, stack pointer and program
-counter, or `running`. Time limits and lists of descriptors are in the thread's memory, which the caller reads.
-Numbers are those of x86-64 and AArch64; any other machine, a call without an entry here, and memory that
-cannot be read give an unknown wait. Pure.
+counter, or `running`. Time limits and lists of descriptors are in the thread's memory, which the caller
+reads. Numbers are those of x86-64 and AArch64; any other machine, a call without an entry here, and memory
+that cannot be read give an unknown wait. Pure.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class SystemCall:
 
 
 def parse_system_call(text: str, machine: str) -> SystemCall | None:
-    """Return the call of one line of /proc/PID/task/TID/syscall; None if the thread runs or the call is unknown.
+    """Return the call of one line of /proc/PID/task/TID/syscall; None if the thread runs or the call is
+    unknown.
 
     A process of 32 bits has other numbers; it is recognized by its stack pointer.
 

@@ -40,11 +40,11 @@ def watch_optimizer_steps(module: Any, session: Session, guarded: Callable[[], b
         if torch.compiler.is_compiling() or guarded() or not session.is_rank:
             return
         slot = session.slot
-        if slot.alone_after != slot.train_call + 1:
+        if slot.no_trainer_after != slot.train_call + 1:
             trainer = _trainer_at_work()
             if trainer is None:
                 return
-            slot.alone_after = slot.train_call + 1
+            slot.no_trainer_after = slot.train_call + 1
             slot.publish()
             session.journal.write("own_training", rank=session.rank, trainer=trainer)
             if not trainer:

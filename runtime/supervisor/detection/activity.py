@@ -4,7 +4,8 @@ A slow rank is not a hung one. A rank that issues collectives is active in any p
 computes for a limited time; that time is shorter in generation, rewards and steps, because an endless loop
 computes as well. During data loading, saving, evaluation, callbacks and the user's own code, a rank is also
 active while its process tree transfers data. In every phase, a rank whose process tree does nothing at all
-is quiet, and one whose interpreter does not run is frozen. Called by `stall_detector.py`. Reads /proc; does not judge.
+is quiet, and one whose interpreter does not run is frozen. Called by `stall_detector.py`. Reads /proc; does
+not judge.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ LOOKS_PER_FLOOR = 12
 FROZEN_READ_SECONDS = 1.9
 """Time between two readings of the threads of a rank whose heartbeat is late; a proof needs several."""
 STOPPED_READ_SECONDS = 4.0
-"""The same while all of its threads are stopped by a signal: one that is continued has a heartbeat at once."""
+"""The same while all of its threads are stopped by a signal: one that is continued has a heartbeat at once.
+"""
 RECENT_SECONDS = 5.0
 """A rank was active recently within this time."""
 WAITING_THREADS = frozenset({"gloo_tcp_loop", "pt_gloo_runloop", "pt_tcpstore_uv", "pt_workerserver"})
@@ -134,8 +136,8 @@ class RankActivity:
     ) -> dict[int, ProcessFacts | None]:
         """Read the ranks' processes; None for a rank that cannot be read.
 
-        Process trees are read only for ranks that have been in a phase for a while, all of them with one scan of /proc,
-        and not at every call.
+        Process trees are read only for ranks that have been in a phase for a while, all of them with one scan
+        of /proc, and not at every call.
 
         Args:
             still: for how many seconds each rank's slot has not changed.
@@ -265,7 +267,8 @@ def _read_connections(
 ) -> dict[int, connections.Connections | None]:
     """Connections by rank, from the members of all ranks' trees.
 
-    Ranks inherit from the supervisor or from its forkserver. Its other children may be orphans of a rank's helpers.
+    Ranks inherit from the supervisor or from its forkserver. Its other children may be orphans of a rank's
+    helpers.
     """
     server = process_names.forkserver_pid()
     return connections.read_connections(members, supervisor=[os.getpid(), *([server] if server else [])])

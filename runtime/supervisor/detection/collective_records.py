@@ -33,7 +33,8 @@ _REQUEST = "POST /handler/{} HTTP/1.1\r\nHost: rank\r\nConnection: close\r\nCont
 
 
 class NoAnswer(str):
-    """The reason of a failure that passes or ends with the rank: the server did not answer in time, or has just been reset.
+    """The reason of a failure that passes or ends with the rank: the server did not answer in time, or has
+    just been reset.
 
     The kernel resets the connections of a process that exits, before its exit is seen.
     """
@@ -128,8 +129,9 @@ def _receive(
 FETCH_SECONDS = 0.5
 """Deadline for the Flight Recorders of all ranks together, and for their thread reports."""
 SILENT_SECONDS = 10.0
-"""A rank that does not answer is reported after this time, and after `SILENT_FETCHES` in a row. On a loaded machine
-a single answer is often late."""
+"""A rank that does not answer is reported after this time, and after `SILENT_FETCHES` in a row. On a loaded
+machine a single answer is often late.
+"""
 SILENT_FETCHES = 3
 MAX_UNANSWERED = 3
 """A rank that has left so many requests for a thread report unanswered is not asked again in this attempt.
@@ -161,8 +163,8 @@ class _Merged(NamedTuple):
 class CollectiveRecords:
     """Collective records of one attempt.
 
-    `recordings` holds the JSON of the last fetch by rank, `unavailable` the reason for each rank without one. A rank
-    that merely does not answer is not listed before that has lasted.
+    `recordings` holds the JSON of the last fetch by rank, `unavailable` the reason for each rank without one.
+    A rank that merely does not answer is not listed before that has lasted.
 
     Args:
         ranks: of this node.
@@ -252,7 +254,9 @@ class CollectiveRecords:
         return collective_log.read_current_collectives(self._copy(rank), again, slot.collectives_issued)
 
     def has_reached(self, rank: int, slot: Slot, collective: Collective) -> bool:
-        """Whether the rank has issued this collective of another rank, or a later one of its group, from Python."""
+        """Whether the rank has issued this collective of another rank, or a later one of its group, from
+        Python.
+        """
         last = collective_log.last_sequence(self._copy(rank), slot.collectives_issued, collective.group)
         return last >= collective.sequence
 
@@ -285,8 +289,8 @@ class CollectiveRecords:
             idle: its main thread used no CPU time between two polls.
         """
         log = self._ranks.board.collective_log(self._ranks.local_ranks[rank]) if slot is not None else None
-        # a running rank whose recorder does not answer, or records nothing of what the log has, may have issued more
-        # than its log holds
+        # a running rank whose recorder does not answer, or records nothing of what the log has, may have
+        # issued more than its log holds
         unrecorded = log is not None and all(entry.in_memory for entry in log)
         observed = log is not None and (exited or bool(recorded) or (recorded is not None and unrecorded))
         return Position(
@@ -326,7 +330,9 @@ class CollectiveRecords:
 
 
 def _may_be_in_backward(slot: Slot, log: tuple[Collective, ...]) -> bool:
-    """Whether the rank's Trainer is in a step's forward and backward pass, or its script in a DDP backward pass."""
+    """Whether the rank's Trainer is in a step's forward and backward pass, or its script in a DDP backward
+    pass.
+    """
     return slot.phase is Phase.forward_backward or any(
         entry.operation == BACKWARD and not entry.completed for entry in log
     )

@@ -1,9 +1,10 @@
 """Deadlock detection: polls the Flight Recorders while ranks stand still, and asks for a proof.
 
 A rank is polled only if its slot has not changed for 0.3 s and it may be in a collective. The second poll
-follows after 0.1 s, later ones at growing intervals; `due_at` says when, so that scans may be rare otherwise. If the records would prove a deadlock of ranks without
-other threads, the ranks are asked for their threads. Two unchanged polls are passed to
-`watchdog.deadlocks.proof`. Called by `detector.py` at every scan. Does not decide what proves a deadlock.
+follows after 0.1 s, later ones at growing intervals; `due_at` says when, so that scans may be rare otherwise.
+If the records would prove a deadlock of ranks without other threads, the ranks are asked for their threads.
+Two unchanged polls are passed to `watchdog.deadlocks.proof`. Called by `detector.py` at every scan. Does not
+decide what proves a deadlock.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Poll:
 
     `movement` are the signatures of the slots, `positions` what the records say, and `threads` the reports of
     the ranks' threads, empty if they were not asked for. Two equal polls are the input of a proof: whatever
-    both saw has not changed in between, on all ranks at once. `suspected`: the records would prove a deadlock of
-    ranks without other threads; `deadlock` is what they prove.
+    both saw has not changed in between, on all ranks at once. `suspected`: the records would prove a deadlock
+    of ranks without other threads; `deadlock` is what they prove.
     """
 
     movement: tuple[object, ...]
@@ -68,8 +69,8 @@ class Poll:
 class DeadlockDetector:
     """Deadlock detector of one attempt.
 
-    `suspicion` describes a deadlock that one more poll will confirm. `due_at` is when the next poll is due if no
-    slot changes, in monotonic seconds; infinite if none is.
+    `suspicion` describes a deadlock that one more poll will confirm. `due_at` is when the next poll is due if
+    no slot changes, in monotonic seconds; infinite if none is.
     """
 
     def __init__(self, ranks: LocalRanks, movement: SlotMovement, records: CollectiveRecords) -> None:
@@ -158,8 +159,8 @@ class DeadlockDetector:
     def _some_are_late(self, slots: Mapping[int, Slot | None], blocked: set[int]) -> bool:
         """Whether, according to the logs, all blocked ranks are in one collective, and the others at work.
 
-        Every training does so in every step. The records would prove nothing, and reading them takes a tenth of a
-        second of CPU time with eight ranks.
+        Every training does so in every step. The records would prove nothing, and reading them takes a tenth
+        of a second of CPU time with eight ranks.
         """
         waits: list[Collective] = []
         at_work: list[tuple[int, Slot]] = []

@@ -130,7 +130,8 @@ class HangDetector:
         stuck = self._waits.scan(slots, now)
         if stuck is not None:
             assert stuck.stall is not None
-            # the deadline is certain to pass; the next attempt waits for the end, unless there is none in sight
+            # the deadline is certain to pass; the next attempt waits for the end, unless there is none in
+            # sight
             if stuck.stall.lasts_seconds <= self.settings.ceiling_seconds:
                 self.phase_durations.record_end(stuck.stall.key, stuck.stall.lasts_seconds)
             return stuck

@@ -41,7 +41,8 @@ class Observe(Protocol):
 
 
 class ExitHangDetector:
-    """Detector of exit hangs in one attempt. `awaited` is a rank whose process the run waits for, as of the last check.
+    """Detector of exit hangs in one attempt. `awaited` is a rank whose process the run waits for, as of the
+    last check.
 
     Args:
         settings: `exit_seconds`, `exit_connected_seconds` and `ceiling_seconds` are the deadlines.

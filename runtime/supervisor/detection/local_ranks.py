@@ -20,8 +20,8 @@ from grpo_run.watchdog.stalls.durations import Durations, merge_ranks
 class LocalRanks:
     """Where to read each rank of this node; all mappings are by global rank.
 
-    `local_ranks` is the index of each rank's slot. `pids` and `sockets` (of torch's worker servers) lose a rank
-    when its process exits. `world_size` counts the ranks of all nodes.
+    `local_ranks` is the index of each rank's slot. `pids` and `sockets` (of torch's worker servers) lose a
+    rank when its process exits. `world_size` counts the ranks of all nodes.
     """
 
     board: Board
@@ -53,7 +53,8 @@ class SlotMovement:
 
     One object per attempt. `unreadable` holds the reason for each slot that could not be read. A rank that is
     starting has no slot yet, and is not listed before `START_SECONDS` have passed; a slot that was read
-    before, not before `UNREADABLE_SECONDS`. A change is dated by what the rank has written, as far as that lies
+    before, not before `UNREADABLE_SECONDS`. A change is dated by what the rank has written, as far as that
+    lies
     between two scans: scans may be rare, and a rank that stands still is known from the moment it stopped.
     """
 

@@ -123,7 +123,8 @@ class StallDetector:
         return HangFinding(stall=stall, began_at_seconds=now - stall.waited_seconds)
 
     def overdue_at(self, slot: Slot, when: float, now: float) -> PhaseClock | None:
-        """Return the clock that will be past its deadline at `when`, if the rank makes no progress until then.
+        """Return the clock that will be past its deadline at `when`, if the rank makes no progress until
+        then.
 
         Args:
             slot: of the rank.
@@ -191,7 +192,8 @@ class StallDetector:
     def _find_awaited(self, observed: Observed, last_poll: Poll | None) -> AwaitedRank | None:
         if max(observed.still.values(), default=0.0) < SHORTEST_WAIT_SECONDS:
             return None
-        # for display only, so nothing is fetched: the last poll shows who waits inside C++ if nothing has moved since
+        # for display only, so nothing is fetched: the last poll shows who waits inside C++ if nothing has
+        # moved since
         unmoved = last_poll is not None and last_poll.movement == self._movement.signatures(observed.slots)
         known = self._with_records(observed, last_poll.recorded if unmoved and last_poll is not None else {})
         return find_awaited_rank(

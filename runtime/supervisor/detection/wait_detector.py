@@ -34,12 +34,16 @@ CONFIRMED_SECONDS = 3.0
 STOPPED_SECONDS = 20.0
 """The same if the proof depends on a stopped process, which a debugger or a scheduler may continue."""
 SLOWEST_LOOK_SECONDS = 4.5
-"""Three of these are the longest time until a rank is found whose pipe was served by a process that then got stuck."""
+"""Three of these are the longest time until a rank is found whose pipe was served by a process that then got
+stuck.
+"""
 ASLEEP_LOOK_SECONDS = 8.0
 """The same while nothing in any suspected rank is due before a known time."""
 
 OverdueAt = Callable[[Slot, float, float], "PhaseClock | None"]
-"""The phase of a rank that will have missed its deadline at a time without progress, as of now (monotonic seconds)."""
+"""The phase of a rank that will have missed its deadline at a time without progress, as of now (monotonic
+seconds).
+"""
 
 
 @dataclass(kw_only=True)
@@ -122,7 +126,9 @@ class WaitDetector:
         return self._finding(slots, stuck, now)
 
     def _next_interval(self, suspected: Mapping[int, Slot], now: float) -> float:
-        """When to look again: soon if a proof is near, late if nothing is due in any rank before a known time."""
+        """When to look again: soon if a proof is near, late if nothing is due in any rank before a known
+        time.
+        """
         if self._promising:
             self._interval = CONFIRM_SECONDS
             return self._interval
@@ -236,5 +242,5 @@ def _phase(slot: Slot) -> Phase:
     """The rank's innermost phase; without any, the script itself runs."""
     if slot.phase is not None:
         return slot.phase
-    starting = slot.state is RankState.starting and not slot.trains_alone
+    starting = slot.state is RankState.starting and not slot.trains_without_trainer
     return Phase.startup if starting else Phase.idle

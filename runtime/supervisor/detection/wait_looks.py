@@ -1,14 +1,15 @@
 """Looks at ranks: what each thread of a rank and of its descendants waits for, from /proc.
 
-Called by `wait_detector.py` while ranks are suspected. A whole look takes about 60 µs per thread and 10 µs per
-process of the machine. The kernel shows system calls and memory to those who may trace a process; a refusal is
-reported in `refused` and makes the process unknown. Does not judge.
+Called by `wait_detector.py` while ranks are suspected. A whole look takes about 60 µs per thread and 10 µs
+per process of the machine. The kernel shows system calls and memory to those who may trace a process; a
+refusal is reported in `refused` and makes the process unknown. Does not judge.
 
-`read_channels` adds who holds the pipes and unix sockets that threads wait for. Holders come from /proc/PID/fd
-of every process, about 2 µs per open descriptor of the machine, so it is asked only for a rank that would be
-stuck if nobody else had them open. A device, a network connection, an event descriptor or a named pipe leads
-elsewhere, and so does everything that cannot be identified. A socket's timeout (`SO_RCVTIMEO`), which no
-system call shows, is read from a copy of the descriptor; that requires the right to trace the process.
+`read_channels` adds who holds the pipes and unix sockets that threads wait for. Holders come from
+/proc/PID/fd of every process, about 2 µs per open descriptor of the machine, so it is asked only for a rank
+that would be stuck if nobody else had them open. A device, a network connection, an event descriptor or a
+named pipe leads elsewhere, and so does everything that cannot be identified. A socket's timeout
+(`SO_RCVTIMEO`), which no system call shows, is read from a copy of the descriptor; that requires the right to
+trace the process.
 """
 
 from __future__ import annotations

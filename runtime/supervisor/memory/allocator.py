@@ -1,7 +1,7 @@
 """Expandable segments of torch's allocator: the variables that turn them on, and whether vLLM accepts them.
 
-torch reads the variables when a process first uses its GPU. Called by `cli.launching`, which adds them to a rank's environment,
-and by `runtime/supervisor/run_memory.py`. Imports neither torch nor vLLM.
+torch reads the variables when a process first uses its GPU. Called by `cli.launching`, which adds them to a
+rank's environment, and by `runtime/supervisor/run_memory.py`. Imports neither torch nor vLLM.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def sets_segments(environment: Mapping[str, str]) -> bool:
 
 
 def refused_by_vllm() -> str:
-    """Return why the installed vLLM does not run with expandable segments while it sleeps, as a clause; empty if it does."""
+    """Return why the installed vLLM does not run with expandable segments while it sleeps, as a clause; empty
+    if it does.
+    """
     try:
         found = importlib.util.find_spec("vllm")
     except (ImportError, ValueError):

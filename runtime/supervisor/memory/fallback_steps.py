@@ -55,7 +55,8 @@ class OutOfMemoryContext:
     """What the facts of a call do not say.
 
     Attributes:
-        segments_refused: why expandable segments cannot be used with the installed vLLM, as a clause; empty if they can.
+        segments_refused: why expandable segments cannot be used with the installed vLLM, as a clause; empty
+            if they can.
         own_allocator_setting: the environment of the run sets `expandable_segments` itself.
     """
 
@@ -220,7 +221,8 @@ TRACED_STEPS = frozenset(
 """FallbackStep whose effect a trace of these phases shows. That of the others is arithmetic."""
 
 Tracer = Callable[[MemoryFacts, MemoryPhase, Sequence[MemoryPlan]], Traces]
-"""Traces plans, the first of which is the one in effect, until one needs less in a phase; may take seconds."""
+"""Traces plans, the first of which is the one in effect, until one needs less in a phase; may take seconds.
+"""
 
 
 def no_traces(facts: MemoryFacts, phase: MemoryPhase, plans: Sequence[MemoryPlan]) -> Traces:
@@ -294,7 +296,8 @@ def next_change(
         allow_degrade: the experiment may be changed.
         trace: called once at most, and only if the choice depends on it.
 
-    A change that the closed form alone takes for harmful is made if nothing else is left: it is not exact, and the run would end.
+    A change that the closed form alone takes for harmful is made if nothing else is left: it is not exact,
+    and the run would end.
     """
     steps = ORDER[phase]
     if fragmented:
@@ -341,8 +344,8 @@ def _candidates(
 ) -> Iterator[tuple[FallbackStep, MemoryPlan | str]]:
     """Yield the plans of steps in their order, or why a step does not apply.
 
-    A micro-batch is halved again and again: where gradients were not accumulated before, halves need those of the first half too,
-    so that a quarter may lower a peak that a half does not.
+    A micro-batch is halved again and again: where gradients were not accumulated before, halves need those of
+    the first half too, so that a quarter may lower a peak that a half does not.
     """
     for step in steps:
         changed = apply_step(step, facts, plan, around)
@@ -368,7 +371,9 @@ def _to_trace(
 
 
 def inexact(facts: MemoryFacts, before: MemoryPlan, after: MemoryPlan) -> tuple[str, ...]:
-    """Return why the update is not the same after a change of plan; empty if it is, up to the rounding of sums."""
+    """Return why the update is not the same after a change of plan; empty if it is, up to the rounding of
+    sums.
+    """
     reasons: list[str] = []
     if after.micro_batch_divisor != before.micro_batch_divisor:
         reasons += split_differences(facts)
@@ -386,7 +391,9 @@ def inexact(facts: MemoryFacts, before: MemoryPlan, after: MemoryPlan) -> tuple[
 def proposals(
     phase: MemoryPhase, facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext
 ) -> tuple[str, ...]:
-    """Return what would lower the peak of a phase and changes the experiment, as phrases with the present values."""
+    """Return what would lower the peak of a phase and changes the experiment, as phrases with the present
+    values.
+    """
     if phase not in TRACED_PHASES | {MemoryPhase.generate}:
         return ()
     if facts.trainer == "sft":

@@ -44,7 +44,9 @@ from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.text import size_text
 
 EARLY_COMMITS = 3
-"""Commits of an attempt after which every step has allocated what it keeps: Adam's state exists from the first step on."""
+"""Commits of an attempt after which every step has allocated what it keeps: Adam's state exists from the
+first step on.
+"""
 
 
 class MemoryGrowth:
@@ -65,7 +67,9 @@ class MemoryGrowth:
             self._early = {rank: _kept_bytes(memory) for rank, memory in read().items()}
 
     def grown_bytes(self, rank: int, memory: RankMemory | None) -> int:
-        """Return how much more a rank keeps between its steps than early in the attempt; 0 if it is not known."""
+        """Return how much more a rank keeps between its steps than early in the attempt; 0 if it is not
+        known.
+        """
         if memory is None or not self._early.get(rank):
             return 0
         return max(0, _kept_bytes(memory) - self._early[rank])
@@ -92,7 +96,9 @@ PHASE_NOUNS = {
 def sentences(
     change: PlanChange, phase: MemoryPhase, before: MemoryPlan, facts: MemoryFacts
 ) -> tuple[str, ...]:
-    """Return what a change does, what it is predicted to save, why nothing before it was done, and what it costs in exactness."""
+    """Return what a change does, what it is predicted to save, why nothing before it was done, and what it
+    costs in exactness.
+    """
     text = f"memory plan: {what_changes(change, before, facts)}"
     if change.fallback_step is not FallbackStep.larger_vllm_share:
         text = f"{text}; {_predicted(change.prediction, phase)}"

@@ -1,8 +1,10 @@
-"""The peak of a rank's memory in a phase with two memory plans: from traces of the job, or else by a closed formula.
+"""The peak of a rank's memory in a phase with two memory plans: from traces of the job, or else by a closed
+formula.
 
-A prediction compares two plans of one run; it does not say whether either fits. Both add what neither knows: what vLLM reserves on
-the same GPU (its share, in generation always, in the other phases unless it sleeps), and what the allocator has reserved and
-cannot use, if the error says how much; expandable segments leave none of it. Pure; called by `fallback_steps.py`.
+A prediction compares two plans of one run; it does not say whether either fits. Both add what neither knows:
+what vLLM reserves on the same GPU (its share, in generation always, in the other phases unless it sleeps),
+and what the allocator has reserved and cannot use, if the error says how much; expandable segments leave none
+of it. Pure; called by `fallback_steps.py`.
 """
 
 from __future__ import annotations
@@ -90,7 +92,8 @@ class PeakPrediction:
 
     Attributes:
         before_bytes, after_bytes: with the present plan and with the next one.
-        nominal: the model's sizes are not known, so the figures are those of another model, and only their order counts.
+        nominal: the model's sizes are not known, so the figures are those of another model, and only their
+            order counts.
         traced: the figures come from traces of the job.
         missing: why they do not, as a clause; empty if no trace would show the difference.
     """

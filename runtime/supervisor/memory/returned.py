@@ -1,7 +1,8 @@
 """Whether the GPUs' memory has been returned after an out-of-memory error, before the next attempt starts.
 
-A process that was killed gives its memory back a moment later, and one that nobody knew of keeps it: the next attempt would
-then run out of memory for another's sake, and the plan would be changed for nothing. Called by the supervisor. Ends no process.
+A process that was killed gives its memory back a moment later, and one that nobody knew of keeps it: the next
+attempt would then run out of memory for another's sake, and the plan would be changed for nothing. Called by
+the supervisor. Ends no process.
 """
 
 from __future__ import annotations

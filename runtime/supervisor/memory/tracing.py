@@ -2,9 +2,9 @@
 
     facts, plans → request → process (`grpo_run.runtime.planning`) → peaks by plan
 
-The process is forked from the warm interpreter, has a deadline, a lower priority, a bound of its memory and no GPU. Called by the
-fallback steps (`runtime/supervisor/run_memory.py`) while the ranks of the failed attempt wait; what is not traced in time is compared in closed form. Traces
-nothing while a run proceeds.
+The process is forked from the warm interpreter, has a deadline, a lower priority, a bound of its memory and
+no GPU. Called by the fallback steps (`runtime/supervisor/run_memory.py`) while the ranks of the failed
+attempt wait; what is not traced in time is compared in closed form. Traces nothing while a run proceeds.
 """
 
 from __future__ import annotations

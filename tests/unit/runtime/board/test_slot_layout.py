@@ -14,7 +14,7 @@ from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 INTEGERS = [
     "train_call", "step", "target_steps", "voted_step", "committed_step", "resumed_step", "checkpoint_step",
     "voted_at_ns", "train_started_ns", "tokens_generated", "rewards_scored", "votes", "hygiene_runs",
-    "alone_after", "save_state_calls",
+    "no_trainer_after", "save_state_calls",
 ]  # fmt: skip
 FLOATS = [
     "vote_wait_seconds", "hygiene_seconds", "checkpoint_seconds", "ended_eos", "ended_length", "ended_repetition",

@@ -21,7 +21,7 @@ CALL = {
     "output_dir": "/o",
 }  # fmt: skip
 STARTING: dict[str, Any] = {"state": RankState.starting, "train_call": 0, "step": 0, "phases": ()}
-ALONE = STARTING | {"alone_after": 1}
+ALONE = STARTING | {"no_trainer_after": 1}
 RETURNED: dict[str, Any] = {"state": RankState.returned}
 BETWEEN: dict[str, Any] = {"state": RankState.between, "train_call": 1}
 
@@ -34,12 +34,12 @@ BETWEEN: dict[str, Any] = {"state": RankState.between, "train_call": 1}
         (ALONE, ALONE, [OWN, SAVED], (0, 0), StopMeans.save),
         (STARTING, STARTING, [OWN, SAVED], (0, 0), StopMeans.term),
         ({"step": 0}, {"step": 0}, [CALL], (0, 0), StopMeans.end),
-        ({"step": 0, "alone_after": 1}, {"step": 0}, [OWN, CALL], (0, 0), StopMeans.end),
+        ({"step": 0, "no_trainer_after": 1}, {"step": 0}, [OWN, CALL], (0, 0), StopMeans.end),
         ({}, {}, [CALL], (1, 7), StopMeans.vote),
         ({}, STARTING, [CALL], (0, 0), StopMeans.vote),
         (BETWEEN, BETWEEN, [CALL], (1, 7), StopMeans.vote),
-        (BETWEEN | {"alone_after": 1}, BETWEEN, [OWN, CALL], (1, 7), StopMeans.vote),
-        (BETWEEN | {"alone_after": 2}, BETWEEN, [CALL, OWN], (1, 7), StopMeans.term),
+        (BETWEEN | {"no_trainer_after": 1}, BETWEEN, [OWN, CALL], (1, 7), StopMeans.vote),
+        (BETWEEN | {"no_trainer_after": 2}, BETWEEN, [CALL, OWN], (1, 7), StopMeans.term),
         (RETURNED, RETURNED, [CALL], (1, 7), StopMeans.exit),
         (RETURNED, {"state": RankState.done}, [], (0, 0), StopMeans.exit),
         (RETURNED, BETWEEN, [CALL], (1, 7), StopMeans.vote),

@@ -271,7 +271,11 @@ def test_steps_of_a_loop_of_the_script_s_own_are_not_taken_for_counted_ones(
     make_slot: MakeSlot, alone: bool
 ) -> None:
     """They are not counted, so a deadlock at the same line may be another one, and no step is named."""
-    slots: dict[int, Slot | None] = {0: make_slot(0), 1: make_slot(1, alone_after=2 if alone else 0), 2: None}
+    slots: dict[int, Slot | None] = {
+        0: make_slot(0),
+        1: make_slot(1, no_trainer_after=2 if alone else 0),
+        2: None,
+    }
     proved = stall(confidence="proved", lasts_seconds=math.inf)
     verdicts = (
         hangs.diagnose_deadlock(deadlock(), slots, {}),

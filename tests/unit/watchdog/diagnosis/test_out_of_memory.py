@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.diagnosis.exits import diagnose_exits
-from grpo_run.watchdog.diagnosis.lost_peers import is_victim, reports_lost_peer
+from grpo_run.watchdog.diagnosis.exits import diagnose_exits, is_victim, reports_lost_peer
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.shortage import MemoryPhase
 from grpo_run.watchdog.observation import Exit, OpenPhase, Phase, RaisedError, RankError, RankState, Slot

@@ -49,10 +49,10 @@ def test_the_first_step_is_on_the_board_and_in_the_journal(
     optimizer: torch.optim.Optimizer, reading: Callable[[], Slot], events: Any, session: Any
 ) -> None:
     """Further steps are only counted."""
-    assert not reading().trains_alone
+    assert not reading().trains_without_trainer
     optimizer.step()
     optimizer.step()
-    assert reading().trains_alone
+    assert reading().trains_without_trainer
     assert noticed(events) == [""]
     assert session.own_steps == 2
 
@@ -87,12 +87,12 @@ def test_steps_of_a_train_call_are_not_the_script_s(
     session.slot.state, session.slot.train_call = RankState.training, 1
     session.slot.publish()
     optimizer.step()
-    assert not reading().trains_alone
+    assert not reading().trains_without_trainer
     session.slot.state = RankState.between
     session.slot.publish()
-    assert not reading().trains_alone
+    assert not reading().trains_without_trainer
     optimizer.step()
-    assert reading().trains_alone
+    assert reading().trains_without_trainer
     assert noticed(events) == ["", ""]
 
 

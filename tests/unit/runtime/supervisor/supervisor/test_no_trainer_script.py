@@ -17,7 +17,7 @@ def test_a_script_that_trains_by_itself_is_stopped_by_sigterm(start: Callable[..
     """What a restart means is said once. The code is the script's, or 93."""
     run = start()
     for rank, slot in run.slots.items():
-        slot.state, slot.train_call, slot.alone_after = RankState.starting, 0, 1
+        slot.state, slot.train_call, slot.no_trainer_after = RankState.starting, 0, 1
         slot.publish()
         Journal(run.directory.journal, "run-1").write("own_training", rank=rank, trainer="")
     run.poll()

@@ -6,8 +6,7 @@ import pytest
 from support.builders.watchdog.failed_ranks import PEER_GONE, MakeError, MakeExit, MakeSlot
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.diagnosis.exits import diagnose_exits
-from grpo_run.watchdog.diagnosis.lost_peers import is_victim, reports_lost_peer
+from grpo_run.watchdog.diagnosis.exits import diagnose_exits, is_victim, reports_lost_peer
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from grpo_run.runtime.processes.descriptors import RESERVED, RESERVED_PER_RANK, DescriptorReserve
+from grpo_run.runtime.supervisor.last_resort import RESERVED, RESERVED_PER_RANK, DescriptorReserve
 
 
 def count() -> int:
