@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.machinery
 import os
+import resource
 import secrets
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,10 @@ from grpo_run.runtime.upstream.versions import check_versions
 REFUSED = ("no_python", "run_path")
 IGNORED = {"log_dir": None, "redirects": "0", "tee": "0", "start_method": "spawn"}
 """torchrun's options without effect here, and their defaults."""
+DESCRIPTORS = 128
+"""Open files of the supervisor: libraries, the run's files, 32 connections to the metrics, evidence of a fault."""
+DESCRIPTORS_PER_RANK = 16
+"""Of a rank: its pipe, sentinel and files, and a connection to the store for each process group."""
 TOKEN_BYTES = 4
 """Of the random part of a new run's id."""
 
@@ -89,6 +94,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     if ranks.replaced:
         _warn(ranks.replaced)
     check_injections(injections, ranks.per_node * nodes[1])
+    check_descriptors(ranks.per_node, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     command = words.identity(arguments)
     token = secrets.token_hex(TOKEN_BYTES)
     location = locate(options, command, nodes[1], token, starts_over=starts_over > 0)
@@ -144,6 +150,19 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         accept_change=options.accept_change,
         snapshot_folder=values.snapshot_folder(options.snapshot_dir, nodes[1]),
     )
+
+
+def check_descriptors(ranks: int, limit: int) -> None:
+    """Check that the limit of open files suffices for the supervisor of so many ranks.
+
+    Raises:
+        UsageError: it does not; without descriptors a fault could not be handled.
+    """
+    needed = DESCRIPTORS + DESCRIPTORS_PER_RANK * ranks
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        raise UsageError(
+            f"the limit of open files is {limit}, and {ranks} rank(s) need {needed}: raise it with `ulimit -n {needed}`"
+        )
 
 
 def _check_torchrun_options(options: argparse.Namespace) -> None:

@@ -21,7 +21,6 @@ from grpo_run.runtime.history.status import lacks_model_of_script, model_place, 
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.injections import Injection, remaining
 from grpo_run.runtime.processes.agent import Directive
-from grpo_run.runtime.processes.descriptors import DescriptorReserve
 from grpo_run.runtime.snapshots import last_writes
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from grpo_run.runtime.snapshots.last_writes import OnlyInMemory, write_last
@@ -230,7 +229,6 @@ class RunOutcome:
         live: journal and history of the run.
         reporter: for events and messages.
         lifecycle: of the run.
-        reserve: descriptors for a report of the supervisor's own failure.
         drains: writes the last snapshots; None if there are none.
         interrupted: whether a stop was requested, so that the end waits for nothing.
     """
@@ -243,7 +241,6 @@ class RunOutcome:
         live: LiveHistory,
         reporter: Reporter,
         lifecycle: Lifecycle,
-        reserve: DescriptorReserve,
         drains: DrainScheduler | None,
         interrupted: Callable[[], bool],
     ) -> None:
@@ -254,9 +251,7 @@ class RunOutcome:
             config, live=live, reporter=reporter, lifecycle=lifecycle, drain_scheduler=drains,
             interrupted=interrupted,
         )  # fmt: skip
-        self._last_resort = LastResort(
-            incidents, live=live, reporter=reporter, lifecycle=lifecycle, reserve=reserve
-        )
+        self._last_resort = LastResort(incidents, live=live, reporter=reporter, lifecycle=lifecycle)
 
     @property
     def directive(self) -> Directive:

@@ -24,7 +24,6 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus, live_status
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes.agent import Directive, RankStart
-from grpo_run.runtime.processes.descriptors import DescriptorReserve
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.processes.termination import TerminatedProcess
 from grpo_run.runtime.snapshots.area import StagingArea
@@ -110,10 +109,9 @@ class Supervisor:
         parts = (self._drains, self._reporter, self.history, self.stop, enter_cgroup)
         self._host = HostWatch(run, config, *parts)
         self._unguarded = UnguardedWatch(config.injections, self.lifecycle, self._reporter, self.history)
-        self._reserve = DescriptorReserve(local_world_size)
         self._outcome = RunOutcome(
             config, run.incidents, live=self._live, reporter=self._reporter, lifecycle=self.lifecycle,
-            reserve=self._reserve, drains=self._drains,
+            drains=self._drains,
             interrupted=lambda: self.stop.noted or self.stop.requested,
         )  # fmt: skip
         self._preparation = AttemptPreparation(
@@ -317,7 +315,6 @@ class Supervisor:
         commit = self.attempt.new_commit(slots, self.board)
         if commit is None:
             return
-        self._reserve.fill()  # the ranks are connected
         self.held.release()
         self.lifecycle.fire(RunEvent.step_committed)
         event = commit.as_event(wall_time=time.time(), now_seconds=time.monotonic())
@@ -343,7 +340,6 @@ class Supervisor:
     def _handle_fault(
         self, ranks: RankGroup, slots: dict[int, Slot | None], finding: HangFinding | None = None
     ) -> Directive:
-        self._reserve.release()  # until the ranks of the next attempt have committed a step
         resolution = self._faults.handle(
             self._incident(ranks, finding=finding),
             slots,
