@@ -19,6 +19,7 @@ from pathlib import Path
 from grpo_run.runtime.processes.forkserver import SUPERVISOR_PID, import_path
 from grpo_run.runtime.processes.parent_death import die_with_parent
 from grpo_run.runtime.rank import inherited_modules
+from grpo_run.runtime.upstream import torch_names
 
 die_with_parent(int(os.environ[SUPERVISOR_PID]))
 os.setsid()  # the supervisor alone handles signals to its process group or terminal
@@ -52,9 +53,10 @@ def import_torch() -> None:
     until the script imports transformers, and the script would then have parts of two.
     """
     import torch
-    import torch._dynamo
     import torch.distributed
     import torch.distributed.algorithms.ddp_comm_hooks  # noqa: F401
+
+    torch_names.import_dynamo()
 
 
 def import_trainers() -> None:
