@@ -1,6 +1,7 @@
 """Parse and check the command line of `grpo-run launch`: the options, the script and the number of ranks.
 
-Called by `cli/launch.py`. Every refusal is one line, before any process starts. Executes nothing of the user's.
+Called by `cli/launch.py`. Every refusal is one line, before any process starts. Executes nothing of the
+user's.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ REFUSED = ("no_python", "run_path")
 IGNORED = {"log_dir": None, "redirects": "0", "tee": "0", "start_method": "spawn"}
 """torchrun's options without effect here, and their defaults."""
 DESCRIPTORS = 128
-"""Open files of the supervisor: libraries, the run's files, 32 connections to the metrics, evidence of a fault."""
+"""Open files of the supervisor: libraries, the run's files, 32 connections to the metrics, evidence of a
+fault."""
 DESCRIPTORS_PER_RANK = 16
 """Of a rank: its pipe, sentinel and files, and a connection to the store for each process group."""
 TOKEN_BYTES = 4
@@ -45,8 +47,8 @@ TOKEN_BYTES = 4
 class LaunchCommand:
     """A checked command line: torch elastic's arguments and the configuration of the run.
 
-    `script` is the file that will run, `typed` the words as typed, `snapshot_folder` where the run's staging area is
-    created; None to write checkpoints directly to disk.
+    `script` is the file that will run, `typed` the words as typed, `snapshot_folder` where the run's staging
+    area is created; None to write checkpoints directly to disk.
     """
 
     elastic: argparse.Namespace
@@ -161,7 +163,8 @@ def check_descriptors(ranks: int, limit: int) -> None:
     needed = DESCRIPTORS + DESCRIPTORS_PER_RANK * ranks
     if limit != resource.RLIM_INFINITY and limit < needed:
         raise UsageError(
-            f"the limit of open files is {limit}, and {ranks} rank(s) need {needed}: raise it with `ulimit -n {needed}`"
+            f"the limit of open files is {limit}, and {ranks} rank(s) need {needed}: raise it with `ulimit"
+            f" -n {needed}`"
         )
 
 
@@ -188,7 +191,8 @@ class Ranks:
         per_node: how many.
         environment: their environment variables, without those that torch elastic sets.
         expected_distributed_type: accelerate's `DistributedType` that must result; None to accept any.
-        replaced: what the command line replaces of the accelerate configuration, as a sentence; "" for nothing.
+        replaced: what the command line replaces of the accelerate configuration, as a sentence; "" for
+            nothing.
     """
 
     per_node: int
@@ -279,7 +283,8 @@ def source_of(target: str, *, module: bool) -> Path:
 
 
 def _find_module(name: str) -> ModuleSpec | None:
-    """Find a module without importing its parent packages, which would run the user's code in the supervisor."""
+    """Find a module without importing its parent packages, which would run the user's code in the
+    supervisor."""
     path: Sequence[str] | None = None
     spec: ModuleSpec | None = None
     parts = name.split(".")

@@ -1,4 +1,5 @@
-"""What torch keeps in private modules for modes that see every call of an operator. Importing it imports torch.
+"""What torch keeps in private modules for modes that see every call of an operator. Importing it imports
+torch.
 
 Used by `runtime/planning/`, which traces a training step without data, and by `runtime/rank/memory_trace/`.
 """
