@@ -1,7 +1,7 @@
 """`grpo-run launch [options] SCRIPT.py [script arguments]`: run a training script under supervision.
 
-Creates and locks the run directory, and decides whether there is anything left to run. The command line is parsed, and
-the run itself connected and supervised, in `launching/`.
+Creates and locks the run directory, and decides whether there is anything left to run. The command line is
+parsed, and the run itself connected and supervised, in `launching/`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(launch: LaunchCommand) -> int:
-    """Supervise one run until it ends; if it cannot be resumed and the user wants it, another one from the beginning."""
+    """Supervise one run until it ends; if it cannot be resumed and the user wants it, another one from the
+    beginning."""
     ignored = {number for number in stop_signals() if signal.getsignal(number) is signal.SIG_IGN}
     environment = dict(os.environ)
     code = _run(launch)
@@ -96,7 +97,7 @@ def _run(launch: LaunchCommand) -> int:
             return _resume_or_supervise(launch, directory, listener)
         except (UsageError, KeyboardInterrupt, BrokenPipeError):
             raise
-        except Exception as error:  # noqa: BLE001 - of grpo-run itself, before or after the supervisor's own handler
+        except Exception as error:  # noqa: BLE001 - of grpo-run itself, outside the supervisor's handler
             _report_failure(launch, directory, error)
             return EXIT_GAVE_UP
 
@@ -138,10 +139,12 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
 
 
 def _write_the_rest(run_id: str, directory: RunDirectory, history: History) -> int | None:
-    """Write what only memory has of a run whose script ran to its end. Nothing is trained, so no change matters.
+    """Write what only memory has of a run whose script ran to its end. Nothing is trained, so no change
+    matters.
 
     Returns:
-        the exit code; None if nothing was in memory: the run has finished, or trains again what memory has lost.
+        the exit code; None if nothing was in memory: the run has finished, or trains again what memory has
+        lost.
     """
     from grpo_run.runtime.snapshots.last_writes import WAIT_SECONDS
     from grpo_run.runtime.supervisor.outcome import writing_command
@@ -164,8 +167,8 @@ def _write_the_rest(run_id: str, directory: RunDirectory, history: History) -> i
         print("grpo-run: what only memory had is gone; the run continues from its newest checkpoint on disk")
         return None
     print(
-        f"grpo-run: the script of run {run_id} ran to its end. {history.lost.sentence} Use --fresh to start a new"
-        " run."
+        f"grpo-run: the script of run {run_id} ran to its end. {history.lost.sentence} Use --fresh to start"
+        " a new run."
     )
     return EXIT_GAVE_UP
 

@@ -1,6 +1,7 @@
 """Parse and check the command line of `grpo-run launch`: the options, the script and the number of ranks.
 
-Called by `cli/launch.py`. Every refusal is one line, before any process starts. Executes nothing of the user's.
+Called by `cli/launch.py`. Every refusal is one line, before any process starts. Executes nothing of the
+user's.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.machinery
 import os
+import resource
 import secrets
 import sys
 from collections.abc import Sequence
@@ -32,6 +34,11 @@ from grpo_run.runtime.upstream.versions import check_versions
 REFUSED = ("no_python", "run_path")
 IGNORED = {"log_dir": None, "redirects": "0", "tee": "0", "start_method": "spawn"}
 """torchrun's options without effect here, and their defaults."""
+DESCRIPTORS = 128
+"""Open files of the supervisor: libraries, the run's files, 32 connections to the metrics, evidence of a
+fault."""
+DESCRIPTORS_PER_RANK = 16
+"""Of a rank: its pipe, sentinel and files, and a connection to the store for each process group."""
 TOKEN_BYTES = 4
 """Of the random part of a new run's id."""
 
@@ -40,8 +47,8 @@ TOKEN_BYTES = 4
 class LaunchCommand:
     """A checked command line: torch elastic's arguments and the configuration of the run.
 
-    `script` is the file that will run, `typed` the words as typed, `snapshot_folder` where the run's staging area is
-    created; None to write checkpoints directly to disk.
+    `script` is the file that will run, `typed` the words as typed, `snapshot_folder` where the run's staging
+    area is created; None to write checkpoints directly to disk.
     """
 
     elastic: argparse.Namespace
@@ -89,6 +96,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     if ranks.replaced:
         _warn(ranks.replaced)
     check_injections(injections, ranks.per_node * nodes[1])
+    check_descriptors(ranks.per_node, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     command = words.identity(arguments)
     token = secrets.token_hex(TOKEN_BYTES)
     location = locate(options, command, nodes[1], token, starts_over=starts_over > 0)
@@ -146,6 +154,20 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     )
 
 
+def check_descriptors(ranks: int, limit: int) -> None:
+    """Check that the limit of open files suffices for the supervisor of so many ranks.
+
+    Raises:
+        UsageError: it does not; without descriptors a fault could not be handled.
+    """
+    needed = DESCRIPTORS + DESCRIPTORS_PER_RANK * ranks
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        raise UsageError(
+            f"the limit of open files is {limit}, and {ranks} rank(s) need {needed}: raise it with `ulimit"
+            f" -n {needed}`"
+        )
+
+
 def _check_torchrun_options(options: argparse.Namespace) -> None:
     for name in REFUSED:
         if getattr(options, name):
@@ -169,7 +191,8 @@ class Ranks:
         per_node: how many.
         environment: their environment variables, without those that torch elastic sets.
         expected_distributed_type: accelerate's `DistributedType` that must result; None to accept any.
-        replaced: what the command line replaces of the accelerate configuration, as a sentence; "" for nothing.
+        replaced: what the command line replaces of the accelerate configuration, as a sentence; "" for
+            nothing.
     """
 
     per_node: int
@@ -260,7 +283,8 @@ def source_of(target: str, *, module: bool) -> Path:
 
 
 def _find_module(name: str) -> ModuleSpec | None:
-    """Find a module without importing its parent packages, which would run the user's code in the supervisor."""
+    """Find a module without importing its parent packages, which would run the user's code in the
+    supervisor."""
     path: Sequence[str] | None = None
     spec: ModuleSpec | None = None
     parts = name.split(".")

@@ -1,9 +1,10 @@
 """Which run a command continues: its id and directory, what has changed since, and `--resume-from`.
 
-Checkpoints are found by the run's id, so a new run needs an id that no earlier run of the command has. The inputs of
-a run are compared with those that it was started with. A name in `--resume-from` that cannot be a run or a checkpoint
-is refused, and so is an older checkpoint of the run itself; the ranks check the checkpoint: its digests, and whether
-it fits the model and the batch. Called by `command.py` and `cli/launch.py`. Starts no process and writes no file.
+Checkpoints are found by the run's id, so a new run needs an id that no earlier run of the command has. The
+inputs of a run are compared with those that it was started with. A name in `--resume-from` that cannot be a
+run or a checkpoint is refused, and so is an older checkpoint of the run itself; the ranks check the
+checkpoint: its digests, and whether it fits the model and the batch. Called by `command.py` and
+`cli/launch.py`. Starts no process and writes no file.
 """
 
 from __future__ import annotations
@@ -68,20 +69,21 @@ def locate(
 ) -> RunLocation:
     """Return where the run of a command is.
 
-    The newest run of the same command is continued. With `--fresh`, the next number of its series is a new run. In a
-    directory of the user's choice the numbers are not known: there a new run is named by `--run-id`, or with the token.
+    The newest run of the same command is continued. With `--fresh`, the next number of its series is a new
+    run. In a directory of the user's choice the numbers are not known: there a new run is named by
+    `--run-id`, or with the token.
 
     Args:
         options: the parsed command line.
         command: the words that identify the run.
         nodes: the largest number of nodes; with several, the node's name is part of the directory's name.
         token: random; part of the id of a new run in a directory of the user's choice.
-        starts_over: a new run follows one that could not be resumed; in a directory of the user's choice it is in the next
-            one of this name.
+        starts_over: a new run follows one that could not be resumed; in a directory of the user's choice it
+            is in the next one of this name.
 
     Raises:
-        UsageError: the id is not a plain name, the directory belongs to another command, or `--fresh` cannot be
-            obeyed.
+        UsageError: the id is not a plain name, the directory belongs to another command, or `--fresh` cannot
+            be obeyed.
     """
     # of the script's own name, also if it is started through a link
     base = options.run_id or default_run_id(command[1] if command[0] == "-m" else command[0], command)
@@ -97,8 +99,8 @@ def locate(
         if options.fresh and not options.run_id:
             if nodes > 1:
                 raise UsageError(
-                    "--fresh --run-dir on several nodes: they cannot choose the new run's id by themselves; give one that"
-                    " is new with --run-id, the same on every node"
+                    "--fresh --run-dir on several nodes: they cannot choose the new run's id by themselves;"
+                    " give one that is new with --run-id, the same on every node"
                 )
             return RunLocation(base, f"{base}-{token}", path)
         started_over = recorded if path != Path(options.run_dir) else None
@@ -122,7 +124,8 @@ def locate(
 
 
 def _newest_directory(path: Path, command: Sequence[str]) -> tuple[Path, Path]:
-    """Return the directory of the newest run that has started over after the one in `path`, and of the next such run."""
+    """Return the directory of the newest run that has started over after the one in `path`, and of the next
+    such run."""
     newest, number = path, 2
     while True:
         after = path.with_name(f"{path.name}-{number}")
@@ -146,8 +149,8 @@ def _recorded(directory: RunDirectory, command: Sequence[str], option: str) -> s
     if recorded != list(command):
         words = shlex.join(recorded) if isinstance(recorded, list) else "an unknown command"
         raise UsageError(
-            f"{directory.path} holds run {run.get('run_id')} of another command ({_shortened(words)}); give another"
-            f" {option}"
+            f"{directory.path} holds run {run.get('run_id')} of another command ({_shortened(words)}); give"
+            f" another {option}"
         )
     return str(run["run_id"])
 
@@ -179,7 +182,8 @@ def check_inputs(
     """Refuse to continue a run whose inputs have changed, unless the user accepts it.
 
     Raises:
-        UsageError: something that may change the training has changed, or the checkpoint that a finished run has named is gone.
+        UsageError: something that may change the training has changed, or the checkpoint that a finished run
+            has named is gone.
     """
     checkpoint = history.checkpoint
     # a script may delete its checkpoints before its last line; the sentence names what was on disk then
@@ -190,7 +194,8 @@ def check_inputs(
         and not Path(checkpoint.path).exists()
     ):
         raise UsageError(
-            f"run {run_id} has finished, but its last checkpoint {checkpoint.path} is gone; use --fresh to train again"
+            f"run {run_id} has finished, but its last checkpoint {checkpoint.path} is gone; use --fresh to"
+            " train again"
         )
     recorded = Inputs.from_json(directory.read_run().get("inputs")) if directory.run_json.is_file() else None
     if recorded is None:
@@ -217,7 +222,8 @@ def check_inputs(
 class ChangedFiles:
     """What has changed in the files of a run between the attempts of one launch.
 
-    The ranks of the next attempt read them again. A restart is not refused for it: nobody is there to be asked.
+    The ranks of the next attempt read them again. A restart is not refused for it: nobody is there to be
+    asked.
 
     Args:
         directory: of the run.
@@ -286,7 +292,8 @@ def check_resume_from(value: str | None, run_directory: Path, script_arguments: 
 
 
 def check_against_run(config: RunConfig, directory: RunDirectory, history: History) -> None:
-    """Refuse to go back within a run, which would give up its newer checkpoints; print it if the value has no effect.
+    """Refuse to go back within a run, which would give up its newer checkpoints; print it if the value has no
+    effect.
 
     A command that was launched before may be repeated: it continues the run.
 
@@ -306,15 +313,15 @@ def check_against_run(config: RunConfig, directory: RunDirectory, history: Histo
     repeated = directory.run_json.is_file() and directory.read_run().get("resume_from") == value
     if named is not None and not repeated:
         raise UsageError(
-            f"--resume-from {value}: run {config.run_id}, to which it belongs, has a newer {newest.place}; to start another"
-            " run from it, add --fresh (and another --run-dir, if one is given); to continue from the newest, leave"
-            " --resume-from out"
+            f"--resume-from {value}: run {config.run_id}, to which it belongs, has a newer {newest.place};"
+            " to start another run from it, add --fresh (and another --run-dir, if one is given); to"
+            " continue from the newest, leave --resume-from out"
         )
     if history.finished:
         return  # nothing continues
     print(
-        f"grpo-run: --resume-from {value} has no effect: run {config.run_id} continues from its own newest checkpoint or snapshot;"
-        " with --fresh, another run starts from it"
+        f"grpo-run: --resume-from {value} has no effect: run {config.run_id} continues from its own newest"
+        " checkpoint or snapshot; with --fresh, another run starts from it"
     )
 
 

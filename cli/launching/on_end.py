@@ -151,8 +151,8 @@ def status_or_none(directory: RunDirectory) -> RunStatus | None:
 UNNOTICED_SECONDS = 2.0
 """A longer wait is announced."""
 STOP_SECONDS = 20.0
-"""After a request to stop, the command has exited by then. Kubernetes and Slurm kill 30 s after their SIGTERM, and the exit
-code would be lost."""
+"""After a request to stop, the command has exited by then. Kubernetes and Slurm kill 30 s after their
+SIGTERM, and the exit code would be lost."""
 
 
 def leave_at(stop_signals: Sequence[float], *, stopped: bool) -> float:
@@ -189,6 +189,7 @@ def await_last_scrapes(
         return
     if seconds > UNNOTICED_SECONDS:
         notify(
-            f"waiting up to {duration_text(seconds)} until the last state has been scraped (Ctrl-C to exit now)"
+            f"waiting up to {duration_text(seconds)} until the last state has been scraped (Ctrl-C to exit"
+            " now)"
         )
     server.await_last_scrapes(ended_at, lambda: interrupted() or time.monotonic() >= until)

@@ -1,10 +1,11 @@
-"""The options of `grpo-run launch` and its help: torchrun's and ours, and where the script begins among the words.
+"""The options of `grpo-run launch` and its help: torchrun's and ours, and where the script begins among the
+words.
 
 `-h` shows the most used options, `--help` all of them: ours by group, exit codes, examples, then torchrun's.
-torchrun's are declared again so that help and a wrong option are answered without importing torch; a contract test
-compares them with torch's own parser, and `ranks.py` adds what a newer torch has. Options come before the script;
-every word after it belongs to the script, even if it looks like an option. Used by `command.py`, and by the
-commands that pass options on: `train` and `resume`. Checks no value (`values.py`).
+torchrun's are declared again so that help and a wrong option are answered without importing torch; a contract
+test compares them with torch's own parser, and `ranks.py` adds what a newer torch has. Options come before
+the script; every word after it belongs to the script, even if it looks like an option. Used by `command.py`,
+and by the commands that pass options on: `train` and `resume`. Checks no value (`values.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
-USAGE = "grpo-run launch [options] SCRIPT.py [script arguments]\n       grpo-run launch [options] -m MODULE [script arguments]"
+USAGE = """\
+grpo-run launch [options] SCRIPT.py [script arguments]
+       grpo-run launch [options] -m MODULE [script arguments]"""
 DESCRIPTION = """\
 Run a training script under supervision. Takes the place of torchrun and
 accepts its options. When a rank dies or hangs, grpo-run records evidence,
@@ -71,8 +74,9 @@ examples:
 
 All options and exit codes: grpo-run launch --help"""
 MOST_USED = (
-    "--nproc-per-node", "--module", "--accelerate-config", "--run-id", "--fresh", "--accept-change", "--resume-from",
-    "--max-restarts", "--snapshot-every", "--generation", "--guard", "--show-ranks", "--metrics-addr",
+    "--nproc-per-node", "--module", "--accelerate-config", "--run-id", "--fresh", "--accept-change",
+    "--resume-from", "--max-restarts", "--snapshot-every", "--generation", "--guard", "--show-ranks",
+    "--metrics-addr",
 )  # fmt: skip
 """Options that `-h` shows."""
 TORCHRUN_GROUPS = frozenset({"positional arguments", "options", "optional arguments"})
@@ -190,34 +194,35 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--fresh",
         action="store_true",
-        help="start a new run of this command, also into an output directory with checkpoints of another run (default:"
-        " continue the last run of this command)",
+        help="start a new run of this command, also into an output directory with checkpoints of another run"
+        " (default: continue the last run of this command)",
     )
     group.add_argument(
         "--accept-change",
         action="store_true",
-        help="continue a run although its script, a file that it has imported or that its arguments name, SEED, or an option"
-        " that affects training has changed (default: refuse)",
+        help="continue a run although its script, a file that it has imported or that its arguments name,"
+        " SEED, or an option that affects training has changed (default: refuse)",
     )
     group.add_argument(
         "--resume-from",
         metavar="RUN_ID|DIR",
-        help="start from the newest checkpoint of another run, or from one checkpoint directory; has no effect once the"
-        " run has a checkpoint of its own, so add --fresh to go back to an older checkpoint of the same run",
+        help="start from the newest checkpoint of another run, or from one checkpoint directory; has no"
+        " effect once the run has a checkpoint of its own, so add --fresh to go back to an older checkpoint"
+        " of the same run",
     )
     group.add_argument(
         "--require-resume",
         action="store_true",
-        help="end the run with exit code 93 if a restarted script repeats or leaves out a train() call that this run has"
-        " a checkpoint of (default: warn, and count it in grpo_resume_mismatches_total)",
+        help="end the run with exit code 93 if a restarted script repeats or leaves out a train() call that"
+        " this run has a checkpoint of (default: warn, and count it in grpo_resume_mismatches_total)",
     )
     group.add_argument(
         "--on-resume-failure",
         choices=("stop", "fresh"),
         default=RunConfig.on_resume_failure,
-        help="what follows if the script raises the same exception twice while it resumes: stop ends the run with exit code"
-        " 93; fresh starts a new run, in a new run directory and with new output directories; what the old one has written"
-        " stays (default: %(default)s)",
+        help="what follows if the script raises the same exception twice while it resumes: stop ends the run"
+        " with exit code 93; fresh starts a new run, in a new run directory and with new output directories;"
+        " what the old one has written stays (default: %(default)s)",
     )
     group.add_argument(
         "--accelerate-config", metavar="FILE", help="apply a configuration file of `accelerate launch`"
@@ -233,10 +238,10 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="do not terminate processes of this name that the script has started (default: terminate all that it has"
-        " started, before a restart and after the run). NAME is a process's name as in `ps -o comm`, or a shell pattern"
-        " for its whole command line as in `ps -o args`, such as '*redis-server*'; its child processes are kept too. May"
-        " be repeated",
+        help="do not terminate processes of this name that the script has started (default: terminate all"
+        " that it has started, before a restart and after the run). NAME is a process's name as in `ps -o"
+        " comm`, or a shell pattern for its whole command line as in `ps -o args`, such as '*redis-server*';"
+        " its child processes are kept too. May be repeated",
     )
     group.add_argument(
         "--allow-untested", action="store_true", help="accept library versions outside the tested ranges"
@@ -266,9 +271,9 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar=GUARD_GRAMMAR,
-        help=f"response to an alarm of a guard: {', '.join(GuardResponse)}, for {', '.join(LearningGuard)}; roll-back repeats from a"
-        " checkpoint before the onset, once exactly and once with fresh samples, then stops; may be repeated (default:"
-        " nonfinite=roll-back, the others warn)",
+        help=f"response to an alarm of a guard: {', '.join(GuardResponse)}, for {', '.join(LearningGuard)};"
+        " roll-back repeats from a checkpoint before the onset, once exactly and once with fresh samples,"
+        " then stops; may be repeated (default: nonfinite=roll-back, the others warn)",
     )
 
 
@@ -278,32 +283,32 @@ def _add_memory(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=RunConfig.hygiene_every,
         metavar="STEPS",
-        help="steps after which to consider collecting garbage and releasing cached GPU memory, at the same step on all ranks;"
-        " 0 for never (default: %(default)s)",
+        help="steps after which to consider collecting garbage and releasing cached GPU memory, at the same"
+        " step on all ranks; 0 for never (default: %(default)s)",
     )
     group.add_argument(
         "--no-memory-forecast",
         action="store_true",
-        help="do not split micro-batches of a rollout whose peak of GPU memory is predicted not to fit (default: split them, on"
-        " all ranks alike and with the same gradient)",
+        help="do not split micro-batches of a rollout whose peak of GPU memory is predicted not to fit"
+        " (default: split them, on all ranks alike and with the same gradient)",
     )
     group.add_argument(
         "--allow-degrade",
         action="store_true",
-        help="after an out-of-memory error, shorten completions when no change of the memory plan is left that keeps the"
-        " update (default: end the run and propose it)",
+        help="after an out-of-memory error, shorten completions when no change of the memory plan is left"
+        " that keeps the update (default: end the run and propose it)",
     )
     group.add_argument(
         "--memory-plan",
         metavar="NAME[=VALUE],...",
-        help=f"use less memory for the same update: {', '.join(MEMORY_PLAN_HELP)} (default: what the script has set, until"
-        " a rank runs out of memory)",
+        help=f"use less memory for the same update: {', '.join(MEMORY_PLAN_HELP)} (default: what the script"
+        " has set, until a rank runs out of memory)",
     )
     group.add_argument(
         "--memory-trace",
         action="store_true",
-        help="name what keeps memory that grows from step to step: the line that created it and the object that holds it; steps"
-        " take up to twice as long",
+        help="name what keeps memory that grows from step to step: the line that created it and the object"
+        " that holds it; steps take up to twice as long",
     )
 
 
@@ -323,43 +328,46 @@ def _add_rewards(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=RunConfig.reward_workers,
         metavar="N",
-        help="run the reward functions of each rank in N worker processes, where a hanging call is killed, and only"
-        " the samples that it fails on are excluded (default: %(default)s; a function that has hung twice at one step"
-        " is moved to a worker in any case)",
+        help="run the reward functions of each rank in N worker processes, where a hanging call is killed,"
+        " and only the samples that it fails on are excluded (default: %(default)s; a function that has hung"
+        " twice at one step is moved to a worker in any case)",
     )
     group.add_argument(
         "--reward-timeout",
         type=float,
         metavar="SECONDS",
-        help="longest time of one call of a reward function in a worker (default: learned, below the hang detector's)",
+        help="longest time of one call of a reward function in a worker (default: learned, below the hang"
+        " detector's)",
     )
     group.add_argument(
         "--mask-capped",
         default=",".join(Exclusion.masked_ends),
         metavar="ENDS|none",
-        help=f"completions to leave out of baseline and loss, by how a cap has ended them: {', '.join(CAPPED_ENDS)}"
-        " (default: %(default)s)",
+        help="completions to leave out of baseline and loss, by how a cap has ended them:"
+        f" {', '.join(CAPPED_ENDS)} (default: %(default)s)",
     )
     group.add_argument(
         "--repeat-rewards-above",
         type=float,
         default=Exclusion.repeat_rewards_above,
         metavar="SHARE",
-        help="compute the rewards of a rollout once more if more than this share of its samples has no valid reward; 1 for"
-        " never (default: %(default)g)",
+        help="compute the rewards of a rollout once more if more than this share of its samples has no valid"
+        " reward; 1 for never (default: %(default)g)",
     )
 
 
 def _add_limits(group: argparse._ArgumentGroup) -> None:
     bounds = DeadlineSettings()
     meanings = {
-        "floor": "shortest time without progress that counts as a hang; a third of it for a stopped or stuck interpreter"
-        f" (default: {bounds.floor_seconds:g})",
-        "ceiling": "longest time without progress allowed beyond observed durations; must be above --vote-timeout"
-        f" (default: {bounds.ceiling_seconds:g})",
-        "first": f"time without progress allowed in the first occurrence of a phase (default: {bounds.first_seconds:g})",
+        "floor": "shortest time without progress that counts as a hang; a third of it for a stopped or stuck"
+        f" interpreter (default: {bounds.floor_seconds:g})",
+        "ceiling": "longest time without progress allowed beyond observed durations; must be above"
+        f" --vote-timeout (default: {bounds.ceiling_seconds:g})",
+        "first": "time without progress allowed in the first occurrence of a phase (default:"
+        f" {bounds.first_seconds:g})",
         "exit": "time an idle process may take to exit after the script's last line (default:"
-        f" {bounds.exit_seconds:g}, or {bounds.exit_connected_seconds:g} while a process that it may wait for is alive)",
+        f" {bounds.exit_seconds:g}, or {bounds.exit_connected_seconds:g} while a process that it may wait"
+        " for is alive)",
     }
     for word, meaning in meanings.items():
         group.add_argument(f"--deadline-{word}", type=float, metavar="SECONDS", help=meaning)
@@ -375,15 +383,16 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         type=float,
         metavar="SECONDS",
         help="time that ranks have to save and exit after a stop request (default:"
-        f" {Timeouts.stop_seconds:g}; {Timeouts.handler_seconds:g} after SIGTERM to a script with no Trainer and no loop)",
+        f" {Timeouts.stop_seconds:g}; {Timeouts.handler_seconds:g} after SIGTERM to a script with no Trainer"
+        " and no loop)",
     )
     group.add_argument(
         "--tool-timeout",
         type=float,
         default=Timeouts.tool_seconds,
         metavar="SECONDS",
-        help="time after which an asynchronous tool of an agent is cancelled; the model is shown the error (default:"
-        " %(default)g)",
+        help="time after which an asynchronous tool of an agent is cancelled; the model is shown the error"
+        " (default: %(default)g)",
     )
 
 
@@ -391,8 +400,8 @@ def _add_display(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--show-ranks",
         metavar="RANKS",
-        help="ranks whose output is shown: none, all, or numbers as 0,1 (default: none on a terminal; all in a pipe or a"
-        " file, as under torchrun; warnings and events are always shown)",
+        help="ranks whose output is shown: none, all, or numbers as 0,1 (default: none on a terminal; all in"
+        " a pipe or a file, as under torchrun; warnings and events are always shown)",
     )
     group.add_argument(
         "--metrics-addr",
@@ -403,8 +412,9 @@ def _add_display(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--on-end",
         metavar="COMMAND",
-        help="shell command to run after the run has finished, stopped or failed; its standard input is a JSON object"
-        " with the outcome. Its failure is a warning, and it is killed after a minute (default: none)",
+        help="shell command to run after the run has finished, stopped or failed; its standard input is a"
+        " JSON object with the outcome. Its failure is a warning, and it is killed after a minute (default:"
+        " none)",
     )
 
 
@@ -426,8 +436,8 @@ def _add_injection(group: argparse._ArgumentGroup) -> None:
 
 Row = tuple[tuple[str, ...], Any, Callable[[str], Any], str]
 MONITOR_INTERVAL_SECONDS = 0.3
-"""Time between two polls of the ranks, a third as often as torchrun. Exits are noticed at once all the same, and ranks
-that may be deadlocked are polled when it is time to."""
+"""Time between two polls of the ranks, a third as often as torchrun. Exits are noticed at once all the same,
+and ranks that may be deadlocked are polled when it is time to."""
 
 
 def _words(text: str) -> list[str]:
@@ -562,8 +572,9 @@ class OptionWords:
     def identity(self, arguments: Sequence[str]) -> list[str]:
         """Return the words that identify the run: the script or `-m` with a module, and its arguments.
 
-        Options are left out: a run that is continued with another time limit is the same run. A script's path is
-        relative to the working directory, without symbolic links, so that `cli/train.py` and `./train.py` are one script.
+        Options are left out: a run that is continued with another time limit is the same run. A script's path
+        is relative to the working directory, without symbolic links, so that `cli/train.py` and `./train.py`
+        are one script.
         """
         words = self.split_generation(arguments)
         module: list[str] = []

@@ -1,9 +1,9 @@
 """What starts the ranks: torch elastic's rendezvous and our agent, and the environment of each rank.
 
-`build_agent` takes torchrun's options. `rank_environment` holds the settings that the bootstrap reads and what torch
-reads; the supervisor calls it, through `supervise.py`, for each rank of each attempt. `own_processes` sets the token
-that processes inherit, their cgroup, and the process that adopts orphans; it is called before anything else is
-started, so that whatever the run starts is marked. Terminates nothing.
+`build_agent` takes torchrun's options. `rank_environment` holds the settings that the bootstrap reads and
+what torch reads; the supervisor calls it, through `supervise.py`, for each rank of each attempt.
+`own_processes` sets the token that processes inherit, their cgroup, and the process that adopts orphans; it
+is called before anything else is started, so that whatever the run starts is marked. Terminates nothing.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 ENTRY = "grpo_run.runtime.rank.bootstrap:main"
 """What a rank runs: the function that runs the user's script."""
 LONELY_KEEP_ALIVE_SECONDS = 60
-"""How often a node without others tells its rendezvous that it is alive, at a cost of 2 ms each; torch's default is
-5 s."""
+"""How often a node without others tells its rendezvous that it is alive, at a cost of 2 ms each; torch's
+default is 5 s."""
 MASTER_PORT = 29500
 """torchrun's default."""
 

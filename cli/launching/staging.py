@@ -87,7 +87,8 @@ def staged(launch: LaunchCommand, directory: RunDirectory, fields: dict[str, Any
         yield dataclasses.replace(launch, config=config)
     finally:
         if area is not None:
-            # the run has ended before its first snapshot; a forked process that unwinds the stack removes nothing
+            # the run has ended before its first snapshot; a forked process that unwinds the stack removes
+            # nothing
             if os.getpid() == supervisor and not any(area.path.glob(f"*/{STAGED}")):
                 StagingArea(area.path).clear()
             os.close(area.lock)
@@ -112,8 +113,9 @@ def write_kept_checkpoints(
 ) -> OnlyInMemory | None:
     """Write the snapshots of an area to disk, say which, then free and unlock it.
 
-    What cannot be written stays in memory. A run whose script ran to its end, and that lacks nothing any more, has
-    finished then; for any other, the sentence of its end goes on, because it may name what was only in memory.
+    What cannot be written stays in memory. A run whose script ran to its end, and that lacks nothing any
+    more, has finished then; for any other, the sentence of its end goes on, because it may name what was only
+    in memory.
 
     Args:
         history: of the run, which contains what is written afterwards; None to replay the journal.

@@ -1,7 +1,7 @@
 """The signals that stop a run: what they do while it runs, after its end, and while Python exits.
 
-They are SIGTERM, SIGINT, SIGHUP and those that `--signals-to-handle` names. Called by `supervise.py`. A handler notes
-what has arrived; the supervisor decides what follows from it.
+They are SIGTERM, SIGINT, SIGHUP and those that `--signals-to-handle` names. Called by `supervise.py`. A
+handler notes what has arrived; the supervisor decides what follows from it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def stop_signals() -> frozenset[signal.Signals]:
 
 
 class StoppedWithoutRanks(BaseException):
-    """Raised by a signal while the agent waits for other nodes: no rank exists, so nothing has to be saved."""
+    """Raised by a signal while the agent waits for other nodes: no rank exists, so nothing has to be
+    saved."""
 
 
 def handle_signals(supervisor: Supervisor) -> list[float]:
@@ -59,7 +60,8 @@ def stop_by_signal() -> None:
 
 
 def note_signals() -> list[int]:
-    """Return a list to which the signals that arrive from now on are added: they end what is left to wait for."""
+    """Return a list to which the signals that arrive from now on are added: they end what is left to wait
+    for."""
     signals: list[int] = []
 
     def note(number: int, frame: object) -> None:

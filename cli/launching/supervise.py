@@ -76,8 +76,8 @@ def announce(
             terminal.notify("warning: the metrics can be read from the network, without authentication")
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         terminal.notify(
-            f"warning: other users can write to {short_path(directory.path)} (mode {mode:04o}), so they can replace"
-            " the files of the run; use a directory of mode 0700"
+            f"warning: other users can write to {short_path(directory.path)} (mode {mode:04o}), so they can"
+            " replace the files of the run; use a directory of mode 0700"
         )
     return server
 
@@ -169,7 +169,8 @@ def _supervise(
     stops = StopRequests(lambda: supervisor.board, stop_by_signal)
     terminal.start()
     output.start()
-    # what is imported stays: a full collection would visit it all, which takes 0.1 s of a core that ranks need
+    # what is imported stays: a full collection would visit it all, which takes 0.1 s of a core that ranks
+    # need
     gc.freeze()
     try:
         stop_signals = _run_agent(agent, supervisor, stops, launch, directory, processes.token)
@@ -203,7 +204,8 @@ def _begin_output(
     changed_files: ChangedFiles,
     files: dict[tuple[int, int], Path],
 ) -> None:
-    """Show the output of the ranks of a new attempt, by rank and descriptor, and whether the script has changed since the last one."""
+    """Show the output of the ranks of a new attempt, by rank and descriptor, and whether the script has
+    changed since the last one."""
     output.follow(files)
     change = changed_files.since_last_attempt()
     if change is not None:

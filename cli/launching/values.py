@@ -32,7 +32,8 @@ DEADLINE_FIELDS = {
 
 
 def timeouts(options: argparse.Namespace) -> Timeouts:
-    """Return the time limits. `--stop-timeout` is also that of the handlers of a script that trains by itself."""
+    """Return the time limits. `--stop-timeout` is also that of the handlers of a script that trains by
+    itself."""
     limits = Timeouts(vote_seconds=options.vote_timeout, tool_seconds=options.tool_timeout)
     if options.stop_timeout is None:
         return limits
@@ -110,8 +111,8 @@ def deadlines(options: argparse.Namespace) -> DeadlineSettings:
     )
     if ceiling < bounds.first_floor_seconds:
         raise UsageError(
-            f"--deadline-ceiling {ceiling:g}: must be at least {bounds.first_floor_seconds:g} seconds, the least"
-            " that the first occurrence of a phase is given"
+            f"--deadline-ceiling {ceiling:g}: must be at least {bounds.first_floor_seconds:g} seconds, the"
+            " least that the first occurrence of a phase is given"
         )
     if floor > ceiling:
         raise UsageError(f"--deadline-floor {floor:g}: must not be above --deadline-ceiling ({ceiling:g} s)")

@@ -136,7 +136,7 @@ class Board(BoardHeader):
         except (OSError, ValueError) as error:
             contents.close()
             reason = error.strerror if isinstance(error, OSError) else error
-            raise RunDirectoryError(f"no space for the board at {path}: {reason}") from error
+            raise RunDirectoryError(f"the board cannot be made at {path}: {reason}") from error
         write_header(contents, slots)
         try:
             move_directory_away(path)

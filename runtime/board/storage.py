@@ -5,8 +5,7 @@ calls. The file may be truncated at any time, and a process that touches a mappe
 killed by SIGBUS, which the supervisor must survive. A read call returns less instead, or fails on a bad
 disk; what is missing reads as zeros, as if no rank had written it. That is cheaper than asking for the size
 first (0.8 against 1.2 µs). On some network and user-space file systems read calls do not see writes through
-mappings: the creator of a board tries it and notes it in the file, and reads then use a mapping after a
-look at the size.
+mappings: the creator of a board tries it, and refuses such a file system.
 
 `MappedBoard` is a mapping without a descriptor that a script could close. A rank writes several times per
 step, and a store costs less than a system call. If the file is truncated, the ranks end, and the next
@@ -52,8 +51,6 @@ class BoardBytes(Protocol):
         """Replace some bytes. Does nothing if the file was truncated."""
 
 
-READS_MAPPING_AT = 56
-"""Where the header notes that read calls do not see what is written to mappings: one byte."""
 _TRIAL_AT = 64
 _TRIAL_BYTES = 8
 
@@ -74,13 +71,12 @@ class BoardFile:
         self._mapped: mmap.mmap | None = None
         self.close = close_with(self, descriptor)
         """Closes the descriptor, once."""
-        self._reads_mapping = os.pread(descriptor, 1, READS_MAPPING_AT) == b"\1"
 
     def try_reads(self) -> None:
-        """Find out whether read calls see what is written to mappings, and note it. Call it once, for a new board.
+        """Find out whether read calls see what is written to mappings. Call it once, for a new board.
 
         Raises:
-            OSError, ValueError: the file cannot be mapped.
+            OSError, ValueError: the file cannot be mapped, or they do not.
         """
         content = secrets.token_bytes(_TRIAL_BYTES)
         trial = slice(_TRIAL_AT, _TRIAL_AT + _TRIAL_BYTES)
@@ -88,8 +84,9 @@ class BoardFile:
         seen = os.pread(self._descriptor, _TRIAL_BYTES, _TRIAL_AT) == content
         os.pwrite(self._descriptor, bytes(_TRIAL_BYTES), _TRIAL_AT)
         if not seen or self.mapping[trial] != bytes(_TRIAL_BYTES):
-            self._reads_mapping = True
-            os.pwrite(self._descriptor, b"\1", READS_MAPPING_AT)
+            raise ValueError(
+                "on this file system, reads do not see what is written to mapped files; choose another with --run-dir"
+            )
 
     @property
     def has_full_size(self) -> bool:
@@ -117,8 +114,6 @@ class BoardFile:
 
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Return a copy of some bytes; zeros where the file was truncated or cannot be read."""
-        if self._reads_mapping:
-            return self.mapping[offset : offset + size_bytes] if self.has_full_size else bytes(size_bytes)
         try:
             content = os.pread(self._descriptor, size_bytes, offset)
         except OSError:
@@ -129,10 +124,7 @@ class BoardFile:
         """Replace some bytes. Does nothing if the file was truncated."""
         if not self.has_full_size:
             return
-        if self._reads_mapping:
-            self.mapping[offset : offset + len(content)] = content
-        else:
-            os.pwrite(self._descriptor, content, offset)
+        os.pwrite(self._descriptor, content, offset)
 
 
 class MappedBoard:

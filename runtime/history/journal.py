@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import is_open_at, move_directory_away, replace_file
 
 MAX_LINE_BYTES = 64 * 1024
@@ -94,6 +95,12 @@ EVENTS = frozenset(
         "reward_latency",
         "reward_worker_replaced",
     ]
+)
+
+
+CLOSED = (
+    "the script has closed file descriptors that it has not opened, that of the journal among them; let it close only its"
+    " own"
 )
 
 
@@ -252,16 +259,22 @@ class Journal:
         self._descriptor, self._identity = descriptor, (status.st_dev, status.st_ino)
 
     def _size_bytes(self) -> int:
-        """Return the size of the file; open it again if the descriptor is not its own any more."""
+        """Return the size of the file.
+
+        Raises:
+            RunDirectoryError: the descriptor is not its own any more; it may belong to a file of the script.
+        """
+        if self._descriptor == _NOT_OPEN:
+            self._open()
         try:
             status = os.fstat(self._descriptor)
-            if (status.st_dev, status.st_ino) == self._identity:
-                return status.st_size
         except OSError as error:
             if error.errno != errno.EBADF:
                 raise
-        self._open()  # the script has closed it; the number may belong to a file of the script, and is left alone
-        return os.fstat(self._descriptor).st_size
+            raise RunDirectoryError(CLOSED) from None
+        if (status.st_dev, status.st_ino) != self._identity:
+            raise RunDirectoryError(CLOSED)
+        return status.st_size
 
     def _last_line_is_open(self, size: int) -> bool:
         """Whether the file ends without a newline, because a crash or a full disk truncated the last line."""

@@ -2,7 +2,7 @@
 
 Start with `config.py`: the configuration of a run, declared once. `rank_settings.py` carries it to the
 ranks, `injections.py` reads `--inject`, `inputs.py` and `imported_files.py` record what a result depends on,
-`resolution.py` tells whether a script would import the preloaded libraries, and the `accelerate*` modules apply an accelerate
-configuration file. Imports `runtime/history/`, `runtime/memory/`, `runtime/snapshots/` and `watchdog/`.
-Starts no process.
+`resolution.py` tells whether a script would import the preloaded libraries, and the `accelerate*` modules
+apply an accelerate configuration file. Imports `runtime/history/`, `runtime/memory/`, `runtime/snapshots/`
+and `watchdog/`. Starts no process.
 """

@@ -2,9 +2,9 @@
 
 `grpo-run launch` calls `load_parallelism` once, before any rank starts. It returns the number of ranks per
 node and the environment that makes a script behave as under `accelerate launch --config_file FILE`, both by
-accelerate's own functions (`runtime/upstream/accelerate_launch.py`). A rank calls `check_took_effect` once its
-trainer has an accelerator. Settings of the rendezvous (`main_process_ip`, `machine_rank`, `rdzv_backend` and
-others) are not read from the file, because `grpo-run launch` has its own options for them.
+accelerate's own functions (`runtime/upstream/accelerate_launch.py`). A rank calls `check_took_effect` once
+its trainer has an accelerator. Settings of the rendezvous (`main_process_ip`, `machine_rank`, `rdzv_backend`
+and others) are not read from the file, because `grpo-run launch` has its own options for them.
 
 Importing this module imports neither torch nor accelerate; `load_parallelism` imports both.
 """
@@ -67,8 +67,8 @@ def load_parallelism(
         allow_ineffective: accept settings that would not take effect, for tests and experiments.
 
     Raises:
-        ConfigError: accelerate refuses the file, it asks for more processes than its number of nodes gives, or it
-            has a key that accelerate would not read.
+        ConfigError: accelerate refuses the file, it asks for more processes than its number of nodes gives,
+            or it has a key that accelerate would not read.
     """
     file = accelerate_launch.read(path)
     for key in ("distributed_type", "mixed_precision"):
@@ -77,7 +77,8 @@ def load_parallelism(
     kind = str(getattr(file.distributed_type, "value", file.distributed_type))
     if kind not in LAUNCHED:
         raise ConfigError(
-            f"{path}: distributed_type {kind} is not started by grpo-run launch; it starts {', '.join(LAUNCHED)}"
+            f"{path}: distributed_type {kind} is not started by grpo-run launch; it starts"
+            f" {', '.join(LAUNCHED)}"
         )
     ranks = ranks_per_node(
         path, kind, file.num_processes, file.num_machines, nproc_per_node=nproc_per_node, nnodes=nnodes
@@ -130,14 +131,14 @@ def ranks_per_node(
         nnodes: of the command line.
 
     Raises:
-        ConfigError: neither gives a number, or, without a number on the command line, fewer processes would run
-            than the file expects: a sharded model that fits on eight GPUs may not fit on four.
+        ConfigError: neither gives a number, or, without a number on the command line, fewer processes would
+            run than the file expects: a sharded model that fits on eight GPUs may not fit on four.
     """
     if kind == "NO":
         if (nproc_per_node or 1) * nnodes > 1:
             raise ConfigError(
-                f"{path}: distributed_type NO trains in one process, {(nproc_per_node or 1) * nnodes} are requested;"
-                " write MULTI_GPU, or MULTI_CPU with use_cpu: true, or start one"
+                f"{path}: distributed_type NO trains in one process, {(nproc_per_node or 1) * nnodes} are"
+                " requested; write MULTI_GPU, or MULTI_CPU with use_cpu: true, or start one"
             )
         return 1
     if nproc_per_node is not None:
@@ -175,8 +176,9 @@ def check_took_effect(expected: str, accelerator: Any, *, world_size: int | None
         )
     if world_size is not None and accelerator.num_processes != world_size:
         raise ConfigError(
-            f"the accelerate config did not take effect: {world_size} rank(s) were started, but accelerate counts"
-            f" {accelerator.num_processes}, so each trains alone; on CPU, set use_cpu=True in the training arguments"
+            f"the accelerate config did not take effect: {world_size} rank(s) were started, but accelerate"
+            f" counts {accelerator.num_processes}, so each trains alone; on CPU, set use_cpu=True in the"
+            " training arguments"
         )
 
 

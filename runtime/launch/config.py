@@ -56,11 +56,11 @@ class Timeouts:
     stop_seconds: float = 300.0
     """Ranks that have not saved and exited this long after a stop request are killed (`--stop-timeout`)."""
     handler_seconds: float = 30.0
-    """Ranks of a script with no Trainer and no loop have this long after SIGTERM when a stop is requested; torchrun grants
-    as much (`--stop-timeout`, if it is given)."""
+    """Ranks of a script with no Trainer and no loop have this long after SIGTERM when a stop is requested;
+    torchrun grants as much (`--stop-timeout`, if it is given)."""
     tool_seconds: float = 240.0
-    """An asynchronous tool of an agent is cancelled after this time, which is less than a rank may wait for a process
-    outside the job (`--tool-timeout`)."""
+    """An asynchronous tool of an agent is cancelled after this time, which is less than a rank may wait for a
+    process outside the job (`--tool-timeout`)."""
     term_seconds: float = 1.0
     """Delay between SIGTERM and SIGKILL when ranks are terminated after a fault. No flag sets it."""
 
@@ -101,7 +101,8 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Exclusion:
-    """Which samples leave baseline and loss, besides those without a valid reward, and when rewards are repeated.
+    """Which samples leave baseline and loss, besides those without a valid reward, and when rewards are
+    repeated.
 
     Raises:
         ConfigError: a value is out of range.
@@ -223,7 +224,8 @@ class RunConfig:
 
     @property
     def may_start_over(self) -> bool:
-        """Whether a new run follows if this one cannot be resumed; the restart budget bounds how often in a row."""
+        """Whether a new run follows if this one cannot be resumed; the restart budget bounds how often in a
+        row."""
         return self.on_resume_failure == "fresh" and self.starts_over < self.budget.failures_without_progress
 
     def as_json(self) -> dict[str, Any]:

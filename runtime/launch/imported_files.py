@@ -43,7 +43,8 @@ class ImportedFiles:
         self._digests: dict[str, str] = {}
 
     def update(self, modules: Mapping[str, ModuleType]) -> None:
-        """Add the files of modules that were imported since the last call, and write the record if it has changed.
+        """Add the files of modules that were imported since the last call, and write the record if it has
+        changed.
 
         Args:
             modules: as `sys.modules` holds them.
@@ -61,7 +62,8 @@ class ImportedFiles:
 
 
 def files_of_user(modules: Mapping[str, ModuleType]) -> list[Path]:
-    """Return the files of modules that belong neither to Python, nor to an installed package, nor to grpo-run."""
+    """Return the files of modules that belong neither to Python, nor to an installed package, nor to
+    grpo-run."""
     python = tuple(
         os.path.join(os.path.realpath(sysconfig.get_path(name)), "") for name in ("stdlib", "platstdlib")
     )
@@ -81,7 +83,8 @@ def _is_installed(file: str) -> bool:
 
 
 def digests(paths: Iterable[str | Path], base: Path) -> dict[str, str]:
-    """Return the digests of regular files of moderate size, by path; relative to `base` if a file is below it."""
+    """Return the digests of regular files of moderate size, by path; relative to `base` if a file is below
+    it."""
     found = {}
     for path in paths:
         resolved = (base / path).resolve()
@@ -103,7 +106,8 @@ def _read_file(path: Path) -> bytes | None:
 
 
 def read_record(path: Path) -> dict[str, str]:
-    """Return the digests that the last attempt has recorded, by path of the file; nothing if it has recorded none."""
+    """Return the digests that the last attempt has recorded, by path of the file; nothing if it has recorded
+    none."""
     content = _read_file(path)
     try:
         recorded = json.loads(content) if content is not None else {}

@@ -1,11 +1,11 @@
 """The injected faults of `--inject`: their kinds, their text, and which of them can still happen in a run.
 
-`KINDS` is the table of effects, default phases and parameters; the constructor of `Injection` checks what one may
-say. The configuration carries injections to every rank, where `runtime/rank/injected_faults.py` performs them.
-One fires once in a run, however many attempts the run takes: its canonical text identifies it in the journal. One
-with `rows` or `tokens` fires as often as more of them are computed at once. `check`, `remaining` and `armed` say
-which can happen in a run of a given size and which are left: for the command line, the ranks, and the supervisor
-when a run ends without one. Pure; injects nothing.
+`KINDS` is the table of effects, default phases and parameters; the constructor of `Injection` checks what one
+may say. The configuration carries injections to every rank, where `runtime/rank/injected_faults.py` performs
+them. One fires once in a run, however many attempts the run takes: its canonical text identifies it in the
+journal. One with `rows` or `tokens` fires as often as more of them are computed at once. `check`, `remaining`
+and `armed` say which can happen in a run of a given size and which are left: for the command line, the ranks,
+and the supervisor when a run ends without one. Pure; injects nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class FaultKind:
 
     @property
     def phases(self) -> Mapping[str, Phase | MemoryPhase]:
-        """The phases in which it can happen, by name. Memory runs out in parts of a step that are one on the board."""
+        """The phases in which it can happen, by name. Memory runs out in parts of a step that are one on the
+        board."""
         return MEMORY_PHASES if isinstance(self.phase, MemoryPhase) else Phase.__members__
 
     @property
@@ -79,31 +80,39 @@ KINDS: dict[str, FaultKind] = {
         "the rank calls all_gather where the others call all_reduce", _BODY, collective=True, common=True
     ),
     "mismatch-shape": _kind(
-        "the rank calls all_reduce with a tensor of another size than the others", _BODY, collective=True, common=True
+        "the rank calls all_reduce with a tensor of another size than the others",
+        _BODY, collective=True, common=True,
     ),
     "mismatch-group": _kind(
-        "the rank calls all_reduce on another process group than the others", _BODY, collective=True, common=True
+        "the rank calls all_reduce on another process group than the others",
+        _BODY, collective=True, common=True,
     ),
     "skip": _kind("the rank skips an all_reduce that the others call", _BODY, collective=True, common=True),
     "extra": _kind("the rank alone calls an all_reduce", _BODY, collective=True),
     "exit": _kind("the rank calls sys.exit(0) during training", _BODY),
-    "return": _kind("the rank alone returns from train(), or leaves its loop, at the end of the step", _BODY, arms=True),
+    "return": _kind(
+        "the rank alone returns from train(), or leaves its loop, at the end of the step", _BODY, arms=True
+    ),
     "slow": _kind("the rank sleeps for `seconds` once, then continues; default 1", _REWARD, seconds=1.0),
     "slow-generation": _kind(
         "every forward pass of the step's generation takes `seconds` longer; default 0.2",
         Phase.generate, seconds=0.2, fixed_phase=True, arms=True,
     ),
-    "data": _kind("the rank sleeps while it loads data, without end or for `seconds`", _DATA, seconds=math.inf),
+    "data": _kind(
+        "the rank sleeps while it loads data, without end or for `seconds`", _DATA, seconds=math.inf
+    ),
     "checkpoint": _kind(
-        "the rank sleeps while it writes a checkpoint, without end or for `seconds`", Phase.checkpoint, seconds=math.inf
+        "the rank sleeps while it writes a checkpoint, without end or for `seconds`",
+        Phase.checkpoint, seconds=math.inf,
     ),
     "exit-hang": _kind(
-        "an exit handler sleeps after the script, without end or for `seconds`", _DATA, seconds=math.inf, arms=True
+        "an exit handler sleeps after the script, without end or for `seconds`",
+        _DATA, seconds=math.inf, arms=True,
     ),
     "oom": _kind(
-        "the rank raises torch.OutOfMemoryError in generate, score, forward, backward or optimizer; with `rows=N`"
-        " whenever it computes more than N rows at once, from that step on; with `tokens=N` in forward or backward, more"
-        " than N rows times their padded length",
+        "the rank raises torch.OutOfMemoryError in generate, score, forward, backward or optimizer; with"
+        " `rows=N` whenever it computes more than N rows at once, from that step on; with `tokens=N` in"
+        " forward or backward, more than N rows times their padded length",
         MemoryPhase.forward,
     ),
     "oom-nccl": _kind("the same as NCCL reports it, instead of a collective", MemoryPhase.backward),
@@ -126,7 +135,8 @@ MIN_SECONDS, MAX_SECONDS = 0.001, 7 * 86_400.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Injection:
-    """One fault with its rank, step and phase. `str()` is its canonical text, which `parse_injection` reads back.
+    """One fault with its rank, step and phase. `str()` is its canonical text, which `parse_injection` reads
+    back.
 
     Step N is the time in which optimizer step N is computed (`global_step + 1 == N`), and the checkpoint and
     the evaluation that follow it. The fault happens when the phase is entered for the first time in that
@@ -288,7 +298,8 @@ def parse_all(texts: Iterable[str]) -> tuple[Injection, ...]:
         clash = next((other for other in found if _clash(injection, other)), None)
         if clash is not None:
             raise ConfigError(
-                f"--inject {text}: {clash} is a collective at the same step and phase; change the step or phase of one"
+                f"--inject {text}: {clash} is a collective at the same step and phase; change the step or"
+                " phase of one"
             )
         found.append(injection)
     return tuple(found)
@@ -323,5 +334,6 @@ def remaining(injections: Sequence[Injection], fired: Collection[str]) -> tuple[
 
 
 def armed(injections: Sequence[Injection], fired: Collection[str]) -> tuple[Injection, ...]:
-    """Return the injections that can fire in the next attempt: those that have not fired, and those that recur."""
+    """Return the injections that can fire in the next attempt: those that have not fired, and those that
+    recur."""
     return tuple(one for one in injections if one.recurs or str(one) not in fired)

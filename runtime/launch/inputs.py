@@ -1,9 +1,9 @@
 """What the result of a run depends on besides its command: files, variables, settings and versions.
 
 Recorded in `run.json` when a run begins, and compared when the same command continues it, so that an edited
-script does not change a run unnoticed. The files are the script, those that its arguments name, and those that
-a rank has imported (`imported_files.py`). The git commit of the code is recorded as information; nothing is
-decided by it. Called by `cli/launch.py`, `cli/resume.py` and `cli/launching/identity.py`.
+script does not change a run unnoticed. The files are the script, those that its arguments name, and those
+that a rank has imported (`imported_files.py`). The git commit of the code is recorded as information; nothing
+is decided by it. Called by `cli/launch.py`, `cli/resume.py` and `cli/launching/identity.py`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ COMPARED_VARIABLES = ("SEED", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "NVID
 OF_A_LAUNCH = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|(MASTER|TORCHELASTIC|GRPO_RUN|PET)_\w+"
     r"|(SLURM|PBS|LSB|KUBERNETES|SSH|XDG|WANDB|AWS|GCP|AZURE|VSCODE|TMUX|DBUS|CI|GITHUB|PYTEST)_\w+"
-    r"|CUDA_VISIBLE_DEVICES|HOSTNAME|USER|LOGNAME|HOME|PATH|PWD|OLDPWD|SHLVL|TERM|DISPLAY|TMPDIR|TEMP|TMP|LANG|LC_\w+"
-    r"|HF_HOME|HF_HUB_OFFLINE|HF_DATASETS_OFFLINE|INVOCATION_ID|JOURNAL_STREAM|TMUX|STY|WINDOWID|COLUMNS|LINES|_"
+    r"|CUDA_VISIBLE_DEVICES|HOSTNAME|USER|LOGNAME|HOME|PATH|PWD|OLDPWD|SHLVL|TERM|DISPLAY"
+    r"|TMPDIR|TEMP|TMP|LANG|LC_\w+|HF_HOME|HF_HUB_OFFLINE|HF_DATASETS_OFFLINE|INVOCATION_ID"
+    r"|JOURNAL_STREAM|TMUX|STY|WINDOWID|COLUMNS|LINES|_"
 )
 """Variables that each launch, terminal or machine sets anew."""
 DIGEST_CHARACTERS = 16

@@ -1,8 +1,9 @@
 """What decides which code a script imports: its import path, and variables that libraries read at import.
 
-Names are resolved with Python's own finder and listings of directories; nothing is imported. A script that sets
-such a variable, or imports a library from elsewhere, would run other code as a fork with preloaded modules than
-under torchrun. Each rank compares when its script imports the libraries (`runtime/rank/inherited_modules.py`).
+Names are resolved with Python's own finder and listings of directories; nothing is imported. A script that
+sets such a variable, or imports a library from elsewhere, would run other code as a fork with preloaded
+modules than under torchrun. Each rank compares when its script imports the libraries
+(`runtime/rank/inherited_modules.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
 
 Place = tuple[str, ...]
-"""Where a top-level module is: its file, or the folders of a package without `__init__.py`; empty if it is nowhere."""
+"""Where a top-level module is: its file, or the folders of a package without `__init__.py`; empty if it is
+nowhere."""
 
 
 def place_of(spec: ModuleSpec | None) -> Place:
@@ -26,7 +28,8 @@ def place_of(spec: ModuleSpec | None) -> Place:
 
 
 def names_provided(entry: str) -> set[str] | None:
-    """Return the top-level names that an entry of an import path may provide; None if they cannot be listed."""
+    """Return the top-level names that an entry of an import path may provide; None if they cannot be
+    listed."""
     suffixes = tuple(all_suffixes())
     names = set()
     try:
@@ -71,15 +74,17 @@ def _candidates(names: Iterable[str], path: Sequence[str], before: Sequence[str]
 
 READ_AT_IMPORT = re.compile(
     r"(HF|HUGGINGFACE|TRANSFORMERS|DATASETS|TRL|PYTORCH|TORCH|TORCHINDUCTOR|OMP|KMP|MKL|OPENBLAS|GOMP)_\w+"
-    r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|CUDA_HOME|DS_\w+|DEEPSPEED_\w+|USE_TORCH|USE_TF|USE_LIBUV|XDG_CACHE_HOME"
+    r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|CUDA_HOME|DS_\w+|DEEPSPEED_\w+|USE_TORCH|USE_TF|USE_LIBUV"
+    r"|XDG_CACHE_HOME"
     r"|LD_\w+|PYTHON\w+|ACCELERATE_USE_\w+"
 )
-"""Variables that Python, torch, transformers, datasets, huggingface_hub, DeepSpeed or an OpenMP runtime read at import.
+"""Variables that Python, torch, transformers, datasets, huggingface_hub, DeepSpeed or an OpenMP runtime read
+at import.
 """
 NO_EFFECT_AT_IMPORT = re.compile(r"(PYTHON|LD_)\w+|HF_HUB_ENABLE_HF_TRANSFER|HF_XET_HIGH_PERFORMANCE")
-"""Of these, the ones that no import changes anything for. Python and the dynamic loader read theirs before the first line
-of a program. huggingface_hub has not used hf_transfer since 1.0, and only reports the other one, which hf_xet reads when
-it downloads.
+"""Of these, the ones that no import changes anything for. Python and the dynamic loader read theirs before
+the first line of a program. huggingface_hub has not used hf_transfer since 1.0, and only reports the other
+one, which hf_xet reads when it downloads.
 """
 
 
@@ -89,6 +94,7 @@ def read_at_import(name: str) -> bool:
 
 
 def changes_at_import(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that libraries read at import and that differ between two environments."""
+    """Return the names of the variables that libraries read at import and that differ between two
+    environments."""
     names = sorted({*before, *now})
     return [name for name in names if before.get(name) != now.get(name) and read_at_import(name)]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.upstream import memory_names
 
 MAX_CONFIG_BYTES = 1 << 20
 SIZE_WORDS = {
@@ -137,9 +138,7 @@ def count_parameters(config: Any) -> int:
 
 def default_attention(config: Any) -> str:
     """Return the implementation of attention that transformers chooses for a model: stored matrices where it has no other."""
-    from transformers import AutoModelForCausalLM
-
-    found = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    found = memory_names.model_classes(config)
     kinds = found if isinstance(found, (list, tuple)) else (found,)
     return "sdpa" if all(getattr(kind, "_supports_sdpa", True) for kind in kinds) else "eager"
 

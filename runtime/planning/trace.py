@@ -198,9 +198,8 @@ def open_trace(job: Job, config: Any, layers: int) -> Iterator[Trace]:
     Raises:
         ConfigError: the model, TRL or peft cannot run this job, or not without data.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from grpo_run.runtime.planning.tracker import AllocationTracker
+    from grpo_run.runtime.upstream.dispatch_modes import FakeTensorMode
 
     tracker = AllocationTracker()
     with contextlib.ExitStack() as opened:

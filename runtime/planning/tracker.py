@@ -13,10 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from grpo_run.runtime.planning.timeline import AllocationTimeline, Mark
+from grpo_run.runtime.upstream.dispatch_modes import TorchDispatchMode, tree_leaves
 
 _KIND_OF_PHASE = {"load": "weights", "inputs": "rollout", "optimizer": "optimizer"}
 

@@ -2,10 +2,10 @@
 
 Called in each rank by the forkserver or by a fresh interpreter. The script sees the process that torchrun
 would give it. When the script has returned, the rank says so on the board, waits for the script's threads,
-reports completion on the board and in the journal, runs exit handlers, releases process groups within a time limit, and exits; a failure of a library's teardown
-cannot fail the run. A process that the script forks may return here too, by the end of the script or by an
-exception; it exits as a Python program does and reports nothing. Does not train: the guard acts inside
-`Trainer.train`.
+reports completion on the board and in the journal, runs exit handlers, releases process groups within a time
+limit, and exits; a failure of a library's teardown cannot fail the run. A process that the script forks may
+return here too, by the end of the script or by an exception; it exits as a Python program does and reports
+nothing. Does not train: the guard acts inside `Trainer.train`.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def _run(
 
 
 def _end_at_usage_error(session: Session) -> None:
-    """Let a usage error in another thread end the rank: Python ends that thread only, and the script would go on."""
+    """Let a usage error in another thread end the rank: Python ends that thread only, and the script would go
+    on."""
     report = threading.excepthook
 
     @functools.wraps(report)  # a script finds the name that it finds under torchrun
@@ -171,7 +172,8 @@ def _run_script(settings: RankSettings, inherited: InheritedModules | None) -> N
 
 
 def _hide_inherited_modules(settings: RankSettings) -> InheritedModules:
-    """Hide what the warm interpreter has imported until the script imports the same; start over if it cannot be used."""
+    """Hide what the warm interpreter has imported until the script imports the same; start over if it cannot
+    be used."""
     environment = dict(os.environ)
 
     def start_over(reason: str) -> NoReturn:

@@ -31,9 +31,9 @@ OWN = "grpo_run"
 class Imported:
     """Modules of the warm interpreter.
 
-    `groups` are the modules by name that each step has added, without Python's own and ours. `places` says where each
-    top-level name led under `path`; names that were looked for in vain led nowhere. `failure` says why the record is
-    not complete, as a part of a sentence.
+    `groups` are the modules by name that each step has added, without Python's own and ours. `places` says
+    where each top-level name led under `path`; names that were looked for in vain led nowhere. `failure` says
+    why the record is not complete, as a part of a sentence.
     """
 
     groups: Sequence[Mapping[str, ModuleType]] = ()
@@ -170,10 +170,12 @@ class InheritedModules:
         return _as_found(name, module, self)
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Let Python create an empty module, which is replaced: it would overwrite attributes of the real one."""
+        """Let Python create an empty module, which is replaced: it would overwrite attributes of the real
+        one."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the new module by the inherited one, which is initialized, and put back all on which it depends."""
+        """Replace the new module by the inherited one, which is initialized, and put back all on which it
+        depends."""
         name = module.__name__
         with self._lock:
             for index, group in enumerate(self._groups):
@@ -224,7 +226,8 @@ def _as_found(name: str, module: ModuleType, loader: InheritedModules) -> Module
 def difference(
     imported: Imported, path: Sequence[str], before: Mapping[str, str], now: Mapping[str, str]
 ) -> str | None:
-    """Return why a script would import other code than what was imported, as a part of a sentence; None if not.
+    """Return why a script would import other code than what was imported, as a part of a sentence; None if
+    not.
 
     Args:
         imported: the record of the warm interpreter.
@@ -242,7 +245,8 @@ def difference(
 def forget_shadowed(kept: frozenset[str], path: Sequence[str], before: Sequence[str]) -> None:
     """In a fresh interpreter: forget the modules of which the script's import path has others.
 
-    grpo-run has imported some modules before the script, which torchrun's Python would not have. It keeps using them.
+    grpo-run has imported some modules before the script, which torchrun's Python would not have. It keeps
+    using them.
 
     Args:
         kept: names of the modules that every Python program starts with.

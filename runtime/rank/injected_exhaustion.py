@@ -1,8 +1,8 @@
 """The places in a step at which the injected faults `oom` and `oom-nccl` raise.
 
-Attached by `injector.py` to a trainer or to the models of a loop, in a rank that has such a fault. Reports each place with
-the number of rows and tokens that are computed there at once; does not decide whether memory runs out. Changes no value.
-Also has the errors that are raised.
+Attached by `injector.py` to a trainer or to the models of a loop, in a rank that has such a fault. Reports
+each place with the number of rows and tokens that are computed there at once; does not decide whether memory
+runs out. Changes no value. Also has the errors that are raised.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from grpo_run.watchdog.memory.shortage import MemoryPhase
 from grpo_run.watchdog.observation import Phase
 
 Report = Callable[[MemoryPhase, float, float], None]
-"""Receives a phase that may run out of memory, and how many rows and how many tokens, padding included, it computes at once;
-infinity for what is not known."""
+"""Receives a phase that may run out of memory, and how many rows and how many tokens, padding included, it
+computes at once; infinity for what is not known."""
 
 
 class Places:
@@ -40,7 +40,8 @@ class Places:
 
     @contextmanager
     def watched(self, modules: Iterable[Any], trainer: Any = None) -> Iterator[None]:
-        """Report forward passes of the modules, backward passes, and a trainer's scoring, for the length of the block."""
+        """Report forward passes of the modules, backward passes, and a trainer's scoring, for the length of
+        the block."""
         import torch
 
         with ExitStack() as hooks:
@@ -80,7 +81,8 @@ class Places:
             self._report(MemoryPhase.score, *size)
 
     def _marked_generate(self, module: Any) -> Callable[..., Any]:
-        """The model's `generate`, during which forward passes belong to generation. It may be divided further inside."""
+        """The model's `generate`, during which forward passes belong to generation. It may be divided further
+        inside."""
         generate = module.generate
 
         @functools.wraps(generate)
@@ -141,14 +143,15 @@ def _size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[float, float]:
 
 
 def exhaust_memory(context: object, injection: Injection) -> NoReturn:
-    """Raise what torch's allocator raises. The error stands for one of a trainer: no line of the script has asked for the memory."""
+    """Raise what torch's allocator raises. The error stands for one of a trainer: no line of the script has
+    asked for the memory."""
     import torch
 
     raise torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 512.00 MiB is"
-        " free. Including non-PyTorch memory, this process has 78.65 GiB memory in use. Of the allocated memory 75.91 GiB"
-        " is allocated by PyTorch, and 1.60 GiB is reserved by PyTorch but unallocated."
-        f" (injected into rank {injection.rank}: {injection})"
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which"
+        " 512.00 MiB is free. Including non-PyTorch memory, this process has 78.65 GiB memory in use. Of the"
+        " allocated memory 75.91 GiB is allocated by PyTorch, and 1.60 GiB is reserved by PyTorch but"
+        f" unallocated. (injected into rank {injection.rank}: {injection})"
     )
 
 

@@ -2,8 +2,8 @@
 
 Called by `injector.py`, which decides when. Faults stand for mistakes in the user's own script, so the
 watchdog treats this file's frames as the user's; each kind has its own function, so that a stack names the
-kind. Memory runs out in `injected_exhaustion.py`, because that is a trainer's mistake. Nothing here draws a random number or changes the model: a recovered run ends with the weights of a run
-without faults.
+kind. Memory runs out in `injected_exhaustion.py`, because that is a trainer's mistake. Nothing here draws a
+random number or changes the model: a recovered run ends with the weights of a run without faults.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ FAULTS: dict[str, Callable[[FaultContext, Injection], None]] = {
 
 
 def common_collective(context: FaultContext) -> None:
-    """Make the collective that all ranks make at one place, so that the rank that deviates can be identified."""
+    """Make the collective that all ranks make at one place, so that the rank that deviates can be
+    identified."""
     require_distributed(context).all_reduce(_ones(ELEMENTS))
 
 

@@ -1,8 +1,8 @@
 """Decides when the faults of `--inject` happen in this rank.
 
 The session creates one `Injector` per rank of a run with injections, and the board slot calls it at every
-phase entry. Each fault is journaled, and the journal synced to disk, before the fault happens. `injected_faults.py`
-implements the faults; `runtime/launch/` parses and describes them.
+phase entry. Each fault is journaled, and the journal synced to disk, before the fault happens.
+`injected_faults.py` implements the faults; `runtime/launch/` parses and describes them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Phase
 FIRST_COMMON_STEP = 2
 """First step in which all ranks make the common collective of a phase."""
 UNMARKED_PHASES = (Phase.reward, Phase.score)
-"""Phases that happen somewhere in the body of a hand-written loop's step; their faults happen at its start."""
+"""Phases that happen somewhere in the body of a hand-written loop's step; their faults happen at its
+start."""
 
 
 class EventLog(Protocol):
@@ -146,7 +147,8 @@ class Injector:
         return Places(self._exhaust_memory, self._open_phases)
 
     def _exhaust_memory(self, phase: MemoryPhase, rows: float, tokens: float) -> None:
-        """Let memory run out if that is due in this phase, in which so many rows and tokens are computed at once."""
+        """Let memory run out if that is due in this phase, in which so many rows and tokens are computed at
+        once."""
         step = self._step()
         for injection in tuple(self._armed):
             here = injection.rank == self._context.rank and injection.phase is phase

@@ -2,9 +2,10 @@
 
 First ties the forkserver's life to the supervisor's. Then imports torch, transformers, TRL's trainers and the
 modules of ours that a rank uses, without initializing an accelerator, because a forked child could not use an
-accelerator that its parent has initialized. What was imported is recorded, so that a rank can tell whether its script
-would import the same; so is an import that fails. Finally excludes the imported objects from garbage collection, which
-also keeps their memory pages shared between ranks. Never imported by a rank or by the supervisor.
+accelerator that its parent has initialized. What was imported is recorded, so that a rank can tell whether
+its script would import the same; so is an import that fails. Finally excludes the imported objects from
+garbage collection, which also keeps their memory pages shared between ranks. Never imported by a rank or by
+the supervisor.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from grpo_run.runtime.processes.forkserver import SUPERVISOR_PID, import_path
 from grpo_run.runtime.processes.starting import die_with_parent
 from grpo_run.runtime.rank import inherited_modules
+from grpo_run.runtime.upstream import torch_names
 
 die_with_parent(int(os.environ[SUPERVISOR_PID]))
 os.setsid()  # the supervisor alone handles signals to its process group or terminal
@@ -48,13 +50,14 @@ ACCELERATOR_DEVICES = (
 def import_torch() -> None:
     """Import torch, and numpy with it.
 
-    Torch imports `torch._dynamo` by itself at an optimizer's first step. As a part of the trainers' imports it would be hidden
-    until the script imports transformers, and the script would then have parts of two.
+    Torch imports `torch._dynamo` by itself at an optimizer's first step. As a part of the trainers' imports
+    it would be hidden until the script imports transformers, and the script would then have parts of two.
     """
     import torch
-    import torch._dynamo
     import torch.distributed
     import torch.distributed.algorithms.ddp_comm_hooks  # noqa: F401
+
+    torch_names.import_dynamo()
 
 
 def import_trainers() -> None:
@@ -75,9 +78,9 @@ def import_trainers() -> None:
     import grpo_run.runtime.rank.loops.steps
     import grpo_run.runtime.rank.saving.snapshots  # noqa: F401
 
-    # accelerate imports DeepSpeed, if it is installed, at the first generation of every rank, also after a recovery:
-    # 425 modules, about 0.45 s. DeepSpeed looks for an accelerator at import, so it is left to the ranks where there
-    # is one
+    # accelerate imports DeepSpeed, if it is installed, at the first generation of every rank, also after a
+    # recovery: 425 modules, about 0.45 s. DeepSpeed looks for an accelerator at import, so it is left to the
+    # ranks where there is one
     if find_spec("deepspeed") is None or any(Path(device).exists() for device in ACCELERATOR_DEVICES):
         return
     logging.disable(logging.WARNING)  # "Setting accelerator to CPU", on the supervisor's terminal

@@ -36,6 +36,7 @@ from grpo_run.runtime.rank.unseen_collectives import log_backward_passes
 from grpo_run.runtime.rank.vote import VoteGroup, connect_transport
 from grpo_run.runtime.rank.worker_server import serve_thread_reports, start_worker_server
 from grpo_run.runtime.snapshots.headroom import memory_headroom
+from grpo_run.runtime.upstream import torch_names
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
 from grpo_run.watchdog.observation import Phase, RankState
 
@@ -319,9 +320,7 @@ class Session:
         return injector
 
     def _log_collectives(self, module: Any) -> None:
-        from torch._C import _distributed_c10d
-
-        self.recorder.install(_distributed_c10d)
+        self.recorder.install(torch_names.distributed_c10d())
         try:
             serve_thread_reports(self.recorder)
             self._worker_server = start_worker_server(self.settings.socket)

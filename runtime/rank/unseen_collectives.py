@@ -24,8 +24,8 @@ from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 class OwnLog:
     """The log of one group, which has all ranks as members.
 
-    A transport of torch reports each collective with its handle (`issued`). Torch knows nothing of one in memory, so
-    its transport reports each change (`started`, `waits`, `completed`).
+    A transport of torch reports each collective with its handle (`issued`). Torch knows nothing of one in
+    memory, so its transport reports each change (`started`, `waits`, `completed`).
 
     Args:
         recorder: writes the entries.

@@ -42,13 +42,11 @@ def start_worker_server(path: str) -> Any:
     Raises:
         RuntimeError: the server cannot listen on `path`.
     """
-    from torch._C import _distributed_c10d
-
     sys.stderr.flush()
     stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, 2)
-        return getattr(_distributed_c10d, torch_names.WORKER_SERVER)(path)
+        return getattr(torch_names.distributed_c10d(), torch_names.WORKER_SERVER)(path)
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
@@ -57,10 +55,8 @@ def start_worker_server(path: str) -> Any:
 
 def serve_thread_reports(recorder: Recorder) -> None:
     """Let the worker server answer with reports of this rank's threads. Call it once per process."""
-    from torch._C import _distributed_c10d
-
     handler = functools.partial(_answer, recorder)
-    getattr(_distributed_c10d, torch_names.REGISTER_HANDLER)(THREADS_HANDLER, handler)
+    getattr(torch_names.distributed_c10d(), torch_names.REGISTER_HANDLER)(THREADS_HANDLER, handler)
 
 
 def _answer(recorder: Recorder, request: Any, response: Any) -> None:

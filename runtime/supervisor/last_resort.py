@@ -122,7 +122,6 @@ class LastResort:
         live: journal and history of the run.
         reporter: for events and messages.
         lifecycle: of the run.
-        reserve: descriptors for the report.
     """
 
     def __init__(
@@ -132,18 +131,15 @@ class LastResort:
         live: LiveHistory,
         reporter: Reporter,
         lifecycle: Lifecycle,
-        reserve: DescriptorReserve,
     ) -> None:
         self._incidents = incidents
         self._live = live
         self._reporter = reporter
         self._lifecycle = lifecycle
-        self._reserve = reserve
         self._checkpoint_before = live.history.highest_checkpoint
 
     def report(self, error: BaseException, *, step: int) -> str:
         """Write the report and tell the user. Returns the sentence that ends the run."""
-        self._reserve.release()
         sentence = f"grpo-run itself failed: {describe(error)}."
         report = write_report(self._incidents, error, step=step)
         self.attempt("the message", lambda: self._reporter.notify(f"{sentence} Report: {report}"))
@@ -151,9 +147,7 @@ class LastResort:
 
     def report_thread(self, name: str, error: BaseException, *, step: int) -> None:
         """Write the report of a thread that has failed; the run goes on without it."""
-        self._reserve.release()
         report = write_report(self._incidents, error, step=step, part=f"the thread {name}")
-        self._reserve.fill()
         text = f"{name} has failed; the run continues without it: {describe(error)}. Report: {report}"
         self.attempt("the warning", lambda: self._reporter.warn(None, text))
 

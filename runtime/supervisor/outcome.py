@@ -86,7 +86,6 @@ class RunOutcome:
         live: journal and history of the run.
         reporter: for events and messages.
         lifecycle: of the run.
-        reserve: descriptors for a report of the supervisor's own failure.
         drains: writes the last snapshots; None if there are none.
         interrupted: whether a stop was requested, so that the end waits for nothing.
     """
@@ -99,7 +98,6 @@ class RunOutcome:
         live: LiveHistory,
         reporter: Reporter,
         lifecycle: Lifecycle,
-        reserve: DescriptorReserve,
         drains: DrainScheduler | None,
         interrupted: Callable[[], bool],
     ) -> None:
@@ -111,9 +109,7 @@ class RunOutcome:
         self._lifecycle = lifecycle
         self._drains = drains
         self._interrupted = interrupted
-        self._last_resort = LastResort(
-            incidents, live=live, reporter=reporter, lifecycle=lifecycle, reserve=reserve
-        )
+        self._last_resort = LastResort(incidents, live=live, reporter=reporter, lifecycle=lifecycle)
 
     @property
     def directive(self) -> Directive:

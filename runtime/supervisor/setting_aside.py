@@ -1,7 +1,8 @@
 """Rename checkpoints and snapshots since the onset of a collapse, before the next attempt chooses one.
 
-A directory is renamed to `rejected-checkpoint-N` and keeps the reason; nothing is deleted on disk. A snapshot in memory
-is discarded. Called by the supervisor while no rank runs, and by `faults.py` to learn whether anything would be left.
+A directory is renamed to `rejected-checkpoint-N` and keeps the reason; nothing is deleted on disk. A snapshot
+in memory is discarded. Called by the supervisor while no rank runs, and by `faults.py` to learn whether
+anything would be left.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def can_go_back(history: History, config: RunConfig, call: int, before_step: int
 
 
 def set_aside(history: History, config: RunConfig, drains: DrainScheduler | None, reporter: Reporter) -> bool:
-    """Carry out the rollback that was decided last, if it has not been done; return whether anything was set aside.
+    """Carry out the rollback that was decided last, if it has not been done; return whether anything was set
+    aside.
 
     Args:
         drains: of the snapshots in memory; None if there are none.

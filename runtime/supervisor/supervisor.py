@@ -111,10 +111,9 @@ class Supervisor:
         parts = (self._drains, self._reporter, self.history, self.stop, enter_cgroup)
         self._host = HostWatch(run, config, *parts)
         self._no_trainer = NoTrainerWatch(config.injections, self.lifecycle, self._reporter, self.history)
-        self._reserve = DescriptorReserve(local_world_size)
         self._outcome = RunOutcome(
             config, run.incidents, live=self._live, reporter=self._reporter, lifecycle=self.lifecycle,
-            reserve=self._reserve, drains=self._drains,
+            drains=self._drains,
             interrupted=lambda: self.stop.noted or self.stop.requested,
         )  # fmt: skip
         self._preparation = AttemptPreparation(
@@ -321,7 +320,6 @@ class Supervisor:
         commit = self.attempt.new_commit(slots, self.board)
         if commit is None:
             return
-        self._reserve.fill()  # the ranks are connected
         self.held.release()
         self.lifecycle.fire(RunEvent.step_committed)
         event = commit.as_event(wall_time=time.time(), now_seconds=time.monotonic())
@@ -350,7 +348,6 @@ class Supervisor:
     def _handle_fault(
         self, ranks: RankGroup, slots: dict[int, Slot | None], finding: HangFinding | None = None
     ) -> Directive:
-        self._reserve.release()  # until the ranks of the next attempt have committed a step
         resolution = self._faults.handle(
             self._incident(ranks, finding=finding),
             slots,

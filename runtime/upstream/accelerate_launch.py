@@ -1,4 +1,5 @@
-"""Read an accelerate configuration file, and compute the environment that `accelerate launch` would give each rank.
+"""Read an accelerate configuration file, and compute the environment that `accelerate launch` would give each
+rank.
 
 Both with accelerate's own functions; some are private or undocumented, and
 `tests/unit/runtime/upstream/test_accelerate_contract.py` fails if one of them changes. Called by
@@ -22,8 +23,8 @@ from grpo_run.runtime.errors import ConfigError
 
 SET_BY_ELASTIC: Final = frozenset(
     {
-        "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK",
-        "RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE",
+        "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+        "NODE_RANK", "RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE",
     }
 )  # fmt: skip
 """Variables that torch elastic sets for every rank."""

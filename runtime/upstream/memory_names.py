@@ -148,6 +148,13 @@ def saved_by(node: Any) -> Iterator[Any]:
                 yield one
 
 
+def model_classes(config: Any) -> Any:
+    """Return the class, or the classes, of causal models of a configuration; None if there is none."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM._model_mapping.get(type(config), None)
+
+
 def current_dispatch_mode() -> Any:
     """Return the innermost dispatch mode of this thread; None without one."""
     from torch.utils import _python_dispatch

@@ -92,3 +92,15 @@ def replaced_batch_sampler(loader: Any, sampler: Any) -> Iterator[None]:
         yield
     finally:
         vars(loader)["batch_sampler"] = own
+
+
+def distributed_c10d() -> Any:
+    """Return the module of process groups in C++."""
+    from torch._C import _distributed_c10d
+
+    return _distributed_c10d
+
+
+def import_dynamo() -> None:
+    """Import torch's compiler, which torch imports by itself at an optimizer's first step."""
+    import torch._dynamo  # noqa: F401

@@ -83,25 +83,3 @@ def test_a_thread_that_fails_costs_its_function_only(runs: Callable[..., Run], t
     assert run.wait() == 0, run.tail()
     report = reported(run)
     assert "in the thread grpo-run-output: MemoryError" in report["sentence"]
-
-
-@loop_in_full
-def test_a_rank_dies_while_the_supervisor_has_no_descriptors(
-    script: str, runs: Callable[..., Run], tmp_path: Path
-) -> None:
-    """The descriptors in reserve are enough for the evidence and the next attempt; equal weights."""
-    run = runs(*grpo(script), program=FAILING, environment={"TEST_FAILURE": "descriptors"})
-    with run.held(after=6):
-        run.start().until_step(6)
-        (tmp_path / "fail").touch()
-        run.until(lambda events: "no descriptors" in run.output.read_text())
-        run.kill(1)
-        run.until(lambda events: len([e for e in events if e["event"] == "attempt_started"]) == 2)
-        run.until_step(9)
-        (tmp_path / "recover").touch()
-    assert run.wait() == 0, run.tail()
-    assert digest(tmp_path / "ours") == undisturbed(script, 16)
-    (event,) = run.events("incident")
-    assert (event["cause"], event["rank"]) == ("signal", 1)
-    printed = [line.partition(" ")[2] for line in run.output.read_text().splitlines() if "WARN" in line]
-    assert len(printed) == len(set(printed))

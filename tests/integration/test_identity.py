@@ -11,6 +11,8 @@ import pytest
 from support.references import undisturbed
 from support.runs import SCRIPTS, Run, digest
 
+from grpo_run.runtime.launch.imported_files import read_record
+
 STEPS = ("--max-steps", "12", "--save-steps", "8", "--output-dir", "ours", "--step-seconds", "0.03")
 
 
@@ -50,6 +52,7 @@ def test_options_of_supervision_continue_the_run_and_changes_of_training_are_ask
 ) -> None:
     """An edited script, a variable and a cap are refused by name, then accepted; the weights are unchanged."""
     saved, step = checkpoints(tmp_path), stopped.status()["checkpoint"]["step"]
+    assert {"train.py", str(SCRIPTS / "tiny.py")} <= read_record(stopped.directory / "imports.json").keys()
     original = (tmp_path / "train.py").read_text()
     words = stopped.arguments
     (tmp_path / "train.py").write_text(original + "\n# edited\n")

@@ -5,16 +5,13 @@ TEST_FAILURE='poll' python -P tests/support/failing_launch.py launch …
     poll         an exception in the hang detector once a file `fail` exists
     start        an exception while the second attempt is prepared
     thread       an exception in the thread that follows the ranks' output
-    descriptors  no file descriptor is left from when a file `fail` exists until a file `recover` does
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import threading
-import time
 from pathlib import Path
 
 
@@ -60,38 +57,6 @@ def fail_in_thread() -> None:
     FileFollower.read = failing  # type: ignore[method-assign]
 
 
-def exhaust_descriptors() -> None:
-    """Take every free descriptor for a while, again and again, as a leak would."""
-
-    def run() -> None:
-        while not Path("fail").exists():
-            time.sleep(0.02)
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
-        taken = []
-        try:
-            while True:
-                taken.append(os.dup(0))
-        except OSError:
-            os.write(1, b"no descriptors\n")
-        while os.stat(".").st_nlink and not os.access("recover", os.F_OK):
-            time.sleep(0.02)
-        for descriptor in taken:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-    from grpo_run.runtime.supervisor.detection.detector import HangDetector
-
-    scan, thread = HangDetector.scan, threading.Thread(target=run, daemon=True)
-
-    def scanning(self: HangDetector, slots: object) -> object:
-        if thread.ident is None:  # not before the forkserver, which a process with threads does not fork
-            thread.start()
-        return scan(self, slots)  # type: ignore[arg-type]
-
-    HangDetector.scan = scanning  # type: ignore[method-assign, assignment]
-
-
 if __name__ == "__main__":
     from grpo_run.cli.main import main
 
@@ -99,6 +64,5 @@ if __name__ == "__main__":
         "poll": fail_in_poll,
         "start": fail_in_start,
         "thread": fail_in_thread,
-        "descriptors": exhaust_descriptors,
     }[os.environ["TEST_FAILURE"]]()
     sys.exit(main())

@@ -78,7 +78,7 @@ class SiteRecorder:
 
     def begin(self) -> bool:
         """Activate the mode in this thread and its backward passes. Returns whether that was possible."""
-        from torch.utils import _python_dispatch as dispatch
+        from grpo_run.runtime.upstream import dispatch_modes as dispatch
 
         if dispatch.is_in_torch_dispatch_mode():
             return False  # the script's own mode would end before or after ours

@@ -330,7 +330,7 @@ def test_a_full_disk_is_reported_before_the_file_is_mapped(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(RunDirectoryError, match=rf"no space for the board at {path}: No space left"):
+    with pytest.raises(RunDirectoryError, match=rf"the board cannot be made at {path}: No space left"):
         Board.create(path, 2)
     assert not path.exists()
     with pytest.raises(OSError, match="Bad file descriptor"):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 from support.builders.refused_commands import error
 
-from grpo_run.cli.launching.command import parse
+from grpo_run.cli.launching.command import check_descriptors, parse
 from grpo_run.cli.main import main
+from grpo_run.runtime.errors import UsageError
 
 
 @pytest.mark.usefixtures("at_home")
@@ -103,3 +105,11 @@ def test_untested_versions_are_refused(at_home: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(versions, "tested_versions", lambda: {"pytest": SpecifierSet("<0.1")})
     assert "--allow-untested" in error("train.py")
     assert parse(["--allow-untested", "train.py"]).config.allow_untested
+
+
+@pytest.mark.parametrize(("ranks", "limit", "refused"), [(8, 256, False), (9, 256, True), (64, -1, False)])
+def test_a_limit_of_open_files_that_is_too_low_is_refused(ranks: int, limit: int, refused: bool) -> None:
+    """The line says what to type; -1 is no limit."""
+    expected = pytest.raises(UsageError, match=r"ulimit -n 272") if refused else contextlib.nullcontext()
+    with expected:
+        check_descriptors(ranks, limit)
