@@ -150,7 +150,7 @@ class LastResort:
         """
         kept: bool | None = False
         if drains is not None:
-            self.attempt("writing the last snapshots", functools.partial(drains.flush, restore=False))
+            self.attempt("writing the last snapshots", functools.partial(drains.flush, newest_only=False))
             left = self.attempt("reading what is in memory", lambda: OnlyInMemory.of(drains))
             kept = self.attempt("stopping the drain worker", drains.close)
             if left is not None:

@@ -56,13 +56,12 @@ class AttemptPreparation:
         """Let the next attempt start no sooner than in so many seconds."""
         self._not_before = time.monotonic() + seconds
 
-    def choose_snapshot(self, world_size: int, *, spares_memory: Callable[[], bool]) -> SnapshotName | None:
+    def choose_snapshot(self, *, spares_memory: Callable[[], bool]) -> SnapshotName | None:
         """Wait until ranks may start, and settle what they resume from.
 
         A stop request ends the wait by an exception.
 
         Args:
-            world_size: number of ranks on all nodes.
             spares_memory: whether the attempt is to find as much free memory as possible.
 
         Returns:
@@ -74,7 +73,7 @@ class AttemptPreparation:
             self._held.forget()
         snapshot = None
         if self._drains is not None:
-            snapshot = self._drains.prepare_attempt(world_size, spare_memory=spares_memory())
+            snapshot = self._drains.prepare_attempt(spare_memory=spares_memory())
             self._live.read_ranks()
         self._held.hold()
         return snapshot

@@ -156,7 +156,7 @@ class Supervisor:
     def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankStart]:
         """Number the attempt, prepare its files and an empty board; return what each rank is started with."""
         self.expected_snapshot = self._preparation.choose_snapshot(
-            workers[0].world_size, spares_memory=lambda: self._host.spares_memory
+            spares_memory=lambda: self._host.spares_memory
         )
         self._faults.begin_attempt()
         self._reporter.begin_attempt()

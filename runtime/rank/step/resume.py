@@ -34,7 +34,6 @@ from grpo_run.runtime.rank.resuming.request import ResumeChoice, ResumeRequest
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.registry import refuse_duplicate, registered, registry_folder
-from grpo_run.runtime.snapshots.area import RESTORE
 from grpo_run.runtime.snapshots.slot import path_of
 
 
@@ -137,7 +136,6 @@ def _request(
         fresh=config.fresh,
         batch=facts.batch,
         parameters=facts.parameters,
-        also_search=(config.snapshot_directory / RESTORE,) if config.snapshot_directory is not None else (),
     )
 
 
