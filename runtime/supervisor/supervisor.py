@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, RunDirectoryError
-from grpo_run.runtime.history.checkpoint_backups import HeldCheckpoints
+from grpo_run.runtime.history.checkpoint_backups import CheckpointBackups
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -94,8 +94,8 @@ class Supervisor:
         self.detector = HangDetector(self.board, config.deadlines, observe_exit=observe_exit)
         self._reporter = Reporter(self._live, str(run.path), notify)
         self.warn = self._reporter.warn
-        links = (run.held, config.run_id, self.history.calls)
-        self.held = HeldCheckpoints(*links, warn=lambda text: self.warn(None, text))
+        links = (run.checkpoint_backups, config.run_id, self.history.calls)
+        self.backups = CheckpointBackups(*links, warn=lambda text: self.warn(None, text))
         self._drains = self._schedule_drains(staging) if staging is not None else None
         self.lifecycle = Lifecycle(self._state_changed)
         self.quarantine = RunQuarantine(run, self.history, self._reporter)
@@ -117,7 +117,7 @@ class Supervisor:
             interrupted=lambda: self.stop.noted or self.stop.requested,
         )  # fmt: skip
         self._preparation = AttemptPreparation(
-            config, run, live=self._live, reporter=self._reporter, held=self.held, drains=self._drains
+            config, run, live=self._live, reporter=self._reporter, backups=self.backups, drains=self._drains
         )
         self.attempt = Attempt(run, self.history.attempts - 1, warn=self._reporter.warn)
         self.expected_snapshot: SnapshotName | None = None
@@ -318,7 +318,7 @@ class Supervisor:
         if commit is None:
             return
         self._reserve.fill()  # the ranks are connected
-        self.held.release()
+        self.backups.release()
         self.lifecycle.fire(RunEvent.step_committed)
         event = commit.as_event(wall_time=time.time(), now_seconds=time.monotonic())
         self._reporter.write("step_committed", **event)
