@@ -108,7 +108,7 @@ def find_leftovers(days: float, *, disks_are_mounted: bool) -> tuple[list[Leftov
     areas = areas_of(paths, disks_are_mounted=disks_are_mounted)
     runs = read_runs([*paths, *_named_by(areas, paths)], areas)
     found, kept = leftovers.memory(areas, runs)
-    found += leftovers.held(runs)
+    found += leftovers.backups(runs)
     found += leftovers.checkpoints(
         _renamed_checkpoints(runs),
         live_ids={run.run_id for run in runs if run.live},
@@ -164,7 +164,7 @@ def free(leftover: Leftover, *, disks_are_mounted: bool = False) -> str | None:
         return None
     if leftover.kind == "checkpoint":
         return _delete(leftover.path)
-    if leftover.kind == "held":
+    if leftover.kind == "backup":
         assert leftover.run is not None
         return _put_back_and_delete(leftover.run, leftover.path)
     reasons: list[str] = []
@@ -201,13 +201,13 @@ def _put_back_and_delete(run: RunDirectory, path: Path) -> str | None:
         status = read_status(run)
         for links in (links for links in links_of(run, status) if links.path == path):
             if links.missing:
-                checkpoint_backups.put_back(run.held, status.run_id, links.output_dir)
+                checkpoint_backups.put_back(run.checkpoint_backups, status.run_id, links.output_dir)
                 left = [one for one in links_of(run, status) if one.path == path and one.missing]
                 if left:
                     return f"{left[0].missing[0]} could not be put back in {links.output_dir}"
         problem = _remove_tree(path)
         with suppress(OSError):  # other links are in it
-            run.held.rmdir()
+            run.checkpoint_backups.rmdir()
     finally:
         os.close(lock)
     return problem

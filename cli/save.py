@@ -155,11 +155,7 @@ class _Waiting:
                 self._attempt_is_new = False
             elif name == "checkpoint_failed":
                 self.failure = str(record.get("reason"))
-            elif (
-                name == "checkpoint_published"
-                and self._requested_at is not None
-                and record.get("durable", True)
-            ):
+            elif name == "checkpoint_published" and self._requested_at is not None:
                 position = (int(record.get("train_call") or 0), int(record["step"]))
                 if position > self._requested_at and _is_kept(Path(record["path"])):
                     return Path(record["path"])

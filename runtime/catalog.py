@@ -14,7 +14,7 @@ from typing import Any
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import tree_bytes
 from grpo_run.runtime.history import run_directory
-from grpo_run.runtime.history.checkpoint_backups import HeldFolder, find_held, output_directories
+from grpo_run.runtime.history.checkpoint_backups import BackupFolder, find_backups, output_directories
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory
 from grpo_run.runtime.history.status import RunStatus, read_status
 from grpo_run.runtime.registry import registered, registry_folder
@@ -35,7 +35,7 @@ class RunEntry:
             counts if it has no other name.
         memory_bytes: of the run's snapshots in shared memory.
         areas: the staging areas that `run.json` names.
-        held: links to checkpoints, which a killed start leaves.
+        backups: links to checkpoints, which a killed start leaves.
     """
 
     directory: RunDirectory
@@ -45,7 +45,7 @@ class RunEntry:
     size_bytes: int
     memory_bytes: int
     areas: tuple[Path, ...]
-    held: tuple[HeldFolder, ...] = ()
+    backups: tuple[BackupFolder, ...] = ()
 
     @property
     def run_id(self) -> str:
@@ -119,27 +119,31 @@ def _read(directory: RunDirectory, sizes: Mapping[Path, int]) -> RunEntry:
     except (RunDirectoryError, OSError) as error:
         problem = str(error)
     last_time = status.history.time.last if status is not None else None
-    held = links_of(directory, status) if status is not None else []
+    backups = links_of(directory, status) if status is not None else []
     return RunEntry(
         directory=directory,
         status=status,
         problem=problem,
         last_time=last_time or _modified_at(directory.path),
-        size_bytes=_size_bytes(directory, held),
+        size_bytes=_size_bytes(directory, backups),
         memory_bytes=sum(sizes.get(area, 0) for area in areas),
         areas=areas,
-        held=tuple(held),
+        backups=tuple(backups),
     )
 
 
-def links_of(directory: RunDirectory, status: RunStatus) -> list[HeldFolder]:
+def links_of(directory: RunDirectory, status: RunStatus) -> list[BackupFolder]:
     """Return the links to checkpoints that the last start of a run has left."""
-    return find_held(directory.held, status.run_id, output_directories(status.history.calls))
+    return find_backups(directory.checkpoint_backups, status.run_id, output_directories(status.history.calls))
 
 
-def _size_bytes(directory: RunDirectory, held: Iterable[HeldFolder]) -> int:
-    own = (tree_bytes(path, linked=path != directory.held) for path in directory.own_files())
-    beside = (tree_bytes(one.path, linked=False) for one in held if directory.held not in one.path.parents)
+def _size_bytes(directory: RunDirectory, backups: Iterable[BackupFolder]) -> int:
+    own = (tree_bytes(path, linked=path != directory.checkpoint_backups) for path in directory.own_files())
+    beside = (
+        tree_bytes(one.path, linked=False)
+        for one in backups
+        if directory.checkpoint_backups not in one.path.parents
+    )
     return sum(own) + sum(beside)
 
 

@@ -1,7 +1,7 @@
 """What `grpo-run gc` may free, and what it keeps and why: decisions only, nothing is deleted here.
 
     memory       staging areas of deleted runs; those of dead runs, whose snapshots are written to disk first
-    held         links to checkpoints that a killed start has left, after missing checkpoints are put back
+    backup       links to checkpoints that a killed start has left, after missing checkpoints are put back
     checkpoint   rejected and replaced checkpoints, and partial ones that nobody writes any more
     run          directories of runs that ended long ago; their checkpoints stay
 
@@ -27,7 +27,7 @@ ENDED = ("finished", "failed")
 """States of runs that are deleted when they are old. A stopped run, and one whose supervisor was killed, waits to be
 resumed."""
 
-Kind = Literal["memory", "held", "checkpoint", "run"]
+Kind = Literal["memory", "backup", "checkpoint", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +87,11 @@ def memory(areas: Iterable[AreaEntry], runs: Sequence[RunEntry]) -> tuple[list[L
     return found, kept
 
 
-def held(runs: Iterable[RunEntry]) -> list[Leftover]:
+def backups(runs: Iterable[RunEntry]) -> list[Leftover]:
     """Return the links to checkpoints that dead runs have left."""
     return [
         Leftover(
-            kind="held",
+            kind="backup",
             path=folder.path,
             size_bytes=0 if folder.missing else tree_bytes(folder.path, linked=False),
             what=f"links to checkpoints of run {run.run_id}"
@@ -100,7 +100,7 @@ def held(runs: Iterable[RunEntry]) -> list[Leftover]:
         )
         for run in runs
         if not run.live
-        for folder in run.held
+        for folder in run.backups
     ]
 
 
@@ -155,6 +155,6 @@ def old_runs(runs: Iterable[RunEntry], *, now: float, days: float) -> list[Lefto
         if not run.live
         and run.state in ENDED
         and not run.memory_bytes
-        and not run.held
+        and not run.backups
         and now - run.last_time >= days * DAY_SECONDS
     ]

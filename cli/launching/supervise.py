@@ -262,7 +262,7 @@ def _end(supervisor: Supervisor, terminal: Terminal, directory: RunDirectory) ->
     if supervisor.exit_code is None:
         supervisor.give_up("another node closed the rendezvous before this node had ranks")
     assert supervisor.exit_code is not None
-    supervisor.held.end(finished=supervisor.exit_code == EXIT_FINISHED)  # no rank can remove any more
+    supervisor.backups.end(finished=supervisor.exit_code == EXIT_FINISHED)  # no rank can remove any more
     terminal.show_end(
         supervisor.sentence, wrong_usage=supervisor.exit_code == EXIT_USAGE, run_directory=directory.path
     )

@@ -18,7 +18,7 @@ from blake3 import blake3
 NamedShape = tuple[str, Sequence[int], str]
 """Name, shape and data type (`float32`) of one parameter."""
 REPLICATED_LAYOUTS = (None, "ddp")
-"""Layouts in which every rank holds the full state. None is a manifest older than the field."""
+"""Layouts in which every rank holds the full state. None if not known."""
 _SHOWN_DIFFERENCES = 3
 
 

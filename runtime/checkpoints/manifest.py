@@ -59,7 +59,7 @@ class Identity(pydantic.BaseModel):
         scheduled: True if the script's own save schedule asked for it, so that it is published as
             `checkpoint-N`; False for a snapshot.
         kept: the user asked for it (`grpo-run save`), and a run never removes it.
-        global_batch: samples per optimizer step, over all ranks. None in older manifests, like the next four.
+        global_batch: samples per optimizer step, over all ranks. None if not known, like the next four.
         per_device_train_batch_size: samples per rank and micro-batch.
         gradient_accumulation_steps: micro-batches per optimizer step.
         layout: how the state is distributed over ranks: `ddp`, `deepspeed-zero3`, `fsdp2`.
@@ -99,7 +99,7 @@ class Manifest(Identity):
     Attributes:
         finished: the `train()` call ran to its end at this checkpoint.
         files: entries by path relative to the checkpoint directory.
-        seal: digest of all other fields; None in manifests older than the field.
+        seal: digest of all other fields; None only until it is written.
     """
 
     schema_version: int = SCHEMA
@@ -196,10 +196,7 @@ def read_manifest(path: Path) -> Manifest:
             f"{path / MANIFEST} has schema {manifest.schema_version}, this release knows {SCHEMA}"
         )
     fields = json.loads(raw)
-    # `seal` and `scheduled` were introduced together: a manifest with only one of them was changed
-    if ("seal" in fields) != ("scheduled" in fields) or (
-        manifest.seal and compute_seal(fields) != manifest.seal
-    ):
+    if compute_seal(fields) != manifest.seal:
         raise CheckpointError(f"{path / MANIFEST} does not match its digest")
     return manifest
 

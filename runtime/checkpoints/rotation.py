@@ -31,7 +31,7 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
     """
     new = read_manifest(newest)
     best = best if best != newest.name else None
-    scheduled, superseded = [], []
+    scheduled = []
     for path in directory.iterdir():
         if step_of(path) is None or path.name == newest.name or not path.is_dir() or path.is_symlink():
             continue
@@ -39,17 +39,12 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
         if manifest is not None and (manifest.finished or manifest.kept):
             continue
         same_call = manifest is not None and manifest.train_call_key == new.train_call_key
-        if manifest is not None and not manifest.scheduled and path.name != best:  # of an earlier release
-            # snapshots may become durable out of order, so a later one is not superseded
-            if same_call and manifest.step < new.step and _has_only_our_files(path, manifest):
-                superseded.append(path)
-        else:
-            is_later = same_call and manifest is not None and manifest.step > new.step
-            scheduled.append((path, is_later))
+        is_later = same_call and manifest is not None and manifest.step > new.step
+        scheduled.append((path, is_later))
     # a snapshot changes nothing of what an undisturbed run would keep
     over_limit = _over_limit(scheduled, new, limit, best) if new.scheduled else []
     snapshots = snapshot_directory(directory, *new.train_call_key)
-    superseded += _superseded_snapshots(snapshots, newest, new)
+    superseded = _superseded_snapshots(snapshots, newest, new)
     removed = [path for path in (*superseded, *over_limit) if _try_to_remove(path)]
     remove_empty_folders(snapshots)
     return removed

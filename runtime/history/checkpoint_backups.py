@@ -1,9 +1,9 @@
 """Keep a run's checkpoints while its script starts: some scripts clear their output directory first.
 
-Before each attempt the supervisor makes hard links of the checkpoints (`HeldCheckpoints`). When the ranks are about to
+Before each attempt the supervisor makes hard links of the checkpoints (`CheckpointBackups`). When the ranks are about to
 choose one, rank 0 puts back those that are gone (`put_back`). If the start does not get so far, the next start puts them
 back, or the end of the run, or `grpo-run gc`. Nothing is copied. Links need one file system: the run
-directory's, else the output directory's parent; where neither works, nothing is held.
+directory's, else the output directory's parent; where neither works, nothing is kept.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from grpo_run.runtime.checkpoints.search import FoundCheckpoint, directories_of_
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.history.train_calls import TrainCalls
 
-MAX_HELD = 64
-"""Checkpoints of one directory that are held, newest first."""
+MAX_BACKUPS = 64
+"""Checkpoints of one directory that are kept, newest first."""
 
 
-class HeldCheckpoints:
+class CheckpointBackups:
     """The hard links of one run, for its supervisor.
 
     Args:
         folder: of links in the run directory.
-        run_id: checkpoints of other runs are not held.
-        calls: the run's calls; the checkpoints in their directories are held.
+        run_id: checkpoints of other runs are not kept.
+        calls: the run's calls; the checkpoints in their directories are kept.
         warn: called with what was put back.
     """
 
@@ -42,23 +42,23 @@ class HeldCheckpoints:
         self._run_id = run_id
         self._calls = calls
         self._warn = warn
-        self._held: list[str] = []
+        self._directories: list[str] = []
         self._starting = False
 
-    def hold(self) -> None:
+    def make(self) -> None:
         """Make links of all complete checkpoints of the run.
 
         Links are left if the last start committed no step. What is missing is put back from them first.
         """
-        self._held, self._starting = output_directories(self._calls), True
-        self._put_back(self._held)
+        self._directories, self._starting = output_directories(self._calls), True
+        self._put_back(self._directories)
         still_missing = self._remove()
-        for directory in self._held:
+        for directory in self._directories:
             if directory in still_missing:
                 continue  # its links are all that is left, and stay
             places = directories_of_run(self._run_id, Path(directory))
             own = (one for one in find_checkpoints(*places) if one.manifest.run_id == self._run_id)
-            found = list(itertools.islice(own, MAX_HELD))
+            found = list(itertools.islice(own, MAX_BACKUPS))
             for place in _places(self._folder, directory) if found else ():
                 with suppress(OSError):
                     place.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -77,20 +77,24 @@ class HeldCheckpoints:
 
     def forget(self) -> None:
         """Remove the links: checkpoints were set aside on purpose, and must not be put back."""
-        remove(self._folder, self._held or output_directories(self._calls))
+        remove(self._folder, self._directories or output_directories(self._calls))
 
     def end(self, *, finished: bool) -> None:
         """Remove the links when all ranks have ended; put back what is missing, unless the run has finished."""
         if finished:
-            remove(self._folder, self._held)
+            remove(self._folder, self._directories)
         else:
-            self._put_back(self._held)
+            self._put_back(self._directories)
             self._remove()
 
     def _remove(self) -> list[str]:
         """Remove the links; return the output directories whose links are the last ones of a checkpoint, and stay."""
-        last = {one.output_dir for one in find_held(self._folder, self._run_id, self._held) if one.missing}
-        remove(self._folder, (directory for directory in self._held if directory not in last))
+        last = {
+            one.output_dir
+            for one in find_backups(self._folder, self._run_id, self._directories)
+            if one.missing
+        }
+        remove(self._folder, (directory for directory in self._directories if directory not in last))
         return sorted(last)
 
     def _put_back(self, directories: Iterable[str]) -> None:
@@ -101,7 +105,7 @@ class HeldCheckpoints:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldFolder:
+class BackupFolder:
     """Links to the checkpoints of one output directory.
 
     Attributes:
@@ -118,7 +122,7 @@ def output_directories(calls: TrainCalls) -> list[str]:
     return list(dict.fromkeys(one.path for call in calls for one in call.directories))
 
 
-def find_held(folder: Path, run_id: str, directories: Iterable[str]) -> list[HeldFolder]:
+def find_backups(folder: Path, run_id: str, directories: Iterable[str]) -> list[BackupFolder]:
     """Return the links that exist.
 
     Args:
@@ -127,7 +131,9 @@ def find_held(folder: Path, run_id: str, directories: Iterable[str]) -> list[Hel
         directories: its output directories.
     """
     return [
-        HeldFolder(path=place, output_dir=directory, missing=tuple(held.path.name for held, _ in wanted))
+        BackupFolder(
+            path=place, output_dir=directory, missing=tuple(backup.path.name for backup, _ in wanted)
+        )
         for directory in directories
         for place in _places(folder, directory)
         if place.is_dir()
@@ -136,23 +142,23 @@ def find_held(folder: Path, run_id: str, directories: Iterable[str]) -> list[Hel
 
 
 def put_back(folder: Path, run_id: str, directory: str) -> list[str]:
-    """Restore the held checkpoints of an output directory if the newest is missing there. Returns their names.
+    """Restore the backups of an output directory if the newest is missing there. Returns their names.
 
     If it or a newer one exists, older ones were rotated away. A name that exists is left alone.
     """
     restored = []
     for place in _places(folder, directory):
-        for held, target in _missing(place, run_id, directory):
-            if _restore(held, target):
+        for backup, target in _missing(place, run_id, directory):
+            if _restore(backup, target):
                 restored.append(target.name)
     return restored
 
 
-def _restore(held: FoundCheckpoint, target: Path) -> bool:
-    """Give a held checkpoint its name again; return whether it has it. Otherwise it stays held."""
+def _restore(backup: FoundCheckpoint, target: Path) -> bool:
+    """Give a checkpoint its name again; return whether it has it. Otherwise the backup stays."""
     try:
-        with partial_directory(target.parent, held.manifest.step) as partial:
-            if not _link_tree(held.path, partial):
+        with partial_directory(target.parent, backup.manifest.step) as partial:
+            if not _link_tree(backup.path, partial):
                 return False
             publish(partial, target)
     except (OSError, CheckpointError):
@@ -175,7 +181,7 @@ def remove(folder: Path, directories: Iterable[str]) -> None:
 
 
 def _missing(place: Path, run_id: str, directory: str) -> list[tuple[FoundCheckpoint, Path]]:
-    """Return the held checkpoints that are to be restored, each with where."""
+    """Return the backups that are to be restored, each with where."""
     found = [
         (one, Path(directory) / one.path.relative_to(place))
         for one in find_checkpoints(*directories_of_run(run_id, place))
@@ -198,9 +204,9 @@ def _position(manifest: Manifest) -> tuple[int, int]:
 
 
 def _places(folder: Path, directory: str) -> tuple[Path, Path]:
-    """Where the checkpoints of an output directory may be held, in the order of preference."""
+    """Where the checkpoints of an output directory may be kept, in the order of preference."""
     digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:8]
-    beside = f".grpo-run-held-{folder.parent.name}-{digest}"
+    beside = f".grpo-run-backups-{folder.parent.name}-{digest}"
     return folder / digest, Path(directory).parent / beside
 
 

@@ -238,12 +238,11 @@ class History:
                 step=step, path=record["path"], verified=bool(record.get("verified")), train_call=call
             )
         self._record_save(record)
-        if record.get("durable", True):
-            self.checkpoint_trouble = None
-            if record.get("scheduled"):
-                self.scheduled_call = call
-            if self.exit_code is not None:
-                self.snapshot_step = None  # the snapshot that a full disk had kept in memory is on disk now
+        self.checkpoint_trouble = None
+        if record.get("scheduled"):
+            self.scheduled_call = call
+        if self.exit_code is not None:
+            self.snapshot_step = None  # the snapshot that a full disk had kept in memory is on disk now
         self.calls.apply_saved(call, step, record["path"])
         self.lost.apply_published(record)
         self._progressed(call, step)

@@ -39,7 +39,7 @@ class LostCheckpoints:
 
     def apply_published(self, record: Mapping[str, Any]) -> None:
         """A checkpoint is on disk, or a snapshot of the run."""
-        if not record.get("scheduled") or not record.get("durable", True) or not self._lost:
+        if not record.get("scheduled") or not self._lost:
             return
         call, step = int(record.get("train_call") or 0), int(record["step"])
         self._lost.pop((call, step), None)

@@ -9,7 +9,7 @@
       imports.json            digests of the user's files that the ranks have imported
       attempts/000/rank0.log  output, one file per rank, or with rank0.err one for each stream
       incidents/0001-signal/  verdict.json and evidence
-      held/                   links to checkpoints, while the script starts
+      checkpoint_backups/     links to checkpoints, while the script starts
       memory_facts.json       what decides how the last `train()` call could use less memory
       plan_traces/            how much memory it would use with other memory plans
       memory_forecast/        what passes of each rank have needed, and how it has split micro-batches
@@ -54,7 +54,7 @@ OWN_NAMES = (
     "imports.json",
     "attempts",
     "incidents",
-    "held",
+    "checkpoint_backups",
     "quarantine.json",
     files.FILE_NAME,
     files.TRACE_FOLDER,
@@ -138,9 +138,9 @@ class RunDirectory:
         return self.path / "incidents"
 
     @property
-    def held(self) -> Path:
+    def checkpoint_backups(self) -> Path:
         """The folder of links to checkpoints, while the script starts."""
-        return self.path / "held"
+        return self.path / "checkpoint_backups"
 
     def own_files(self) -> list[Path]:
         """Return the files and folders in the directory that grpo-run has written, also temporary ones."""

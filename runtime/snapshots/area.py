@@ -11,7 +11,6 @@
         spare/                 files of an earlier snapshot, over which the next one is written
       OWNER.json lock          whose area it is, and the lock of the run's supervisor (`ownership`)
       TROUBLE.json             present while checkpoints cannot be written to disk
-      restore/                 a checkpoint written here to resume from, because the disk is full or stuck
 
 Snapshots survive the death of every process, but not a reboot. There are three slots so that one can be
 drained, one can hold the newest snapshot and one can be written at any time. Ranks write (`runtime.rank.saving`),
@@ -32,7 +31,6 @@ from grpo_run.runtime.snapshots.slot import STAGED, StagedSnapshot, StagingSlot
 
 SLOTS = 3
 TROUBLE = "TROUBLE.json"
-RESTORE = "restore"
 
 
 class StagingArea:
@@ -51,11 +49,6 @@ class StagingArea:
     def _create(self) -> None:
         for folder in (self.path, *(slot.path for slot in self.slots)):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-
-    @property
-    def restore(self) -> Path:
-        """The directory used in place of `output_dir` if the disk is full or stuck."""
-        return self.path / RESTORE
 
     def snapshots(self) -> list[tuple[StagedSnapshot, StagingSlot]]:
         """Return the complete snapshots, newest first. Unreadable ones are skipped."""

@@ -11,13 +11,10 @@ class DrainRequest:
 
     Attributes:
         slot: index of the slot.
-        restore: write the checkpoint into this directory in memory, so that a rank can resume from it; None
-            writes it to the snapshot's own `output_dir`.
         last: the run has ended, so that less space has to stay free on the disk.
     """
 
     slot: int
-    restore: str | None = None
     last: bool = False
 
 
@@ -35,7 +32,6 @@ class DrainPublished:
     Attributes:
         train_call: ordinal of its `train()` call.
         kept: the user has asked for it.
-        durable: it is on disk, not in memory.
         removed: older checkpoints that rotation deleted.
     """
 
@@ -47,7 +43,6 @@ class DrainPublished:
     kept: bool
     size_bytes: int
     seconds: float
-    durable: bool
     removed: tuple[str, ...] = ()
 
 

@@ -67,8 +67,8 @@ class DrainReports:
         )
 
     def published(self, reply: DrainPublished) -> None:
-        """Write that a checkpoint was published. One on disk ends the trouble."""
-        if reply.durable and self._trouble is not None:
+        """Write that a checkpoint was published, which ends the trouble."""
+        if self._trouble is not None:
             self._trouble = None
             self._staging.set_trouble(None)
             self._warn(f"checkpoints are written to disk again: {reply.path}")
@@ -80,7 +80,6 @@ class DrainReports:
             train_call=reply.train_call,
             scheduled=reply.scheduled,
             kept=reply.kept,
-            durable=reply.durable,
             size_bytes=reply.size_bytes,
             seconds=reply.seconds,
             removed=list(reply.removed),

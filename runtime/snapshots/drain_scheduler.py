@@ -2,24 +2,21 @@
 
     while training     scheduled snapshots, oldest first; the newest recovery snapshot if the last checkpoint on disk is
                        older than `DURABLE_SECONDS`, or if ranks have resumed from it
-    before a restart   nothing, if the next attempt can load the newest snapshot from memory; otherwise that snapshot
+    before a restart   nothing; if an attempt could not load the newest snapshot from memory, that snapshot
     during a restart   nothing until the ranks have finished a step: they need every core to load
     at the end         every snapshot that is not superseded
 
 Training never waits for the disk. A full disk raises an alert and is retried until it has free space; a disk
-that hangs is reported as a stall. Before a restart, a snapshot that cannot be drained to disk is written as a
-checkpoint in memory instead. Called by the supervisor at every poll. `drain_policy.py` chooses the snapshot,
+that hangs is reported as a stall. Called by the supervisor at every poll. `drain_policy.py` chooses the snapshot,
 `drain_requests.py` speaks to the drain worker, which writes it, and `drain_requests.py` says what became of it.
 """
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
 from typing import Any
 
-from grpo_run.runtime.checkpoints.manifest import MANIFEST
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.drain_messages import DrainFailed, DrainPublished, DrainRequest
@@ -76,7 +73,6 @@ class DrainScheduler:
         )
         self._next_poll_at = 0.0
         self._durable_at = clock()
-        self._restored: StagedSnapshot | None = None
         self._broken: dict[int, StagedSnapshot] = {}
         self._published = PublishedCheckpoints()
         self._expected: StagedSnapshot | None = None
@@ -125,15 +121,14 @@ class DrainScheduler:
         if due is not None:
             self._requests.send(*due)
 
-    def prepare_attempt(self, world_size: int, *, spare_memory: bool = False) -> SnapshotName | None:
-        """Return the snapshot that the next attempt loads from memory, or None after making it loadable from disk.
+    def prepare_attempt(self, *, spare_memory: bool = False) -> SnapshotName | None:
+        """Return the snapshot that the next attempt loads from memory, or None if it loads from disk.
 
-        A snapshot is loaded from memory by as many ranks as wrote it. One that was offered to an attempt which did
-        not finish a step is not offered again, whatever the reason was. No rank may be running. Blocks only if it
-        returns None.
+        One that was offered to an attempt which did not finish a step is written to disk and loaded from there,
+        whatever the reason was; if the disk does not take it, it is offered again. No rank may be running. Blocks
+        only while something is written.
 
         Args:
-            world_size: number of ranks of the attempt.
             spare_memory: ranks that load need more memory than ranks that train, and there is little. The newest snapshot
                 is written to disk and loaded from there, and the memory of all is freed.
         """
@@ -141,52 +136,59 @@ class DrainScheduler:
         self._held_until = self._clock() + HOLD_SECONDS
         if spare_memory:
             self._expected = self._resumed = None
-            self.flush(restore=True)
+            self.flush(newest_only=True)
             is_on_disk = self._due_to_resume() is None
             self.free_memory()
             if is_on_disk:
                 return None  # else the disk does not take it, and memory has the only copy
+        offered = self._loadable()
+        if offered is None or offered[0] == self._expected:
+            self.flush(newest_only=True)
+            if self.last_failure is None:
+                return None
+            offered = self._loadable()
+        if offered is None:
+            return None
+        staged, slot = offered
+        self._expected = staged
+        self._resumed = None if slot.drained else staged
+        return SnapshotName(slot=slot.index, order=staged.order)
+
+    def _loadable(self) -> tuple[StagedSnapshot, StagingSlot] | None:
+        """Return the newest readable snapshot, unless a rank has written a later checkpoint."""
         for staged, slot in self.staging.snapshots():
             if self._is_broken(staged, slot):
                 continue
-            loadable = staged.world_size == world_size and staged.files is not None
-            superseded = self._published.supersede(staged) and not slot.drained
-            if not loadable or superseded or staged == self._expected:
-                break
+            if staged.files is None or (self._published.supersede(staged) and not slot.drained):
+                return None
             try:
                 slot.check_complete(staged)
             except CheckpointError as error:
                 self._handle_broken(staged, slot.index, str(error))
                 continue
-            self._expected = staged
-            self._resumed = None if slot.drained else staged
-            return SnapshotName(slot=slot.index, order=staged.order)
-        self.flush(restore=True)
+            return staged, slot
         return None
 
-    def flush(self, *, restore: bool) -> None:
+    def flush(self, *, newest_only: bool) -> None:
         """Drain the newest snapshot, then the others. Blocks. No rank may be writing a snapshot.
 
         Waits as long as the disk makes progress, and gives up if it is full or hangs.
 
         Args:
-            restore: a rank will resume. Drain the newest snapshot only, and write it as a checkpoint in
-                memory if the disk does not accept it; `poll` drains the others while training continues.
+            newest_only: a rank will resume; `poll` drains the others while training continues.
         """
         self.last_failure = None
         for _ in range(2 * len(self.staging.slots)):
-            due = self._due_to_resume() if restore else self._due_at_end()
-            if self.busy and not (restore and due is None):
+            due = self._due_to_resume() if newest_only else self._due_at_end()
+            if self.busy and not (newest_only and due is None):
                 self._requests.wait()
                 continue  # the request may have drained what is due
             if due is None:
                 return
-            self._requests.send(*due, DrainRequest(slot=due[1].index, last=not restore))
+            self._requests.send(*due, DrainRequest(slot=due[1].index, last=not newest_only))
             failed = self._requests.wait()
             if failed is not None and not failed.broken:  # after a broken snapshot, the next one is tried
                 self.last_failure = failed
-                if restore:
-                    self._restore_in_memory(*due)
                 return
 
     def free_memory(self, *, keep_newest: bool = False) -> int:
@@ -257,15 +259,11 @@ class DrainScheduler:
     def _is_broken(self, staged: StagedSnapshot, slot: StagingSlot) -> bool:
         return self._broken.get(slot.index) == staged
 
-    def _is_restored(self, staged: StagedSnapshot) -> bool:
-        """Return True if this snapshot, not only one of the same name, is a checkpoint in memory."""
-        return staged == self._restored and (self.staging.restore / staged.folder / MANIFEST).is_file()
-
     def _due_to_resume(self) -> tuple[StagedSnapshot, StagingSlot] | None:
         """Return the newest readable snapshot, or None if a rank can already resume from it."""
         for staged, slot in self.staging.snapshots():
             if not self._is_broken(staged, slot):
-                return None if self._done(staged, slot) or self._is_restored(staged) else (staged, slot)
+                return None if self._done(staged, slot) else (staged, slot)
         return None
 
     def _due_at_end(self) -> tuple[StagedSnapshot, StagingSlot] | None:
@@ -276,18 +274,10 @@ class DrainScheduler:
 
     # ---- what the worker has done ----
 
-    def _restore_in_memory(self, staged: StagedSnapshot, slot: StagingSlot) -> None:
-        self._restored = None
-        shutil.rmtree(self.staging.restore, ignore_errors=True)  # an older checkpoint that no rank reads now
-        self._requests.send(staged, slot, DrainRequest(slot=slot.index, restore=str(self.staging.restore)))
-        if self.busy and self._requests.wait() is None:
-            self._restored = staged
-
     def _handle_published(self, staged: StagedSnapshot, reply: DrainPublished) -> None:
-        if reply.durable:
-            self.record_published(reply.train_call, reply.step, taken_at=staged.staged_at)
-            if self._resumed is not None and staged.order >= self._resumed.order:
-                self._resumed = None
+        self.record_published(reply.train_call, reply.step, taken_at=staged.staged_at)
+        if self._resumed is not None and staged.order >= self._resumed.order:
+            self._resumed = None
         self._reports.published(reply)
 
     def _handle_broken(self, staged: StagedSnapshot, slot: int, reason: str) -> None:

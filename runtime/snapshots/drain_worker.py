@@ -48,7 +48,7 @@ from grpo_run.runtime.snapshots.drain_messages import (
     DrainReply,
     DrainRequest,
 )
-from grpo_run.runtime.snapshots.headroom import DISK_RESERVE_BYTES, FULL_BYTES, least_headroom
+from grpo_run.runtime.snapshots.headroom import DISK_RESERVE_BYTES, FULL_BYTES
 from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
 from grpo_run.runtime.upstream import process_names
 from grpo_run.watchdog.text import size_text
@@ -122,9 +122,8 @@ def _drain(
     slot: StagingSlot, staged: StagedSnapshot, request: DrainRequest, report: Callable[[int], None]
 ) -> DrainPublished:
     began = time.perf_counter()
-    durable = request.restore is None
-    output_dir = Path(request.restore or staged.output_dir)
-    directory = directory_of(staged, output_dir) if durable else output_dir
+    output_dir = Path(staged.output_dir)
+    directory = directory_of(staged, output_dir)
     trainer_files = slot.files / staged.folder
     with _broken_snapshot_errors():
         slot.check_complete(staged)
@@ -138,8 +137,7 @@ def _drain(
         _copy_tree(trainer_files, partial, progress.add_written)
         manifest = write_manifest(partial, staged, progress=progress.repeat)
         publish(partial, final)
-    if durable:
-        slot.mark_drained()
+    slot.mark_drained()
     try:
         removed = rotate(output_dir, newest=final, limit=staged.limit, best=staged.best)
     except (OSError, CheckpointError):
@@ -153,7 +151,6 @@ def _drain(
         kept=staged.kept,
         size_bytes=manifest.size_bytes,
         seconds=time.perf_counter() - began,
-        durable=durable,
         removed=tuple(map(str, removed)),
     )
 
@@ -180,16 +177,10 @@ class _WrittenBytes:
 
 
 def _require_free_space(directory: Path, needed_bytes: int, request: DrainRequest) -> None:
-    if request.restore is None:
-        free_bytes = shutil.disk_usage(directory).free
-        reserve_bytes = FULL_BYTES if request.last else DISK_RESERVE_BYTES
-        usable_bytes = free_bytes - reserve_bytes
+    free_bytes = shutil.disk_usage(directory).free
+    reserve_bytes = FULL_BYTES if request.last else DISK_RESERVE_BYTES
+    if free_bytes - reserve_bytes < needed_bytes:
         where = f"{directory} has {size_text(free_bytes)} free, of which {size_text(reserve_bytes)} must stay free"
-    else:
-        # the kernel kills a process that exceeds its memory limit, so there is no error to handle later
-        headroom = least_headroom(directory)
-        free_bytes, usable_bytes, where = headroom.free_bytes, headroom.usable_bytes, headroom.sentence
-    if usable_bytes < needed_bytes:
         raise _NoSpaceError(f"{size_text(needed_bytes)} are needed, and {where}", free_bytes)
 
 

@@ -116,7 +116,7 @@ def write_last(
     Returns:
         what is still in memory only; None if nothing is.
     """
-    drains.flush(restore=False)
+    drains.flush(newest_only=False)
     deadline = clock() + wait_seconds
     left, pause = OnlyInMemory.of(drains, only_model=only_model), FIRST_RETRY_SECONDS
     if left is not None and left.required and wait_seconds and not interrupted():
@@ -128,6 +128,6 @@ def write_last(
         while clock() < retry_at and not interrupted():
             sleep(POLL_SECONDS)
         pause = min(2 * pause, MAX_RETRY_SECONDS)
-        drains.flush(restore=False)
+        drains.flush(newest_only=False)
         left = OnlyInMemory.of(drains, only_model=only_model)
     return left

@@ -4,17 +4,12 @@ An exception of the supervisor is an error in grpo-run, or a machine without mem
 traceback goes to an incident folder, and the ranks are asked to save and stop, as after SIGTERM. Called by
 `supervisor.py` and `cli/launch.py` from their outermost handlers. Each part of the end is attempted, whatever
 became of the others. Kills no process.
-
-A few file descriptors are kept in reserve (`DescriptorReserve`), because a fault is handled with a dozen of
-them, and the attempt's store needs one for each connection of a rank. The process's limit is not raised: the
-ranks inherit it, and programs that call select(2) fail with descriptors above 1,023.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import time
 import traceback
 from collections.abc import Callable
@@ -34,36 +29,6 @@ from grpo_run.runtime.supervisor.stop_means import StopMeans
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.evidence import incident_files
 from grpo_run.watchdog.verdict import Location, Verdict
-
-RESERVED = 24
-"""Evidence reads a few files at a time, and the rendezvous opens a few connections."""
-RESERVED_PER_RANK = 8
-"""A started rank needs a pipe and a sentinel, and connects to the store for each process group."""
-
-
-class DescriptorReserve:
-    """The reserve of one process. It is full at first, as far as possible.
-
-    Args:
-        ranks: number of ranks on this node.
-    """
-
-    def __init__(self, ranks: int) -> None:
-        self._count = RESERVED + RESERVED_PER_RANK * ranks
-        self._held: list[int] = []
-        self.fill()
-
-    def release(self) -> None:
-        """Make the descriptors available. May be called more than once."""
-        while self._held:
-            os.close(self._held.pop())
-
-    def fill(self) -> None:
-        """Take the descriptors back; those that are not available remain missing."""
-        with contextlib.suppress(OSError):
-            while len(self._held) < self._count:
-                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-
 
 Result = TypeVar("Result")
 
@@ -178,7 +143,7 @@ class LastResort:
         """
         kept: bool | None = False
         if drains is not None:
-            self.attempt("writing the last snapshots", functools.partial(drains.flush, restore=False))
+            self.attempt("writing the last snapshots", functools.partial(drains.flush, newest_only=False))
             left = self.attempt("reading what is in memory", lambda: OnlyInMemory.of(drains))
             kept = self.attempt("stopping the drain worker", drains.close)
             if left is not None:

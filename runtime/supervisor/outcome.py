@@ -25,7 +25,7 @@ from grpo_run.runtime.snapshots import last_writes
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from grpo_run.runtime.snapshots.last_writes import OnlyInMemory, write_last
 from grpo_run.runtime.supervisor.attempt import Attempt
-from grpo_run.runtime.supervisor.last_resort import DescriptorReserve, LastResort
+from grpo_run.runtime.supervisor.last_resort import LastResort
 from grpo_run.runtime.supervisor.policy import why_not_finished
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.history.checkpoint_backups import HeldCheckpoints
+from grpo_run.runtime.history.checkpoint_backups import CheckpointBackups
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
@@ -30,7 +30,7 @@ class AttemptPreparation:
         run: its directory.
         live: journal and history of the run.
         reporter: for events and messages.
-        held: the checkpoints that no rank may remove.
+        backups: the checkpoints that no rank may remove.
         drains: writes the run's snapshots in memory to disk; None if there are none.
     """
 
@@ -41,14 +41,14 @@ class AttemptPreparation:
         *,
         live: LiveHistory,
         reporter: Reporter,
-        held: HeldCheckpoints,
+        backups: CheckpointBackups,
         drains: DrainScheduler | None,
     ) -> None:
         self._config = config
         self._run = run
         self._live = live
         self._reporter = reporter
-        self._held = held
+        self._backups = backups
         self._drains = drains
         self._not_before = 0.0
 
@@ -56,13 +56,12 @@ class AttemptPreparation:
         """Let the next attempt start no sooner than in so many seconds."""
         self._not_before = time.monotonic() + seconds
 
-    def choose_snapshot(self, world_size: int, *, spares_memory: Callable[[], bool]) -> SnapshotName | None:
+    def choose_snapshot(self, *, spares_memory: Callable[[], bool]) -> SnapshotName | None:
         """Wait until ranks may start, and settle what they resume from.
 
         A stop request ends the wait by an exception.
 
         Args:
-            world_size: number of ranks on all nodes.
             spares_memory: whether the attempt is to find as much free memory as possible.
 
         Returns:
@@ -71,12 +70,12 @@ class AttemptPreparation:
         time.sleep(max(0.0, self._not_before - time.monotonic()))
         forkserver.await_server(lambda text: self._reporter.warn(None, text))
         if set_aside(self._live.history, self._config, self._drains, self._reporter):
-            self._held.forget()
+            self._backups.forget()
         snapshot = None
         if self._drains is not None:
-            snapshot = self._drains.prepare_attempt(world_size, spare_memory=spares_memory())
+            snapshot = self._drains.prepare_attempt(spare_memory=spares_memory())
             self._live.read_ranks()
-        self._held.hold()
+        self._backups.make()
         return snapshot
 
     def make_attempt(self, last: Attempt, workers: Sequence[Any]) -> Attempt:

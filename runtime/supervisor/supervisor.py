@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, RunDirectoryError
-from grpo_run.runtime.history.checkpoint_backups import HeldCheckpoints
+from grpo_run.runtime.history.checkpoint_backups import CheckpointBackups
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -39,7 +39,6 @@ from grpo_run.runtime.supervisor.guardian import report
 from grpo_run.runtime.supervisor.hang_monitor import HangMonitor
 from grpo_run.runtime.supervisor.host_watch import HostWatch
 from grpo_run.runtime.supervisor.incident import IncidentContext
-from grpo_run.runtime.supervisor.last_resort import DescriptorReserve
 from grpo_run.runtime.supervisor.no_trainer import NoTrainerWatch
 from grpo_run.runtime.supervisor.outcome import RunOutcome
 from grpo_run.runtime.supervisor.preparation import AttemptPreparation
@@ -95,8 +94,8 @@ class Supervisor:
         self.detector = HangDetector(self.board, config.deadlines, observe_exit=observe_exit)
         self._reporter = Reporter(self._live, str(run.path), notify)
         self.warn = self._reporter.warn
-        links = (run.held, config.run_id, self.history.calls)
-        self.held = HeldCheckpoints(*links, warn=lambda text: self.warn(None, text))
+        links = (run.checkpoint_backups, config.run_id, self.history.calls)
+        self.backups = CheckpointBackups(*links, warn=lambda text: self.warn(None, text))
         self._drains = self._schedule_drains(staging) if staging is not None else None
         self.lifecycle = Lifecycle(self._state_changed)
         self.quarantine = RunQuarantine(run, self.history, self._reporter)
@@ -117,7 +116,7 @@ class Supervisor:
             interrupted=lambda: self.stop.noted or self.stop.requested,
         )  # fmt: skip
         self._preparation = AttemptPreparation(
-            config, run, live=self._live, reporter=self._reporter, held=self.held, drains=self._drains
+            config, run, live=self._live, reporter=self._reporter, backups=self.backups, drains=self._drains
         )
         self.attempt = Attempt(run, self.history.attempts - 1, warn=self._reporter.warn)
         self.expected_snapshot: SnapshotName | None = None
@@ -156,7 +155,7 @@ class Supervisor:
     def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankStart]:
         """Number the attempt, prepare its files and an empty board; return what each rank is started with."""
         self.expected_snapshot = self._preparation.choose_snapshot(
-            workers[0].world_size, spares_memory=lambda: self._host.spares_memory
+            spares_memory=lambda: self._host.spares_memory
         )
         self._faults.begin_attempt()
         self._reporter.begin_attempt()
@@ -320,7 +319,7 @@ class Supervisor:
         commit = self.attempt.new_commit(slots, self.board)
         if commit is None:
             return
-        self.held.release()
+        self.backups.release()
         self.lifecycle.fire(RunEvent.step_committed)
         event = commit.as_event(wall_time=time.time(), now_seconds=time.monotonic())
         self._reporter.write("step_committed", **event)

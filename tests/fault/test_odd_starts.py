@@ -44,7 +44,7 @@ def test_a_script_that_starts_otherwise_continues_where_it_was(
         assert "the script has removed checkpoint-" in run.printed()
     (recovery,) = run.status()["recoveries"]
     assert recovery["lost_steps"] <= 2
-    assert not (run.directory / "held").exists()
+    assert not (run.directory / "checkpoint_backups").exists()
 
 
 @pytest.mark.full
@@ -61,7 +61,7 @@ def test_starts_that_fail_after_they_have_cleared_the_directory_lose_nothing(
     last = run.events("resume_chosen")[-1]
     assert (last["train_call"], last["mismatch"]) == (2, None)
     assert last["step"] >= 2, run.tail()
-    assert not (run.directory / "held").exists()
+    assert not (run.directory / "checkpoint_backups").exists()
 
 
 @pytest.mark.full

@@ -221,7 +221,17 @@ def _newest_of_run(
         UsageError: none of the checkpoints fits this run.
     """
     refusal: str | None = None
+    notice_in_memory: str | None = None
     in_memory = request.in_memory if own else None
+    if in_memory is not None:
+        newest, saved_by = in_memory.path, in_memory.manifest
+        check_model(request, newest, saved_by)
+        notice_in_memory = check_world_size(request, newest, saved_by)
+        problem = resharding_problem(newest, request.world_size) if notice_in_memory is not None else None
+        if problem is not None:
+            refusal = f"{newest.name}: {problem}; start {saved_by.world_size} ranks"
+            report(RejectedCheckpoint(path=newest, step=saved_by.step, reason=problem, own=own))
+            in_memory = None
     for candidate in find_candidates(*directories_of_run(run_id, request.output_dir, *request.also_search)):
         path, step, manifest = candidate.path, candidate.step, candidate.manifest
         if in_memory is not None and step < in_memory.manifest.step:
@@ -253,8 +263,9 @@ def _newest_of_run(
         checkpoint = FoundCheckpoint(path=path, manifest=manifest)
         return ResumeChoice(argument=str(path), checkpoint=checkpoint, foreign=not own, notice=notice)
     if in_memory is not None:
-        check_model(request, in_memory.path, in_memory.manifest)
-        return ResumeChoice(argument=str(in_memory.path), checkpoint=in_memory, in_memory=True)
+        return ResumeChoice(
+            argument=str(in_memory.path), checkpoint=in_memory, in_memory=True, notice=notice_in_memory
+        )
     if refusal is not None:
         raise UsageError(
             f"no checkpoint in {request.output_dir} can be resumed by {request.world_size} ranks: {refusal}"

@@ -178,7 +178,6 @@ class DirectSaves:
             train_call=identity.train_call.ordinal,
             scheduled=identity.scheduled,
             kept=identity.kept,
-            durable=True,
             size_bytes=self._last_bytes,
             seconds=time.perf_counter() - began,
         )

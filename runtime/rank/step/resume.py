@@ -28,13 +28,13 @@ from grpo_run.runtime.rank.resuming.identification import (
     directory_of,
     find_mismatch,
     identify,
+    refuse_duplicate,
 )
 from grpo_run.runtime.rank.resuming.memory import checkpoint_for, open_expected
 from grpo_run.runtime.rank.resuming.request import ResumeChoice, ResumeRequest
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.guard import AttemptState
-from grpo_run.runtime.registry import refuse_duplicate, registered, registry_folder
-from grpo_run.runtime.snapshots.area import RESTORE
+from grpo_run.runtime.registry import registered, registry_folder
 from grpo_run.runtime.snapshots.slot import path_of
 
 
@@ -137,7 +137,6 @@ def _request(
         fresh=config.fresh,
         batch=facts.batch,
         parameters=facts.parameters,
-        also_search=(config.snapshot_directory / RESTORE,) if config.snapshot_directory is not None else (),
     )
 
 
@@ -154,7 +153,7 @@ def _clean_up(session: Session, call: TrainCall) -> None:
 def _put_back(session: Session, call: TrainCall, identified: IdentifiedCall) -> None:
     """Put back checkpoints that the script has removed before the call. On rank 0."""
     config = session.config
-    links = RunDirectory(path=config.run_directory).held
+    links = RunDirectory(path=config.run_directory).checkpoint_backups
     for directory in dict.fromkeys((os.path.realpath(call.output_dir), *map(str, identified.directories))):
         names = checkpoint_backups.put_back(links, config.run_id, directory)
         if names:

@@ -17,7 +17,7 @@ from support.slots import fill, snapshot
 from grpo_run.cli.main import main
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest, write_manifest
-from grpo_run.runtime.history.checkpoint_backups import HeldCheckpoints, find_held
+from grpo_run.runtime.history.checkpoint_backups import CheckpointBackups, find_backups
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import Journal, read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -243,12 +243,12 @@ def hold_checkpoint(run: RunDirectory, here: Path, monkeypatch: pytest.MonkeyPat
     )
     journal.close()
     if beside:
-        run.held.touch()  # as if no directory could be made there
+        run.checkpoint_backups.touch()  # as if no directory could be made there
     calls = History.of(read_journal(run.journal)).calls
-    HeldCheckpoints(run.held, run.path.name, calls, warn=print).hold()
+    CheckpointBackups(run.checkpoint_backups, run.path.name, calls, warn=print).make()
     if beside:
-        run.held.unlink()
-    (links,) = find_held(run.held, run.path.name, [str(here / "out")])
+        run.checkpoint_backups.unlink()
+    (links,) = find_backups(run.checkpoint_backups, run.path.name, [str(here / "out")])
     assert (links.path.parent == here) == beside
     return links.path
 
@@ -272,13 +272,13 @@ def test_gc_removes_the_links_of_a_killed_start(
     (after,) = json.loads(output_of(capsys, "ls", "--json"))["runs"]
     assert (after["size_bytes"] > entry["size_bytes"]) == cleared
     (listed,) = json.loads(output_of(capsys, "gc", "--dry-run", "--json"))["would_free"]
-    assert (listed["kind"], Path(listed["path"]).resolve()) == ("held", links)
+    assert (listed["kind"], Path(listed["path"]).resolve()) == ("backup", links)
     assert ("checkpoint-5" in listed["what"]) == cleared
     assert links.is_dir()
     (freed,) = json.loads(output_of(capsys, "gc", "--json"))["freed"]
     assert freed == listed
     assert not links.exists()
-    assert not run.held.exists()
+    assert not run.checkpoint_backups.exists()
     verify_digests(here / "out" / "checkpoint-5", read_manifest(here / "out" / "checkpoint-5").files)
     assert os.listdir(here / "out") == ["checkpoint-5"]
     assert "nothing to free" in output_of(capsys, "gc")

@@ -64,12 +64,12 @@ class World:
         return [handle_request(self.staging, request, lambda written: None)]
 
     def full(self, request: DrainRequest) -> list[Any]:
-        """Reply that the disk is full; restore in memory."""
-        return self.drain(request) if request.restore is not None else [FULL]
+        """Reply that the disk is full."""
+        return [FULL]
 
     def hangs(self, request: DrainRequest) -> list[Any]:
-        """Send no reply; restore in memory."""
-        return self.drain(request) if request.restore is not None else []
+        """Send no reply."""
+        return []
 
     def poll(self, seconds: float = POLL_SECONDS) -> None:
         """Advance the clock and poll the scheduler, at least once a second as the supervisor does."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from support import checkpoint_files as made
 from grpo_run.runtime.checkpoints.compatibility import SavedTensor
 from grpo_run.runtime.checkpoints.file_checks import (
     DamagedFileError,
+    check_distributed_folder,
     check_torch_file,
     read_safetensors_header,
 )
@@ -74,3 +78,21 @@ def test_bytes_after_a_torch_archive_are_detected(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes() + bytes(30))
     with pytest.raises(DamagedFileError, match="is truncated or changed"):
         check_torch_file(file, False)
+
+
+class Evil:
+    """An object whose unpickling calls a function."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("made-by-a-pickle",)
+
+
+def test_no_code_in_the_metadata_of_a_distributed_checkpoint_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints may come from untrusted sources."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps({"storage_data": Evil()}))
+    with pytest.raises(DamagedFileError, match="names no file"):
+        check_distributed_folder(tmp_path)
+    assert os.listdir(tmp_path) == [".metadata"]

@@ -106,21 +106,6 @@ def test_a_changed_manifest_is_rejected_by_its_seal(checkpoint: Path, change: di
     assert candidate.corrupt
 
 
-def test_a_manifest_without_later_fields_is_accepted(checkpoint: Path) -> None:
-    """Manifests of the first release have no seal."""
-    old = ("schema_version", "run_id", "train_call", "step", "world_size", "finished", "versions", "files")
-    raw = json.loads((checkpoint / MANIFEST).read_text())
-    (checkpoint / MANIFEST).write_text(json.dumps({key: raw[key] for key in old}))
-    manifest = read_manifest(checkpoint)
-    assert (manifest.scheduled, manifest.global_batch, manifest.layout, manifest.seal) == (
-        True,
-        None,
-        None,
-        None,
-    )
-    verify_digests(checkpoint, manifest.files)
-
-
 def test_the_seal_covers_fields_of_later_releases(checkpoint: Path) -> None:
     """Unknown fields are accepted, but not changed ones."""
     raw = json.loads((checkpoint / MANIFEST).read_text()) | {"colour": "blue"}

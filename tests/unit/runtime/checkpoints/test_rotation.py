@@ -22,7 +22,7 @@ from grpo_run.runtime.checkpoints.manifest import (
 )
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
 from grpo_run.runtime.checkpoints.rotation import rotate
-from grpo_run.runtime.checkpoints.search import step_of
+from grpo_run.runtime.checkpoints.search import directory_of, name_of, step_of
 
 
 def save(
@@ -37,10 +37,10 @@ def save(
     age: float = 0.0,
 ) -> Path:
     """Write a complete checkpoint, modified `age` seconds after the first."""
-    path = folder / f"checkpoint-{step}"
+    what = identity(folder, step, run_id=run_id, ordinal=ordinal, scheduled=scheduled)
+    path = directory_of(what, folder) / name_of(directory_of(what, folder), step)
     path.mkdir(parents=True)
     (path / "model.safetensors").write_bytes(b"weights")
-    what = identity(folder, step, run_id=run_id, ordinal=ordinal, scheduled=scheduled)
     write_manifest(path, what)
     if finished:
         mark_finished(path)
@@ -51,8 +51,9 @@ def save(
 
 
 def remaining_steps(folder: Path) -> list[int]:
-    """Steps of the checkpoints that exist."""
-    return sorted(step for path in folder.iterdir() if (step := step_of(path)) is not None)
+    """Steps of the checkpoints and snapshots in an output directory."""
+    paths = (*folder.glob("checkpoint-*"), *folder.glob("_grpo_run/*/*/snapshot-*"))
+    return sorted(step for path in paths if (step := step_of(path)) is not None)
 
 
 @pytest.mark.parametrize("limit", [None, 0, -1])
@@ -107,7 +108,7 @@ def test_superseded_snapshots_are_deleted_without_a_limit(tmp_path: Path) -> Non
     save(tmp_path, 1)
     save(tmp_path, 2, scheduled=False)
     removed = rotate(tmp_path, newest=save(tmp_path, 3, scheduled=False), limit=None, best=None)
-    assert [path.name for path in removed] == ["checkpoint-2"]
+    assert [path.name for path in removed] == ["snapshot-2"]
     assert remaining_steps(tmp_path) == [1, 3]
 
 
@@ -139,10 +140,9 @@ def test_other_runs_snapshots_and_finished_calls_are_kept(tmp_path: Path, other:
     assert remaining_steps(tmp_path) == [1, 3]
 
 
-@pytest.mark.parametrize("scheduled", [True, False])
-def test_the_best_checkpoint_is_kept_in_addition(tmp_path: Path, scheduled: bool) -> None:
-    """It may be scheduled or a snapshot."""
-    save(tmp_path, 1, scheduled=scheduled)
+def test_the_best_checkpoint_is_kept_in_addition(tmp_path: Path) -> None:
+    """As transformers does."""
+    save(tmp_path, 1)
     save(tmp_path, 2, age=10.0)
     rotate(tmp_path, newest=save(tmp_path, 3, age=20.0), limit=1, best="checkpoint-1")
     assert remaining_steps(tmp_path) == [1, 3]
@@ -244,9 +244,9 @@ def test_renamed_directories_are_never_rotated(tmp_path: Path) -> None:
 
 def test_a_superseded_snapshot_with_added_files_is_kept(tmp_path: Path) -> None:
     """A script may write into any of its directories."""
-    for step in (1, 2):
-        save(tmp_path, step, scheduled=False)
-    (tmp_path / "checkpoint-1/notes.txt").write_text("the good one")
+    first = save(tmp_path, 1, scheduled=False)
+    save(tmp_path, 2, scheduled=False)
+    (first / "notes.txt").write_text("the good one")
     rotate(tmp_path, newest=save(tmp_path, 3), limit=None, best=None)
     assert remaining_steps(tmp_path) == [1, 3]
 

@@ -20,11 +20,11 @@ def failed(step: int, *, limit: int | None = None, lost: bool = True, call: int 
     }  # fmt: skip
 
 
-def published(step: int, *, scheduled: bool = True, durable: bool = True, call: int = 1) -> dict[str, Any]:
+def published(step: int, *, scheduled: bool = True, call: int = 1) -> dict[str, Any]:
     """A checkpoint on disk."""
     return {
         "event": "checkpoint_published", "step": step, "train_call": call, "path": f"/out/checkpoint-{step}",
-        "scheduled": scheduled, "durable": durable,
+        "scheduled": scheduled,
     }  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def test_a_checkpoint_that_is_not_tried_again_is_missed() -> None:
 def test_a_step_that_is_saved_after_all_is_not_missed() -> None:
     """The run went back and repeated it; a snapshot of the same step is not the script's."""
     assert history(failed(2), published(2)).lost.sentence == ""
-    for other in (published(2, scheduled=False), published(2, durable=False), published(2, call=2)):
+    for other in (published(2, scheduled=False), published(2, call=2)):
         assert history(failed(2), other).lost.sentence
 
 

@@ -10,8 +10,10 @@ import pytest
 from support.resuming import Ask, Rejected, Save, flip_a_byte, plain, remove_a_file
 
 from grpo_run.runtime.checkpoints import digests
+from grpo_run.runtime.checkpoints.compatibility import BatchGeometry
 from grpo_run.runtime.checkpoints.digests import FileEntry, digest_file
-from grpo_run.runtime.checkpoints.manifest import MANIFEST
+from grpo_run.runtime.checkpoints.manifest import MANIFEST, read_manifest
+from grpo_run.runtime.checkpoints.search import FoundCheckpoint
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.rank.resuming.choice import choose
 from grpo_run.runtime.rank.resuming.request import RejectedCheckpoint, ResumeChoice, ResumeRequest
@@ -268,6 +270,11 @@ def test_a_read_error_does_not_mark_a_checkpoint_as_corrupt(
     assert [one.corrupt for one in seen] == [False]
 
 
+BATCH_OF_FOUR = {
+    "layout": "ddp", "global_batch": 8, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,
+}  # fmt: skip
+
+
 def test_other_directories_are_searched_too(
     resume_request: ResumeRequest, ask: Ask, save: Save, tmp_path: Path
 ) -> None:
@@ -281,3 +288,21 @@ def test_other_directories_are_searched_too(
     flip_a_byte(newest)
     flip_a_byte(on_disk)
     assert ask(both).argument == str(in_memory)
+
+
+def test_a_snapshot_in_memory_must_fit_like_a_checkpoint_on_disk(
+    resume_request: ResumeRequest, ask: Ask, save: Save, tmp_path: Path, rejected: list[tuple[str, str]]
+) -> None:
+    """One of another number of ranks is used if its exact state can be regrouped, else an older checkpoint is."""
+    older = save(5)
+    path = save(10, folder=tmp_path / "memory", world_size=4, **BATCH_OF_FOUR)
+    found = FoundCheckpoint(path=path, manifest=read_manifest(path))
+    request = replace(
+        resume_request, in_memory=found, batch=BatchGeometry(ranks=2, per_device=4, accumulation=1)
+    )
+    choice = ask(request)
+    assert (choice.argument, choice.in_memory) == (str(path), True)
+    assert choice.notice is not None
+    choice = ask(request, lambda folder, ranks: "it lies within a rollout" if folder == path else None)
+    assert (choice.argument, choice.in_memory) == (str(older), False)
+    assert rejected == [("checkpoint-10", "it lies within a rollout")]

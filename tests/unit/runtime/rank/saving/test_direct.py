@@ -33,7 +33,7 @@ def test_a_checkpoint_is_published(direct: Guarded, call: TrainCall, events: Eve
     assert {"weights.pt", "trainer_state.json", "exact.json"} == set(manifest.files)
     (record,) = named(events, "checkpoint_published")
     assert (record["step"], record["path"], record["verified"]) == (5, str(path.resolve()), True)
-    assert (record["durable"], record["scheduled"], record["train_call"]) == (True, True, 1)
+    assert (record["scheduled"], record["train_call"]) == (True, 1)
     assert record["size_bytes"] == sum(entry.size for entry in manifest.files.values())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.builders.runtime.drained_slots import drain_slot, expect_published, set_free_space
+from support.builders.runtime.drained_slots import drain_slot, expect_published
 from support.slots import PLAIN, fill, snapshot, weights
 
 from grpo_run.runtime.checkpoints import manifest as manifest_module
@@ -44,7 +44,7 @@ def test_a_drained_snapshot_is_a_verified_checkpoint(staging: StagingArea, out: 
         == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         - (path / "MANIFEST.json").stat().st_size
     )
-    assert (reply.scheduled, reply.durable, reply.removed) == (True, True, ())
+    assert (reply.scheduled, reply.removed) == (True, ())
 
 
 def top_level_names(manifest: Manifest) -> set[str]:
@@ -183,17 +183,3 @@ def test_the_checkpoint_is_written_to_its_own_output_directory(staging: StagingA
     """The slot may be reused by another call after the request was sent."""
     fill(staging.slots[0], snapshot(tmp_path / "second", 5, ordinal=2))
     assert expect_published(drain_slot(staging)).path == str(tmp_path / "second" / "checkpoint-5")
-
-
-def test_a_restored_checkpoint_is_verified_but_not_durable(
-    staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is written to memory; the disk is not used and the slot is not marked drained."""
-    set_free_space(monkeypatch, 0)
-    fill(staging.slots[0], snapshot(out, 5))
-    reply = expect_published(drain_slot(staging, restore=str(staging.restore)))
-    path = staging.restore / "checkpoint-5"
-    verify_digests(path, read_manifest(path).files)
-    assert (reply.path, reply.durable) == (str(path), False)
-    assert not staging.slots[0].drained
-    assert not out.exists()

@@ -12,7 +12,7 @@ def test_closing_frees_the_memory_when_every_snapshot_is_done(world: World) -> N
     """Superseded snapshots need not be on disk."""
     world.take(0, 5)
     world.take(1, 4, scheduled=False)
-    world.scheduler.flush(restore=False)
+    world.scheduler.flush(newest_only=False)
     world.scheduler.close()
     assert not world.staging.path.exists()
     assert world.warnings == []
@@ -40,7 +40,7 @@ def test_closing_frees_the_memory_of_a_broken_snapshot(world: World) -> None:
     """It cannot be drained."""
     world.take(0, 9)
     shutil.rmtree(world.staging.slots[0].files)
-    world.scheduler.flush(restore=False)
+    world.scheduler.flush(newest_only=False)
     world.scheduler.close()
     assert not world.staging.path.exists()
 

@@ -31,27 +31,27 @@ def output(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path, output: Path) -> checkpoint_backups.HeldCheckpoints:
+def checkpoints(tmp_path: Path, output: Path) -> checkpoint_backups.CheckpointBackups:
     """What the supervisor holds."""
     (tmp_path / "run").mkdir()
     started = {
         "event": "train_started", "rank": 0, "train_call": 1, "trainer_class": "GRPOTrainer", "output_dir": str(output)
     }  # fmt: skip
-    return checkpoint_backups.HeldCheckpoints(
+    return checkpoint_backups.CheckpointBackups(
         links_of(tmp_path), "run-1", History.of([started]).calls, warn=print
     )
 
 
 def links_of(folder: Path) -> Path:
     """The folder of links in the run directory."""
-    return RunDirectory(path=folder / "run").held
+    return RunDirectory(path=folder / "run").checkpoint_backups
 
 
 @pytest.mark.parametrize("links", ["in the run directory", "beside the output directory"])
 def test_a_cleared_directory_gets_its_checkpoints_back(
     tmp_path: Path,
     output: Path,
-    checkpoints: checkpoint_backups.HeldCheckpoints,
+    checkpoints: checkpoint_backups.CheckpointBackups,
     monkeypatch: pytest.MonkeyPatch,
     links: str,
 ) -> None:
@@ -68,7 +68,7 @@ def test_a_cleared_directory_gets_its_checkpoints_back(
     for step in (2, 4):
         publish(output, step)
     publish(output, 3, run_id="another")
-    checkpoints.hold()
+    checkpoints.make()
     shutil.rmtree(output)
     assert sorted(checkpoint_backups.put_back(links_of(tmp_path), "run-1", str(output))) == [
         "checkpoint-2",
@@ -83,22 +83,22 @@ def test_a_cleared_directory_gets_its_checkpoints_back(
 
 
 def test_older_checkpoints_that_were_rotated_away_stay_away(
-    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.HeldCheckpoints
+    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.CheckpointBackups
 ) -> None:
     """Meanwhile an older snapshot may be written to disk, which rotates."""
     for step in (2, 4):
         publish(output, step)
-    checkpoints.hold()
+    checkpoints.make()
     shutil.rmtree(output / "checkpoint-2")
     assert checkpoint_backups.put_back(links_of(tmp_path), "run-1", str(output)) == []
 
 
 def test_what_exists_is_left_alone(
-    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.HeldCheckpoints
+    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.CheckpointBackups
 ) -> None:
     """A name that the script has used again is not replaced."""
     publish(output, 2)
-    checkpoints.hold()
+    checkpoints.make()
     shutil.rmtree(output / "checkpoint-2")
     (output / "checkpoint-2").mkdir()
     assert checkpoint_backups.put_back(links_of(tmp_path), "run-1", str(output)) == []
@@ -108,7 +108,7 @@ def test_what_exists_is_left_alone(
 def test_without_hard_links_nothing_is_held_or_left(
     tmp_path: Path,
     output: Path,
-    checkpoints: checkpoint_backups.HeldCheckpoints,
+    checkpoints: checkpoint_backups.CheckpointBackups,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Some file systems have none."""
@@ -118,7 +118,7 @@ def test_without_hard_links_nothing_is_held_or_left(
 
     monkeypatch.setattr(os, "link", no_links)
     publish(output, 2)
-    checkpoints.hold()
+    checkpoints.make()
     assert checkpoint_backups.put_back(links_of(tmp_path), "run-1", str(output)) == []
     checkpoints.release()
     assert list((tmp_path / "run").iterdir()) == []
@@ -128,26 +128,26 @@ def test_without_hard_links_nothing_is_held_or_left(
 def test_a_start_that_fails_after_it_has_cleared_the_directory_loses_nothing(
     tmp_path: Path,
     output: Path,
-    checkpoints: checkpoint_backups.HeldCheckpoints,
+    checkpoints: checkpoint_backups.CheckpointBackups,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The next start, by the same supervisor or by another one, finds the checkpoint again and says so."""
     publish(output, 2)
     for _ in range(2):
-        checkpoints.hold()
+        checkpoints.make()
         shutil.rmtree(output)
-    checkpoints.hold()
+    checkpoints.make()
     verify_digests(output / "checkpoint-2", read_manifest(output / "checkpoint-2").files)
     assert capsys.readouterr().out.count(f"removed checkpoint-2 in {output}; restored") == 2
 
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_the_end_of_a_run_puts_back_what_its_last_start_has_removed(
-    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.HeldCheckpoints, finished: bool
+    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.CheckpointBackups, finished: bool
 ) -> None:
     """Unless the script has run to its end: then it meant it. No links are left."""
     publish(output, 2)
-    checkpoints.hold()
+    checkpoints.make()
     shutil.rmtree(output)
     checkpoints.end(finished=finished)
     assert (output / "checkpoint-2" / "model.safetensors").is_file() != finished
@@ -157,12 +157,12 @@ def test_the_end_of_a_run_puts_back_what_its_last_start_has_removed(
 def test_a_kill_while_a_checkpoint_is_put_back_loses_nothing(
     tmp_path: Path,
     output: Path,
-    checkpoints: checkpoint_backups.HeldCheckpoints,
+    checkpoints: checkpoint_backups.CheckpointBackups,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Half of its files are linked; the next start links all of them."""
     publish(output, 2)
-    checkpoints.hold()
+    checkpoints.make()
     shutil.rmtree(output)
     link, made = os.link, []
 
@@ -177,35 +177,35 @@ def test_a_kill_while_a_checkpoint_is_put_back_loses_nothing(
     with pytest.raises(KeyboardInterrupt):
         checkpoint_backups.put_back(links_of(tmp_path), "run-1", str(output))
     monkeypatch.undo()
-    checkpoints.hold()
+    checkpoints.make()
     verify_digests(output / "checkpoint-2", read_manifest(output / "checkpoint-2").files)
 
 
 def test_a_newer_checkpoint_means_that_the_held_one_was_rotated_away(
-    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.HeldCheckpoints
+    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.CheckpointBackups
 ) -> None:
     """A snapshot of the last attempt is written to disk between two starts."""
     publish(output, 2)
-    checkpoints.hold()
+    checkpoints.make()
     shutil.rmtree(output / "checkpoint-2")
     publish(output, 4)
-    checkpoints.hold()
+    checkpoints.make()
     assert os.listdir(output) == ["checkpoint-4"]
 
 
 def test_what_cannot_be_put_back_stays_held(
     tmp_path: Path,
     output: Path,
-    checkpoints: checkpoint_backups.HeldCheckpoints,
+    checkpoints: checkpoint_backups.CheckpointBackups,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The disk may have no room for a directory at present."""
     publish(output, 2)
-    checkpoints.hold()
+    checkpoints.make()
     shutil.rmtree(output)
     with monkeypatch.context() as full:
         full.setattr(Path, "mkdir", lambda *_, **__: os.open("/proc/self/nothing", os.O_RDONLY))
-        checkpoints.hold()
+        checkpoints.make()
         checkpoints.release()
     assert not output.exists()
     checkpoints.end(finished=False)
@@ -214,15 +214,15 @@ def test_what_cannot_be_put_back_stays_held(
 
 
 def test_only_the_first_step_of_an_attempt_looks_at_the_links(
-    output: Path, checkpoints: checkpoint_backups.HeldCheckpoints, monkeypatch: pytest.MonkeyPatch
+    output: Path, checkpoints: checkpoint_backups.CheckpointBackups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every committed step asks, and reading manifests costs time."""
     publish(output, 2)
-    checkpoints.hold()
+    checkpoints.make()
     looked: list[object] = []
-    find_held = checkpoint_backups.find_held
+    find_backups = checkpoint_backups.find_backups
     monkeypatch.setattr(
-        checkpoint_backups, "find_held", lambda *given: looked.append(given) or find_held(*given)
+        checkpoint_backups, "find_backups", lambda *given: looked.append(given) or find_backups(*given)
     )
     for _ in range(3):
         checkpoints.release()
