@@ -1,0 +1,34 @@
+"""When a run whose scripts have ended has finished, and why it has not."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.supervisor.policy import why_not_finished
+
+LEFT_OUT = "train() call 1 was interrupted, and the script ended without continuing it."
+
+
+@pytest.mark.parametrize(
+    ("unsaved", "missed_fault", "left_out", "require_resume", "expected"),
+    [
+        ("", False, "", True, ""),
+        ("", False, LEFT_OUT, False, ""),
+        ("", False, LEFT_OUT, True, f"{LEFT_OUT} --require-resume is set."),
+        ("", True, LEFT_OUT, True, "The script ran to its end at step 6, but --strict-drills asks for all injected faults."),
+        ("it is lost.", True, LEFT_OUT, True, "The script ran to its end at step 6, but it is lost."),
+    ],
+)  # fmt: skip
+def test_the_first_reason_ends_the_run(
+    unsaved: str, missed_fault: bool, left_out: str, require_resume: bool, expected: str
+) -> None:
+    """What is lost comes before what the user has asked for."""
+    found = why_not_finished(
+        History(step=6),
+        unsaved=unsaved,
+        missed_fault=missed_fault,
+        left_out=left_out,
+        require_resume=require_resume,
+    )
+    assert found == expected
