@@ -1,34 +1,69 @@
 """The pages of a run's metrics server: `/metrics` for Prometheus, `/state.json` and `/healthz`.
 
-Started by `grpo-run launch` beside the supervisor. The server runs in daemon threads, installs no signal
-handlers and writes no access log; early requests wait in the socket's backlog. It is read-only. Connections
-are handled in `http_server.py`.
+Started by `grpo-run launch` beside the supervisor. waitress handles the connections: one thread reads and writes all
+of them, one computes the answers, and the number of connections, the size of a request and the time of a silent
+connection are bounded. Both are daemon threads; the server installs no signal handlers, writes no access log and is
+read-only. Early requests wait in the socket's backlog. No TLS.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
+from typing import Any
 
 import structlog
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import make_wsgi_app
+from waitress import create_server, wasyncore
 
-from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS, Listener, open_listener
+from grpo_run.dashboards.metrics.address import BACKLOG, DEFAULT_ADDRESS, Listener, open_listener
 from grpo_run.dashboards.metrics.collector import ObservationFailed, RunCollector
-from grpo_run.dashboards.metrics.http_server import HttpResponse, HttpServer, Request, refusal
 from grpo_run.runtime.history.status import RunStatus
 
 METHODS = ("GET", "HEAD")
-SCRAPER_HEADER = "x-prometheus-scrape-timeout-seconds"
+SCRAPER_HEADER = "HTTP_X_PROMETHEUS_SCRAPE_TIMEOUT_SECONDS"
 """Prometheus sends it with every scrape; a person who looks at the page does not."""
 POLL_SECONDS = 0.05
 ANSWER_SECONDS = 0.3
 """How long the answer to a scrape may take, after the run was read."""
+MAX_CONNECTIONS = 100
+"""Open connections and three descriptors of the server's own; further clients wait in the backlog."""
+SILENT_SECONDS = 5
+"""A connection without a request is closed after this time, and about a second."""
+UNREAD_MILLISECONDS = 15_000
+"""A connection is closed if its client acknowledges no data for this time."""
+MAX_HEAD_BYTES = 16 * 1024
+MAX_BODY_BYTES = 64 * 1024
+ACCEPT_PAUSE_SECONDS = 1.0
+EXHAUSTED_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 log = structlog.get_logger(__name__)
+
+StartResponse = Callable[[str, list[tuple[str, str]]], Any]
+Environ = dict[str, Any]
+
+
+class ListeningSocket(socket.socket):
+    """A listening socket that pauses if the process has no descriptors left: the client stays in the backlog."""
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection.
+
+        Raises:
+            OSError: there is none, or no descriptor for it.
+        """
+        try:
+            return super().accept()
+        except OSError as error:
+            if error.errno in EXHAUSTED_ERRNOS:
+                time.sleep(ACCEPT_PAUSE_SECONDS)
+            raise
 
 
 class MetricsServer:
@@ -41,9 +76,27 @@ class MetricsServer:
         self.open_to_network = listener.open_to_network
         self.address = listener.address
         self._collector = collector
-        self._server = HttpServer(
-            listener.socket, lambda request: respond(collector, request, accepts_host=listener.accepts_host)
+        # its warnings about queues would be in the terminal's way
+        logging.getLogger("waitress").setLevel(logging.ERROR)
+        listening = ListeningSocket(fileno=listener.socket.detach())
+        # sockets of accepted connections inherit it
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MILLISECONDS)
+        self._map: dict[int, Any] = {}
+        self._server = create_server(
+            application(collector, listener.accepts_host),
+            self._map,
+            sockets=[listening],
+            backlog=BACKLOG,
+            threads=1,
+            connection_limit=MAX_CONNECTIONS,
+            channel_timeout=SILENT_SECONDS,
+            cleanup_interval=1,
+            max_request_header_size=MAX_HEAD_BYTES,
+            max_request_body_size=MAX_BODY_BYTES,
+            log_socket_errors=False,
+            ident=None,
         )
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="grpo-run-metrics", daemon=True)
         self._thread.start()
 
@@ -74,7 +127,8 @@ class MetricsServer:
             Whether the server ended within `timeout_seconds`. If not, this is logged; the daemon thread does
             not keep the process alive.
         """
-        self._server.stop()
+        self._stopping.set()
+        self._server.pull_trigger()
         self._thread.join(timeout_seconds)
         if self._thread.is_alive():
             log.warning("metrics_server_still_busy", address=self.address, timeout_seconds=timeout_seconds)
@@ -85,9 +139,16 @@ class MetricsServer:
         # No caller receives an exception of this thread: log it. The port is closed, so that scrapers are
         # refused instead of waiting.
         try:
-            self._server.run()
+            while not self._stopping.is_set():
+                wasyncore.loop(timeout=1.0, use_poll=True, map=self._map, count=1)
         except Exception:
             log.exception("metrics_server_failed", address=self.address)
+        finally:
+            self._server.task_dispatcher.set_thread_count(0)
+            # not the trigger, nor `close` of the server, which closes it: a request in progress will write to its pipe
+            for one in list(self._map.values()):
+                if one is not self._server.trigger:
+                    wasyncore.dispatcher.close(one)
 
 
 def start(
@@ -112,52 +173,64 @@ def start(
     return MetricsServer(RunCollector(read, monotonic=monotonic, wall=wall), listener)
 
 
-def respond(
-    collector: RunCollector, request: Request, *, accepts_host: Callable[[str], bool] = lambda host: True
-) -> HttpResponse:
-    """Return the page that a request asks for.
+def application(
+    collector: RunCollector, accepts_host: Callable[[str], bool]
+) -> Callable[[Environ, StartResponse], Iterable[bytes]]:
+    """Return the WSGI application with the pages of a run.
 
     Args:
         accepts_host: whether a Host header names this server. A page of another site that resolves its own
             name to this address would otherwise read the run through the user's browser.
     """
-    host = request.headers.get("host")
-    if host is not None and not accepts_host(host):
-        text = f"{host[:200]!r} is not a name of this server; use its address"
-        return refusal(HTTPStatus.MISDIRECTED_REQUEST, text)
-    page = {"/metrics": _metrics, "/state.json": _state, "/healthz": _healthz}.get(request.path)
-    if page is None:
-        return refusal(HTTPStatus.NOT_FOUND, "use /metrics, /state.json or /healthz")
-    if request.method not in METHODS:
-        answer = refusal(HTTPStatus.METHOD_NOT_ALLOWED, "the server is read-only")
-        return HttpResponse(status=answer.status, body=answer.body, headers={"allow": ", ".join(METHODS)})
-    return page(collector, request)
+    exposition = make_wsgi_app(collector.registry, disable_compression=True)
+
+    def answer(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        host, path = environ.get("HTTP_HOST"), environ["PATH_INFO"]
+        if host is not None and not accepts_host(host):
+            text = f"{host[:200]!r} is not a name of this server; use its address"
+            return _plain(start_response, HTTPStatus.MISDIRECTED_REQUEST, text)
+        if path not in ("/metrics", "/state.json", "/healthz"):
+            return _plain(start_response, HTTPStatus.NOT_FOUND, "use /metrics, /state.json or /healthz")
+        if environ["REQUEST_METHOD"] not in METHODS:
+            return _plain(start_response, HTTPStatus.METHOD_NOT_ALLOWED, "the server is read-only")
+        if path == "/metrics":
+            if SCRAPER_HEADER in environ:
+                collector.announce_scraper()
+            page: Iterable[bytes] = exposition(environ, start_response)
+            return page
+        try:
+            if path == "/state.json":
+                text = collector.observe(lambda seen: json.dumps(seen.status.as_json(), allow_nan=False))
+                return _answer(start_response, HTTPStatus.OK, "application/json", text)
+            state = collector.observe(lambda seen: seen.status.state)
+        except ObservationFailed as error:
+            failure: dict[str, Any] = {"error": f"cannot read the run: {error}"}
+            if path == "/healthz":
+                failure = {"observed": False, "error": str(error)}
+            status, text = HTTPStatus.SERVICE_UNAVAILABLE, json.dumps(failure)
+            return _answer(start_response, status, "application/json", text)
+        text = json.dumps({"observed": True, "state": state})
+        return _answer(start_response, HTTPStatus.OK, "application/json", text)
+
+    def guarded(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        try:
+            return answer(environ, start_response)
+        except Exception as error:
+            log.exception("metrics_request_failed", path=environ["PATH_INFO"])
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            return _plain(start_response, HTTPStatus.INTERNAL_SERVER_ERROR, text)
+
+    return guarded
 
 
-def _metrics(collector: RunCollector, request: Request) -> HttpResponse:
-    if SCRAPER_HEADER in request.headers:
-        collector.announce_scraper()
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return HttpResponse(body=encode(collector.registry), content_type=content_type)
+def _plain(start_response: StartResponse, status: HTTPStatus, text: str) -> Iterable[bytes]:
+    return _answer(start_response, status, "text/plain; charset=utf-8", f"{text}\n")
 
 
-def _state(collector: RunCollector, request: Request) -> HttpResponse:
-    try:
-        text = collector.observe(lambda seen: json.dumps(seen.status.as_json(), allow_nan=False))
-    except ObservationFailed as error:
-        return _json({"error": f"cannot read the run: {error}"}, HTTPStatus.SERVICE_UNAVAILABLE)
-    return HttpResponse(
-        body=text.encode(), content_type="application/json", headers={"cache-control": "no-store"}
-    )
-
-
-def _healthz(collector: RunCollector, request: Request) -> HttpResponse:
-    try:
-        run_state = collector.observe(lambda seen: seen.status.state)
-    except ObservationFailed as error:
-        return _json({"observed": False, "error": str(error)}, HTTPStatus.SERVICE_UNAVAILABLE)
-    return _json({"observed": True, "state": run_state})
-
-
-def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:
-    return HttpResponse(status=status, body=json.dumps(value).encode(), content_type="application/json")
+def _answer(start_response: StartResponse, status: HTTPStatus, content_type: str, text: str) -> list[bytes]:
+    body = text.encode()
+    headers = [("Content-Type", content_type), ("Content-Length", str(len(body)))]
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        headers.append(("Allow", ", ".join(METHODS)))
+    start_response(f"{int(status)} {status.phrase}", [*headers, ("Cache-Control", "no-store")])
+    return [body]
