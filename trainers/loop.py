@@ -128,9 +128,9 @@ def log(values: Mapping[str, Any]) -> None:
 
         loop.log({"loss": loss, "reward": rewards.mean()})
 
-    `loss`, `reward`, `completion_length`, `grad_norm` and `learning_rate` (or `lr`) are known, also with `train/` before
-    them, as are the names under which TRL logs them. Other entries are ignored, so the dictionary may be the one that a
-    logger gets. The numbers of rank 0 are those of the run; each rank's own are on the board. The
+    `loss`, `reward`, `completion_length`, `grad_norm`, `learning_rate` (or `lr`) and the other names in `docs/metrics.md` are
+    known, also with `train/` before them. Other entries are ignored, so the dictionary may be the one that a logger
+    gets. The numbers of rank 0 are those of the run; each rank's own are on the board. The
     learning guards judge the loss and the reward. Does nothing outside a loop and outside `grpo-run launch`.
 
     Args:

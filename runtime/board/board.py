@@ -1,7 +1,7 @@
 """The board file of a run: one slot per local rank and the areas behind the slots.
 
 A board has a header (`header.py`) and, for each local rank, a slot, a callback table, an exchange area and
-a memory area; `file_layout.py` says where they are. The supervisor creates and reads it. Each rank maps it
+a memory area; `FileLayout` says where they are. The supervisor creates and reads it. Each rank maps it
 and writes its own slot (`slot_writer.py`) and messages (`exchange.py`). It stays readable after a rank's
 death.
 
@@ -18,12 +18,11 @@ import contextlib
 import mmap
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES, read_callback_durations, read_callback_name
 from grpo_run.runtime.board.collective_log import LOG_BYTES, read_collective_log
-from grpo_run.runtime.board.exchange import CHANNELS, Exchange, messages_sent
-from grpo_run.runtime.board.file_layout import FileLayout
+from grpo_run.runtime.board.exchange import CHANNELS, EXCHANGE_BYTES, Exchange, messages_sent
 from grpo_run.runtime.board.header import (
     HEADER_BYTES,
     BoardHeader,
@@ -33,8 +32,14 @@ from grpo_run.runtime.board.header import (
     write_disagreement,
     write_header,
 )
-from grpo_run.runtime.board.memory_area import read_memory_area
-from grpo_run.runtime.board.phase_histogram import HISTOGRAMS_BYTES, read_phase_histograms
+from grpo_run.runtime.board.memory_area import MEMORY_AREA_BYTES, read_memory_area
+from grpo_run.runtime.board.phase_histogram import (
+    CALLBACKS_BYTES,
+    HISTOGRAMS_BYTES,
+    read_callback_durations,
+    read_callback_name,
+    read_phase_histograms,
+)
 from grpo_run.runtime.board.slot_layout import (
     COLLECTIVE_LOG_AT,
     HISTOGRAMS_AT,
@@ -56,6 +61,44 @@ from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.durations import Durations
 
 READ_ATTEMPTS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """Where everything of a board file is: `header | slots | callback tables | exchange areas | memory areas`.
+
+    Each part has one entry for each local rank; the last two begin at a multiple of 64 bytes.
+
+    Args:
+        slots: number of local ranks.
+    """
+
+    slots: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file."""
+        return self.memory_area(self.slots)
+
+    def slot(self, index: int) -> int:
+        """Where the slot of local rank `index` begins."""
+        return HEADER_BYTES + index * SLOT_BYTES
+
+    def callbacks(self, index: int) -> int:
+        """Where the callback table of local rank `index` begins."""
+        return self.slot(self.slots) + index * CALLBACKS_BYTES
+
+    def exchange(self, index: int) -> int:
+        """Where local rank `index`'s part of the exchange area begins."""
+        return _aligned(self.callbacks(self.slots)) + index * EXCHANGE_BYTES
+
+    def memory_area(self, index: int) -> int:
+        """Where the memory of local rank `index` begins."""
+        return _aligned(self.exchange(self.slots)) + index * MEMORY_AREA_BYTES
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // 64) * 64
 
 
 class SlotReadings:
@@ -98,8 +141,6 @@ class SlotReadings:
 
     def _callback_name(self, index: int) -> Callable[[int], str]:
         callbacks_at = self._layout.callbacks(index)
-        if callbacks_at is None:
-            return lambda number: ""
         return lambda number: read_callback_name(self._contents.read(callbacks_at, CALLBACKS_BYTES), number)
 
 
@@ -113,7 +154,7 @@ class Board(BoardHeader):
 
     def __init__(self, contents: BoardBytes, slots: int) -> None:
         super().__init__(contents)
-        self._layout = FileLayout(slots, contents.size_bytes)
+        self._layout = FileLayout(slots)
         self._slot_readings = SlotReadings(contents, self._layout)
         self._logs: dict[int, tuple[bytes, tuple[Collective, ...]]] = {}
         self._awaited: AwaitedRank | None = None
@@ -126,7 +167,7 @@ class Board(BoardHeader):
         Raises:
             RunDirectoryError: the file system has no space for it, or cannot map files.
         """
-        size = FileLayout.of(slots).size_bytes
+        size = FileLayout(slots).size_bytes
         temporary = path.with_name(path.name + ".new")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         contents = BoardFile(descriptor, size, writable=True)
@@ -181,7 +222,7 @@ class Board(BoardHeader):
         if shape is None:
             raise RunDirectoryError(f"{path} is not a board of this version")
         slots, slot_bytes = shape
-        if slot_bytes != SLOT_BYTES or size < FileLayout(slots, size).slots_end:
+        if slot_bytes != SLOT_BYTES or size < FileLayout(slots).size_bytes:
             raise RunDirectoryError(f"{path} is truncated or of another version")
         return cls(contents, slots)
 
@@ -224,19 +265,17 @@ class Board(BoardHeader):
             memory_area_at=self._layout.memory_area(index),
         )
 
-    def exchange(self, index: int, *, attempt: int, channel: str) -> Exchange | None:
-        """Return local rank `index`'s end of a channel among the ranks of this node; None on a board of an earlier version.
+    def exchange(self, index: int, *, attempt: int, channel: str) -> Exchange:
+        """Return local rank `index`'s end of a channel among the ranks of this node.
 
         The board must be writable.
         """
-        if not self._layout.has_exchange:
-            return None
         areas = [self._layout.exchange(other) for other in range(self.slots)]
         return Exchange(self._contents.mapping, areas, own=index, attempt=attempt, channel=channel)
 
     def publish_disagreement(self, text: str) -> None:
         """Let the ranks of the present attempt that wait in the exchange area raise `text`."""
-        if not self._layout.has_exchange or not self.has_full_size:
+        if not self.has_full_size:
             return
         write_disagreement(self._contents, self.attempt, text)
         for channel in CHANNELS:
@@ -244,13 +283,10 @@ class Board(BoardHeader):
                 exchange = self.exchange(0, attempt=self.attempt, channel=channel)
             except (OSError, ValueError):
                 return  # truncated now, or out of address space: the ranks are about to be ended without the text
-            assert exchange is not None
             exchange.wake_all()
 
     def messages_sent(self, index: int) -> dict[str, int]:
         """Return how many messages local rank `index` has sent in this attempt, by channel of the exchange area."""
-        if not self._layout.has_exchange:
-            return {}
         return messages_sent(self._contents, self._layout.exchange(index), self.attempt)
 
     def read(self, index: int) -> Slot | None:
@@ -280,18 +316,15 @@ class Board(BoardHeader):
         """Return the durations of the phases and callbacks that local rank `index` has finished in this attempt."""
         offset = self._layout.slot(index) + HISTOGRAMS_AT
         histograms = read_phase_histograms(self._contents.read(offset, HISTOGRAMS_BYTES))
-        callbacks_at = self._layout.callbacks(index)
-        if callbacks_at is not None:
-            histograms.update(read_callback_durations(self._contents.read(callbacks_at, CALLBACKS_BYTES)))
-        return histograms
+        table = self._contents.read(self._layout.callbacks(index), CALLBACKS_BYTES)
+        return histograms | read_callback_durations(table)
 
     def rank_memory(self, index: int) -> RankMemory | None:
         """Return the memory of local rank `index` by phase in this attempt.
 
-        None if the rank has measured nothing, cannot be read, or writes a board of an earlier version.
+        None if the rank has measured nothing or cannot be read.
         """
-        offset = self._layout.memory_area(index)
-        return read_memory_area(self._contents, offset) if offset is not None else None
+        return read_memory_area(self._contents, self._layout.memory_area(index))
 
     def copy_log(self, index: int) -> bytes:
         """Return a copy of the log of local rank `index`, of 61 kB, for the questions of `collective_log.py`."""

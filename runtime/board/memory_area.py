@@ -1,6 +1,6 @@
 """A rank's memory by phase in its part of the board: a header and one entry for each phase.
 
-The last entry is no phase's: it holds the forecast. The areas follow all others, and a board of an earlier version has none. Written by `runtime.rank.memory`, read by
+The last entry is no phase's: it holds the forecast. The areas follow all others. Written by `runtime.rank.memory`, read by
 `board.py`. The header begins with a sequence number that is odd during a write (see `slot_writer.py`). Fields must not
 move, see `slot_layout.py`. Does not measure anything.
 """
@@ -85,18 +85,17 @@ class MemoryAreaWriter:
 
     Args:
         memory: the board's writable mapping.
-        offset: where the area begins; it is zeroed. None on a board without such areas: nothing is written.
+        offset: where the area begins; it is zeroed.
     """
 
-    def __init__(self, memory: mmap.mmap, offset: int | None) -> None:
+    def __init__(self, memory: mmap.mmap, offset: int) -> None:
         self.totals = Totals()
         self.phases: dict[Phase, PhaseFigures] = {}
         self.forecast = ForecastFigures()
         self._memory = memory
         self._offset = offset
         self._sequence = 0
-        if offset is not None:
-            memory[offset : offset + MEMORY_AREA_BYTES] = bytes(MEMORY_AREA_BYTES)
+        memory[offset : offset + MEMORY_AREA_BYTES] = bytes(MEMORY_AREA_BYTES)
 
     def figures(self, phase: Phase) -> PhaseFigures:
         """Return the figures of a phase, to be changed in place."""
@@ -107,8 +106,6 @@ class MemoryAreaWriter:
 
     def publish(self, phase: Phase | None = None) -> None:
         """Write the totals, and the figures of a phase that have changed."""
-        if self._offset is None:
-            return
         memory, offset, own = self._memory, self._offset, self.totals
         # odd during the write, also if an exception from a signal handler left it odd
         self._sequence += 1 + (self._sequence & 1)

@@ -142,8 +142,7 @@ assert COLLECTIVE_LOG_AT + LOG_BYTES <= SLOT_BYTES
 def stored_phase(phase: int) -> int:
     """Return the number that stands for a phase on the board.
 
-    A callback is stored as `idle` with the number of its entry in the callback table. A supervisor of an earlier
-    version thus reads it as the script's own time.
+    A callback is stored as `idle`, with the number of its entry in the callback table.
     """
     return Phase.idle if phase == Phase.callback else phase
 

@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import NamedTuple
 
-from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES, CallbackTableWriter
 from grpo_run.runtime.board.collective_log import CollectiveLogWriter
 from grpo_run.runtime.board.memory_area import MemoryAreaWriter
-from grpo_run.runtime.board.phase_histogram import PhaseHistogramWriter
+from grpo_run.runtime.board.phase_histogram import CallbackTableWriter, PhaseHistogramWriter
 from grpo_run.runtime.board.slot_layout import (
     COLLECTIVE_LOG_AT,
     COLLECTIVES_ISSUED_AT,
@@ -95,7 +94,7 @@ class SlotWriter(SlotFields):
     Args:
         memory: the board's writable mapping.
         offset: where the slot begins; the slot is zeroed.
-        callbacks_at: where the rank's callback table begins; it is zeroed too. None on a board without tables.
+        callbacks_at: where the rank's callback table begins; it is zeroed too.
         memory_area_at: where its memory by phase begins; likewise.
     """
 
@@ -108,8 +107,8 @@ class SlotWriter(SlotFields):
         local_rank: int,
         pid: int,
         attempt: int,
-        callbacks_at: int | None = None,
-        memory_area_at: int | None = None,
+        callbacks_at: int,
+        memory_area_at: int,
     ) -> None:
         super().__init__()
         self.state = RankState.starting
@@ -128,8 +127,6 @@ class SlotWriter(SlotFields):
             memory, offset + COLLECTIVE_LOG_AT, offset + COLLECTIVES_ISSUED_AT
         )
         self._phase_histograms = PhaseHistogramWriter(memory, offset + HISTOGRAMS_AT)
-        if callbacks_at is not None:
-            memory[callbacks_at : callbacks_at + CALLBACKS_BYTES] = bytes(CALLBACKS_BYTES)
         self._callbacks = CallbackTableWriter(memory, callbacks_at)
         self.memory_area = MemoryAreaWriter(memory, memory_area_at)
         self._callback = ""

@@ -207,10 +207,9 @@ def connect_transport(
         return None
     if local_world_size == world_size:
         exchange = board.exchange(rank, attempt=attempt, channel=name)
-        if exchange is not None:
-            limited = timeout_seconds < MIN_TIMEOUT_SECONDS
-            log = OwnLog(recorder, name, world_size=world_size, limited=limited)
-            return SharedMemoryTransport(exchange, rank=rank, timeout_seconds=timeout_seconds, log=log)
+        limited = timeout_seconds < MIN_TIMEOUT_SECONDS
+        log = OwnLog(recorder, name, world_size=world_size, limited=limited)
+        return SharedMemoryTransport(exchange, rank=rank, timeout_seconds=timeout_seconds, log=log)
     # imports torch, which takes seconds in a fresh interpreter
     from grpo_run.runtime.rank.gloo_transport import GlooTransport, attempt_store
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.board.callback_table import CALLBACKS_BYTES, ENTRIES, OTHERS
 from grpo_run.runtime.board.exchange import EXCHANGE_BYTES
 from grpo_run.runtime.board.header import HEADER_BYTES
 from grpo_run.runtime.board.memory_area import MEMORY_AREA_BYTES
+from grpo_run.runtime.board.phase_histogram import CALLBACKS_BYTES, ENTRIES, OTHERS
 from grpo_run.runtime.board.slot_layout import SLOT_BYTES
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.watchdog.observation import Phase
@@ -79,21 +79,6 @@ def test_a_new_attempt_begins_with_empty_tables(board: Board) -> None:
     run(board.writer(1, rank=1, pid=os.getpid(), attempt=0), "Upload.on_save", 2)
     board.begin_attempt(1)
     assert board.phase_histograms(1) == {}
-
-
-def test_on_a_board_of_an_earlier_version_callbacks_are_idle_time(tmp_path: Path) -> None:
-    """Such a board ends after its slots; a supervisor of that version reads idle time on a new one too."""
-    path = tmp_path / "board.mmap"
-    Board.create(path, 1)
-    os.truncate(path, HEADER_BYTES + SLOT_BYTES)
-    earlier = Board.open(path, writable=True)
-    writer = earlier.writer(0, rank=0, pid=os.getpid(), attempt=0)
-    run(writer, "Upload.on_save", 3)
-    writer.enter_callback("Upload.on_save")
-    slot = earlier.read(0)
-    assert slot is not None
-    assert (slot.phase, slot.callback) == (Phase.idle, "")
-    assert earlier.phase_histograms(0)[Phase.idle].count == 2
 
 
 def test_a_forked_child_writes_to_no_table(board: Board, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import random
 import signal
 import struct
@@ -19,7 +18,6 @@ from grpo_run.runtime.board import exchange as exchange_module
 from grpo_run.runtime.board import exchange as futex
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.exchange import CHANNELS, MAX_MESSAGE_BYTES, Exchange, Message
-from grpo_run.runtime.board.memory_area import MEMORY_AREA_BYTES
 
 VOTE, CONSENSUS = CHANNELS
 RANKS = 3
@@ -132,14 +130,6 @@ def test_the_supervisor_counts_the_messages_of_this_attempt(path: Path) -> None:
     end(path, 2, attempt=9).send(7, Message(1, b""))
     board = Board.open(path)
     assert [board.messages_sent(rank) for rank in range(RANKS)] == [{}, {VOTE: 3, CONSENSUS: 1}, {}]
-
-
-def test_a_board_of_an_earlier_version_has_no_exchange(path: Path) -> None:
-    """Its ranks vote through Gloo."""
-    os.truncate(path, path.stat().st_size - RANKS * MEMORY_AREA_BYTES - 1)
-    earlier = Board.open(path, writable=True)
-    assert earlier.exchange(0, attempt=0, channel=VOTE) is None
-    assert earlier.messages_sent(0) == {}
 
 
 @pytest.mark.parametrize("byte", range(30))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from pathlib import Path
 
@@ -112,17 +111,6 @@ def test_a_write_that_never_ended_is_not_read(path: Path) -> None:
         file.seek(area_at(path, 0))
         file.write(struct.pack("<Q", 3))
     assert board.rank_memory(0) is None
-
-
-def test_a_board_of_an_earlier_version_has_no_figures(path: Path) -> None:
-    """Its ranks write nothing beyond its end."""
-    os.truncate(path, path.stat().st_size - 2 * MEMORY_AREA_BYTES)
-    board = Board.open(path, writable=True)
-    writer = board.writer(1, rank=1, pid=1, attempt=0)
-    writer.memory_area.figures(Phase.data).readings = 1
-    writer.memory_area.publish(Phase.data)
-    assert board.rank_memory(1) is None
-    assert board.read(1) is not None
 
 
 def test_a_process_forked_from_the_rank_writes_no_figures(path: Path) -> None:
