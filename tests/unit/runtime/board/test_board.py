@@ -52,14 +52,14 @@ def test_a_slot_never_written_is_unknown(board: Board) -> None:
 
 def test_slots_are_independent(board: Board, writer: SlotWriter) -> None:
     """A write to one slot does not change another."""
-    writer.reward = 0.25
+    writer.log({"reward": 0.25})
     writer.publish()
     before = repr(seen(board))
     neighbour = board.writer(0, rank=4, pid=4710, attempt=3)
-    neighbour.reward = 0.75
+    neighbour.log({"reward": 0.75})
     neighbour.publish()
     assert repr(seen(board)) == before  # as text: gauges never set are NaN, which equals nothing
-    assert seen(board, 0).reward == 0.75
+    assert seen(board, 0).value("reward") == 0.75
 
 
 def test_the_slot_outlives_its_writer(tmp_path: Path) -> None:
