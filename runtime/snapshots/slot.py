@@ -26,6 +26,8 @@ PREPARED = "STAGED.json.prepared"
 """The content of `STAGED` before the snapshot is complete."""
 DRAINED = "DRAINED"
 LOADED = "LOADED"
+SPARE_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".safetensors"})
+"""Of files that are kept for the next snapshot. Others, such as FSDP's, are never written over."""
 SCHEMA = 1
 
 
@@ -164,6 +166,9 @@ class StagingSlot:
             for folder in self.files.glob("*"):
                 shutil.rmtree(self.spare, ignore_errors=True)
                 folder.rename(self.spare)
+                for path in self.spare.rglob("*"):
+                    if path.suffix not in SPARE_SUFFIXES and not path.is_dir():
+                        path.unlink()
         shutil.rmtree(self.files, ignore_errors=True)
         (self.path / LOADED).unlink(missing_ok=True)
         self.files.mkdir(mode=0o700)

@@ -225,9 +225,13 @@ class _Saves:
 
     @contextmanager
     def _reused(self, path: Path) -> Iterator[ReusedFile]:
-        spare = self._spare / path.relative_to(self._folder)
-        if not path.exists() and spare.is_file() and not spare.is_symlink():
-            spare.rename(path)
+        if not path.exists():
+            spare = self._spare / path.relative_to(self._folder)
+            if not spare.exists():  # DeepSpeed writes into a folder that is named after the step
+                spare = next((one for one in self._spare.rglob("*") if one.name == path.name), spare)
+            if spare.is_file() and not spare.is_symlink():
+                with suppress(FileNotFoundError):  # another rank has taken it
+                    spare.rename(path)
         with ReusedFile(path) as file:
             yield file
         self.failure = self.failure or file.failure

@@ -139,6 +139,7 @@ def test_the_next_snapshot_gets_the_files_of_the_last(staging: StagingArea) -> N
     fill(slot, snapshot(OUT, 5))
     slot.begin_snapshot()
     assert (slot.spare / "optimizer/rank0.pt").read_bytes() == weights(0, 5)
+    assert not (slot.spare / "trainer_state.json").exists(), "nothing is written over it"
     fill(slot, snapshot(OUT, 6))
     assert not slot.spare.exists()
 

@@ -70,6 +70,17 @@ def test_files_are_written_over_spare_ones(folder: Path, spare: Path) -> None:
     assert written == safetensors.torch.save(STATE, metadata={"format": "pt"})
 
 
+def test_a_spare_file_of_another_folder_is_used_if_it_has_the_name(folder: Path, spare: Path) -> None:
+    """DeepSpeed writes into a folder that is named after the step."""
+    (spare / "global_step5").mkdir()
+    (spare / "optimizer.pt").rename(spare / "global_step5/rank0.pt")
+    inode = (spare / "global_step5/rank0.pt").stat().st_ino
+    (folder / "global_step6").mkdir()
+    with reuse_files(folder, spare):
+        torch.save(STATE, folder / "global_step6/rank0.pt")
+    assert (folder / "global_step6/rank0.pt").stat().st_ino == inode
+
+
 def test_a_file_that_is_saved_twice_has_the_last_content(folder: Path, spare: Path) -> None:
     """Also if it is smaller than the first."""
     with reuse_files(folder, spare):
