@@ -10,7 +10,7 @@
 - whether it may use a Trainer or a grpo-run loop, by its imports. The answer is no only if every import is
   known to bring none; it decides how a stop before the first step ends.
 
-Called by `cli/launch_options/`, `cli/launching/supervise.py`, `cli/planning/`, `inputs.py` and
+Called by `cli/launch_options/`, `cli/launching/supervise.py`, `inputs.py` and
 `resolution.py`. Computed names are not found.
 """
 
