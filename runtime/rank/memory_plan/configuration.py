@@ -6,7 +6,7 @@ configuration, which may be the source of others, stays as the script has set it
 nothing is copied; what the trainer was built with is noted in any case (`settings.py`), because a setting that changes
 between there and `train()` is one that no plan can change.
 
-Called by `hooks/attach.py`.
+Called by `runtime/rank/hooks/attach.py`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def install(
 
         @functools.wraps(original)
         def build(self: Any, *args: Any, **kwargs: Any) -> None:
-            given = [one for one in (*args, *kwargs.values()) if isinstance(one, arguments_class)]
+            given: list[Any] = [one for one in (*args, *kwargs.values()) if isinstance(one, arguments_class)]
             if _GIVEN in vars(self) or not given:
                 original(self, *args, **kwargs)
                 return
@@ -78,19 +78,21 @@ def install(
 
         kind.__init__ = build
 
-    def subclass(kind: Any, **kwargs: Any) -> None:
+    def subclass(kind: Any, /, **kwargs: Any) -> None:
         super(trainer_class, kind).__init_subclass__(**kwargs)
         if "__init__" in vars(kind):
             wrap(kind)
 
-    for kind in (trainer_class, *_subclasses(trainer_class)):  # a warm interpreter has TRL's already
-        if "__init__" in vars(kind):
-            wrap(kind)
+    known: list[Any] = [trainer_class, *_subclasses(trainer_class)]  # a warm interpreter has TRL's already
+    for one in known:
+        if "__init__" in vars(one):
+            wrap(one)
     trainer_class.__init_subclass__ = classmethod(subclass)
 
 
-def _subclasses(kind: type) -> Iterator[type]:
-    for one in kind.__subclasses__():
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    below: list[type[Any]] = type.__subclasses__(kind)
+    for one in below:
         yield one
         yield from _subclasses(one)
 

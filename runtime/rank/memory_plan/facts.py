@@ -77,7 +77,7 @@ def collect_facts(
     settings = settings_of(args)
     sizes_later, checkpointing_later = set_later(args)
     if sizes_later:
-        settings["explicit_sizes"] += (f"what {type(trainer).__name__} was not built with",)
+        settings["explicit_sizes"] += (sizes_later.format(trainer=type(trainer).__name__),)
     plugin = _deepspeed_plugin(trainer)
     dataset = getattr(trainer, "train_dataset", None)
     return MemoryFacts(

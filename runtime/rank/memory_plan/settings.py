@@ -145,19 +145,19 @@ def record_of(configuration: Any) -> OriginalSettings:
     )
 
 
-def set_later(configuration: Any) -> tuple[bool, bool]:
-    """Return whether sizes, and gradient checkpointing, are others than a trainer was built with.
+def set_later(configuration: Any) -> tuple[str, bool]:
+    """Return what sets sizes after, or apart from, the configuration that a trainer is given, and whether checkpointing is.
 
-    A configuration that no trainer was given, as one that a trainer makes itself, counts as both: a plan does not reach it.
+    Returns:
+        A noun with a place for the name of the trainer, empty if the sizes are those that it was built with; and whether
+        gradient checkpointing is not.
     """
     if ATTRIBUTE not in vars(configuration):
-        return True, True
+        return "{trainer} itself, which was given no configuration", True
     record = record_of(configuration)
     sizes = (configuration.per_device_train_batch_size, configuration.gradient_accumulation_steps)
-    return (
-        sizes != record.divided,
-        record.gradient_checkpointing and not checkpoints_activations(configuration),
-    )
+    later = "" if sizes == record.divided else "an assignment after {trainer} was built"
+    return later, record.gradient_checkpointing and not checkpoints_activations(configuration)
 
 
 def checkpoints_activations(configuration: Any) -> bool:

@@ -74,7 +74,7 @@ def test_a_size_that_is_set_after_the_trainer_was_built_is_not_split(tiny: Any, 
     assert split_refusals(facts(trainer)) == ()
     trainer.args.per_device_train_batch_size = 16
     (refusal,) = split_refusals(facts(trainer))
-    assert refusal == "the batch is also set by what SFTTrainer was not built with"
+    assert refusal == "the batch is also set by an assignment after SFTTrainer was built"
     assert not facts(trainer).checkpointing_set_later
 
 
@@ -93,7 +93,7 @@ def test_a_configuration_that_no_trainer_was_given_is_out_of_reach(tiny: Any, tm
     trainer = trainer_of(tiny, "SFT", tmp_path)
     del trainer.args._grpo_run_memory_plan
     found = facts(trainer)
-    assert found.explicit_sizes == ("what SFTTrainer was not built with",)
+    assert found.explicit_sizes == ("SFTTrainer itself, which was given no configuration",)
     assert found.checkpointing_set_later
 
 
