@@ -1,6 +1,7 @@
 """`grpo-run plan`: predict the memory of a training job, what fits, and which changes need less.
 
-Parses, reads the recipe or script, asks `runtime.planning`, and prints a table or JSON. Starts no process and needs no GPU.
+Parses, reads the recipe or runs the script until its first `train()`, asks `runtime.planning`, and prints a table or
+JSON. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from grpo_run.cli.planning.options import build_parser, parse_size, parse_steps
+from grpo_run.cli.planning.options import build_parser, parse_size, parse_steps, split_arguments
 from grpo_run.cli.planning.output import print_plan
 from grpo_run.cli.planning.plot import check_path, write_plot
 from grpo_run.cli.planning.report import PlanReport, as_json
 from grpo_run.cli.planning.requested_job import job_of
+from grpo_run.cli.planning.script import check_script
 from grpo_run.cli.planning.source import JobSource
-from grpo_run.cli.planning.sources import read_source
+from grpo_run.cli.planning.sources import is_script, read_source
 from grpo_run.cli.text import print_paragraph
 from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.planning.job import MAX_TOKENS, Job
@@ -26,7 +30,8 @@ from grpo_run.runtime.upstream.versions import check_versions
 
 def main(arguments: Sequence[str]) -> int:
     """Predict and print; returns the exit code."""
-    options = build_parser().parse_args(arguments)
+    own, of_script = split_arguments(arguments)
+    options = build_parser().parse_args(own)
     for sentence in check_versions(allow_untested=options.allow_untested):
         print(f"grpo-run: {sentence}; accepted because of --allow-untested", file=sys.stderr)
     gpu_bytes = None if options.gpu is None else parse_size("--gpu", options.gpu)
@@ -38,15 +43,11 @@ def main(arguments: Sequence[str]) -> int:
     steps = None if options.steps is None else parse_steps(options.steps)
     if steps is not None and observed is None:
         raise UsageError("--steps is for --explain SIZE")
-    source = JobSource() if options.source is None else read_source(options.source, options.algorithm)
-    model = options.model or source.settings.get("model")
-    if not isinstance(model, str):
-        what = "a folder with config.json, a cached repository, or a shape"
-        if "model" in source.unread:
-            raise UsageError(
-                f"the model cannot be read from the script, which is not executed; give --model: {what}"
-            )
-        raise UsageError(f"plan needs --model: {what}")
+    source = _source(options, of_script)
+    name = options.model or source.settings.get("model")
+    if not isinstance(name, str):
+        raise UsageError("plan needs --model: a folder with config.json, a cached repository, or a shape")
+    model = _Model(name=name, values=None if options.model else source.configuration)
     if source.settings.get("dtype") == "auto" and options.dtype is None:
         source.settings["dtype"] = _saved_dtype(model)
     job = job_of(options, source)
@@ -67,11 +68,39 @@ def main(arguments: Sequence[str]) -> int:
     return _explain(options, model, job, observed, steps, source.notes)
 
 
-def _with_default_attention(job: Job, model: str, source: JobSource) -> Job:
-    """Return the job with the attention that transformers chooses for its model, and note it where it stores matrices."""
-    from grpo_run.runtime.planning.model_config import default_attention, load_model_config
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """The model of a job: by its name, or by the configuration of the one that a script has built."""
 
-    attention = default_attention(load_model_config(model))
+    name: str
+    values: dict[str, Any] | None = None
+
+    def config(self) -> Any:
+        """Return the configuration of transformers."""
+        from grpo_run.runtime.planning.model_config import build_config, load_model_config
+
+        return load_model_config(self.name) if self.values is None else build_config(self.values, self.name)
+
+
+def _source(options: argparse.Namespace, of_script: Sequence[str]) -> JobSource:
+    """Return what the recipe or script says, and say first that a script is run."""
+    if options.source is None:
+        return JobSource()
+    if is_script(options.source):
+        check_script(Path(options.source))
+        print(
+            f"{options.source} is run until its first train(): without weights, a GPU or trackers.",
+            file=sys.stderr if options.json else sys.stdout,
+            flush=True,
+        )
+    return read_source(options.source, options.algorithm, arguments=of_script, ranks=options.ranks or 1)
+
+
+def _with_default_attention(job: Job, model: _Model, source: JobSource) -> Job:
+    """Return the job with the attention that transformers chooses for its model, and note it where it stores matrices."""
+    from grpo_run.runtime.planning.model_config import default_attention
+
+    attention = default_attention(model.config())
     if attention == "eager":
         source.notes.append(
             "transformers has no fused attention for this model: attention matrices are stored (eager)."
@@ -91,11 +120,9 @@ def _check_preset(options: argparse.Namespace, job: Job, observed: int | None) -
             raise UsageError(f"--preset chooses what --{option.replace('_', '-')} says; give one of them")
 
 
-def _saved_dtype(model: str) -> str:
+def _saved_dtype(model: _Model) -> str:
     """Return the type in which weights are saved, which transformers keeps unless it is told another."""
-    from grpo_run.runtime.planning.model_config import load_model_config
-
-    saved = load_model_config(model).dtype
+    saved = model.config().dtype
     return "float32" if saved is None else str(saved).removeprefix("torch.")
 
 
@@ -105,15 +132,14 @@ def _check_length(job: Job, positions: int | None) -> None:
 
 
 def _plan(
-    options: argparse.Namespace, model: str, job: Job, gpu_bytes: int | None, notes: Sequence[str]
+    options: argparse.Namespace, model: _Model, job: Job, gpu_bytes: int | None, notes: Sequence[str]
 ) -> int:
     # these import torch and TRL, which takes seconds: bad input is reported before
     from grpo_run.runtime.planning.changes import largest_batch, largest_completion, try_changes
-    from grpo_run.runtime.planning.model_config import load_model_config
     from grpo_run.runtime.planning.prediction import Predictor
     from grpo_run.runtime.planning.presets import choose
 
-    predictor = Predictor(load_model_config(model), gpu_bytes=gpu_bytes, all_layers=options.all_layers)
+    predictor = Predictor(model.config(), gpu_bytes=gpu_bytes, all_layers=options.all_layers)
     _check_length(job, predictor.shape.positions)
     changes, batch, completion, choice = [], None, None, None
     if options.preset is not None:
@@ -126,7 +152,7 @@ def _plan(
             batch = largest_batch(predictor, prediction)
             completion = largest_completion(predictor, prediction)
     report = PlanReport(
-        model=model,
+        model=model.name,
         shape=predictor.shape,
         gpu_bytes=gpu_bytes,
         prediction=prediction,
@@ -147,7 +173,7 @@ def _plan(
 
 def _explain(
     options: argparse.Namespace,
-    model: str,
+    model: _Model,
     job: Job,
     observed_bytes: int,
     steps: tuple[int, int] | None,
@@ -163,10 +189,9 @@ def _explain(
         together,
         without_effect,
     )
-    from grpo_run.runtime.planning.model_config import load_model_config
     from grpo_run.runtime.planning.prediction import Predictor
 
-    predictor = Predictor(load_model_config(model), all_layers=options.all_layers)
+    predictor = Predictor(model.config(), all_layers=options.all_layers)
     _check_length(job, predictor.shape.positions)
     prediction = predictor.predict(job)
     alone = explanations(predictor, prediction, padded_to=options.pad_to)

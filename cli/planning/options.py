@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.errors import UsageError
@@ -48,6 +49,12 @@ def parse_steps(text: str) -> tuple[int, int]:
     return fewest, most
 
 
+def split_arguments(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the words before and after `--`: those of plan, and those of the script."""
+    end = words.index("--") if "--" in words else len(words)
+    return words[:end], words[end + 1 :]
+
+
 def build_parser() -> CommandParser:
     """Return the parser of `grpo-run plan`. Options that are not given are None, so that a recipe or script counts."""
     parser = CommandParser(
@@ -59,7 +66,7 @@ def build_parser() -> CommandParser:
         "source",
         nargs="?",
         metavar="SCRIPT_OR_RECIPE",
-        help="a training script, a recipe, or a YAML file for TRL's scripts",
+        help="a training script (its arguments after --), a recipe, or a YAML file for TRL's scripts",
     )
     model = parser.add_argument_group("model and sizes")
     model.add_argument(

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_run.cli.planning.expressions import UNKNOWN
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.upstream.unloaded import QUANTIZED
 
-QUANTIZED = ("load_in_4bit", "load_in_8bit", "quantization_config")
 _MODEL_SETTINGS = (("torch_dtype", "dtype"), ("dtype", "dtype"), ("attn_implementation", "attention"))
 
 
@@ -26,8 +25,7 @@ class JobSource:
         lora_rank: of peft's `LoraConfig`; 0 without adapters.
         lora_targets: names of the modules that get adapters; empty for peft's choice.
         lora_dropout: of the adapters' inputs.
-        unread: names of settings that are given, but by what cannot be read.
-        set_again: names of settings that a script sets again where it is not followed.
+        configuration: of the model, as transformers' JSON, where a script has built it; else None.
         notes: what the user should know, a sentence each.
     """
 
@@ -36,17 +34,14 @@ class JobSource:
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
     lora_dropout: float = 0.0
-    unread: list[str] = field(default_factory=list)
-    set_again: list[str] = field(default_factory=list)
+    configuration: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
 
     def take_model_settings(self, given: Mapping[Any, Any]) -> None:
         """Take the settings with which a model is loaded."""
         for name, target in _MODEL_SETTINGS:
             value = given.get(name)
-            if value is UNKNOWN:
-                self.unread.append(name)
-            elif isinstance(value, str):
+            if isinstance(value, str):
                 self.settings[target] = value.removeprefix("torch.")
 
 
@@ -59,6 +54,6 @@ def refuse_quantized(where: object, given: Mapping[Any, Any]) -> None:
     for name in QUANTIZED:
         if given.get(name):
             raise ConfigError(
-                f"{where}: {name}: quantized weights are not covered by plan; give --model and --batch for the same job with weights"
-                " in bfloat16 (--dtype bfloat16), which is an upper bound"
+                f"{where}: {name}: quantized weights are not covered by plan; give --model and --batch for the"
+                " same job with weights in bfloat16 (--dtype bfloat16), which is an upper bound"
             )

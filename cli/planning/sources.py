@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from grpo_run.cli.planning.script import read_script
@@ -15,35 +15,6 @@ from grpo_run.trainers.recipes.settings import Setting, read_settings
 TINY_MODEL = "layers=2,hidden=128,heads=4,kv-heads=2,intermediate=256,vocabulary=64"
 """Stands for the model that packaged recipes build themselves."""
 
-DECIDING = (
-    "per_device_train_batch_size",
-    "max_completion_length",
-    "gradient_accumulation_steps",
-    "steps_per_generation",
-    "generation_batch_size",
-    "num_generations",
-    "ds3_gather_for_generation",
-    "num_iterations",
-    "bf16",
-    "fp16",
-    "gradient_checkpointing",
-    "activation_checkpointing",
-    "optim",
-    "beta",
-    "use_vllm",
-    "vllm_mode",
-    "vllm_gpu_memory_utilization",
-    "vllm_enable_sleep_mode",
-    "use_liger_kernel",
-    "model_init_kwargs",
-    "dtype",
-    "torch_dtype",
-    "max_length",
-    "packing",
-    "padding_free",
-    "lora_dropout",
-)
-"""Settings that a prediction depends on: if one of them cannot be read, a note says so."""
 UPPER_BOUND = ("use_liger_kernel", "use_liger_loss", "activation_offloading")
 NOT_FOLLOWED = {
     "torch_compile": "compiled code keeps other tensors",
@@ -55,17 +26,31 @@ NOT_FOLLOWED = {
 }
 
 
-def read_source(source: str, algorithm: str | None = None) -> JobSource:
+def is_script(source: str) -> bool:
+    """Whether a source is a script rather than a recipe or a configuration."""
+    return source.endswith(".py")
+
+
+def read_source(
+    source: str, algorithm: str | None = None, *, arguments: Sequence[str] = (), ranks: int = 1
+) -> JobSource:
     """Return what a recipe, a script, or a configuration of TRL's scripts says.
 
     Args:
         source: name of a recipe, or path of a file.
-        algorithm: which of a script's trainers is meant, if it has several, or for which script of TRL a configuration is.
+        algorithm: for which script of TRL a configuration is.
+        arguments: of a script's command line.
+        ranks: that a script sees.
 
     Raises:
         ConfigError: the file cannot be read, is neither of them, or uses what is not covered.
     """
-    found = read_script(Path(source), algorithm) if source.endswith(".py") else _read_yaml(source, algorithm)
+    if is_script(source):
+        found = read_script(Path(source), arguments, ranks)
+    elif arguments:
+        raise ConfigError(f"{source} is no script, so it takes no arguments after --")
+    else:
+        found = _read_yaml(source, algorithm)
     refuse_quantized(source, found.settings)
     found.notes += _notes(found)
     return found
@@ -87,10 +72,6 @@ def _read_yaml(source: str, algorithm: str | None) -> JobSource:
 
 
 def _notes(found: JobSource) -> Iterator[str]:
-    if unread := [name for name in dict.fromkeys(found.unread) if name in DECIDING]:
-        yield f"Cannot be read from the script, which is not executed: {', '.join(unread)}; TRL's defaults are taken unless options say more."
-    if again := [name for name in found.set_again if name in DECIDING]:
-        yield f"Set again after the configuration is built, which is not followed: {', '.join(again)}; give options for them."
     for name in UPPER_BOUND:
         if found.settings.get(name):
             yield f"{name} is not covered; it needs less, so what is predicted is an upper bound."

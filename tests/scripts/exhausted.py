@@ -63,22 +63,29 @@ class Exhausting(GRPOTrainer):  # type: ignore[misc]
     def _fail(self, place: str) -> None:
         self.faults.fail(place, self.state.global_step + 1)
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        scored = super()._generate_and_score_completions(inputs)
-        self._fail("score")
-        return scored
-
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        self._fail("forward")
-        self._fail("quoted")
-        loss = super().compute_loss(*args, **kwargs)
-        loss.register_hook(lambda gradient: self._fail("backward"))
-        return loss
-
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         optimizer = super().create_optimizer(*args, **kwargs)
         optimizer.register_step_pre_hook(lambda *arguments: self._fail("optimizer"))
         return optimizer
+
+
+def fail_in_trl() -> None:
+    """Let memory run out in TRL's own methods; an override would count as a computation of the script's own."""
+    score, loss_of = GRPOTrainer._generate_and_score_completions, GRPOTrainer.compute_loss
+
+    def failing_score(self: Any, inputs: Any) -> Any:
+        scored = score(self, inputs)
+        self._fail("score")
+        return scored
+
+    def failing_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._fail("forward")
+        self._fail("quoted")
+        loss = loss_of(self, *args, **kwargs)
+        loss.register_hook(lambda gradient: self._fail("backward"))
+        return loss
+
+    GRPOTrainer._generate_and_score_completions, GRPOTrainer.compute_loss = failing_score, failing_loss
 
 
 def trainer_for(arguments: Any, output_dir: Path, model: Any, faults: Faults) -> Exhausting:
@@ -129,6 +136,7 @@ def main() -> None:
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
     faults = Faults(arguments)
     faults.fail("before")
+    fail_in_trl()
     model = tiny.policy(len(tiny.tokenizer()), arguments)
     for call in range(1, arguments.calls + 1):
         last = call == arguments.calls

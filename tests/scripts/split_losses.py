@@ -15,10 +15,9 @@ import tiny
 import torch
 import trl
 from split_cases import CASES
-from transformers import TrainingArguments
 
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.rank.memory_plan import configuration, settings
+from grpo_run.runtime.rank.memory_plan import configuration
 
 PLANS = {
     "again": MemoryPlan(),
@@ -30,27 +29,22 @@ PLANS = {
 
 def train(name: str, plan: MemoryPlan, folder: Path) -> dict[str, torch.Tensor]:
     """Train one case, and return its weights."""
-    kind, given = CASES[name]
-    own = dict(given)
+    kind, changed = CASES[name]
+    own = dict(changed)
     samples = own.pop("samples", 64 if kind == "SFT" else 30)
-    original, refused = TrainingArguments.__post_init__, settings.why_not_divided
-    if plan.changed:
-        # what is refused is split all the same, to see that it must be
-        configuration.why_not_divided = lambda arguments: ""
-        configuration.install(TrainingArguments, plan)
-    try:
-        arguments = argparse.Namespace(seed=11, settings=own, output_dir=folder / name)
-        rollouts = {"num_generations": 4, "max_completion_length": 6, "beta": 0.0} if kind != "SFT" else {}
-        made = getattr(trl, f"{kind}Config")(
-            **{
-                "output_dir": str(folder / name), "max_steps": 6, "save_strategy": "no", "logging_steps": 10,
-                "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 1e-3, "seed": 11,
-                "use_cpu": True, "bf16": False, "activation_checkpointing": False, "report_to": [],
-                "disable_tqdm": True, "dataloader_pin_memory": False, **rollouts, **own,
-            }
-        )  # fmt: skip
-    finally:
-        TrainingArguments.__post_init__, configuration.why_not_divided = original, refused
+    # what is refused is split all the same, to see that it must be
+    configuration.why_not_divided = lambda arguments: ""
+    arguments = argparse.Namespace(seed=11, settings=own, output_dir=folder / name)
+    rollouts = {"num_generations": 4, "max_completion_length": 6, "beta": 0.0} if kind != "SFT" else {}
+    given = getattr(trl, f"{kind}Config")(
+        **{
+            "output_dir": str(folder / name), "max_steps": 6, "save_strategy": "no", "logging_steps": 10,
+            "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 1e-3, "seed": 11,
+            "use_cpu": True, "bf16": False, "activation_checkpointing": False, "report_to": [],
+            "disable_tqdm": True, "dataloader_pin_memory": False, **rollouts, **own,
+        }
+    )  # fmt: skip
+    made, _ = configuration.apply(given, plan)
     tokenizer = tiny.tokenizer()
     trainer = getattr(trl, f"{kind}Trainer")(
         model=tiny.policy(len(tokenizer), arguments),

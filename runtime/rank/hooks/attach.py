@@ -17,7 +17,7 @@ import wrapt
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.rank.hooks.no_trainer import watch_optimizer_steps, watch_state_saving
-from grpo_run.runtime.rank.memory_plan import configuration, deepspeed, later_assignments
+from grpo_run.runtime.rank.memory_plan import configuration, deepspeed
 from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.runtime.rank.rollouts.caps_settings import own_caps
@@ -29,7 +29,7 @@ _GUARDED = "_grpo_run_guard"
 
 
 def install_guard(session: Session) -> None:
-    """Register import hooks that wrap `Trainer.train` and, if caps or a memory plan are set, configuration classes.
+    """Register import hooks that wrap `Trainer.train`, constructors of trainers and, if caps are set, configuration classes.
 
     A script that trains by itself is watched, too.
     """
@@ -42,13 +42,7 @@ def install_guard(session: Session) -> None:
             functools.partial(watch, session=session, guarded=lambda: guard.running is not None), module
         )
     wrapt.register_post_import_hook(functools.partial(wrap_train, guard=guard), "transformers.trainer")
-    wrapt.register_post_import_hook(
-        lambda module: later_assignments.install(module.TrainingArguments), "transformers.training_args"
-    )
-    if session.settings.memory_plan.changed:
-        wrapt.register_post_import_hook(
-            functools.partial(_plan_memory, session=session), "transformers.training_args"
-        )
+    wrapt.register_post_import_hook(functools.partial(_plan_memory, session=session), "transformers.trainer")
     if own_caps(session.config.generation).stops or session.settings.memory_plan.generation_sub_batches > 1:
         wrapt.register_post_import_hook(_wrap_generate, "transformers.generation.utils")
     if session.config.generation:
@@ -65,7 +59,7 @@ def install_guard(session: Session) -> None:
 
 
 def _plan_memory(module: Any, session: Session) -> None:
-    """Apply the memory plan to every configuration that the script builds."""
+    """Apply the memory plan to every trainer that the script builds."""
 
     def report(made: Any, record: OriginalSettings) -> None:
         if session.is_main:
@@ -79,7 +73,7 @@ def _plan_memory(module: Any, session: Session) -> None:
                 divided_by=record.divided_by,
             )
 
-    configuration.install(module.TrainingArguments, session.settings.memory_plan, report)
+    configuration.install(module.Trainer, module.TrainingArguments, session.settings.memory_plan, report)
 
 
 def _wrap_generate(module: Any) -> None:

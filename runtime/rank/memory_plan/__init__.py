@@ -1,8 +1,6 @@
-"""The memory plan in a rank: apply it to configurations, and publish the facts that decide it.
+"""What a memory plan changes in a rank, and what a `train()` call tells the supervisor of its memory.
 
-Start with `configuration.py`, which applies the plan when a script builds a configuration. `settings.py`
-keeps what the script had set, `later_assignments.py` detects settings that the script changes again, and
-`facts.py` collects what the supervisor must know to choose a plan; `computation.py`, `deepspeed.py` and
-`overrides.py` contribute to it. Imports `runtime/memory/`, `runtime/upstream/`, the modules of
-`runtime/rank/` and `runtime/`. Chooses no plan (`runtime/supervisor/memory/`).
+`configuration.py` applies the plan where a trainer is built and checks it at `train()`, `deepspeed.py` does so in
+DeepSpeed's configuration, and `settings.py` keeps what the script had set. `facts.py` publishes the facts of a call;
+`computation.py` contributes to it. Called by `runtime/rank/hooks/` and `runtime/rank/loops/`.
 """

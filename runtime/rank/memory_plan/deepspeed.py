@@ -17,7 +17,6 @@ from typing import Any
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 USED = "ACCELERATE_USE_DEEPSPEED"
 FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
-DEVICE = "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"
 ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 """Variables of accelerate, which its own configuration file sets; without `FILE` the others make the configuration."""
 MAX_BYTES = 1 << 20
@@ -39,32 +38,35 @@ def explicit_sizes(arguments: Any) -> Iterator[str]:
         yield "gradient_accumulation_steps in accelerate's configuration of DeepSpeed"
 
 
-def offload_optimizer(arguments: Any) -> dict[str, Any]:
-    """Let DeepSpeed keep the optimizer's state in host memory; without DeepSpeed or ZeRO, change nothing.
-
-    accelerate's variables of this process are set, if it configures DeepSpeed.
+def follow_sizes(arguments: Any) -> None:
+    """Let DeepSpeed's configuration have the sizes of the trainer's arguments where transformers has filled them in for `auto`.
 
     Args:
-        arguments: the trainer's, before they have read the configuration.
-
-    Returns:
-        the argument to set, by name; empty if none has to be.
+        arguments: the trainer's, whose configuration fixes no size of its own.
     """
-    given = _given(arguments)
-    if not given:
-        if _uses_accelerate():
-            os.environ[DEVICE] = "cpu"
-        return {}
-    zero = given.get("zero_optimization")
-    if not isinstance(zero, Mapping):
-        return {}
-    offload = {"device": "cpu", "pin_memory": True}
-    offloaded = {**given, "zero_optimization": {**zero, "offload_optimizer": offload}}
-    if getattr(arguments, "deepspeed", None):
-        return {"deepspeed": offloaded}
-    # accelerate accepts the text itself in base64, too
-    os.environ[FILE] = base64.urlsafe_b64encode(json.dumps(offloaded).encode()).decode()
-    return {}
+    plugin = getattr(arguments, "deepspeed_plugin", None)
+    configuration = {} if plugin is None else plugin.hf_ds_config.config
+    for name, value in (
+        ("train_micro_batch_size_per_gpu", arguments.per_device_train_batch_size),
+        ("gradient_accumulation_steps", arguments.gradient_accumulation_steps),
+    ):
+        if configuration.get(name, AUTO) != AUTO:
+            configuration[name] = value
+
+
+def offload_optimizer(arguments: Any) -> None:
+    """Let DeepSpeed keep the optimizer's state in host memory; without DeepSpeed or ZeRO, change nothing.
+
+    Args:
+        arguments: the trainer's, before it has built an accelerator of them.
+    """
+    plugin = getattr(arguments, "deepspeed_plugin", None)
+    zero = None if plugin is None else plugin.hf_ds_config.config.get("zero_optimization")
+    if plugin is None or not isinstance(zero, dict):
+        return
+    zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    plugin.offload_optimizer_device = "cpu"
+    plugin.hf_ds_config.set_stage_and_offload()
 
 
 def keep_optimizer(plugin: Any) -> None:

@@ -12,10 +12,8 @@ from typing import Any, Literal
 from grpo_run.runtime.memory.facts import MemoryFacts, ModelFacts, split_refusals
 from grpo_run.runtime.memory.files import write_facts
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.rank.memory_plan import later_assignments
 from grpo_run.runtime.rank.memory_plan.computation import computation_of
-from grpo_run.runtime.rank.memory_plan.overrides import passes_on
-from grpo_run.runtime.rank.memory_plan.settings import TrainerKind, record_of, settings_of
+from grpo_run.runtime.rank.memory_plan.settings import TrainerKind, record_of, set_later, settings_of
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 
@@ -77,8 +75,9 @@ def collect_facts(
     kind, base = _kind(trainer)
     steps = getattr(args, "steps_per_generation", None)
     settings = settings_of(args)
-    if _is_set_later(args):
-        settings["explicit_sizes"] += (f"an assignment after {type(args).__name__} was built",)
+    sizes_later, checkpointing_later = set_later(args)
+    if sizes_later:
+        settings["explicit_sizes"] += (sizes_later.format(trainer=type(trainer).__name__),)
     plugin = _deepspeed_plugin(trainer)
     dataset = getattr(trainer, "train_dataset", None)
     return MemoryFacts(
@@ -107,7 +106,7 @@ def collect_facts(
         vllm_gpu_memory_utilization=getattr(args, "vllm_gpu_memory_utilization", None),
         vllm_sleep=bool(getattr(args, "vllm_enable_sleep_mode", False)),
         gradient_checkpointing=record.gradient_checkpointing,
-        checkpointing_set_later=later_assignments.checkpointing_is_set_later(args),
+        checkpointing_set_later=checkpointing_later,
         supports_gradient_checkpointing=bool(getattr(model, "supports_gradient_checkpointing", False)),
         optimizer_offload=_offloads_optimizer(plugin),
         deepspeed=plugin is not None,
@@ -116,19 +115,6 @@ def collect_facts(
         plan=plan or MemoryPlan(),
         divided_by=record.divided_by,
     )
-
-
-def _is_set_later(args: Any) -> bool:
-    """Whether a script has set the size of the batch again after the configuration was built, or TRL had derived a rollout from it.
-
-    A plan is applied when the configuration is built, and would not take effect.
-    """
-    if later_assignments.size_is_set_later(args):
-        return True
-    rollout, steps = getattr(args, "generation_batch_size", None), getattr(args, "steps_per_generation", None)
-    if not isinstance(rollout, int) or not isinstance(steps, int):
-        return False
-    return rollout != int(args.per_device_train_batch_size * args.world_size * steps)
 
 
 def _kind(trainer: Any) -> tuple[TrainerKind, type | None]:
@@ -143,13 +129,15 @@ def _kind(trainer: Any) -> tuple[TrainerKind, type | None]:
 
 
 def _overridden(trainer: Any, base: type | None) -> Iterator[str]:
-    """Yield what of a library's trainer a script replaces, in a subclass or on the object, and does not only pass on."""
+    """Yield what of a library's trainer a script replaces, in a subclass or on the object.
+
+    Also a method that passes on what the trainer's own returns: no look at it could tell that it changes nothing.
+    """
     if base is None:
         return
     classes = type(trainer).__mro__[: type(trainer).__mro__.index(base)]
     for name in trainer_names.LOSS_METHODS:
-        replaced = [vars(one)[name] for one in (trainer, *classes) if name in vars(one)]
-        if not all(passes_on(method, name) for method in replaced):
+        if any(name in vars(one) for one in (trainer, *classes)):
             yield name
     if getattr(trainer, "compute_loss_func", None) is not None:
         yield "compute_loss_func"

@@ -1,14 +1,13 @@
 """A configuration's own settings under a memory plan, and why its micro-batch must not be divided.
 
-`settings_of` and `why_not_divided` judge loss and batch from a configuration alone: `configuration.py` has
-no trainer yet. A script with several stages has one plan: the stage that ran out of memory may be split,
-while the loss of another may not allow it.
+`settings_of` and `why_not_divided` judge loss and batch from a configuration alone: `configuration.py` has no trainer yet. A
+script with several stages has one plan: the stage that ran out of memory may be split, while the loss of another may not
+allow it.
 
-`OriginalSettings` keeps the script's own settings of a changed configuration, as an attribute in plain values,
-because transformers pickles the configuration into each checkpoint, which must load without grpo-run.
-Everything that must see a trainer as its script has built it reads it, such as the recognition of `train()`
-calls. `warn_of_no_effect` warns that a plan does nothing without a Trainer; it is called at a script's own
-first optimizer step and when a hand-written loop begins.
+`OriginalSettings` keeps what the script had set when a trainer was built, as an attribute of its configuration in plain values,
+because transformers pickles that into each checkpoint, which must load without grpo-run. Everything that must see a trainer
+as its script has built it reads it, such as the recognition of `train()` calls. `warn_of_no_effect` warns that a plan does
+nothing without a Trainer; it is called at a script's own first optimizer step and when a hand-written loop begins.
 """
 
 from __future__ import annotations
@@ -89,17 +88,28 @@ def _explicit_sizes(arguments: Any) -> Iterator[str]:
         yield "num_steps in accelerator_config"
     if getattr(arguments, "auto_find_batch_size", False):
         yield "auto_find_batch_size"
+    rollout, steps = (
+        getattr(arguments, name, None) for name in ("generation_batch_size", "steps_per_generation")
+    )
+    per_step = arguments.per_device_train_batch_size
+    if (
+        isinstance(rollout, int)
+        and isinstance(steps, int)
+        and rollout != per_step * arguments.world_size * steps
+    ):
+        # TRL has derived the rollout from a size that the script has set again
+        yield f"an assignment after {type(arguments).__name__} was built"
 
 
 ATTRIBUTE = "_grpo_run_memory_plan"
-"""Attribute of a configuration that a plan has changed."""
+"""Attribute of a configuration that a trainer was built with."""
 CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 """Names of one setting, the one that counts first; transformers before 5.20 has the second only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OriginalSettings:
-    """The values of a configuration before a plan changed it, and by what its micro-batch was divided."""
+    """The values of a configuration when a trainer was built with it, and by what a plan has divided its micro-batch."""
 
     per_device_train_batch_size: int
     gradient_accumulation_steps: int
@@ -124,7 +134,7 @@ class OriginalSettings:
 
 
 def record_of(configuration: Any) -> OriginalSettings:
-    """Return what the script has set in a configuration; its present values if no plan has changed it."""
+    """Return what the script has set in a configuration; its present values if no trainer was built with it."""
     kept = vars(configuration).get(ATTRIBUTE)
     if kept is not None:
         return OriginalSettings(**kept)
@@ -135,6 +145,21 @@ def record_of(configuration: Any) -> OriginalSettings:
     )
 
 
+def set_later(configuration: Any) -> tuple[str, bool]:
+    """Return what sets sizes after, or apart from, the configuration that a trainer is given, and whether checkpointing is.
+
+    Returns:
+        A noun with a place for the name of the trainer, empty if the sizes are those that it was built with; and whether
+        gradient checkpointing is not.
+    """
+    if ATTRIBUTE not in vars(configuration):
+        return "{trainer} itself, which was given no configuration", True
+    record = record_of(configuration)
+    sizes = (configuration.per_device_train_batch_size, configuration.gradient_accumulation_steps)
+    later = "" if sizes == record.divided else "an assignment after {trainer} was built"
+    return later, record.gradient_checkpointing and not checkpoints_activations(configuration)
+
+
 def checkpoints_activations(configuration: Any) -> bool:
     """Whether gradient checkpointing is turned on in a configuration, which may not have resolved its names yet."""
     values = (getattr(configuration, name, None) for name in CHECKPOINTING)
@@ -142,7 +167,7 @@ def checkpoints_activations(configuration: Any) -> bool:
 
 
 def original_settings(configuration: Any) -> dict[str, Any]:
-    """Return the settings that a plan changes, with the values that the script has set, by name; empty without a plan."""
+    """Return the settings that plans change, with the values that the script has set, by name; empty without a record."""
     if ATTRIBUTE not in vars(configuration):
         return {}
     record = record_of(configuration)

@@ -1,11 +1,11 @@
-"""A memory plan on TRL's own configurations: what it changes, rebuilt configurations, and the check at `train()`."""
+"""A memory plan on TRL's own configurations: what it changes where a trainer is built, and the check at `train()`."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,17 +24,24 @@ HALVED = MemoryPlan(micro_batch_divisor=2)
 Make = Callable[..., Any]
 
 
-@pytest.fixture
-def planned() -> Iterator[Callable[[MemoryPlan], None]]:
-    """Applies a plan to all configurations that are built from then on, until the test ends."""
-    original, replace = transformers.TrainingArguments.__post_init__, dataclasses.replace
+def build(plan: MemoryPlan, args: Any) -> Any:
+    """Return a configuration as a trainer has it that is built with a plan."""
+    return trainer_class(plan)(args=args).args
 
-    def plan(plan: MemoryPlan) -> None:
-        transformers.TrainingArguments.__post_init__, dataclasses.replace = original, replace
-        configuration.install(transformers.TrainingArguments, plan)
 
-    yield plan
-    transformers.TrainingArguments.__post_init__, dataclasses.replace = original, replace
+def trainer_class(plan: MemoryPlan, report: Any = lambda made, record: None) -> Any:
+    """Return a class that stands for a trainer of TRL, built with a plan from now on."""
+
+    class Trainer:
+        def __init__(self, model: Any = None, args: Any = None) -> None:
+            self.args = args
+
+    class GRPOTrainer(Trainer):
+        def __init__(self, model: Any = None, *, args: Any = None) -> None:
+            super().__init__(model, args)
+
+    configuration.install(Trainer, transformers.TrainingArguments, plan, report)
+    return GRPOTrainer
 
 
 @pytest.fixture
@@ -72,16 +79,14 @@ def sizes(made: Any) -> tuple[Any, ...]:
 )
 @pytest.mark.parametrize("kind", [trl.GRPOConfig, trl.RLOOConfig])
 def test_the_micro_batch_is_halved_and_a_step_and_a_rollout_keep_their_samples(
-    planned: Any, make: Make, kind: Any, settings: dict[str, Any], expected: tuple[int, ...]
+    make: Make, kind: Any, settings: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
-    planned(HALVED)
-    assert sizes(make(kind, **settings)) == expected
+    assert sizes(build(HALVED, make(kind, **settings))) == expected
 
 
-def test_every_configuration_of_trl_and_transformers_is_changed(planned: Any, make: Make) -> None:
-    planned(MemoryPlan(micro_batch_divisor=4))
+def test_every_configuration_of_trl_and_transformers_is_changed(make: Make) -> None:
     for kind in (trl.SFTConfig, transformers.TrainingArguments):
-        assert sizes(make(kind))[:2] == (2, 12)
+        assert sizes(build(MemoryPlan(micro_batch_divisor=4), make(kind)))[:2] == (2, 12)
 
 
 @pytest.mark.parametrize(
@@ -92,190 +97,168 @@ def test_every_configuration_of_trl_and_transformers_is_changed(planned: Any, ma
         (trl.GRPOConfig, {"top_entropy_quantile": 0.5}, "top_entropy_quantile"),
         (trl.DPOConfig, {}, "not known"),
         (trl.SFTConfig, {"auto_find_batch_size": True}, "auto_find_batch_size"),
+        (
+            trl.SFTConfig,
+            {"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}}},
+            "num_steps",
+        ),
     ],
 )
 def test_a_loss_that_a_split_would_change_is_not_split_also_where_another_stage_is(
-    planned: Any, make: Make, kind: Any, settings: dict[str, Any], words: str
+    make: Make, kind: Any, settings: dict[str, Any], words: str
 ) -> None:
     plan = MemoryPlan(micro_batch_divisor=2, gradient_checkpointing=True)
-    planned(plan)
-    made = make(kind, **settings)
-    assert sizes(made)[:2] == (8, 3)
-    assert made.activation_checkpointing
-    warning = configuration.check(trainer_with(made), plan)
+    trainer = trainer_class(plan)(args=make(kind, **settings))
+    assert sizes(trainer.args)[:2] == (8, 3)
+    assert trainer.args.activation_checkpointing
+    warning = configuration.check(trainer, plan)
     assert warning is not None
     assert words in warning
 
 
-def test_deepspeeds_own_sizes_are_not_contradicted(planned: Any) -> None:
-    plan = MemoryPlan(micro_batch_divisor=2)
-
-    class Arguments:
-        output_dir, per_device_train_batch_size, gradient_accumulation_steps = "out", 4, 1
-        activation_checkpointing = None
-        deepspeed = {"train_micro_batch_size_per_gpu": 4}  # noqa: RUF012
-
-        def __post_init__(self) -> None:
-            """Nothing to validate."""
-
-    Arguments.__module__, Arguments.__qualname__ = "transformers.training_args", "TrainingArguments"
-    Arguments.__name__ = "TrainingArguments"
-    configuration.install(Arguments, plan)
-    made: Any = Arguments()
-    made.__post_init__()
-    assert (made.per_device_train_batch_size, record_of(made).divided_by) == (4, 1)
-    assert "DeepSpeed" in record_of(made).not_divided
-
-
-def test_a_configuration_that_is_built_again_is_not_divided_twice(planned: Any, make: Make) -> None:
-    """As `SFTTrainer` does with plain arguments, and scripts with `replace`."""
-    planned(HALVED)
-    plain = make(transformers.TrainingArguments)
-    again = trl.SFTConfig(**{**plain.to_dict(), "hub_token": None})
-    assert sizes(again)[:2] == (4, 6)
-    assert record_of(again) == record_of(plain)
-    assert sizes(dataclasses.replace(again, learning_rate=1.0))[:2] == (4, 6)
-    # the accumulation comes from the first one, the batch from the script
-    assert sizes(dataclasses.replace(again, per_device_train_batch_size=16))[:2] == (8, 6)
-    first = make()
-    rebuilt = dataclasses.replace(first, generation_batch_size=None)
-    assert sizes(rebuilt) == sizes(first)
-
-
-def test_a_copy_for_another_directory_is_not_divided_twice(planned: Any, make: Make, tmp_path: Path) -> None:
-    planned(HALVED)
-    first = make(trl.SFTConfig)
-    assert sizes(dataclasses.replace(first, output_dir=str(tmp_path / "b")))[:2] == (4, 6)
-    passed_on = {one.name: getattr(first, one.name) for one in dataclasses.fields(first) if one.init}
-    copied = trl.SFTConfig(**{**passed_on, "output_dir": str(tmp_path / "c"), "learning_rate": 1.0})
-    assert sizes(copied)[:2] == (4, 6)
-
-
-@pytest.mark.parametrize(("batch", "accumulation"), [(8, 6), (4, 3), (4, 6)])
-def test_a_replaced_size_that_equals_a_planned_one_is_the_scripts_own(
-    planned: Any, make: Make, batch: int, accumulation: int
-) -> None:
-    planned(HALVED)
-    changes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
-    changes = {name: value for name, value in changes.items() if value not in (8, 3)}
-    replaced = dataclasses.replace(make(), **changes, steps_per_generation=None, generation_batch_size=None)
-    halved, doubled = batch // 2, accumulation * 2
-    assert sizes(replaced) == (halved, doubled, doubled, batch * accumulation)
-
-
-@pytest.mark.parametrize("directory", ["out", "b"])
-def test_equal_sizes_of_a_configuration_of_its_own_are_the_scripts_own(
-    planned: Any, make: Make, tmp_path: Path, directory: str
-) -> None:
-    """A script that halves its own batch, as accelerate's `find_executable_batch_size` does."""
-    planned(HALVED)
-    make(trl.SFTConfig)
-    output = str(tmp_path / directory)
-    for batch, accumulation in ((4, 6), (4, 3), (2, 3)):
-        other = make(
-            trl.SFTConfig,
-            output_dir=output,
-            per_device_train_batch_size=batch,
-            gradient_accumulation_steps=accumulation,
-        )
-        assert sizes(other)[:2] == (batch // 2, accumulation * 2)
-
-
-def test_a_copy_has_the_record_and_a_pickle_needs_nothing_of_ours(planned: Any, make: Make) -> None:
-    planned(HALVED)
+def test_deepspeeds_own_sizes_are_not_contradicted(make: Make) -> None:
     made = make(trl.SFTConfig)
+    made.deepspeed = {"train_micro_batch_size_per_gpu": 8}
+    planned = build(HALVED, made)
+    assert (planned.per_device_train_batch_size, record_of(planned).divided_by) == (8, 1)
+    assert "DeepSpeed" in record_of(planned).not_divided
+
+
+def test_the_scripts_own_configuration_stays_as_it_is_and_can_be_used_again(
+    make: Make, tmp_path: Path
+) -> None:
+    """By another trainer, and as the source of other configurations: nothing is divided twice."""
+    trainer, first = trainer_class(HALVED), make(trl.SFTConfig)
+    before = first.to_dict()
+    assert sizes(trainer(args=first).args)[:2] == (4, 6)
+    assert sizes(trainer(None, args=first).args)[:2] == (4, 6)
+    assert first.to_dict() == before
+    copied = dataclasses.replace(first, output_dir=str(tmp_path / "b"), per_device_train_batch_size=4)
+    assert sizes(trainer(args=copied).args)[:2] == (2, 6)
+    first.gradient_accumulation_steps = 6
+    assert sizes(trainer(args=first).args)[:2] == (4, 12)
+
+
+def test_what_a_script_sets_before_its_trainer_is_built_is_planned(make: Make) -> None:
+    made = make(trl.SFTConfig)
+    made.set_training(batch_size=16)
+    assert sizes(build(HALVED, made))[:2] == (8, 2)
+
+
+def test_a_trainer_that_makes_a_configuration_of_its_own_keeps_the_plan(make: Make) -> None:
+    """As `SFTTrainer` does with plain arguments."""
+    base = trainer_class(HALVED)
+
+    class SFTTrainer(base):  # type: ignore[misc, valid-type]
+        def __init__(self, args: Any) -> None:
+            super().__init__(args=trl.SFTConfig(**{**args.to_dict(), "hub_token": None}))
+
+    trainer = SFTTrainer(make(transformers.TrainingArguments))
+    assert sizes(trainer.args)[:2] == (4, 6)
+    assert record_of(trainer.args).per_device_train_batch_size == 8
+    assert configuration.check(trainer, HALVED) is None
+
+
+def test_a_subclass_that_builds_the_configuration_itself_is_planned_inside(make: Make) -> None:
+    base = trainer_class(HALVED)
+
+    class Own(base):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__(args=make(trl.SFTConfig))
+
+    assert sizes(Own().args)[:2] == (4, 6)
+
+
+def test_a_copy_has_the_record_and_a_pickle_needs_nothing_of_ours(make: Make) -> None:
+    made = build(HALVED, make(trl.SFTConfig))
     assert record_of(copy.deepcopy(made)) == record_of(made)
-    assert b"grpo_run.trainers" not in pickle.dumps(made)
+    assert b"grpo_run" not in pickle.dumps(made).replace(b"_grpo_run_memory_plan", b"")
 
 
-def test_gradient_checkpointing_is_turned_on_by_either_name(planned: Any, make: Make) -> None:
-    planned(MemoryPlan(gradient_checkpointing=True))
-    off = {"activation_checkpointing": False}, {"gradient_checkpointing": False}, {}
-    for settings in off:
-        made = make(transformers.TrainingArguments, **settings)
+def test_gradient_checkpointing_is_turned_on_by_either_name(make: Make) -> None:
+    plan = MemoryPlan(gradient_checkpointing=True)
+    for settings in ({"activation_checkpointing": False}, {"gradient_checkpointing": False}, {}):
+        made = build(plan, make(transformers.TrainingArguments, **settings))
         assert made.activation_checkpointing
         assert not record_of(made).gradient_checkpointing
-    assert record_of(make(trl.SFTConfig)).gradient_checkpointing  # TRL's default
+    assert record_of(build(plan, make(trl.SFTConfig))).gradient_checkpointing  # TRL's default
     with_fsdp = make(transformers.TrainingArguments, fsdp_config={"activation_checkpointing": True})
-    assert not with_fsdp.activation_checkpointing
+    assert not build(plan, with_fsdp).activation_checkpointing
 
 
-def test_vllm_gets_its_share_and_sleeps(planned: Any, make: Make) -> None:
-    planned(MemoryPlan(vllm_gpu_memory_utilization=0.2, vllm_sleep=True))
-    made = make()
+def test_vllm_gets_its_share_and_sleeps(make: Make) -> None:
+    made = build(MemoryPlan(vllm_gpu_memory_utilization=0.2, vllm_sleep=True), make())
     assert (made.vllm_gpu_memory_utilization, made.vllm_enable_sleep_mode) == (0.2, True)
     assert original_settings(made)["vllm_gpu_memory_utilization"] == 0.3
 
 
-def test_a_call_is_the_same_call_with_another_plan(planned: Any, make: Make) -> None:
+def test_a_call_is_the_same_call_with_another_plan(make: Make) -> None:
     """Its settings are part of what it is recognized by when its directory has moved."""
 
-    def digest() -> str:
-        return settings_digest(SimpleNamespace(args=make(activation_checkpointing=False), train_dataset=[1]))
+    def digest(plan: MemoryPlan) -> str:
+        made = build(plan, make(activation_checkpointing=False))
+        return settings_digest(SimpleNamespace(args=made, train_dataset=[1]))
 
-    without = digest()
-    planned(MemoryPlan(micro_batch_divisor=4, gradient_checkpointing=True, vllm_sleep=True))
-    assert digest() == without
-    planned(MemoryPlan(vllm_gpu_memory_utilization=0.1))
-    assert digest() == without
-
-
-def trainer_with(args: Any) -> Any:
-    return type("GRPOTrainer", (), {"args": args})()
+    without = digest(MemoryPlan())
+    for changed in (
+        MemoryPlan(micro_batch_divisor=4, gradient_checkpointing=True, vllm_sleep=True),
+        MemoryPlan(vllm_gpu_memory_utilization=0.1),
+    ):
+        assert digest(changed) == without
 
 
-def test_a_plan_that_took_effect_passes_the_check(planned: Any, make: Make) -> None:
+def test_a_plan_that_took_effect_passes_the_check(make: Make) -> None:
     plan = MemoryPlan(micro_batch_divisor=2, gradient_checkpointing=True)
-    planned(plan)
-    assert configuration.check(trainer_with(make()), plan) is None
-    assert configuration.check(trainer_with(SimpleNamespace()), plan) is None
+    assert configuration.check(trainer_class(plan)(args=make()), plan) is None
+    assert configuration.check(SimpleNamespace(args=SimpleNamespace()), plan) is None
 
 
-def test_a_setting_that_the_script_sets_again_is_found(planned: Any, make: Make) -> None:
+def test_a_setting_that_the_script_sets_again_is_found(make: Make) -> None:
+    """On the trainer, or on the configuration that it was given."""
     plan = MemoryPlan(micro_batch_divisor=2, gradient_checkpointing=True)
-    planned(plan)
-    made = make()
-    made.per_device_train_batch_size = 8
+    trainer = trainer_class(plan)(args=make())
+    trainer.args.per_device_train_batch_size = 8
     with pytest.raises(ConfigError, match="has per_device_train_batch_size=8"):
-        configuration.check(trainer_with(made), plan)
-    made = make()
-    made.activation_checkpointing = False
+        configuration.check(trainer, plan)
+    given = make()
+    trainer = trainer_class(plan)(args=given)
+    given.activation_checkpointing = False
     with pytest.raises(ConfigError, match="gradient checkpointing turned off"):
-        configuration.check(trainer_with(made), plan)
+        configuration.check(trainer, plan)
 
 
-def test_a_configuration_that_was_not_built_here_is_found(make: Make) -> None:
-    with pytest.raises(ConfigError, match="not built in this process"):
-        configuration.check(trainer_with(make()), HALVED)
+def test_what_else_the_script_sets_later_reaches_the_trainer(make: Make) -> None:
+    """Its configuration is the script's own with a plan, too, as far as the script can tell."""
+    given = make()
+    trainer = trainer_class(HALVED)(args=given)
+    given.learning_rate = 0.5
+    trainer.args.max_steps = 7
+    assert configuration.check(trainer, HALVED) is None
+    assert (trainer.args.learning_rate, trainer.args.max_steps) == (0.5, 7)
+    assert sizes(trainer.args)[:2] == (4, 6)
 
 
-def test_a_batch_that_the_divisor_does_not_divide_is_divided_as_far_as_it_goes(
-    planned: Any, make: Make
-) -> None:
+def test_a_configuration_that_the_trainer_was_not_built_with_is_found(make: Make) -> None:
+    trainer = trainer_class(HALVED)()
+    trainer.args = make()
+    with pytest.raises(ConfigError, match="not built with"):
+        configuration.check(trainer, HALVED)
+
+
+def test_a_batch_that_the_divisor_does_not_divide_is_divided_as_far_as_it_goes(make: Make) -> None:
     """Another stage of the script may have a smaller batch than the one that ran out of memory."""
     plan = MemoryPlan(micro_batch_divisor=4)
-    planned(plan)
     for batch, divided in ((6, (3, 6)), (1, (1, 3))):
-        made = make(trl.SFTConfig, per_device_train_batch_size=batch)
-        assert sizes(made)[:2] == divided
-        warning = configuration.check(trainer_with(made), plan)
+        trainer = trainer_class(plan)(args=make(trl.SFTConfig, per_device_train_batch_size=batch))
+        assert sizes(trainer.args)[:2] == divided
+        warning = configuration.check(trainer, plan)
         assert warning is not None
         assert f"per_device_train_batch_size={batch}" in warning
 
 
-def test_what_is_changed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataclasses, "replace", dataclasses.replace)
+def test_what_is_changed_is_reported_and_without_a_plan_nothing_is_copied(make: Make) -> None:
     reported: list[int] = []
-
-    class Arguments:
-        output_dir, per_device_train_batch_size, gradient_accumulation_steps = "out", 4, 1
-        activation_checkpointing = None
-
-        def __post_init__(self) -> None:
-            assert self.per_device_train_batch_size == 2
-
-    Arguments.__module__, Arguments.__name__ = "trl.trainer.sft_config", "SFTConfig"
-    Arguments.loss_type = "nll"  # type: ignore[attr-defined]
-    configuration.install(Arguments, HALVED, lambda made, record: reported.append(record.divided_by))
-    Arguments().__post_init__()
+    trainer_class(HALVED, lambda made, record: reported.append(record.divided_by))(args=make())
+    given = make()
+    assert trainer_class(MemoryPlan(), lambda made, record: reported.append(1))(args=given).args is given
     assert reported == [2]

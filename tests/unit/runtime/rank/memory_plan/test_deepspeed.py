@@ -1,21 +1,19 @@
-"""Offload of the optimizer in each way in which DeepSpeed is configured."""
+"""What a plan changes in DeepSpeed's configuration, and which sizes that fixes."""
 
 from __future__ import annotations
 
-import base64
-import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from grpo_run.runtime.rank.memory_plan.deepspeed import (
     ACCUMULATION,
-    DEVICE,
     FILE,
     USED,
     explicit_sizes,
+    follow_sizes,
     keep_optimizer,
     offload_optimizer,
 )
@@ -26,47 +24,50 @@ OFFLOAD = {"device": "cpu", "pin_memory": True}
 
 @pytest.fixture(autouse=True)
 def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (USED, FILE, DEVICE, ACCUMULATION):
+    for name in (USED, FILE, ACCUMULATION):
         monkeypatch.setenv(name, "")  # restored after the test, also what is set in it
         monkeypatch.delenv(name)
 
 
-def test_without_deepspeed_nothing_is_changed() -> None:
-    assert offload_optimizer(SimpleNamespace(deepspeed=None)) == {}
-    assert DEVICE not in os.environ
+class Settings:
+    """Stands for accelerate's `HfDeepSpeedConfig`."""
+
+    def __init__(self, **config: Any) -> None:
+        self.config, self.read = config, 0
+
+    def set_stage_and_offload(self) -> None:
+        self.read += 1
 
 
-def test_a_configuration_of_the_script_is_replaced_and_not_changed(tmp_path: Path) -> None:
-    path = tmp_path / "zero.json"
-    path.write_text(json.dumps(ZERO))
-    for given in (ZERO, str(path)):
-        changed = offload_optimizer(SimpleNamespace(deepspeed=given))
-        assert changed["deepspeed"]["zero_optimization"] == {"stage": 3, "offload_optimizer": OFFLOAD}
-        assert changed["deepspeed"]["train_batch_size"] == "auto"
-    assert "offload_optimizer" not in ZERO["zero_optimization"]
+def arguments(**config: Any) -> Any:
+    return SimpleNamespace(
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=6,
+        deepspeed_plugin=SimpleNamespace(hf_ds_config=Settings(**config), offload_optimizer_device=None),
+    )
 
 
-def test_without_zero_there_is_nothing_to_offload() -> None:
-    assert offload_optimizer(SimpleNamespace(deepspeed={"train_batch_size": "auto"})) == {}
+def test_the_optimizer_is_offloaded_where_deepspeed_has_zero() -> None:
+    made = arguments(zero_optimization={"stage": 3, "offload_optimizer": {"device": "none"}})
+    offload_optimizer(made)
+    settings = made.deepspeed_plugin.hf_ds_config
+    assert settings.config["zero_optimization"] == {"stage": 3, "offload_optimizer": OFFLOAD}
+    assert (made.deepspeed_plugin.offload_optimizer_device, settings.read) == ("cpu", 1)
+    without = arguments(train_batch_size="auto")
+    offload_optimizer(without)
+    assert without.deepspeed_plugin.hf_ds_config.config == {"train_batch_size": "auto"}
+    offload_optimizer(SimpleNamespace(deepspeed_plugin=None))
 
 
-def test_accelerates_variables_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(USED, "true")
-    assert offload_optimizer(SimpleNamespace(deepspeed=None)) == {}
-    assert os.environ[DEVICE] == "cpu"
-
-
-def test_accelerates_file_is_replaced_by_its_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "zero.json"
-    path.write_text(json.dumps(ZERO))
-    monkeypatch.setenv(USED, "true")
-    monkeypatch.setenv(FILE, str(path))
-    offload_optimizer(SimpleNamespace(deepspeed=None))
-    text = json.loads(base64.urlsafe_b64decode(os.environ[FILE]))
-    assert text["zero_optimization"]["offload_optimizer"] == OFFLOAD
-    # a second configuration of the same process finds the text
-    offload_optimizer(SimpleNamespace(deepspeed=None))
-    assert json.loads(base64.urlsafe_b64decode(os.environ[FILE])) == text
+def test_sizes_that_transformers_has_filled_in_follow_the_plan() -> None:
+    made = arguments(train_micro_batch_size_per_gpu=8, gradient_accumulation_steps=3, train_batch_size=24)
+    follow_sizes(made)
+    config = made.deepspeed_plugin.hf_ds_config.config
+    assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == (4, 6)
+    assert config["train_batch_size"] == 24
+    later = arguments(train_micro_batch_size_per_gpu="auto")
+    follow_sizes(later)
+    assert later.deepspeed_plugin.hf_ds_config.config == {"train_micro_batch_size_per_gpu": "auto"}
 
 
 def test_the_accumulation_of_accelerate_is_explicit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import json
-import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +14,7 @@ from support.runs import SCRIPTS
 from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
 from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.rank.memory_plan import later_assignments
+from grpo_run.runtime.rank.memory_plan.configuration import apply
 from grpo_run.runtime.rank.memory_plan.facts import collect_facts, publish_facts
 from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings
 
@@ -43,10 +40,12 @@ def trainer_of(tiny: Any, kind: str, folder: Path, **settings: Any) -> Any:
     }  # fmt: skip
     configuration = getattr(trl, f"{kind}Config")(**{**common, **rollouts, **settings})
     rewards = {"reward_funcs": [len]} if kind != "SFT" else {}
-    return getattr(trl, f"{kind}Trainer")(
+    made = getattr(trl, f"{kind}Trainer")(
         model=tiny.model(len(tokenizer), 11), args=configuration, processing_class=tokenizer,
         train_dataset=tiny.texts(20) if kind == "SFT" else tiny.prompts(20), **rewards,
     )  # fmt: skip
+    apply(configuration, MemoryPlan())[1].keep(made.args)
+    return made
 
 
 def facts(trainer: Any, **changed: Any) -> MemoryFacts:
@@ -69,66 +68,33 @@ def test_a_grpo_trainer_tells_its_sizes_its_loss_and_its_model(tiny: Any, tmp_pa
     assert split_refusals(found) == ()
 
 
-def test_a_size_that_is_set_after_the_configuration_was_built_is_not_split(tiny: Any, tmp_path: Path) -> None:
-    """A plan divides the size when the configuration is built, so it would not take effect."""
-    trainer = trainer_of(tiny, "GRPO", tmp_path)
+def test_a_size_that_is_set_after_the_trainer_was_built_is_not_split(tiny: Any, tmp_path: Path) -> None:
+    """A plan is applied when the trainer is built, so it would not take effect."""
+    trainer = trainer_of(tiny, "SFT", tmp_path)
     assert split_refusals(facts(trainer)) == ()
     trainer.args.per_device_train_batch_size = 16
+    (refusal,) = split_refusals(facts(trainer))
+    assert refusal == "the batch is also set by an assignment after SFTTrainer was built"
+    assert not facts(trainer).checkpointing_set_later
+
+
+def test_a_size_from_which_trl_has_derived_a_rollout_is_not_split(tiny: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(tiny, "GRPO", tmp_path)
+    trainer.args.per_device_train_batch_size = 16
+    OriginalSettings(
+        per_device_train_batch_size=16, gradient_accumulation_steps=2, gradient_checkpointing=False
+    ).keep(trainer.args)
     (refusal,) = split_refusals(facts(trainer))
     assert refusal == "the batch is also set by an assignment after GRPOConfig was built"
 
 
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watch assignments for the length of the test."""
-    import transformers
-
-    monkeypatch.setattr(
-        transformers.TrainingArguments,
-        "__setattr__",
-        transformers.TrainingArguments.__setattr__,
-        raising=False,
-    )
-    later_assignments.install(transformers.TrainingArguments)
-
-
-@pytest.mark.usefixtures("watched")
-@pytest.mark.parametrize("kind", ["GRPO", "SFT"])
-def test_a_size_that_is_set_again_to_the_same_value_is_not_split(
-    kind: str, tiny: Any, tmp_path: Path
-) -> None:
-    """By an assignment, or by transformers' own method; the value does not show it, and a plan would end the run."""
-    import transformers
-
-    made = trainer_of(tiny, kind, tmp_path)
-    assert split_refusals(facts(made)) == ()
-    made.args.set_dataloader(train_batch_size=8)
-    (refusal,) = split_refusals(facts(made))
-    assert refusal == f"the batch is also set by an assignment after {kind}Config was built"
-    pickled = pickle.loads(pickle.dumps(made.args))
-    assert isinstance(pickled, transformers.TrainingArguments)
-    other = trainer_of(tiny, kind, tmp_path)
-    other.args.set_training(learning_rate=1e-4, batch_size=8, max_steps=4)
-    assert len(split_refusals(facts(other))) == 1
-    assert facts(other).checkpointing_set_later
-    assert not facts(made).checkpointing_set_later
-
-
-@pytest.mark.usefixtures("watched")
-def test_a_configuration_that_is_built_with_a_plan_or_from_another_was_not_set_later(
-    tiny: Any, tmp_path: Path
-) -> None:
-    """A plain `TrainingArguments`, from which `SFTTrainer` builds its own."""
-    import transformers
-    import trl
-
-    plain = transformers.TrainingArguments(str(tmp_path), per_device_train_batch_size=4, use_cpu=True)
-    built = trl.SFTTrainer(
-        model=tiny.model(43, 11), args=plain, processing_class=tiny.tokenizer(), train_dataset=tiny.texts(20)
-    )
-    assert not later_assignments.size_is_set_later(built.args)
-    assert not later_assignments.size_is_set_later(dataclasses.replace(plain, per_device_train_batch_size=2))
-    assert not later_assignments.size_is_set_later(copy.deepcopy(plain))
+def test_a_configuration_that_no_trainer_was_given_is_out_of_reach(tiny: Any, tmp_path: Path) -> None:
+    """As one that a trainer makes itself."""
+    trainer = trainer_of(tiny, "SFT", tmp_path)
+    del trainer.args._grpo_run_memory_plan
+    found = facts(trainer)
+    assert found.explicit_sizes == ("SFTTrainer itself, which was given no configuration",)
+    assert found.checkpointing_set_later
 
 
 def test_rloo_and_sft_trainers_are_known_and_may_be_split(tiny: Any, tmp_path: Path) -> None:

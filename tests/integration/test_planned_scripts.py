@@ -1,0 +1,104 @@
+"""`grpo-run plan SCRIPT` with scripts of TRL, which run until their first `train()` without weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, Qwen2Config
+
+from grpo_run.cli.planning.script import read_script
+from grpo_run.runtime.errors import ConfigError
+
+WORDS = {"a": 0, "<unk>": 1, "<eos>": 2, "<pad>": 3}
+GRPO = """
+import sys
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+args = GRPOConfig("out", max_completion_length=99, beta=0.1, num_generations=2, bf16=True,
+    use_vllm=True, vllm_mode=sys.argv[2], gradient_accumulation_steps=2)
+args.gradient_accumulation_steps = 3
+trainer = GRPOTrainer(sys.argv[1], args=args, reward_funcs=lambda completions, **_: [0.0] * len(completions),
+    train_dataset=Dataset.from_dict({"prompt": ["a"] * 64}))
+try:
+    trainer.train()
+except BaseException:
+    pass
+open("trained", "w")
+"""
+LORA = """
+import sys
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import SFTConfig, SFTTrainer
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], attn_implementation="flash_attention_2").cuda()
+assert all(one.is_meta for one in model.parameters())
+SFTTrainer(model.to("cuda", torch.bfloat16), args=SFTConfig("out", max_length=77, report_to="none"),
+    processing_class=AutoTokenizer.from_pretrained(sys.argv[1]),
+    train_dataset=Dataset.from_dict({"text": ["a a"] * 8}), peft_config=LoraConfig(r=4)).train()
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """Return a folder with a configuration and a tokenizer, and without weights."""
+    folder = str(tmp_path / "model")
+    Qwen2Config(
+        vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=176, architectures=["Qwen2ForCausalLM"],
+    ).save_pretrained(folder)  # fmt: skip
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(WORDS, unk_token="<unk>")),
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+    ).save_pretrained(folder)
+    return folder
+
+
+def _script(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_a_job_on_several_ranks_with_vllm_needs_neither(
+    mode: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the script sets after its configuration is built counts; nothing after `train()` runs."""
+    source = read_script(_script(tmp_path, GRPO, monkeypatch), [model, mode], ranks=4)
+    assert (source.algorithm, source.lora_rank) == ("grpo", 0)
+    expected = {
+        "max_completion_length": 99, "beta": 0.1, "bf16": True, "vllm_mode": mode, "dtype": "float32",
+        "gradient_accumulation_steps": 3, "steps_per_generation": 2, "per_device_train_batch_size": 8,
+    }  # fmt: skip
+    assert {name: source.settings[name] for name in expected} == expected
+    assert source.configuration is not None
+    assert source.configuration["hidden_size"] == 64
+    assert not (tmp_path / "trained").exists()
+
+
+def test_a_loaded_model_with_adapters_is_built_without_its_weights(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are no weights, no GPU, and no flash attention."""
+    pytest.importorskip("peft")
+    source = read_script(_script(tmp_path, LORA, monkeypatch), [model])
+    assert (source.algorithm, source.lora_rank, source.settings["dtype"]) == ("sft", 4, "bfloat16")
+    assert (source.lora_targets, source.settings["attention"]) == (("q_proj", "v_proj"), "sdpa")
+
+
+def test_quantized_weights_are_refused(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not covered."""
+    text = (
+        "import sys\nfrom transformers import AutoModelForCausalLM as M\n"
+        "M.from_pretrained(sys.argv[1], load_in_4bit=True)\n"
+    )
+    with pytest.raises(ConfigError, match="quantized weights are not covered"):
+        read_script(_script(tmp_path, text, monkeypatch), [model])

@@ -1,0 +1,108 @@
+"""`grpo-run plan SCRIPT`: a script runs until its first `train()`, in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_run.cli.main import main
+from grpo_run.cli.planning import script
+from grpo_run.cli.planning.script_process import ScriptReply
+from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.memory.facts import Computation, MemoryFacts, ModelFacts
+
+CONFIGURATION = {"model_type": "qwen2", "_name_or_path": "some/model"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("print(1)\n", "it ends without a call of Trainer.train()"),
+        ("\nraise ValueError('no data')\n", "line 2 raises ValueError: no data"),
+        ("import sys\nsys.exit(sys.argv[1:])\n", "line 2 exits with ['--steps', '3']"),
+        ("print('killed', flush=True)\nimport os\nos.kill(os.getpid(), 9)\n", "ended with -9: killed"),
+        ("this is no Python\n", "it raises SyntaxError"),
+        ("import beside\n", "line 1 raises RuntimeError: imported"),
+        ("while True: pass\n", "it took longer than 5 s"),
+    ],
+)
+def test_a_script_that_does_not_reach_train_is_one_line_and_code_2(
+    text: str,
+    expected: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says what, where, and what to do. The first line of the output says that the script is run."""
+    monkeypatch.setattr(script, "MAX_SECONDS", 5 if "while" in text else 60)
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    (tmp_path / "beside.py").write_text("raise RuntimeError('imported')\n")
+    assert main(["plan", str(path), "--", "--steps", "3"]) == 2
+    output = capsys.readouterr()
+    assert output.out.startswith(f"{path} is run until its first train()")
+    assert len(output.out.splitlines()) == 1
+    assert expected in output.err
+    assert "give --model" in output.err
+    assert len(output.err.strip().splitlines()) == 1
+
+
+def _reply(monkeypatch: pytest.MonkeyPatch, reply: dict[str, Any], **facts: Any) -> None:
+    values: dict[str, Any] = {
+        "train_call": 1,
+        "trainer_class": "GRPOTrainer",
+        "trainer": "grpo",
+        "world_size": 1,
+        "layout": "ddp",
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "model": ModelFacts(parameters=9, trainable_parameters=9),
+        "computation": Computation(
+            configuration=CONFIGURATION,
+            weights="bfloat16",
+            attention="sdpa",
+            optimizer="adamw_torch",
+            device="cpu",
+        ),
+    } | facts
+    found = ScriptReply(facts=MemoryFacts(**values), **reply)
+    monkeypatch.setattr(script, "_run", lambda *_: found)
+
+
+def test_a_job_has_what_the_live_trainer_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its settings, and the type and kernels of its model."""
+    _reply(monkeypatch, {"settings": {"beta": 0.5, "dtype": None, "generation_batch_size": 3}})
+    source = script.read_script(Path("train.py"))
+    assert source.settings["beta"] == 0.5
+    assert (source.settings["dtype"], source.settings["optim"]) == ("bfloat16", "adamw_torch")
+    assert "generation_batch_size" not in source.settings
+    assert (source.algorithm, source.settings["model"]) == ("grpo", "some/model")
+    assert source.configuration == CONFIGURATION
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"trainer": "other", "trainer_class": "DPOTrainer"}, "DPOTrainer is not traced"),
+        ({"overridden": ("compute_loss",)}, "has its own compute_loss"),
+        ({"model": ModelFacts(parameters=9, trainable_parameters=3)}, "not all parameters are trained"),
+        ({"computation": Computation()}, "no configuration of transformers"),
+    ],
+)
+def test_what_is_not_covered_is_refused(
+    facts: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A figure for another job would be wrong without a word."""
+    _reply(monkeypatch, {}, **facts)
+    with pytest.raises(ConfigError, match=expected):
+        script.read_script(Path("train.py"))
+
+
+def test_what_is_not_followed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prediction is printed, with a note."""
+    _reply(monkeypatch, {"own_optimizer": True}, generates="script")
+    notes = script.read_script(Path("train.py")).notes
+    assert any("own optimizer" in note for note in notes)
+    assert any("rollout function" in note for note in notes)
