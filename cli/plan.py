@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     name = options.model or source.settings.get("model")
     if not isinstance(name, str):
         raise UsageError("plan needs --model: a folder with config.json, a cached repository, or a shape")
-    model = _Model(name=name, values=None if options.model else source.configuration)
+    model = PlannedModel(name=name, values=None if options.model else source.configuration)
     if source.settings.get("dtype") == "auto" and options.dtype is None:
         source.settings["dtype"] = _saved_dtype(model)
     job = job_of(options, source)
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Model:
+class PlannedModel:
     """The model of a job: by its name, or by the configuration of the one that a script has built."""
 
     name: str
@@ -96,7 +96,7 @@ def _source(options: argparse.Namespace, of_script: Sequence[str]) -> JobSource:
     return read_source(options.source, options.algorithm, arguments=of_script, ranks=options.ranks or 1)
 
 
-def _with_default_attention(job: Job, model: _Model, source: JobSource) -> Job:
+def _with_default_attention(job: Job, model: PlannedModel, source: JobSource) -> Job:
     """Return the job with the attention that transformers chooses for its model, and note it where it stores matrices."""
     from grpo_run.runtime.planning.model_config import default_attention
 
@@ -120,7 +120,7 @@ def _check_preset(options: argparse.Namespace, job: Job, observed: int | None) -
             raise UsageError(f"--preset chooses what --{option.replace('_', '-')} says; give one of them")
 
 
-def _saved_dtype(model: _Model) -> str:
+def _saved_dtype(model: PlannedModel) -> str:
     """Return the type in which weights are saved, which transformers keeps unless it is told another."""
     saved = model.config().dtype
     return "float32" if saved is None else str(saved).removeprefix("torch.")
@@ -132,7 +132,7 @@ def _check_length(job: Job, positions: int | None) -> None:
 
 
 def _plan(
-    options: argparse.Namespace, model: _Model, job: Job, gpu_bytes: int | None, notes: Sequence[str]
+    options: argparse.Namespace, model: PlannedModel, job: Job, gpu_bytes: int | None, notes: Sequence[str]
 ) -> int:
     # these import torch and TRL, which takes seconds: bad input is reported before
     from grpo_run.runtime.planning.changes import largest_batch, largest_completion, try_changes
@@ -173,7 +173,7 @@ def _plan(
 
 def _explain(
     options: argparse.Namespace,
-    model: _Model,
+    model: PlannedModel,
     job: Job,
     observed_bytes: int,
     steps: tuple[int, int] | None,

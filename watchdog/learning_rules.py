@@ -8,10 +8,9 @@ the rank's error file. Plain data.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Any
 
 
 class LearningGuard(str, Enum):
@@ -113,23 +112,4 @@ class Trip:
             step=alarm.step,
             onset=alarm.onset,
             sentence=alarm.sentence,
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {name: str(value) if isinstance(value, str) else value for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Trip:
-        """Return what `as_json` wrote.
-
-        Raises:
-            LookupError, TypeError, ValueError: `value` has another format.
-        """
-        return cls(
-            guard=LearningGuard(value["guard"]),
-            response=GuardResponse(value["response"]),
-            step=int(value["step"]),
-            onset=int(value["onset"]),
-            sentence=str(value["sentence"]),
         )

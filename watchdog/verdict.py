@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_run.watchdog.causes import Cause, Origin
+from grpo_run.watchdog.json_values import to_json
 from grpo_run.watchdog.learning_rules import Trip
 from grpo_run.watchdog.memory.shortage import Shortage
 
@@ -32,10 +33,6 @@ class Location:
         """`train.py:88 in reward`, for sentences."""
         return f"{self.file.rpartition('/')[2]}:{self.line} in {self.function}"
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {"file": self.file, "line": self.line, "function": self.function}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardFunction:
@@ -47,10 +44,6 @@ class RewardFunction:
     file: str
     function: str
     raised: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {"file": self.file, "function": self.function, "raised": self.raised}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,14 +118,14 @@ class Verdict:
             "step": self.step if self.counted else None,
             "confidence": self.confidence,
             "sentence": self.sentence,
-            "location": self.location.as_json() if self.location else None,
+            "location": to_json(self.location) if self.location else None,
             "waiters": list(self.waiters),
-            "locations": {str(rank): place.as_json() for rank, place in self.locations.items()},
+            "locations": {str(rank): to_json(place) for rank, place in self.locations.items()},
             "mismatch": self.mismatch,
             "tried": list(self.tried),
             "advice": list(self.advice),
             "uninterruptible": self.uninterruptible,
             "traceback": self.traceback,
             "shortage": self.shortage.as_json() if self.shortage is not None else None,
-            "guard": self.trip.as_json() if self.trip is not None else None,
+            "guard": to_json(self.trip) if self.trip is not None else None,
         }

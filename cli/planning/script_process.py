@@ -18,7 +18,7 @@ import wrapt
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.memory.facts import MemoryFacts
-from grpo_run.runtime.processes.parent_death import die_with_parent
+from grpo_run.runtime.processes.starting import die_with_parent
 from grpo_run.runtime.rank.memory_plan.facts import collect_facts
 from grpo_run.runtime.upstream import unloaded
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.watchdog.json_values import from_json
 from grpo_run.watchdog.learning_rules import Trip
 from grpo_run.watchdog.observation import Phase, RaisedError, RankError
 
@@ -127,7 +128,7 @@ class AttemptFiles:
                 callback=str(value.get("callback", "")),
                 bases=tuple(map(str, value.get("bases", ()))),
                 own_steps=int(value.get("own_steps", 0)),
-                trip=Trip.from_json(value["trip"]) if value.get("trip") else None,
+                trip=from_json(Trip, value["trip"]) if value.get("trip") else None,
                 chain=tuple(map(_raised, value.get("chain", ()))),
                 root=str(value.get("root", "")),
             )

@@ -24,6 +24,7 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.summary import summarize
 from grpo_run.runtime.history.wait_line import WaitLine, find_wait
 from grpo_run.runtime.memory.host_last_sample import read_last_sample
+from grpo_run.watchdog.json_values import to_json
 from grpo_run.watchdog.memory.host_sample import HostSample
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Slot
@@ -119,7 +120,7 @@ class RunStatus:
             "exit_code": history.exit_code,
             "warnings": history.warnings,
             "excluded": history.masked.as_json(),
-            "host_memory": self.host_memory.as_json() if self.host_memory is not None else None,
+            "host_memory": to_json(self.host_memory) if self.host_memory is not None else None,
             "memory_trace": history.memory_trace.as_json(),
             "memory_restarts": history.memory_restarts.count,
             "memory_plan": history.memory.plan.model_dump(exclude_defaults=True),

@@ -14,6 +14,7 @@ import struct
 from pathlib import Path
 
 from grpo_run.runtime.files import close_with
+from grpo_run.watchdog.json_values import from_json, to_json
 from grpo_run.watchdog.memory.host_sample import HostSample
 
 FILE_BYTES = 64 * 1024
@@ -70,14 +71,14 @@ def read_last_sample(path: Path) -> HostSample | None:
         if sequence % 2 or sequence == 0:
             continue
         try:
-            return HostSample.from_json(json.loads(raw[_HEAD.size : _HEAD.size + length]))
+            return from_json(HostSample, json.loads(raw[_HEAD.size : _HEAD.size + length]))
         except (ValueError, TypeError, LookupError, AttributeError):
             continue
     return None
 
 
 def _encode(sample: HostSample) -> bytes:
-    value = sample.as_json()
+    value = to_json(sample)
     text = json.dumps(value, separators=(",", ":")).encode()
     if _HEAD.size + len(text) > FILE_BYTES:
         text = json.dumps({**value, "ranks": {}}, separators=(",", ":")).encode()

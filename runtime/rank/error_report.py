@@ -20,6 +20,7 @@ from grpo_run.runtime.errors import GuardTripped
 from grpo_run.runtime.files import write_json
 from grpo_run.runtime.rank.session import Session
 from grpo_run.watchdog.evidence.source import is_user_file
+from grpo_run.watchdog.json_values import to_json
 
 MAX_TRACEBACK_CHARACTERS = 32_000
 MAX_MESSAGE_CHARACTERS = 4000
@@ -78,7 +79,7 @@ def _describe(error: BaseException, own_steps: int) -> dict[str, Any]:
         "chain": [_raised(one) for one in _chain(error)],
         "root": _root(error),
         "own_steps": own_steps,
-        "trip": error.trip.as_json() if isinstance(error, GuardTripped) and error.trip is not None else None,
+        "trip": to_json(error.trip) if isinstance(error, GuardTripped) and error.trip is not None else None,
     }
 
 

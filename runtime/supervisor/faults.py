@@ -34,6 +34,7 @@ from grpo_run.runtime.supervisor.run_memory import RunMemory, signature_with_pla
 from grpo_run.runtime.supervisor.setting_aside import can_go_back
 from grpo_run.runtime.supervisor.stop_means import stop_code
 from grpo_run.watchdog.diagnosis.exits import is_lost_peer
+from grpo_run.watchdog.json_values import to_json
 from grpo_run.watchdog.observation import RankError, Slot, all_returned
 from grpo_run.watchdog.verdict import Verdict
 
@@ -71,10 +72,10 @@ def incident_fields(
         "starting": verdict.starting,
         "memory_plan": plan.text,
         "origin": str(verdict.origin),
-        "failed_reward": verdict.failed_reward.as_json() if verdict.failed_reward is not None else None,
+        "failed_reward": to_json(verdict.failed_reward) if verdict.failed_reward is not None else None,
         "incident": str(outcome.folder),
         "failed_at": error.wall_time if context.finding is None and error is not None else began_at,
-        "guard": verdict.trip.as_json() if verdict.trip is not None else None,
+        "guard": to_json(verdict.trip) if verdict.trip is not None else None,
         "shortage": verdict.shortage.as_json() if verdict.shortage is not None else None,
     }
 
@@ -316,7 +317,7 @@ class FaultHandler:
             "incident", **fields, detection_seconds=max(0.0, time.time() - fields["failed_at"])
         )
         if verdict.trip is not None:
-            self._reporter.write("guard_tripped", **verdict.trip.as_json())
+            self._reporter.write("guard_tripped", **to_json(verdict.trip))
         return outcome
 
 

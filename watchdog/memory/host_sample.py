@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from grpo_run.watchdog.text import size_text
 
@@ -117,34 +116,6 @@ class HostSample:
     def nearest(self) -> LimitUse | None:
         """The limit of which the working set takes the largest share; None if no limit is known."""
         return self.limits[0] if self.limits else None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        # `asdict` takes several times as long, and this is called once a second
-        return {
-            **_fields(self),
-            "limits": [_fields(use) for use in self.limits],
-            "ranks": {str(rank): _fields(one) for rank, one in self.ranks.items()},
-            "supervisor_kills": None if self.supervisor_kills is None else _fields(self.supervisor_kills),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> HostSample:
-        """Return the sample of `as_json`.
-
-        Raises:
-            TypeError, LookupError, ValueError: the value has another form.
-        """
-        fields = dict(value)
-        fields["limits"] = tuple(LimitUse(**one) for one in fields["limits"])
-        fields["ranks"] = {int(rank): ProcessMemory(**one) for rank, one in fields["ranks"].items()}
-        kills = fields.get("supervisor_kills")
-        fields["supervisor_kills"] = CgroupKills(**kills) if kills is not None else None
-        return cls(**fields)
-
-
-def _fields(value: LimitUse | ProcessMemory | CgroupKills | HostSample) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def describe_use(sample: HostSample, limit: LimitUse | None = None) -> str:

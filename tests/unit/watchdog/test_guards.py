@@ -8,6 +8,7 @@ import math
 import pytest
 
 from grpo_run.watchdog import learning_guards
+from grpo_run.watchdog.json_values import from_json, to_json
 from grpo_run.watchdog.learning_guards import judge
 from grpo_run.watchdog.learning_observations import MAX_LENGTH, Observation, ObservationHistory, StepValues
 from grpo_run.watchdog.learning_rules import Alarm, GuardResponse, LearningGuard, Rules, Trip
@@ -139,5 +140,5 @@ def test_a_trip_survives_json() -> None:
     """It travels in the error file of a rank."""
     alarm = Alarm(guard=LearningGuard.zero_variance, step=7, onset=5, sentence="No.")
     trip = Trip.of(alarm, GuardResponse.roll_back)
-    assert Trip.from_json(json.loads(json.dumps(trip.as_json()))) == trip
-    assert trip.as_json()["guard"] == "zero-variance"
+    assert from_json(Trip, json.loads(json.dumps(to_json(trip)))) == trip
+    assert to_json(trip)["guard"] == "zero-variance"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from grpo_run.watchdog.json_values import from_json, to_json
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory, describe_use
 
 MEBIBYTE = 1 << 20
@@ -33,7 +34,7 @@ SAMPLE = HostSample(
 
 def test_a_sample_is_read_as_it_was_written() -> None:
     """Through JSON, ranks as numbers again."""
-    assert HostSample.from_json(json.loads(json.dumps(SAMPLE.as_json()))) == SAMPLE
+    assert from_json(HostSample, json.loads(json.dumps(to_json(SAMPLE)))) == SAMPLE
 
 
 def test_users_are_named_from_the_largest_and_small_ones_left_out() -> None:

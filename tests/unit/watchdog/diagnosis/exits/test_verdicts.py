@@ -9,6 +9,7 @@ from support.builders.watchdog.failed_ranks import MakeError, MakeExit, MakeSlot
 
 from grpo_run.watchdog.causes import Cause, Origin
 from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, signal_name
+from grpo_run.watchdog.json_values import to_json
 from grpo_run.watchdog.observation import OpenPhase, Phase
 
 
@@ -32,7 +33,7 @@ def test_the_verdict_has_the_location_of_the_exception(
     """File, line and function of the user's frame, and the traceback."""
     verdict = diagnose_exits([make_exit(0, error=make_error())], {0: make_slot(0)}, best_position=(1, 7))
     assert verdict.location is not None
-    assert verdict.location.as_json() == {"file": "/home/user/train.py", "line": 12, "function": "reward"}
+    assert to_json(verdict.location) == {"file": "/home/user/train.py", "line": 12, "function": "reward"}
     assert verdict.traceback == "Traceback (most recent call last): ..."
 
 
