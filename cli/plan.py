@@ -19,9 +19,8 @@ from grpo_run.cli.planning.output import print_plan
 from grpo_run.cli.planning.plot import check_path, write_plot
 from grpo_run.cli.planning.report import PlanReport, as_json
 from grpo_run.cli.planning.requested_job import job_of
-from grpo_run.cli.planning.script import check_script
-from grpo_run.cli.planning.source import JobSource
-from grpo_run.cli.planning.sources import is_script, read_source
+from grpo_run.cli.planning.script import check_script, read_script
+from grpo_run.cli.planning.sources import JobSource, notes_of, read_file
 from grpo_run.cli.text import print_paragraph
 from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.planning.job import MAX_TOKENS, Job
@@ -86,14 +85,21 @@ def _source(options: argparse.Namespace, of_script: Sequence[str]) -> JobSource:
     """Return what the recipe or script says, and say first that a script is run."""
     if options.source is None:
         return JobSource()
-    if is_script(options.source):
-        check_script(Path(options.source))
+    path = Path(options.source)
+    if path.suffix == ".py":
+        check_script(path)
         print(
-            f"{options.source} is run until its first train(): without weights, a GPU or trackers.",
+            f"{path} is run until its first train(): without weights, a GPU or trackers.",
             file=sys.stderr if options.json else sys.stdout,
             flush=True,
         )
-    return read_source(options.source, options.algorithm, arguments=of_script, ranks=options.ranks or 1)
+        found = read_script(path, of_script, options.ranks or 1)
+    elif of_script:
+        raise ConfigError(f"{path} is no script, so it takes no arguments after --")
+    else:
+        found = read_file(options.source, options.algorithm)
+    found.notes += notes_of(found)
+    return found
 
 
 def _with_default_attention(job: Job, model: PlannedModel, source: JobSource) -> Job:

@@ -9,7 +9,7 @@ import argparse
 import math
 from typing import Any
 
-from grpo_run.cli.planning.source import JobSource
+from grpo_run.cli.planning.sources import JobSource
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning.job import Job
 

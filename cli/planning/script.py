@@ -1,4 +1,4 @@
-"""Read a job from a training script: run it until its first `train()`, and take what its trainer says. Called by `sources.py`.
+"""Read a job from a training script: run it until its first `train()`, and take what its trainer says. Called by `cli/plan.py`.
 
 The script runs in a process of its own (`script_process.py`), without weights, trackers, a GPU or an engine of vLLM.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from grpo_run.cli.planning.script_process import MAX_SECONDS, ScriptReply
-from grpo_run.cli.planning.source import JobSource
+from grpo_run.cli.planning.sources import JobSource
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.planning.plan_worker import refusals

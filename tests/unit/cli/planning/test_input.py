@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 from grpo_run.cli.main import main
 from grpo_run.cli.planning.options import build_parser, parse_size
 from grpo_run.cli.planning.requested_job import job_of
-from grpo_run.cli.planning.source import JobSource
+from grpo_run.cli.planning.sources import JobSource
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.upstream import versions

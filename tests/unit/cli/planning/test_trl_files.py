@@ -9,8 +9,7 @@ import pytest
 from grpo_run.cli.main import main
 from grpo_run.cli.planning.options import build_parser
 from grpo_run.cli.planning.requested_job import job_of
-from grpo_run.cli.planning.source import JobSource
-from grpo_run.cli.planning.sources import read_source
+from grpo_run.cli.planning.sources import JobSource, read_file
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning.job import Job
 
@@ -20,7 +19,7 @@ BASE = "model_name_or_path: some/model\ndataset_name: some/data\n"
 def _source(tmp_path: Path, text: str, algorithm: str | None = None) -> JobSource:
     path = tmp_path / "job.yaml"
     path.write_text(BASE + text)
-    return read_source(str(path), algorithm)
+    return read_file(str(path), algorithm)
 
 
 def _job(tmp_path: Path, text: str, *words: str) -> Job:
