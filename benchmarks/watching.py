@@ -9,7 +9,6 @@ One window in each state of a real run with eight ranks, all with the metrics ex
     computing    forward and backward passes of seconds
     saving       a checkpoint in every step: snapshots are taken and drained all the time
     stopped      one rank is stopped by a signal, a possible hang: threads and connections are looked at
-    suspended    all ranks are stopped by a signal
 
 In states in which the ranks do nothing, their CPU time is the guard's: heartbeats, and answers of the worker
 servers. All figures are fractions of one core.
@@ -121,10 +120,6 @@ STATES = {
     ),
     "stopped": State(
         sentence="one rank stopped by a signal", arguments=SHORT, options=PATIENT, stopped=(0,), ranks_wait=True,
-    ),
-    "suspended": State(
-        sentence="all ranks stopped by a signal", arguments=SHORT, options=PATIENT,
-        stopped=tuple(range(RANKS)), ranks_wait=True,
     ),
 }  # fmt: skip
 

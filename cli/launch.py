@@ -25,7 +25,7 @@ from grpo_run.runtime.history.recovery import fails_to_resume
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.imported_files import renew_record
 from grpo_run.runtime.launch.inputs import commit_of
-from grpo_run.runtime.processes import fresh_interpreter
+from grpo_run.runtime.processes.starting import interpreter_command
 from grpo_run.runtime.registry import register, registry_folder
 from grpo_run.runtime.supervisor import last_resort
 
@@ -68,7 +68,7 @@ def _start_over(launch: LaunchCommand, environment: dict[str, str]) -> NoReturn:
     )
     sys.stdout.flush()
     sys.stderr.flush()
-    command = fresh_interpreter.command(f"{__name__}:main_of_new_run")
+    command = interpreter_command(f"{__name__}:main_of_new_run")
     words = [*command, str(config.starts_over + 1), *launch.typed]
     os.execve(command[0], words, environment)
 
@@ -153,12 +153,12 @@ def _write_the_rest(run_id: str, directory: RunDirectory, history: History) -> i
     if kept is not None:
         signals = note_signals()
         left = staging.write_kept_checkpoints(
-            kept, directory, run_id, wait_seconds=WAIT_SECONDS, interrupted=lambda: bool(signals)
-        )
+            kept, directory, run_id, history=history, wait_seconds=WAIT_SECONDS,
+            interrupted=lambda: bool(signals),
+        )  # fmt: skip
         if left is not None and left.required:
             print(f"grpo-run: {writing_command(directory.path)}")
             return EXIT_GAVE_UP
-        history = History.of(read_journal(directory.journal))
         if not history.lost.sentence:
             return _has_finished(run_id)
     elif history.finished:

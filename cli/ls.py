@@ -44,7 +44,7 @@ def _row(entry: RunEntry, now: float) -> tuple[str, ...]:
     step = "" if history is None else str(history.step)
     if history is not None and history.target_steps:
         step += f" of {history.target_steps}"
-    elif history is not None and history.own.seen and not history.step:
+    elif history is not None and history.no_trainer.seen and not history.step:
         step = "not counted"
     return (
         entry.run_id,

@@ -17,7 +17,7 @@ from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.errors import CheckpointError, RunDirectoryError, UsageError
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import JournalReader, read_journal
-from grpo_run.runtime.history.own_training import OwnTraining
+from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
 from grpo_run.runtime.history.run_directory import RunDirectory, require_same_machine
 
 EXIT_NOT_SAVED = 1
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     if supervisor is None:
         raise RunDirectoryError(f"no run is active in {run.path}")
     require_same_machine(run, supervisor)
-    own = History.of(read_journal(run.journal)).own
+    own = History.of(read_journal(run.journal)).no_trainer
     if own.current:
         print(_nothing_can_be_saved(own))
         return EXIT_NOT_SAVED
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     return _save_and_wait(run, board, seconds)
 
 
-def _nothing_can_be_saved(own: OwnTraining) -> str:
+def _nothing_can_be_saved(own: NoTrainerScript) -> str:
     """Return why, if the script trains by itself."""
     saved = "" if own.checkpoint is None else f"; {own.checkpoint.sentence(time.time())}"
     return f"nothing can be saved: {own.what_trains()}{saved}"
@@ -133,9 +133,9 @@ class _Waiting:
         self._attempt_is_new = False
 
     @property
-    def own(self) -> OwnTraining:
+    def own(self) -> NoTrainerScript:
         """What the script trains by itself."""
-        return self._history.own
+        return self._history.no_trainer
 
     def begin(self) -> None:
         """The request is made now."""

@@ -64,8 +64,8 @@ def print_text(status: RunStatus) -> None:
         facts.add_row("host memory", f"{nearest.fraction:.0%} of {nearest.name} in use")
     if history.memory.plan.changed:
         facts.add_row("memory plan", history.memory.plan.text)
-    if history.exclusions:
-        facts.add_row("excluded", history.exclusions.summary)
+    if history.masked:
+        facts.add_row("excluded", history.masked.summary)
     console.print(facts)
     for rank in fields["ranks"]:
         console.print(f"  {_rank_line(rank, status.state)}")
@@ -90,7 +90,7 @@ def print_text(status: RunStatus) -> None:
 
 def _no_checkpoint(status: RunStatus) -> str:
     """What is said instead of a checkpoint of the run."""
-    own = status.history.own
+    own = status.history.no_trainer
     if own.checkpoint is not None:
         return own.checkpoint.sentence(time.time())
     if own.seen:
@@ -121,7 +121,7 @@ def _memory(ranks: Sequence[Mapping[str, Any]]) -> str | None:
 def _steps(status: RunStatus) -> str:
     """Where training is, how long a step takes, and how long the rest takes at this pace."""
     history = status.history
-    if history.own.seen and not history.train_call and not history.step:
+    if history.no_trainer.seen and not history.train_call and not history.step:
         return "not counted"
     if history.exit_code is not None and not history.train_call and not history.step:
         return "none counted"  # the script has not used a Trainer

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from grpo_run.watchdog.learning_rules import Trip
+from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
 
 class Phase(IntEnum):
@@ -38,7 +39,7 @@ PhaseKey = Phase | str
 SESSION_PHASES = frozenset(
     {Phase.startup, Phase.data, Phase.checkpoint, Phase.eval, Phase.idle, Phase.callback}
 )
-"""Phases whose work other code or other processes do: I/O of the rank's family counts as activity there, and CPU time
+"""Phases whose work other code or other processes do: I/O of the rank's process tree counts as activity there, and CPU time
 says more than in the others, where an endless loop computes as well."""
 PHASES_AFTER_STEP = frozenset({Phase.checkpoint, Phase.eval, Phase.idle, Phase.callback})
 """Phases that follow a completed step and belong to it, as `checkpoint-7` belongs to step 7."""
@@ -104,7 +105,8 @@ class Slot:
     that are idle and wake no thread. `writes` counts updates of the slot. `alone_after` is 1 more than
     the `train()` call after which the script took optimizer steps by itself, 0 if it never did. `save_state_calls`
     counts the beginnings and the ends of the script's `Accelerator.save_state`, so it is odd during one.
-    `ended_*` count the completions that ended for each `EndReason`, while a cap is set.
+    `ended_*` count the completions that ended for each `EndReason`, while a cap is set. `logged` are the last values
+    that were logged, in the order of `LOGGED_FIELDS`.
     """
 
     rank: int
@@ -131,11 +133,6 @@ class Slot:
     hygiene_seconds: float
     checkpoint_step: int
     checkpoint_seconds: float
-    reward: float
-    completion_length: float
-    loss: float
-    grad_norm: float
-    learning_rate: float
     heartbeat_seconds: float = 0.0
     last_work_seconds: float = 0.0
     collectives_issued: int = 0
@@ -150,6 +147,13 @@ class Slot:
     ended_length: float = 0.0
     ended_repetition: float = 0.0
     ended_deadline: float = 0.0
+    logged: tuple[float, ...] = ()
+
+    def value(self, field: str) -> float:
+        """Return what `watchdog/rank_metrics.py` lists under this field; NaN if it was never logged."""
+        if field in LOGGED_FIELDS:
+            return self.logged[LOGGED_FIELDS.index(field)] if self.logged else math.nan
+        return float(getattr(self, field))
 
     @property
     def phase(self) -> Phase | None:
@@ -186,6 +190,11 @@ class Slot:
         return self.state in (RankState.returned, RankState.done)
 
     @property
+    def runs_script(self) -> bool:
+        """Whether the rank runs the script, or its threads after the last line."""
+        return self.state in (RankState.starting, RankState.training, RankState.between, RankState.returned)
+
+    @property
     def callback(self) -> str:
         """The user's callback that is running (`MyCallback.on_step_end`), or "" outside callbacks."""
         return next((one.callback for one in reversed(self.phases) if one.phase is Phase.callback), "")
@@ -206,7 +215,7 @@ class RaisedError:
     """One exception of a chain: an exception, one that it was raised from, or one that was handled when it was raised.
 
     `types` are the full names of its class and base classes, `phases` those in which it was raised; None if it has left none.
-    `by_script` says that a `raise` statement of the script has raised it.
+    `by_script` says that it was raised in a frame of the script, not in Python code of a library.
     """
 
     types: tuple[str, ...]

@@ -7,8 +7,8 @@ exception and never a zero. Called by the hang detector at every poll (about 15 
 1.5 to 5 times as long) and for the evidence.
 
 The socket tables are read through a netlink socket (sock_diag(7), as `ss` does) in about 1 ms, without
-privilege, for this process's network namespace. `watchdog/run_processes/peers.py` and the detectors use
-them. Does not judge.
+privilege, for this process's network namespace. `watchdog/run_processes/connections.py` and the detectors
+use them. Does not judge.
 """
 
 from __future__ import annotations

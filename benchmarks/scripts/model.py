@@ -12,15 +12,11 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 from trl import SFTConfig, SFTTrainer
 
-VOCABULARY = 32_000
-HIDDEN = 1024
-FEED_FORWARD = 2816
 
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with a vocabulary of realistic size, so that saving it takes a realistic time."""
+def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with a vocabulary of the model's size, so that saving it takes a realistic time."""
     words = ["<pad>", "<eos>", "<unk>"]
-    words += [f"w{number}" for number in range(VOCABULARY - len(words))]
+    words += [f"w{number}" for number in range(vocabulary - len(words))]
     model = WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
     inner = Tokenizer(model)
     inner.pre_tokenizer = WhitespaceSplit()
@@ -29,19 +25,21 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def trained(layers: int, output_dir: Path) -> Any:
+def trained(layers: int, hidden: int, output_dir: Path) -> Any:
     """Return an SFTTrainer after one step of AdamW in float32 on the CPU.
 
     Args:
-        layers: number of layers with about 12.8 million parameters each, in addition to 33 million in the
-            embeddings.
+        layers: number of layers; with a hidden size of 1024 each has about 12.8 million parameters, in addition to
+            33 million in the embeddings.
+        hidden: hidden size; the vocabulary and the feed-forward layers grow with it.
         output_dir: folder for checkpoints.
     """
     set_seed(7)
+    vocabulary = hidden * 125 // 4
     config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=FEED_FORWARD,
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=hidden * 11 // 4,
         num_hidden_layers=layers,
         num_attention_heads=16,
         num_key_value_heads=16,
@@ -67,7 +65,7 @@ def trained(layers: int, output_dir: Path) -> Any:
             max_length=16,
         ),
         train_dataset=Dataset.from_dict({"text": ["w1 w2 w3 w4"] * 4}),
-        processing_class=tokenizer(),
+        processing_class=tokenizer(vocabulary),
     )
     trainer.train()
     return trainer

@@ -27,7 +27,7 @@ from grpo_run.runtime.launch.config import Budget, RunConfig
 from grpo_run.runtime.launch.guard_options import parse_guards
 from grpo_run.runtime.launch.injections import check as check_injections
 from grpo_run.runtime.launch.injections import parse_all
-from grpo_run.runtime.processes.named_signals import parse_signals
+from grpo_run.runtime.processes.starting import parse_signals
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.runtime.upstream.versions import check_versions
 

@@ -24,7 +24,7 @@ from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.memory.host_cgroup import OwnCgroup
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.adoption import adopt_orphans, own_children
-from grpo_run.runtime.processes.named_signals import VARIABLE
+from grpo_run.runtime.processes.starting import VARIABLE
 from grpo_run.runtime.supervisor.memory.allocator import expandable_segments
 from grpo_run.runtime.supervisor.run_memory import config_for_ranks
 from grpo_run.runtime.supervisor.supervisor import Supervisor

@@ -18,7 +18,7 @@ from grpo_run.runtime.errors import EXIT_FINISHED
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import Journal, read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.status import lacks_model_of_script, model_place, summarize
+from grpo_run.runtime.history.summary import lacks_model_of_script, model_place, summarize
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.ownership import (
     EARLIER,
@@ -107,6 +107,7 @@ def write_kept_checkpoints(
     run_id: str,
     notify: Callable[[str], None] = _notify,
     *,
+    history: History | None = None,
     wait_seconds: float = 0.0,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> OnlyInMemory | None:
@@ -117,6 +118,7 @@ def write_kept_checkpoints(
     in memory.
 
     Args:
+        history: of the run, which contains what is written afterwards; None to replay the journal.
         wait_seconds, interrupted: as of `write_last`.
 
     Returns:
@@ -126,10 +128,13 @@ def write_kept_checkpoints(
     from grpo_run.runtime.snapshots.last_writes import write_last
 
     journal = Journal(directory.journal, run_id)
+    history = history if history is not None else History.of(read_journal(directory.journal))
     written: list[str] = []
 
     def write(event: str, **fields: Any) -> None:
-        journal.write(event, **fields)
+        entry = journal.entry(event, **fields)
+        journal.append(entry)
+        history.apply(entry.record)
         if event == "checkpoint_published":
             written.append(fields["path"])
             notify(f"wrote {fields['path']} ({size_text(fields['size_bytes'])}), which was only in memory")
@@ -138,7 +143,7 @@ def write_kept_checkpoints(
         drains = DrainScheduler(StagingArea(area.path), write=write, warn=notify, preloaded=False)
         left = write_last(
             drains, wait_seconds=wait_seconds, interrupted=interrupted, notify=notify,
-            only_model=lacks_model_of_script(History.of(read_journal(directory.journal))),
+            only_model=lacks_model_of_script(history),
         )  # fmt: skip
         drains.close()
     finally:
@@ -146,7 +151,6 @@ def write_kept_checkpoints(
     if left is not None:
         notify(left.sentence)
         return left
-    history = History.of(read_journal(directory.journal))
     if history.exit_code is None or history.finished:
         return None
     if history.completed and not history.lost.sentence:
@@ -156,7 +160,7 @@ def write_kept_checkpoints(
         code, sentence = history.exit_code, f"{history.sentence} {SINCE_WRITTEN}".lstrip()
     else:
         return None
-    journal.write(
+    write(
         "run_ended",
         exit_code=code,
         sentence=sentence,

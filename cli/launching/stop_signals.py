@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from grpo_run.runtime.processes.named_signals import VARIABLE, parse_signals
+from grpo_run.runtime.processes.starting import VARIABLE, parse_signals
 
 if TYPE_CHECKING:
     from grpo_run.runtime.supervisor.supervisor import Supervisor

@@ -37,7 +37,7 @@ from grpo_run.runtime.files import short_path
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output
 from grpo_run.runtime.processes.helpers import Helpers
-from grpo_run.runtime.processes.named_signals import VARIABLE
+from grpo_run.runtime.processes.starting import VARIABLE
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.supervisor.guardian import Guardian
 from grpo_run.runtime.supervisor.previous_supervisor import end_previous, own_identity

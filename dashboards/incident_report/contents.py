@@ -186,7 +186,7 @@ def read_report(run: RunDirectory, incident: Path) -> IncidentReport:
         gpus=tuple(gpus.get("devices", ())) if isinstance(gpus, dict) else None,
         collectives=read_collectives(incident / "collectives"),
         events=read_events(incident / "events.jsonl", SHOWN_EVENTS),
-        excluded=record.history.exclusions.summary,
+        excluded=record.history.masked.summary,
         memory_trace=tuple(record.history.memory_trace.lines()),
     )
 

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
-from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.history.recovery import RESTARTS, Action
 from grpo_run.runtime.history.rewards import MOST_FUNCTIONS, FailureKind
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.learning_rules import LearningGuard
 from grpo_run.watchdog.observation import EndReason, Phase, RankState, Slot
+from grpo_run.watchdog.rank_metrics import Kind, Unit
 
-Kind = Literal["gauge", "counter"]
-Unit = Literal["", "seconds", "steps", "tokens", "ratio", "boolean", "count", "bytes"]
 Sample = tuple[tuple[str, ...], float | None]
 """Label values in the order of the metric's labels, and the value. None and NaN are not exported."""
 

@@ -24,9 +24,9 @@ from grpo_run.dashboards.metrics.metric import (
     RunObservation,
     Sample,
 )
-from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.rewards import OTHER, FailureKind, RewardLatency
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.history.status import WAITING_STATES
 from grpo_run.watchdog.learning_rules import LearningGuard
 from grpo_run.watchdog.observation import EndReason, Slot
@@ -91,7 +91,7 @@ def goodput(observation: RunObservation) -> float | None:
 
 def own_checkpoint_age(observation: RunObservation) -> float | None:
     """Seconds since the script has saved its own state, or None."""
-    checkpoint = observation.status.history.own.checkpoint
+    checkpoint = observation.status.history.no_trainer.checkpoint
     return None if checkpoint is None else max(0.0, observation.wall_seconds - checkpoint.saved_at)
 
 
@@ -165,7 +165,7 @@ def lost_steps(observation: RunObservation) -> float:
 
 def samples_excluded(observation: RunObservation) -> Iterator[Sample]:
     """The number of samples excluded from the loss, by reason."""
-    counts = observation.status.history.exclusions.samples
+    counts = observation.status.history.masked.samples
     for reason in MaskingReason:
         yield (reason.value,), float(counts[reason.value])
 

@@ -1,4 +1,4 @@
-"""Write the generated files: the Grafana dashboard and the Prometheus alert rules.
+"""Write the generated files: the Grafana dashboard, the Prometheus alert rules and the page of metrics.
 
 Run `make generated` after a change to the metric catalogue, the dashboard or the rules. A test fails while
 the committed files are out of date.
@@ -11,14 +11,16 @@ from pathlib import Path
 
 from grpo_run.dashboards.provisioning.alerts import alert_rules
 from grpo_run.dashboards.provisioning.grafana import dashboard_text
+from grpo_run.dashboards.provisioning.metrics_page import metrics_page
 
-FOLDER = Path(__file__).parents[1]
+FOLDER = Path(__file__).parents[2]
 
 GENERATED: dict[str, Callable[[], str]] = {
-    "grafana/grpo-run.json": dashboard_text,
-    "prometheus/alerts.yml": alert_rules,
+    "dashboards/grafana/grpo-run.json": dashboard_text,
+    "dashboards/prometheus/alerts.yml": alert_rules,
+    "docs/metrics.md": metrics_page,
 }
-"""Path below `dashboards/`, and the function that returns the file's text."""
+"""Path in the repository, and the function that returns the file's text."""
 
 
 def write_generated(root: Path) -> list[Path]:

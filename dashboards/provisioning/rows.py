@@ -253,10 +253,11 @@ def _progress() -> list[BuiltPanel]:
             "Reward and completion length", width=12, height=8, unit="short", from_zero=False,
             queries={
                 "reward": f"max(grpo_reward{{{RUN}}})",
+                "its standard deviation": f"avg(grpo_rank_reward_std{{{RUN}}})",
                 "completion length": f"avg(grpo_rank_completion_length{{{RUN}}})",
             },
             right_axis={"completion length": "tokens"},
-            description="Mean reward last logged, and mean completion length in tokens (right axis).",
+            description="Mean and standard deviation of the reward last logged, and mean completion length in tokens (right axis).",
         ),
         time_series(
             "Step time and time left", width=12, height=8, unit="s",
@@ -385,6 +386,26 @@ def _training() -> list[BuiltPanel]:
             },
             right_axis={"rewards/s": "short"},
             description="Completion tokens and scored completions per second over all ranks; rewards on the right axis.",
+        ),
+        time_series(
+            "KL divergence and entropy", width=12, height=8, unit="short", from_zero=False,
+            queries={
+                "KL": f"avg(grpo_rank_kl{{{RUN}}})",
+                "entropy": f"avg(grpo_rank_entropy{{{RUN}}})",
+            },
+            right_axis={"entropy": "short"},
+            description="Mean KL divergence from the reference model (absent while beta is 0), and mean entropy of the policy"
+            " (right axis).",
+        ),
+        time_series(
+            "Rollouts without effect", width=12, height=8, unit="percentunit", highest=1,
+            queries={
+                "groups with equal rewards": f"avg(grpo_rank_zero_variance_groups{{{RUN}}})",
+                "completions at the maximum length": f"avg(grpo_rank_truncated_completions{{{RUN}}})",
+                "clipped tokens": f"avg(grpo_rank_clip_ratio{{{RUN}}})",
+            },
+            description="Shares last logged: groups in which all rewards are equal, completions that ended at the maximum length,"
+            " and tokens whose probability ratio was clipped.",
         ),
         time_series(
             "Excluded samples", width=12, height=8, unit="short",

@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_run.dashboards.terminal.progress import count
 from grpo_run.runtime.files import short_path
-from grpo_run.runtime.history.own_training import RESTART
+from grpo_run.runtime.history.no_trainer_script import RESTART
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.watchdog.memory.shortage import usage_in
 from grpo_run.watchdog.text import rank_names

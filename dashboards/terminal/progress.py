@@ -71,7 +71,7 @@ def progress_line(status: RunStatus) -> ProgressLine:
         parts.append((0, f"restarting {count(len(status.slots), 'rank')}"))
     elif status.state in STATE_NOTES:
         parts.append((0, STATE_NOTES[status.state]))
-    if starting is None and history.own.current and status.state == "running":
+    if starting is None and history.no_trainer.current and status.state == "running":
         parts.append((1, f"training with no Trainer and no loop on {count(len(status.slots), 'rank')}"))
         return ProgressLine(kind=kind, parts=tuple(parts), wait=key)
     if starting is not None or not history.step:

@@ -3,12 +3,13 @@
     0      sequence number (seqlock)       344    marks: heartbeat, last work, collectives, forward passes of generation
     8      identity                        384    floating-point fields
     64     open phases                     512    threads that wake no other thread
-    256    integer fields                 1024    phase histograms
+    256    integer fields                  576    what was logged
+                                          1024    phase histograms
                                           4352    collective log
 
 To add a field, append it to `SlotFields` and declare its type in `watchdog.observation.Slot`: the structs,
-the writer (`slot_writer.py`) and `read_slot` derive from the table. Fields must not move: a running
-supervisor and its ranks may be of different versions of this file. Does not read or write the board itself.
+the writer (`slot_writer.py`) and `read_slot` derive from the table. What a Trainer or a script logs is added in
+`watchdog/rank_metrics.py` alone. Does not read or write the board itself.
 """
 
 from __future__ import annotations
@@ -24,11 +25,9 @@ from typing import Any
 from grpo_run.runtime.board.collective_log import LOG_BYTES
 from grpo_run.runtime.board.phase_histogram import HISTOGRAMS_BYTES
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
+from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
 SLOT_BYTES = 65536
-READING_BYTES = 576
-"""Size of the part that `read_slot` decodes: everything except the phase histograms and the collective
-log."""
 MAX_OPEN_PHASES = 8
 
 SEQUENCE = struct.Struct("<Q")
@@ -41,6 +40,8 @@ MARKS = struct.Struct("<5Q")
 """Heartbeat, last work (ns), collectives issued, time of the last one (ns), forward passes of generation."""
 MAX_IDLE_THREADS = 7
 THREADS = struct.Struct(f"<{1 + MAX_IDLE_THREADS}Q")  # native ids: of the heartbeat, of idle threads
+LOGGED_VALUES = struct.Struct(f"<{len(LOGGED_FIELDS)}d")
+NEVER_LOGGED = (math.nan,) * len(LOGGED_FIELDS)
 
 IDENTITY_AT = 8
 OPEN_PHASES_AT = 64
@@ -52,8 +53,11 @@ LAST_COLLECTIVE_AT = 368
 GENERATION_PASSES_AT = 376
 FLOATS_AT = 384
 THREADS_AT = 512  # written by the heartbeat, outside the seqlock
+LOGGED_AT = 576
 HISTOGRAMS_AT = 1024
 COLLECTIVE_LOG_AT = 4352
+READING_BYTES = LOGGED_AT + LOGGED_VALUES.size
+"""Size of the part that `read_slot` decodes: everything except the phase histograms and the collective log."""
 
 VERSION = struct.Struct(
     f"<Q{HEARTBEAT_AT - SEQUENCE.size}x{MARKS.size}s{THREADS_AT - HEARTBEAT_AT - MARKS.size}x{THREADS.size}s"
@@ -93,11 +97,6 @@ class SlotFields:
     vote_wait_seconds: float = _stored("d", 0.0)
     hygiene_seconds: float = _stored("d", 0.0)
     checkpoint_seconds: float = _stored("d", 0.0)
-    reward: float = _stored("d", math.nan)
-    completion_length: float = _stored("d", math.nan)
-    loss: float = _stored("d", math.nan)
-    grad_norm: float = _stored("d", math.nan)
-    learning_rate: float = _stored("d", math.nan)
     ended_eos: float = _stored("d", 0.0)
     ended_length: float = _stored("d", 0.0)
     ended_repetition: float = _stored("d", 0.0)
@@ -135,7 +134,7 @@ assert OPEN_PHASES_AT + OPEN_PHASES.size <= INTEGERS_AT
 assert INTEGERS_AT + INTEGERS.size <= HEARTBEAT_AT
 assert HEARTBEAT_AT + MARKS.size <= FLOATS_AT
 assert FLOATS_AT + FLOATS.size <= THREADS_AT
-assert THREADS_AT + THREADS.size <= READING_BYTES <= HISTOGRAMS_AT
+assert THREADS_AT + THREADS.size <= LOGGED_AT <= READING_BYTES <= HISTOGRAMS_AT
 assert HISTOGRAMS_AT + HISTOGRAMS_BYTES <= COLLECTIVE_LOG_AT
 assert COLLECTIVE_LOG_AT + LOG_BYTES <= SLOT_BYTES
 
@@ -183,6 +182,7 @@ def read_slot(raw: bytes, sequence: int, callback_name: Callable[[int], str] = l
         generation_passes=passes,
         heartbeat_thread=heartbeat_thread,
         idle_threads=tuple(thread for thread in idle_threads if thread),
+        logged=LOGGED_VALUES.unpack_from(raw, LOGGED_AT),
         **dict(zip(_READING_NAMES, values, strict=True)),
     )
 

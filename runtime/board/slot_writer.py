@@ -11,7 +11,7 @@ import contextlib
 import mmap
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import NamedTuple
 
@@ -30,9 +30,12 @@ from grpo_run.runtime.board.slot_layout import (
     IDENTITY_AT,
     INTEGERS_AT,
     LAST_WORK_AT,
+    LOGGED_AT,
+    LOGGED_VALUES,
     MARK,
     MAX_IDLE_THREADS,
     MAX_OPEN_PHASES,
+    NEVER_LOGGED,
     OPEN_PHASES,
     OPEN_PHASES_AT,
     SEQUENCE,
@@ -45,6 +48,7 @@ from grpo_run.runtime.board.slot_layout import (
     write_integers,
 )
 from grpo_run.watchdog.observation import Phase, RankState
+from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
 _PHASES_ATTRIBUTE = "_grpo_run_phases"
 
@@ -118,6 +122,7 @@ class SlotWriter(SlotFields):
         self._open_phases: list[_OpenPhase] = []
         self._published_work = (0, 0)
         self._generation_passes = 0
+        self._logged = list(NEVER_LOGGED)
         memory[offset : offset + SLOT_BYTES] = bytes(SLOT_BYTES)
         self.collective_log = CollectiveLogWriter(
             memory, offset + COLLECTIVE_LOG_AT, offset + COLLECTIVES_ISSUED_AT
@@ -130,6 +135,7 @@ class SlotWriter(SlotFields):
         self._callback = ""
         IDENTITY.pack_into(memory, offset + IDENTITY_AT, rank, local_rank, pid, attempt)
         self.heartbeat()
+        self.log({})
         self.publish()
 
     @property
@@ -233,6 +239,14 @@ class SlotWriter(SlotFields):
         if self._open_phases and self._open_phases[-1].phase is Phase.generate:
             self._generation_passes += 1
             MARK.pack_into(self._memory, self._offset + GENERATION_PASSES_AT, self._generation_passes)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Write what was logged, by field of `watchdog/rank_metrics.py`; other fields keep their values."""
+        for field, value in values.items():
+            self._logged[LOGGED_FIELDS.index(field)] = value
+        self._begin_write()
+        LOGGED_VALUES.pack_into(self._memory, self._offset + LOGGED_AT, *self._logged)
+        self._end_write()
 
     def detach(self) -> None:
         """Redirect all further writes to private memory. Called in a forked child, which is not the rank."""

@@ -13,25 +13,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
-from grpo_run.runtime.history.exclusions import Exclusions
-from grpo_run.runtime.history.history_parts import (
+from grpo_run.runtime.history.lost_checkpoints import LostCheckpoints
+from grpo_run.runtime.history.memory_findings import MemoryFindings
+from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
+from grpo_run.runtime.history.progress import (
     MemoryRestarts,
     PhaseRecords,
     StepTimes,
     WallTime,
+    mean_time_between_failures,
+)
+from grpo_run.runtime.history.quarantine import Quarantine
+from grpo_run.runtime.history.recovery import (
+    Checkpoint,
+    Recovery,
     apply_action,
     apply_mismatch,
     apply_progress,
     apply_resumed,
     is_restarting,
-    mean_time_between_failures,
 )
-from grpo_run.runtime.history.lost_checkpoints import LostCheckpoints
-from grpo_run.runtime.history.memory_findings import MemoryFindings
-from grpo_run.runtime.history.own_training import OwnTraining
-from grpo_run.runtime.history.quarantine import Quarantine
-from grpo_run.runtime.history.recovery import Checkpoint, Recovery
 from grpo_run.runtime.history.rewards import RewardRecord
+from grpo_run.runtime.history.sample_masking import MaskedSamples
 from grpo_run.runtime.history.train_calls import TrainCalls
 from grpo_run.runtime.memory.plan import MemoryRecord
 
@@ -97,13 +100,13 @@ class History:
     steps: StepTimes = field(default_factory=StepTimes)
     calls: TrainCalls = field(default_factory=TrainCalls)
     """The run's `train()` calls."""
-    exclusions: Exclusions = field(default_factory=Exclusions)
+    masked: MaskedSamples = field(default_factory=MaskedSamples)
     """Samples that were excluded from the loss."""
     quarantine: Quarantine = field(default_factory=Quarantine)
     """Prompts that are replaced."""
     fresh_because: str = ""
     """Why ranks of this launch cannot be forked from the warm interpreter; found by a rank of an earlier attempt."""
-    own: OwnTraining = field(default_factory=OwnTraining)
+    no_trainer: NoTrainerScript = field(default_factory=NoTrainerScript)
     """What the script trains by itself, with no Trainer and no loop."""
     rewards: RewardRecord = field(default_factory=RewardRecord)
     """The run's reward functions."""
@@ -175,7 +178,7 @@ class History:
         self.ranks_stopped = False
         self.steps.interrupt()
         self.committed_in_attempt = 0
-        self.own.apply_attempt_started()
+        self.no_trainer.apply_attempt_started()
         self.calls.apply_attempt_started(record, time)
 
     def _on_resume_chosen(self, record: dict[str, Any], time: float) -> None:
@@ -198,7 +201,7 @@ class History:
         self._before_checkpoint = self.checkpoint is not None and (call, resumed) < self.checkpoint.position
         self.steps.begin(call, resumed, time)
         self.calls.apply_train_started(record, time)
-        self.own.apply_train_started()
+        self.no_trainer.apply_train_started()
         apply_resumed(self.recoveries, call, resumed)
 
     def _on_step_committed(self, record: dict[str, Any], time: float) -> None:
@@ -214,11 +217,11 @@ class History:
         apply_progress(self.recoveries, at)
 
     def _on_own_training(self, record: dict[str, Any], time: float) -> None:
-        if self.own.apply_noted(record):
+        if self.no_trainer.apply_noted(record):
             apply_progress(self.recoveries, time)
 
     def _on_own_checkpoint(self, record: dict[str, Any], time: float) -> None:
-        if self.own.apply_saved(record, time):
+        if self.no_trainer.apply_saved(record, time):
             self._reset_budget()
 
     def _on_step_logged(self, record: dict[str, Any], time: float) -> None:
@@ -358,7 +361,7 @@ class History:
         Args:
             now: seconds since the epoch, for a run that is live; the time of the last event if None.
         """
-        if self.time.first is None or (self.own.seen and self.best_position == (0, 0)):
+        if self.time.first is None or (self.no_trainer.seen and self.best_position == (0, 0)):
             return None
         wall = self.time.seconds(now)
         return min(1.0, max(0.0, self.productive_seconds() / wall)) if wall > 0 else None
@@ -366,8 +369,8 @@ class History:
 
 _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "checkpoint_rejected": lambda history, record: history.lost.apply_failed(record),
-    "sample_excluded": lambda history, record: history.exclusions.apply_sample_excluded(record),
-    "group_excluded": lambda history, record: history.exclusions.apply_group_excluded(record),
+    "sample_excluded": lambda history, record: history.masked.apply_sample_excluded(record),
+    "group_excluded": lambda history, record: history.masked.apply_group_excluded(record),
     "prompt_quarantined": lambda history, record: history.quarantine.apply(record),
     "reward_moved": lambda history, record: history.rewards.apply_moved(record),
     "reward_failed": lambda history, record: history.rewards.apply_failed(record),
@@ -384,8 +387,8 @@ _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "train_ended": lambda history, record: history.calls.apply_train_ended(record),
     "memory_restart": lambda history, record: history.memory_restarts.apply_restart(record),
     "memory_short": lambda history, record: history.memory_restarts.apply_short(),
-    "state_saved": lambda history, record: history.own.apply_state_saved(record),
-    "nan_read_as_none": lambda history, record: history.exclusions.apply_nan_read_as_none(record),
-    "rewards_repeated": lambda history, record: history.exclusions.apply_rewards_repeated(),
+    "state_saved": lambda history, record: history.no_trainer.apply_state_saved(record),
+    "nan_read_as_none": lambda history, record: history.masked.apply_nan_read_as_none(record),
+    "rewards_repeated": lambda history, record: history.masked.apply_rewards_repeated(),
 }
 """Events that concern one part of the history only."""

@@ -1,7 +1,8 @@
 """The findings of the memory traces of all ranks, and the snapshots of the CUDA allocator that they have saved.
 
-A rank writes `memory_finding` for each finding of an attempt. The same finding of other ranks and attempts is one here: it has the
-same kind, holder and line. Replayed as part of `runtime.history.history`; shown on the terminal, by `status` and by reports. Pure.
+A rank writes `memory_finding` for each finding of an attempt. The same finding of other ranks and attempts is one here:
+it has the same kind, holder and line. Replayed as part of `runtime.history.history`; shown on the terminal, by `status`
+and by reports. Pure.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ FOLDER = "memory_trace"
 """Name of the folder in the run directory: one snapshot of each rank, and one more if it has run out of memory."""
 VIEWER = "https://docs.pytorch.org/memory_viz"
 """Opens a snapshot; PyTorch's documentation of memory snapshots names it."""
+NOTICE = "growing"
+"""The kind of a finding that is no alarm: something grows, and it cannot be told whether that ends."""
 MOST_FINDINGS = 200
-"""Different findings of a run that are kept. A rank reports 20 in an attempt."""
+"""Different findings of a run that are kept. A rank reports 20 alarms and 20 notices in an attempt."""
 WAITED_SECONDS = 5.0
 """How long the other ranks are waited for before a finding is said. Ranks with the same leak find it after the same step."""
 
@@ -43,6 +46,11 @@ class MemoryFinding:
     world_size: int
     ranks: set[int] = field(default_factory=set)
     attempts: set[int] = field(default_factory=set)
+
+    @property
+    def is_notice(self) -> bool:
+        """Whether it may end by itself: the status and the reports have it, and the terminal does not."""
+        return self.fields.get("kind") == NOTICE
 
     @property
     def text(self) -> str:
@@ -137,7 +145,7 @@ _SHOWN = frozenset(
 
 @dataclass(kw_only=True)
 class FindingLines:
-    """Lines for the terminal: each finding once, whichever ranks have it and however often the run was restarted.
+    """Lines for the terminal: each alarm once, whichever ranks have it and however often the run was restarted.
 
     Attributes:
         said: by key, the ranks that were named.
@@ -164,6 +172,8 @@ class FindingLines:
         lines = []
         for key, found in findings.found.items():
             said = self.said.get(key)
+            if found.is_notice:
+                continue
             if said is None:
                 if not (final or found.ranks >= set(ranks) or now - found.found_at >= WAITED_SECONDS):
                     continue

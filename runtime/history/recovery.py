@@ -4,15 +4,20 @@ A decision is an action and its reason, made by `runtime/supervisor/policy.py` o
 `runtime/supervisor/memory/policy.py`. An order of fresh seeds says from which step on ranks draw other
 random numbers than in earlier attempts: `runtime/launch/rank_settings.py` carries it to the ranks, and
 `runtime/rank/learning.py` obeys it. Replayed from the journal by `history.py`; read by the policies,
-status, metrics and reports.
+status, metrics and reports. Also counts faults that are the same exception of the script at whatever step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from grpo_run.runtime.history.progress import StepTimes
+from grpo_run.watchdog.text import duration_text
+from grpo_run.watchdog.verdict import KEY_SEPARATOR
 
 
 @dataclass(kw_only=True)
@@ -196,6 +201,51 @@ class Decision:
     fresh_from: int | None = None
 
 
+def apply_action(recoveries: Sequence[Recovery], record: Mapping[str, Any]) -> bool:
+    """Apply the decision on the last fault; return whether the fault does not count against the restart budget."""
+    if not recoveries or recoveries[-1].action:
+        return False
+    last = recoveries[-1]
+    last.action, last.reason = record["action"], record.get("reason") or ""
+    last.before_step, last.fresh_from = record.get("before_step"), record.get("fresh_from")
+    last.patient = bool(record.get("patient"))
+    # bounded by time, or by the number of fallback steps
+    return last.patient or last.action == Action.restart_with_plan_change
+
+
+def apply_resumed(recoveries: Iterable[Recovery], call: int, step: int) -> None:
+    """Note from where the attempt after each open recovery resumes, and how many steps it repeats.
+
+    Args:
+        call: the number of the `train()` call that begins or resumes.
+        step: after which it resumes.
+    """
+    for recovery in recoveries:
+        if recovery.lost_steps is None:
+            recovery.from_checkpoint = step if recovery.train_call == call else None
+            # resumed in the same call, or in an earlier one if this call had no checkpoint yet
+            recovery.lost_steps = max(0, recovery.step - (step if recovery.train_call == call else 0))
+
+
+def apply_progress(recoveries: Iterable[Recovery], at: float) -> None:
+    """Complete open recoveries: a step was committed at this time, in seconds since the epoch."""
+    for recovery in recoveries:
+        if recovery.recovery_seconds is None and recovery.action not in ("stop", "checkpoint_and_stop"):
+            recovery.recovery_seconds = max(0.0, at - recovery.at)
+
+
+def apply_mismatch(recoveries: Sequence[Recovery], text: str) -> None:
+    """Note how the attempt after the last fault did not continue what the run has."""
+    if recoveries and not recoveries[-1].mismatch:
+        recoveries[-1].mismatch = text
+
+
+def is_restarting(recoveries: Sequence[Recovery]) -> bool:
+    """Whether the last fault was answered by a restart after which no step has been committed yet."""
+    last = recoveries[-1] if recoveries else None
+    return last is not None and last.action.startswith("restart") and last.recovery_seconds is None
+
+
 @dataclass(frozen=True, kw_only=True)
 class FreshSeeds:
     """New seeds for a `train()` call, from a step on.
@@ -218,3 +268,76 @@ def orders_of(recoveries: Sequence[Recovery]) -> tuple[FreshSeeds, ...]:
         for number, recovery in enumerate(recoveries, start=1)
         if recovery.fresh_from is not None
     )
+
+
+FAULTS = 5
+"""Faults of one key in `WINDOW_SECONDS` from which on the run may be ended. Fewer may be bad luck."""
+WINDOW_SECONDS = 3600.0
+LEAST_GOODPUT = 0.5
+"""Share of the time since the first of them that new steps have to take, or the run ends. Above it, the run gets more
+done than it repeats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeats:
+    """Faults of one key within the last hour.
+
+    Attributes:
+        count: how many.
+        what: exception, line and phase, for a sentence.
+        wall_seconds: from the first of them to the last.
+        gained_seconds: of it, what steps that are new since the first take at their median duration.
+    """
+
+    count: int
+    what: str
+    wall_seconds: float
+    gained_seconds: float
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether the run does little but repeat this fault."""
+        return self.count >= FAULTS and self.gained_seconds < LEAST_GOODPUT * self.wall_seconds
+
+    @property
+    def reason(self) -> str:
+        """Why the run ends."""
+        share = self.gained_seconds / self.wall_seconds if self.wall_seconds > 0 else 0.0
+        return (
+            f"{self.what} was raised {self.count} times within {duration_text(self.wall_seconds)},"
+            f" and new steps were {share:.0%} of that time"
+        )
+
+
+def repeats(recoveries: Sequence[Recovery], steps: StepTimes) -> Repeats | None:
+    """Return how often the last fault was raised within the hour before it; None if it is no exception of the script.
+
+    Args:
+        recoveries: faults of the present supervisor; the last one is the fault that is decided on.
+        steps: of the run.
+    """
+    now = recoveries[-1]
+    if not now.repeat_key:
+        return None
+    same = [
+        one for one in recoveries if one.repeat_key == now.repeat_key and now.at - one.at <= WINDOW_SECONDS
+    ]
+    first = same[0]
+    return Repeats(
+        count=len(same),
+        what=what_of(now.repeat_key),
+        wall_seconds=now.at - first.at,
+        gained_seconds=steps.gained_seconds(first.train_call, first.step),
+    )
+
+
+def most_repeated(recoveries: Sequence[Recovery]) -> str:
+    """Return which exception of the script a run has recovered from more than once, and how often, as a clause; or nothing."""
+    counts = Counter(one.repeat_key for one in recoveries if one.repeat_key and one.action != "stop")
+    key, count = next(iter(counts.most_common(1)), ("", 0))
+    return f"{count} of them {what_of(key)}" if count > 1 else ""
+
+
+def what_of(key: str) -> str:
+    """Return the exception, line and phase of a key, for a sentence."""
+    return key.partition(KEY_SEPARATOR)[2]

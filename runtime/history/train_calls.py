@@ -50,7 +50,6 @@ class KnownCall:
         finished: it ran to its end.
         interrupted: it was running when its last attempt ended.
         replaces: the call that was lost when this one began from step 0 in its place; 0 for none.
-        data_order: how it reads its data; empty if not known.
         left: pairs of a rank and the number of steps after which the script left the loop there by `break`.
     """
 
@@ -66,7 +65,6 @@ class KnownCall:
     finished: bool = False
     interrupted: bool = False
     replaces: int = 0
-    data_order: str = ""
     left: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -171,7 +169,6 @@ class TrainCalls:
             saved=step,
             checkpoint=self._chosen if step else None,
             replaces=int(record.get("replaces") or (known.replaces if known is not None else 0)),
-            data_order=str(record.get("data_order") or ""),
             left=() if known is None else known.left,
         )
         self._running = ordinal
@@ -192,12 +189,11 @@ class TrainCalls:
             self._running = None
 
     def apply_loop_left(self, record: Mapping[str, Any]) -> None:
-        """A rank has left a loop without its end, or goes on with it after all."""
+        """A rank has left a loop without its end."""
         call = self._calls.get(int(record["train_call"]))
         if call is not None:
-            left = {**dict(call.left), int(record["rank"]): record["ends_after"]}
-            kept = tuple((rank, int(steps)) for rank, steps in sorted(left.items()) if steps is not None)
-            self._change(call.ordinal, left=kept)
+            left = {**dict(call.left), int(record["rank"]): int(record["ends_after"])}
+            self._change(call.ordinal, left=tuple(sorted(left.items())))
 
     def forget_left(self) -> None:
         """A loop that was left goes on until the script leaves it again."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pydantic
 
-from grpo_run.runtime.history.history_parts import PRIOR_FAILURE_SECONDS
+from grpo_run.runtime.history.progress import PRIOR_FAILURE_SECONDS
 from grpo_run.runtime.history.quarantine import QuarantinedPrompt, RolloutPosition
 from grpo_run.runtime.history.recovery import FreshSeeds
 from grpo_run.runtime.history.rewards import MovedReward

@@ -28,7 +28,7 @@ from grpo_run.runtime.memory.files import (
 )
 from grpo_run.runtime.planning.job import ALGORITHMS, ATTENTIONS, DTYPE_BYTES, OPTIMIZERS, Job
 from grpo_run.runtime.planning.model_config import build_config
-from grpo_run.runtime.processes.parent_death import die_with_parent
+from grpo_run.runtime.processes.starting import die_with_parent
 
 LAYOUTS = {
     "ddp": "ddp",

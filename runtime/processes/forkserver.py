@@ -25,8 +25,7 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from grpo_run.runtime.processes import adoption, termination
-from grpo_run.runtime.processes.named_signals import inherited_as_ignored
-from grpo_run.runtime.processes.parent_death import die_with_parent
+from grpo_run.runtime.processes.starting import die_with_parent, inherited_as_ignored
 from grpo_run.runtime.upstream import process_names
 from grpo_run.watchdog.observation import ProcessEnd
 from grpo_run.watchdog.processes import read_stat

@@ -32,77 +32,19 @@ STOP_SECONDS = 5.0
 
 
 class FileFollower:
-    """Follows one file by lines.
+    """Follows one file. What is passed on ends with a line, unless a line is long or its end does not come.
 
-    Text before a carriage return is dropped, as a terminal would overwrite it. A file that grows faster than
-    it is read is continued near its end.
+    For a reader of bytes, a state of a progress bar begins with its carriage return and counts as a line. For
+    one of lines, text before a carriage return is dropped, as a terminal would overwrite it, and a file that
+    grows faster than it is read is continued near its end.
+
+    Args:
+        path: of the file.
+        by_lines: for a reader of lines.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = 0
-        self._partial_line = b""
-        self._grew_at = -math.inf
-
-    @property
-    def is_active(self) -> bool:
-        """Whether anything was read lately."""
-        return time.monotonic() - self._grew_at < ACTIVE_SECONDS
-
-    def read(self) -> list[str]:
-        """Return complete lines that were appended since the last call, from at most `MAX_READ_BYTES`."""
-        try:
-            size = os.stat(self._path).st_size
-            if size == self._position:
-                return []  # called often: do not open a file that has not grown
-            skipped = self._skip_to(size)
-            with open(self._path, "rb") as file:
-                file.seek(self._position)
-                data = file.read(MAX_READ_BYTES)
-        except OSError:  # not there yet, or no descriptor is left: the next call reads it
-            return []
-        self._position += len(data)
-        self._grew_at = time.monotonic()
-        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
-        if skipped:
-            lines = [f"... {skipped / 1e6:.0f} MB of output are in {self._path} only".encode(), *lines[1:]]
-        if len(self._partial_line) > MAX_LINE_BYTES:
-            self._partial_line = self._partial_line.rpartition(b"\r")[2][-MAX_LINE_BYTES:]
-        return [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
-
-    def read_all(self) -> Iterator[list[str]]:
-        """Yield complete lines up to the present end of the file, at most `MAX_BEHIND_BYTES` of it."""
-        while True:
-            before = self._position
-            yield self.read()
-            if self._position == before:
-                return
-
-    def _skip_to(self, size: int) -> int:
-        """Skip what is too far behind the end of the file. Returns the number of bytes skipped."""
-        behind = size - self._position
-        if behind <= MAX_BEHIND_BYTES:
-            return 0
-        self._position = size - MAX_BEHIND_BYTES
-        self._partial_line = b""
-        return behind - MAX_BEHIND_BYTES
-
-    def take_partial_line(self) -> list[str]:
-        """Return the last line if it has no newline, else an empty list.
-
-        Later calls do not return it again.
-        """
-        line, self._partial_line = self._partial_line.rstrip(b"\r").rpartition(b"\r")[2], b""
-        return [line.decode(errors="replace")] if line else []
-
-
-class ByteFollower:
-    """Follows one file byte for byte. Lines are passed on whole, unless they are long or their end does not come.
-
-    A state of a progress bar begins with its carriage return, and counts as a line.
-    """
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, by_lines: bool = False) -> None:
+        self.by_lines = by_lines
         self._path = path
         self._position = 0
         self._begun = b""
@@ -114,29 +56,68 @@ class ByteFollower:
         return time.monotonic() - self._grew_at < ACTIVE_SECONDS
 
     def read(self) -> bytes:
-        """Return what was appended since the last call, from at most `MAX_READ_BYTES`; empty if there is nothing to pass on."""
-        data, now = b"", time.monotonic()
+        """Return what may be passed on of at most `MAX_READ_BYTES` that were appended since the last call."""
         try:
-            if os.stat(self._path).st_size > self._position:
+            size = os.stat(self._path).st_size
+            skipped = self._skip_to(size) if self.by_lines else 0
+            data = b""
+            if size > self._position:  # called often: do not open a file that has not grown
                 with open(self._path, "rb") as file:
                     file.seek(self._position)
                     data = file.read(MAX_READ_BYTES)
         except OSError:  # not there yet, or no descriptor is left: the next call reads it
             return b""
+        self._position += len(data)
         if data:
-            self._position += len(data)
-            self._grew_at = now
+            self._grew_at = time.monotonic()
+        if skipped:
+            note = f"... {skipped / 1e6:.0f} MB of output are in {self._path} only\n".encode()
+            data = note + data.partition(b"\n")[2]
         text = self._begun + data
-        end = max(text.rfind(b"\n") + 1, text.rfind(b"\r"))
-        if len(text) - end > MAX_LINE_BYTES or (not data and now - self._grew_at > BEGUN_SECONDS):
-            end = len(text)
+        end = text.rfind(b"\n") + 1
+        if not self.by_lines:
+            end = max(end, text.rfind(b"\r"))
+            waits_too_long = not data and time.monotonic() - self._grew_at > BEGUN_SECONDS
+            if len(text) - end > MAX_LINE_BYTES or waits_too_long:
+                end = len(text)
         self._begun = text[end:]
+        if len(self._begun) > MAX_LINE_BYTES:
+            self._begun = self._begun.rpartition(b"\r")[2][-MAX_LINE_BYTES:]
         return text[:end]
+
+    def read_lines(self) -> list[str]:
+        """Return the complete lines of `read`, each as a terminal would leave it."""
+        lines = self.read().split(b"\n")[:-1]
+        return [_overwritten(line) for line in lines]
+
+    def read_all_lines(self) -> Iterator[list[str]]:
+        """Yield lines up to the present end of the file, at most `MAX_BEHIND_BYTES` of it; the last one as it is."""
+        before = -1
+        while self._position != before:
+            before = self._position
+            yield self.read_lines()
+        begun, self._begun = self._begun, b""
+        if last := begun.rstrip(b"\r"):
+            yield [_overwritten(last)]
 
     def take_rest(self) -> tuple[bytes, Path, int]:
         """Return the line that was begun, and where in which file the rest begins. Nothing more is read."""
         begun, self._begun = self._begun, b""
         return begun, self._path, self._position
+
+    def _skip_to(self, size: int) -> int:
+        """Skip what is too far behind the end of the file. Returns the number of bytes skipped."""
+        behind = size - self._position
+        if behind <= MAX_BEHIND_BYTES:
+            return 0
+        self._position = size - MAX_BEHIND_BYTES
+        self._begun = b""
+        return behind - MAX_BEHIND_BYTES
+
+
+def _overwritten(line: bytes) -> str:
+    """What a terminal shows of a line after its carriage returns."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 
 class Printer(Protocol):
@@ -163,7 +144,7 @@ class OutputFollower:
 
     def __init__(self, printer: Printer) -> None:
         self._printer = printer
-        self._followers: dict[tuple[int, int], FileFollower | ByteFollower] = {}
+        self._followers: dict[tuple[int, int], FileFollower] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True, name="grpo-run-output")
@@ -181,7 +162,7 @@ class OutputFollower:
         self.drain()
         with self._lock:
             self._followers = {
-                stream: ByteFollower(path) if self._printer.takes_bytes(stream[1]) else FileFollower(path)
+                stream: FileFollower(path, by_lines=not self._printer.takes_bytes(stream[1]))
                 for stream, path in files.items()
             }
 
@@ -189,15 +170,14 @@ class OutputFollower:
         """Print everything that has been written, including last lines without a newline. The ranks have ended."""
         with self._lock:
             for (rank, descriptor), follower in self._followers.items():
-                if isinstance(follower, ByteFollower):
-                    self._pass_on(rank, descriptor, follower)
-                    begun, path, position = follower.take_rest()
-                    self._printer.rank_bytes(rank, descriptor, begun)
-                    self._printer.rank_file(rank, descriptor, path, position)
+                if follower.by_lines:
+                    for lines in follower.read_all_lines():
+                        self._print(rank, descriptor, lines)
                     continue
-                for lines in follower.read_all():
-                    self._print(rank, descriptor, lines)
-                self._print(rank, descriptor, follower.take_partial_line())
+                self._pass_on(rank, descriptor, follower)
+                begun, path, position = follower.take_rest()
+                self._printer.rank_bytes(rank, descriptor, begun)
+                self._printer.rank_file(rank, descriptor, path, position)
             self._followers = {}
 
     def stop(self) -> None:
@@ -216,16 +196,16 @@ class OutputFollower:
                 for (rank, descriptor), follower in self._followers.items():
                     if not (all_due or follower.is_active):
                         continue
-                    if isinstance(follower, ByteFollower):
-                        self._pass_on(rank, descriptor, follower)
+                    if follower.by_lines:
+                        self._print(rank, descriptor, follower.read_lines())
                     else:
-                        self._print(rank, descriptor, follower.read())
+                        self._pass_on(rank, descriptor, follower)
                 active = any(follower.is_active for follower in self._followers.values())
             pause_seconds = POLL_SECONDS if active else max(0.0, all_due_at - time.monotonic())
             if self._stop.wait(pause_seconds):
                 return
 
-    def _pass_on(self, rank: int, descriptor: int, follower: ByteFollower) -> None:
+    def _pass_on(self, rank: int, descriptor: int, follower: FileFollower) -> None:
         """Pass on what a rank has printed, as long as its reader takes it; the file keeps the rest."""
         while self._printer.has_room(descriptor) and (data := follower.read()):
             self._printer.rank_bytes(rank, descriptor, data)

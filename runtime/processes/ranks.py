@@ -19,7 +19,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from grpo_run.runtime.errors import ProcessError
-from grpo_run.runtime.processes import forkserver, fresh_interpreter
+from grpo_run.runtime.processes import forkserver
+from grpo_run.runtime.processes.starting import interpreter_command
 from grpo_run.watchdog.observation import Exit
 
 KILL_DEADLINE_SECONDS = 10.0
@@ -232,7 +233,7 @@ def _start(spec: RankSpec, entry: str, preloaded: bool) -> _ForkedRank | _Spawne
             streams.append(os.open(path, flags, 0o600))
             opened.callback(os.close, streams[-1])
         process = subprocess.Popen(
-            fresh_interpreter.command(entry),
+            interpreter_command(entry),
             env=dict(spec.environment),
             cwd=spec.directory,
             stdout=streams[0],

@@ -1,7 +1,7 @@
-"""Families of processes from /proc: everything that a rank has started, and its resource usage.
+"""Process trees of processes from /proc: everything that a rank has started, and its resource usage.
 
-A family is the session that a rank leads and every session whose leader descends from it: `setsid` leaves the
-session, but not the family. A process whose parents have all exited is lost, as in any walk from child to parent.
+A process tree is the session that a rank leads and every session whose leader descends from it: `setsid` leaves the
+session, but not the process tree. A process whose parents have all exited is lost, as in any walk from child to parent.
 Called by `runtime.supervisor.detection.activity`. What cannot be read gives None, "unknown". Does not judge.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from grpo_run.watchdog.processes import list_processes, read_file, read_stat
 
 MAX_THREADS = 1024
-"""Threads of one family that are read; a family with more is unknown."""
+"""Threads of one process tree that are read; a process tree with more is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,16 @@ class ThreadUsage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FamilyUsage:
-    """CPU time, with that of children that have exited, and I/O of a family's running processes so far."""
+class TreeUsage:
+    """CPU time, with that of children that have exited, and I/O of a process tree's running processes so far."""
 
     members: frozenset[int]
     cpu_seconds: float
     io_bytes: int
 
 
-def find_families(leaders: Collection[int]) -> dict[int, list[int]]:
-    """Return the processes of each session leader's family, with one scan of /proc."""
+def find_process_trees(leaders: Collection[int]) -> dict[int, list[int]]:
+    """Return the processes of each session leader's tree, with one scan of /proc."""
     sessions: dict[int, list[int]] = {}
     session_of: dict[int, int] = {}
     for pid in list_processes():
@@ -46,29 +46,29 @@ def find_families(leaders: Collection[int]) -> dict[int, list[int]]:
             continue  # exited since it was listed, or asking is not permitted
         session_of[pid] = session
         sessions.setdefault(session, []).append(pid)
-    family_of = {leader: leader for leader in leaders}
+    tree_of = {leader: leader for leader in leaders}
     parents = {
         session: leader.parent
         for session in sessions
-        if session not in family_of and (leader := read_stat(session)) is not None
+        if session not in tree_of and (leader := read_stat(session)) is not None
     }
     found = True
     while found:  # a session may be started from a session that was started from the rank
         found = False
         for session, parent in list(parents.items()):
-            family = family_of.get(session_of.get(parent, -1))
-            if family is not None:
-                family_of[session] = family
+            tree = tree_of.get(session_of.get(parent, -1))
+            if tree is not None:
+                tree_of[session] = tree
                 del parents[session]
                 found = True
-    families: dict[int, list[int]] = {leader: [] for leader in leaders}
-    for session, family in family_of.items():
-        families[family] += sessions.get(session, [])
-    return families
+    trees: dict[int, list[int]] = {leader: [] for leader in leaders}
+    for session, tree in tree_of.items():
+        trees[tree] += sessions.get(session, [])
+    return trees
 
 
-def read_family(members: Collection[int]) -> FamilyUsage | None:
-    """Return what a family has used, or None if a member may not be read or none is left."""
+def read_tree_usage(members: Collection[int]) -> TreeUsage | None:
+    """Return what a process tree has used, or None if a member may not be read or none is left."""
     cpu_seconds, io_bytes, running = 0.0, 0, []
     for pid in members:
         process = read_stat(pid)
@@ -84,7 +84,7 @@ def read_family(members: Collection[int]) -> FamilyUsage | None:
         running.append(pid)
     if not running:
         return None
-    return FamilyUsage(members=frozenset(running), cpu_seconds=cpu_seconds, io_bytes=io_bytes)
+    return TreeUsage(members=frozenset(running), cpu_seconds=cpu_seconds, io_bytes=io_bytes)
 
 
 def read_threads(members: Collection[int]) -> dict[int, ThreadUsage] | None:

@@ -26,8 +26,12 @@ from typing import NoReturn
 
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageError
 from grpo_run.runtime.launch.rank_settings import RankSettings
-from grpo_run.runtime.processes import fresh_interpreter
-from grpo_run.runtime.processes.parent_death import allow_tracing_by, die_with_parent
+from grpo_run.runtime.processes.starting import (
+    STARTED_WITH,
+    allow_tracing_by,
+    die_with_parent,
+    interpreter_command,
+)
 from grpo_run.runtime.rank import inherited_modules
 from grpo_run.runtime.rank.error_report import user_traceback, write_error
 from grpo_run.runtime.rank.inherited_modules import InheritedModules, forget_shadowed
@@ -90,7 +94,10 @@ def _run(
         try:
             _run_script(settings, inherited)
         except BaseException as error:
-            session.script_raised(error)
+            if isinstance(error, SystemExit) and not error.code:
+                session.script_returned()
+            else:
+                session.script_raised()
             raise
         session.script_returned()
     except Stopped:
@@ -149,9 +156,7 @@ def _run_script(settings: RankSettings, inherited: InheritedModules | None) -> N
     if inherited is not None:
         inherited.compare()
     else:
-        started_with = getattr(
-            sys.modules["__main__"], fresh_interpreter.STARTED_WITH, frozenset(sys.modules)
-        )
+        started_with = getattr(sys.modules["__main__"], STARTED_WITH, frozenset(sys.modules))
         forget_shadowed(started_with, sys.path, before)
     if config.module:
         runpy.run_module(config.target, run_name="__main__", alter_sys=True)
@@ -176,7 +181,7 @@ def _hide_inherited_modules(settings: RankSettings) -> InheritedModules:
         with contextlib.suppress(OSError):
             os.unlink(settings.socket)  # torch's server does not replace one
         fresh = settings.model_copy(update={"preloaded": False, "fresh_because": reason})
-        command = fresh_interpreter.command(f"{__name__}:main")
+        command = interpreter_command(f"{__name__}:main")
         os.execve(command[0], command, {**environment, **fresh.to_environment()})
 
     def warn(text: str) -> None:

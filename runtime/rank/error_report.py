@@ -1,20 +1,16 @@
 """The error file of a rank: the exception that ended its script, for the supervisor.
 
-Written by `bootstrap.py`, once per rank and attempt; read by `runtime/supervisor/attempt.py`. The file also
-says whether the `__context__` of the exception had been handled before: an exhausted GPU that a cleanup
-fails on is what ended the rank, while one that the script caught and continued after, as a search for a
-batch size does, is not. That is read from the source of the function that caught it; without the source,
-nothing counts as handled. Prints nothing.
+Written by `bootstrap.py`, once per rank and attempt; read by `runtime/supervisor/attempt.py`. The file has
+the chain of exceptions: those that the last one was raised from, and those that were being handled when it
+was raised. An exhausted GPU on which a cleanup fails is thus found; `raise ... from None` hides it. Whether
+the script had recovered from the earlier exception cannot be told, so it counts as the cause. Prints
+nothing.
 """
 
 from __future__ import annotations
 
-import ast
-import dis
-import linecache
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,74 +20,6 @@ from grpo_run.runtime.errors import GuardTripped
 from grpo_run.runtime.files import write_json
 from grpo_run.runtime.rank.session import Session
 from grpo_run.watchdog.evidence.source import is_user_file
-
-MAX_SOURCE_CHARACTERS = 2 << 20
-"""A longer source is not read."""
-
-
-def swallowed(error: BaseException) -> bool:
-    """Whether `error.__context__` was caught by an `except` clause that neither passes it on nor raises `error` itself.
-
-    Passing on is a `raise` as the last thing that the clause does; a cleanup before it may have failed. Exceptions
-    that are raised in `finally` or on the way out of a `with` block did not end the context.
-    """
-    context = error.__context__
-    caught = context.__traceback__ if context is not None else None
-    if caught is None:
-        return False
-    raised = next((step for step in _steps(error.__traceback__) if step.tb_frame is caught.tb_frame), None)
-    if raised is None:
-        return False
-    tree = _source_of(raised)
-    handler = _innermost_handler(tree, caught.tb_lineno, raised.tb_lineno) if tree is not None else None
-    if handler is None:
-        return False
-    at = raised.tb_lineno
-    raises_itself = any(isinstance(node, ast.Raise) and _covers(node, at) for node in ast.walk(handler))
-    return not raises_itself and not _passes_on(handler, at)
-
-
-def _steps(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
-
-
-def _source_of(step: TracebackType) -> ast.Module | None:
-    code = step.tb_frame.f_code
-    text = "".join(linecache.getlines(code.co_filename, step.tb_frame.f_globals))
-    if not text or len(text) > MAX_SOURCE_CHARACTERS:
-        return None
-    try:
-        return ast.parse(text)
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-    ):  # the file has changed since it was imported, or is no Python
-        return None
-
-
-def _innermost_handler(tree: ast.Module, caught_at: int, raised_at: int) -> ast.ExceptHandler | None:
-    """Return the `except` clause that contains one line, of a `try` block that contains the other."""
-    found = None
-    for node in ast.walk(tree):  # outer nodes come before inner ones
-        if isinstance(node, ast.Try) and any(_covers(part, caught_at) for part in node.body):
-            found = next((one for one in node.handlers if _covers(one, raised_at)), found)
-    return found
-
-
-def _passes_on(handler: ast.ExceptHandler, after: int) -> bool:
-    """Whether the clause always raises what it has caught, after a line."""
-    last = handler.body[-1]
-    if not isinstance(last, ast.Raise) or last.lineno <= after:
-        return False
-    return last.exc is None or (isinstance(last.exc, ast.Name) and last.exc.id == handler.name)
-
-
-def _covers(node: ast.stmt | ast.ExceptHandler, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
-
 
 MAX_TRACEBACK_CHARACTERS = 32_000
 MAX_MESSAGE_CHARACTERS = 4000
@@ -180,7 +108,7 @@ def _root(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The exception, those that it was raised from, and those that were passed on when they were raised."""
+    """The exception, those that it was raised from, and those that were being handled when it was raised."""
     found: list[BaseException] = []
     waiting: list[BaseException | None] = [error]
     while waiting and len(found) < MAX_CAUSES:
@@ -188,8 +116,7 @@ def _chain(error: BaseException) -> list[BaseException]:
         if one is None or any(one is known for known in found):
             continue
         found.append(one)
-        hidden = one.__suppress_context__ or swallowed(one)
-        waiting += [*_grouped(one), one.__cause__, None if hidden else one.__context__]
+        waiting += [*_grouped(one), one.__cause__, None if one.__suppress_context__ else one.__context__]
     return found
 
 
@@ -210,14 +137,11 @@ def _raised(error: BaseException) -> dict[str, Any]:
 
 
 def _is_raised_by_script(error: BaseException) -> bool:
-    """Whether the innermost frame is the script's, at a `raise` statement and not in a call of a library."""
+    """Whether the innermost frame is the script's: no Python code of a library has raised it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is None or not is_user_file(trace.tb_frame.f_code.co_filename):
-        return False
-    # the same instruction number in any interpreter of this version
-    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return trace is not None and is_user_file(trace.tb_frame.f_code.co_filename)
 
 
 def _message(error: BaseException) -> str:

@@ -33,13 +33,18 @@ from grpo_run.runtime.upstream.patches import override_attributes
 from grpo_run.watchdog.learning_guards import judge
 from grpo_run.watchdog.learning_observations import ObservationHistory, StepValues
 from grpo_run.watchdog.learning_rules import Alarm, Trip
+from grpo_run.watchdog.rank_metrics import LOGGED
 
-METRICS: Mapping[str, str] = {
+_JUDGED = {
     "reward": "reward",
-    "zero_variance": "frac_reward_zero_std",
+    "zero_variance": "zero_variance_groups",
     "kl": "kl",
     "entropy": "entropy",
-    "capped": "completions/clipped_ratio",
+    "capped": "truncated_completions",
+}
+"""Names of `StepValues`, and their rows in `watchdog/rank_metrics.py`."""
+METRICS = {
+    name: metric.logged_as[0] for name, field in _JUDGED.items() for metric in LOGGED if metric.field == field
 }
 """Names of `StepValues`, and those under which TRL's GRPO and RLOO collect them. All are means over all ranks."""
 

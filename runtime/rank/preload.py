@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from grpo_run.runtime.processes.forkserver import SUPERVISOR_PID, import_path
-from grpo_run.runtime.processes.parent_death import die_with_parent
+from grpo_run.runtime.processes.starting import die_with_parent
 from grpo_run.runtime.rank import inherited_modules
 from grpo_run.runtime.upstream import torch_names
 

@@ -13,6 +13,8 @@ import faulthandler
 import os
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import wrapt
@@ -31,9 +33,9 @@ from grpo_run.runtime.rank.memory.device import DeviceMemory
 from grpo_run.runtime.rank.memory.garbage_collection import AutomaticCollection
 from grpo_run.runtime.rank.memory.phases import PhaseAccounting, ResidentMemory
 from grpo_run.runtime.rank.unseen_collectives import log_backward_passes
-from grpo_run.runtime.rank.unwinding import LeftPlace
 from grpo_run.runtime.rank.vote import VoteGroup, connect_transport
 from grpo_run.runtime.rank.worker_server import serve_thread_reports, start_worker_server
+from grpo_run.runtime.snapshots.headroom import memory_headroom
 from grpo_run.runtime.upstream import torch_names
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
 from grpo_run.watchdog.observation import Phase, RankState
@@ -47,6 +49,19 @@ HEARTBEAT_SECONDS = 1.0
 """Interval of the interpreter's heartbeat. The watchdog reacts only after several missed heartbeats."""
 
 _current: Session | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LeftLoop:
+    """A loop that the script has left before its end.
+
+    Attributes:
+        phase: in which phase of a step.
+        record: journals that the script has left the loop on purpose.
+    """
+
+    phase: Phase
+    record: Callable[[], None]
 
 
 class Session:
@@ -80,8 +95,8 @@ class Session:
         self.injector: Injector | None = None
         self.own_steps = 0
         """Optimizer steps that the script has taken by itself, with no Trainer and no loop."""
-        self.left: LeftPlace | None = None
-        """Where the script has last left a loop before its end."""
+        self.left: LeftLoop | None = None
+        """The loop that the script has left before its end, until another call begins."""
         self.script_ended = False
         """Whether the script has run its last line or has raised; its objects may be destroyed later."""
         self._imported = ImportedFiles(run.imports) if position == 0 else None
@@ -171,20 +186,27 @@ class Session:
 
     def script_returned(self) -> None:
         """Note that the script has run its last line."""
+        self.record_left_loop()
         self.script_ended = True
         self.record_imports()
         if self.memory_trace is not None:
             self.memory_trace.history.script_ended()
 
-    def script_raised(self, error: BaseException) -> None:
-        """Note that an exception ends the script. A loop that it has left on its way is in progress again."""
+    def script_raised(self) -> None:
+        """Note that an exception ends the script. A loop that it has left counts as in progress."""
         self.script_ended = True
         if self.slot.train_call:
             self.record_imports()
-        if self.is_rank and self.left is not None and self.left.is_in(error.__traceback__):
+        if self.is_rank and self.left is not None:
             self.slot.state = RankState.training
             self.slot.replace(self.left.phase)
             self.slot.publish()
+
+    def record_left_loop(self) -> None:
+        """Journal that the script has left a loop on purpose, if it has: something comes after the loop."""
+        left, self.left = self.left, None
+        if left is not None and self.is_rank:
+            left.record()
 
     def record_imports(self) -> None:
         """Record the user's files that the script has imported by now, on the first rank of the node."""
@@ -217,7 +239,7 @@ class Session:
 
     def _trace_memory(self) -> None:
         from grpo_run.runtime.rank.memory_trace.allocator_history import AllocatorHistory, CudaAllocator
-        from grpo_run.runtime.rank.memory_trace.attach import trace_memory
+        from grpo_run.runtime.rank.memory_trace.tracer import trace_memory
 
         folder = self.config.run_directory / memory_findings.FOLDER
         self.memory_trace = trace_memory(
@@ -241,7 +263,16 @@ class Session:
                 warn=self.warn_in_journal,
             ),
             warn=self.warn if self.is_main else self.warn_in_journal,
+            free_bytes=self._free_bytes,
         )
+
+    def _free_bytes(self, device: str) -> int:
+        """Return how much memory of a type of device this rank may still take; 0 if that is not known."""
+        if device != "cpu":
+            usable = self.device_memory.usable_bytes()
+            return max(0, usable - self.device_memory.sizes()[0])
+        limits = memory_headroom()
+        return min((one.free_bytes for one in limits), default=0) // self.local_world_size
 
     def _leave_rank(self) -> None:
         """In a process that was just forked from the rank: let nothing of it act for the rank."""

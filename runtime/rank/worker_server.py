@@ -19,7 +19,7 @@ from typing import Any
 
 from grpo_run.runtime.rank.collective_recorder import Recorder
 from grpo_run.runtime.upstream import process_names, torch_names
-from grpo_run.watchdog.deadlocks.threads import THREADS_HANDLER, ThreadReport
+from grpo_run.watchdog.deadlocks.positions import THREADS_HANDLER, ThreadReport
 
 NEVER_ISSUE_COLLECTIVES = (
     "grpo_run.runtime.rank.heartbeat",

@@ -1,7 +1,7 @@
-"""Snapshots in memory and their way to disk: staging areas, slots, buffers, and the drain worker.
+"""Snapshots in memory and their way to disk: staging areas, slots, and the drain worker.
 
 Start with `area.py`, which shows the layout of the directory. Ranks write snapshots into slots on a
-memory-backed file system (`slot.py`, `buffer.py`, `index.py`). The supervisor's `drain_scheduler.py` tells
+memory-backed file system (`slot.py`). The supervisor's `drain_scheduler.py` tells
 a separate process (`drain_worker.py`) which one to write to disk as a checkpoint; `drain_policy.py` chooses
 it. `ownership.py` says which run an area belongs to, and `leftovers.py` lists areas that no run needs.
 Imports `runtime/checkpoints/`, `runtime/processes/`, `runtime/upstream/` and `watchdog/`. Does not decide

@@ -2,19 +2,20 @@
 
     <memory>/grpo-run-<uid>/9f86d081884c7d65/            mode 0700; a random name that run.json holds
       slot0/ slot1/ slot2/
-        lock                   held while the slot is written, drained or loaded; released by the kernel if the holder dies
+        lock                   held while the slot is written, drained or loaded; released by the kernel if the
+                               holder dies
         STAGED.json            written last, by rename; without it the slot holds no snapshot
         DRAINED                the snapshot is on disk as a checkpoint
-        rank0.arena rank0.json snapshot buffer of rank 0 and its index (`buffer.py`, `index.py`)
-        files/                 the other files of the checkpoint, as the trainer wrote them
+        LOADED                 ranks have resumed from it
+        files/checkpoint-N/    the checkpoint, as the trainer wrote it
+        spare/                 files of an earlier snapshot, over which the next one is written
       OWNER.json lock          whose area it is, and the lock of the run's supervisor (`ownership`)
       TROUBLE.json             present while checkpoints cannot be written to disk
-      loading/                 the directory from which ranks load a snapshot that is still in memory
       restore/                 a checkpoint written here to resume from, because the disk is full or stuck
 
 Snapshots survive the death of every process, but not a reboot. There are three slots so that one can be
 drained, one can hold the newest snapshot and one can be written at any time. Ranks write (`runtime.rank.saving`),
-the drain worker reads. Does not copy tensors or write checkpoints. Works on one node only.
+the drain worker reads. Does not write checkpoints. Works on one node only.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from grpo_run.runtime.snapshots.slot import STAGED, StagedSnapshot, StagingSlot
 SLOTS = 3
 TROUBLE = "TROUBLE.json"
 RESTORE = "restore"
-LOADING = "loading"
 
 
 class StagingArea:

@@ -128,9 +128,9 @@ class DrainScheduler:
     def prepare_attempt(self, world_size: int, *, spare_memory: bool = False) -> SnapshotName | None:
         """Return the snapshot that the next attempt loads from memory, or None after making it loadable from disk.
 
-        Only a snapshot that each rank loads by itself is loaded from memory, by as many ranks as wrote it. One that
-        was offered to an attempt which did not finish a step is not offered again, whatever the reason was. No rank
-        may be running. Blocks only if it returns None.
+        A snapshot is loaded from memory by as many ranks as wrote it. One that was offered to an attempt which did
+        not finish a step is not offered again, whatever the reason was. No rank may be running. Blocks only if it
+        returns None.
 
         Args:
             world_size: number of ranks of the attempt.
@@ -149,7 +149,7 @@ class DrainScheduler:
         for staged, slot in self.staging.snapshots():
             if self._is_broken(staged, slot):
                 continue
-            loadable = staged.loads_by_rank and staged.world_size == world_size and staged.files is not None
+            loadable = staged.world_size == world_size and staged.files is not None
             superseded = self._published.supersede(staged) and not slot.drained
             if not loadable or superseded or staged == self._expected:
                 break

@@ -6,9 +6,9 @@
 Only this process writes checkpoints for the supervisor, so a file system that hangs blocks nothing else. It
 dies with the supervisor; the next drain deletes partial directories that it leaves. `DrainProcess` is the
 supervisor's side, used by `drain_requests.py`; `serve` is the process, and `handle_request` drains one
-snapshot. The files are byte for byte what the trainer would have written. A snapshot that the script has
-not scheduled goes to a folder of its own in the output directory (`runtime/checkpoints/search.py`). Does
-not choose the snapshot; `drain_scheduler.py` does.
+snapshot. The files are copied as the trainer wrote them into memory. A snapshot that the script has not
+scheduled goes to a folder of its own in the output directory (`runtime/checkpoints/search.py`). Does not
+choose the snapshot; `drain_scheduler.py` does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import errno
 import multiprocessing
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -40,9 +39,8 @@ from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import sync_tree
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.adoption import abandon
-from grpo_run.runtime.processes.parent_death import die_with_parent
+from grpo_run.runtime.processes.starting import die_with_parent
 from grpo_run.runtime.snapshots.area import StagingArea
-from grpo_run.runtime.snapshots.buffer import SnapshotBufferReader
 from grpo_run.runtime.snapshots.drain_messages import (
     DrainFailed,
     DrainProgress,
@@ -51,15 +49,14 @@ from grpo_run.runtime.snapshots.drain_messages import (
     DrainRequest,
 )
 from grpo_run.runtime.snapshots.headroom import DISK_RESERVE_BYTES, FULL_BYTES, least_headroom
-from grpo_run.runtime.snapshots.index import SnapshotIndex
 from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
-from grpo_run.runtime.snapshots.writer import write_files
 from grpo_run.runtime.upstream import process_names
 from grpo_run.watchdog.text import size_text
 
 LOCK_WAIT_SECONDS = 30.0
 """How long a rank may hold a slot's lock before the request fails."""
-COPY_BYTES = 8 << 20
+COPY_BYTES = 1 << 20
+"""Between two reports of progress: even a slow disk takes as much within `drain_requests.STALL_SECONDS`."""
 SYNC_BYTES = 1 << 30
 """Bytes between two syncs: one fsync of a large checkpoint could take minutes and would look like a stall."""
 
@@ -130,7 +127,7 @@ def _drain(
     directory = directory_of(staged, output_dir) if durable else output_dir
     trainer_files = slot.files / staged.folder
     with _broken_snapshot_errors():
-        indexes = slot.check_complete(staged)
+        slot.check_complete(staged)
         needed_bytes = slot.checkpoint_bytes(staged)
     make_directory(directory)
     clean_partial_directories(directory)
@@ -139,9 +136,6 @@ def _drain(
     with partial_directory(directory, staged.step) as partial:
         progress = _WrittenBytes(report, partial)
         _copy_tree(trainer_files, partial, progress.add_written)
-        for rank, index in enumerate(indexes):
-            with _broken_snapshot_errors():
-                _write_rank(slot.buffer_path(rank), index, partial, progress.add_written)
         manifest = write_manifest(partial, staged, progress=progress.repeat)
         publish(partial, final)
     if durable:
@@ -212,31 +206,20 @@ def _copy_tree(source: Path, target: Path, add_written: Callable[[int], None]) -
                 while block := reader.read(COPY_BYTES):
                     writer.write(block)
                     add_written(len(block))
-            with suppress(PermissionError, NotImplementedError):  # some file systems have no modes
-                shutil.copymode(Path(folder) / name, copy / name)
+            _copy_mode(Path(folder) / name, copy / name)
+        if folder != str(source):
+            _copy_mode(Path(folder), copy)
 
 
-def _write_rank(
-    buffer_path: Path, index: SnapshotIndex, target: Path, add_written: Callable[[int], None]
-) -> None:
-    if not index.files:
-        return
-    with SnapshotBufferReader(buffer_path) as buffer:
-        try:
-            write_files(index, buffer, target, progress=add_written)
-        except RuntimeError as error:
-            # torch's writer does not report the errno, but the reserve was free when the drain began
-            full = shutil.disk_usage(target).free < DISK_RESERVE_BYTES
-            number = errno.ENOSPC if full else errno.EIO
-            raise OSError(number, f"{os.strerror(number)}: {' '.join(str(error).split())[:200]}") from error
+def _copy_mode(source: Path, target: Path) -> None:
+    with suppress(PermissionError, NotImplementedError):  # some file systems have no modes
+        shutil.copymode(source, target)
 
 
 NICENESS = 10
 """Lower priority than training."""
 PROGRESS_SECONDS = 0.5
 """Minimum time between two progress messages."""
-IO_POLL_SECONDS = 5.0
-"""Time between two checks of the kernel's I/O counters; much shorter than `drain_requests.STALL_SECONDS`."""
 
 
 class DrainProcess:
@@ -325,66 +308,20 @@ def serve(staging_path: str, connection: Connection, parent: int) -> None:
     while True:
         try:
             request = connection.recv()
-            reporter = _ProgressReporter(connection)
-            with reporter.watching_io():
-                reply = handle_request(staging, request, reporter)
-            connection.send(reply)
+            connection.send(handle_request(staging, request, _ProgressReporter(connection)))
         except (EOFError, OSError):
             return  # the supervisor closed the connection
 
 
 class _ProgressReporter:
-    """Send progress messages when called, and when the writing thread does I/O between calls.
-
-    The kernel counts the I/O. One call of torch writes a whole record of an archive, which may take minutes.
-    """
+    """Sends progress messages when called, not too often."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._lock = threading.Lock()
         self._sent_at = time.monotonic()
-        self._written_bytes = 0
 
     def __call__(self, written_bytes: int) -> None:
-        self._written_bytes = written_bytes
-        with self._lock:
-            now = time.monotonic()
-            if now - self._sent_at >= PROGRESS_SECONDS:
-                self._sent_at = now
-                self._connection.send(DrainProgress(written_bytes=written_bytes))
-
-    @contextmanager
-    def watching_io(self) -> Iterator[None]:
-        """Watch the calling thread's I/O while the block runs. Nothing is sent after the block."""
-        done = threading.Event()
-        thread = threading.Thread(
-            target=self._watch_io, args=(threading.get_native_id(), done), name="progress", daemon=True
-        )
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-
-    def _watch_io(self, thread_id: int, done: threading.Event) -> None:
-        before = read_io_counters(thread_id)
-        while not done.wait(IO_POLL_SECONDS):
-            now = read_io_counters(thread_id)
-            if now != before:
-                before = now
-                try:
-                    self(self._written_bytes)
-                except OSError:
-                    return  # the connection is closed; the writing thread notices too
-
-
-def read_io_counters(thread_id: int) -> bytes | None:
-    """Return one thread's I/O counters (proc_pid_io(5)), or None if the kernel has none.
-
-    The counters are of one thread because reading them and sending messages count as I/O too.
-    """
-    try:
-        return Path(f"/proc/self/task/{thread_id}/io").read_bytes()
-    except OSError:
-        return None
+        now = time.monotonic()
+        if now - self._sent_at >= PROGRESS_SECONDS:
+            self._sent_at = now
+            self._connection.send(DrainProgress(written_bytes=written_bytes))

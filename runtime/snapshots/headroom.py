@@ -1,9 +1,8 @@
 """Headroom in memory: how much a file may grow under the limits of tmpfs, MemAvailable and cgroups.
 
-A write to a mapped page fails with SIGBUS if tmpfs is full, and the kernel kills the process if its memory
-cgroup is full. Neither can be handled, so headroom is checked before memory is taken. Code that writes files
-without mapping them can use `is_full` on the error instead. Called by `buffer.py` and by the ranks when they
-save. Reserves nothing.
+The kernel kills a process whose memory cgroup is full, which cannot be handled, so headroom is checked before
+memory is taken. A full file system is an error of the write; `is_full` recognizes it. Called by the ranks when
+they save and by the drain worker. Reserves nothing.
 """
 
 from __future__ import annotations
@@ -87,9 +86,13 @@ def measure_headroom(folder: Path) -> list[Headroom]:
             total_bytes=status.f_blocks * status.f_frsize,
         )
     ]
+    return found + memory_headroom()
+
+
+def memory_headroom() -> list[Headroom]:
+    """Return the headroom of each limit on the memory of this process: the machine and its cgroups."""
     machine = machine_headroom(read_file("/proc/meminfo") or b"")
-    if machine is not None:
-        found.append(machine)
+    found = [machine] if machine is not None else []
     return found + cgroup_headroom(read_file("/proc/self/cgroup") or b"")
 
 

@@ -1,7 +1,7 @@
 """One staging slot: a snapshot in memory, its lock, and the record that declares it complete.
 
-Ranks write a slot (`runtime.rank.saving`); the drain worker, and ranks that resume (`runtime.rank.resuming`), read it at the
-same time. Which slot is used is decided in `area.py`.
+Ranks write a slot (`runtime.rank.saving`); the drain worker, and ranks that resume (`runtime.rank.resuming`),
+read it, also at the same time. Which slot is used is decided in `area.py`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,17 @@ from pathlib import Path
 
 import pydantic
 
-from grpo_run.runtime.call_names import LOOP
-from grpo_run.runtime.checkpoints.digests import FileEntry, digest_file, verify_digests
 from grpo_run.runtime.checkpoints.manifest import Identity
 from grpo_run.runtime.checkpoints.search import directory_of, name_of
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.files import lock_exclusively, lock_shared, write_json
-from grpo_run.runtime.snapshots.buffer import check_in_memory, free_memory
-from grpo_run.runtime.snapshots.index import SnapshotIndex, read_index
+from grpo_run.runtime.files import lock_exclusively, lock_shared, tree_bytes, write_json
 
 STAGED = "STAGED.json"
 PREPARED = "STAGED.json.prepared"
 """The content of `STAGED` before the snapshot is complete."""
 DRAINED = "DRAINED"
+LOADED = "LOADED"
 SCHEMA = 1
-MAX_RECORDED_BYTES = 64 << 20
-"""Total size of the trainer's own files up to which they are digested when a snapshot is complete: some tens of
-milliseconds. Usually they are a tokenizer and a few JSON files; FSDP writes its state as such files."""
 
 
 class StagedSnapshot(Identity):
@@ -47,8 +41,8 @@ class StagedSnapshot(Identity):
         limit: the script's `save_total_limit`.
         best: directory name of the script's best checkpoint so far.
         staged_at: when it was taken, in seconds since the epoch.
-        files: entries of the files that are not in a buffer, by path relative to the checkpoint directory; None if
-            they were not recorded, and the snapshot must be written to disk before it is loaded.
+        files: size of each file in bytes, by path relative to the checkpoint directory; None if there was no memory
+            to record them, and the snapshot must be written to disk before it is loaded.
     """
 
     schema_version: int = SCHEMA
@@ -58,20 +52,12 @@ class StagedSnapshot(Identity):
     best: str | None = None
     staged_at: float
     urgent: bool = False
-    files: dict[str, FileEntry] | None = None
+    files: dict[str, int] | None = None
 
     @property
     def must_reach_disk(self) -> bool:
         """Whether the snapshot may not be dropped for a newer one before it is on disk."""
         return self.scheduled or self.urgent
-
-    @property
-    def loads_by_rank(self) -> bool:
-        """Whether each rank loads its part with functions that can be served from memory.
-
-        A loop does, however its state is spread over ranks. Trainers of sharded state load with functions of their own.
-        """
-        return self.layout == "ddp" or self.train_call.trainer_class == LOOP
 
     @property
     def order(self) -> tuple[int, int, int, float]:
@@ -110,13 +96,10 @@ class StagingSlot:
         """The directory that stands in for the trainer's `output_dir`."""
         return self.path / "files"
 
-    def buffer_path(self, rank: int) -> Path:
-        """Return the file of one rank's snapshot buffer."""
-        return self.path / f"rank{rank}.arena"
-
-    def index_path(self, rank: int) -> Path:
-        """Return the file of one rank's snapshot index."""
-        return self.path / f"rank{rank}.json"
+    @property
+    def spare(self) -> Path:
+        """Files of an earlier snapshot; the next one is written over those of the same names."""
+        return self.path / "spare"
 
     def read_snapshot(self) -> StagedSnapshot | None:
         """Return the complete snapshot in this slot, or None.
@@ -136,37 +119,27 @@ class StagingSlot:
             raise CheckpointError(f"{self.path / STAGED} has schema {staged.schema_version}, not {SCHEMA}")
         return staged
 
-    def check_complete(self, staged: StagedSnapshot) -> list[SnapshotIndex]:
-        """Check that everything the snapshot needs is in memory, and return the index of each rank.
+    def check_complete(self, staged: StagedSnapshot) -> None:
+        """Check that every recorded file is in memory with its size.
 
-        The bytes in the buffers are not read: memory is trusted as the memory of a process is. The other files are
-        compared with their digests, if these were recorded.
-
-        Raises:
-            CheckpointError: an index, a buffer or another file is missing, damaged or too short.
-        """
-        indexes = [read_index(self.index_path(rank)) for rank in range(staged.world_size)]
-        for rank, index in enumerate(indexes):
-            ends = [record.offset + record.size for file in index.files for record in file.records]
-            if ends:
-                check_in_memory(self.buffer_path(rank), max(ends))
-        verify_digests(self.files / staged.folder, staged.files or {})
-        return indexes
-
-    def checkpoint_bytes(self, staged: StagedSnapshot) -> int:
-        """Return how large the checkpoint of the snapshot in this slot is on disk.
+        Nothing is read: memory is trusted as the memory of a process is.
 
         Raises:
-            CheckpointError: an index or another file cannot be read.
+            CheckpointError: a file is missing, or shorter or longer.
         """
         folder = self.files / staged.folder
-        indexes = [read_index(self.index_path(rank)) for rank in range(staged.world_size)]
         try:
-            files = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             folder.stat()
+            for name, size_bytes in (staged.files or {}).items():
+                found_bytes = (folder / name).stat().st_size
+                if found_bytes != size_bytes:
+                    raise CheckpointError(f"{folder / name} has {found_bytes} bytes instead of {size_bytes}")
         except OSError as error:
-            raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from error
-        return files + sum(index.size_bytes for index in indexes)
+            raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    def checkpoint_bytes(self, staged: StagedSnapshot) -> int:
+        """Return how large the checkpoint of the snapshot in this slot is on disk."""
+        return sum(_sizes(self.files / staged.folder).values())
 
     @property
     def drained(self) -> bool:
@@ -177,12 +150,22 @@ class StagingSlot:
         """Record that the snapshot is on disk."""
         (self.path / DRAINED).touch(0o600)
 
+    def mark_loaded(self) -> None:
+        """Record that ranks load this snapshot. They may keep its files mapped, so nothing is written over them."""
+        (self.path / LOADED).touch(0o600)
+
     def begin_snapshot(self) -> None:
-        """Discard the present snapshot before another one is written."""
+        """Discard the present snapshot before another one is written, and keep its files as spare ones."""
         (self.path / STAGED).unlink(missing_ok=True)
         (self.path / PREPARED).unlink(missing_ok=True)
         (self.path / DRAINED).unlink(missing_ok=True)
+        loaded = (self.path / LOADED).exists()
+        if not loaded:
+            for folder in self.files.glob("*"):
+                shutil.rmtree(self.spare, ignore_errors=True)
+                folder.rename(self.spare)
         shutil.rmtree(self.files, ignore_errors=True)
+        (self.path / LOADED).unlink(missing_ok=True)
         self.files.mkdir(mode=0o700)
 
     def prepare_snapshot(self, staged: StagedSnapshot) -> None:
@@ -190,19 +173,11 @@ class StagingSlot:
         write_json(self.path / PREPARED, staged.model_dump())
 
     def record_files(self, staged: StagedSnapshot) -> StagedSnapshot:
-        """Add the digests of the files that are not in a buffer to the prepared snapshot, and return it.
-
-        Without memory for that, or with larger files than are digested here, it stays as it is.
-        """
-        folder = self.files / staged.folder
-        paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        """Add the sizes of all files to the prepared snapshot, and return it; without memory it stays as it is."""
+        if not (self.path / PREPARED).exists():
+            return staged  # the slot was removed, and must not become complete without its files
+        recorded = staged.model_copy(update={"files": _sizes(self.files / staged.folder)})
         try:
-            if sum(path.stat().st_size for path in paths) > MAX_RECORDED_BYTES:
-                return staged
-            files = {str(path.relative_to(folder)): digest_file(path) for path in paths}
-            recorded = staged.model_copy(update={"files": files})
-            if not (self.path / PREPARED).exists():
-                return staged  # the slot was removed, and must not become complete without its files
             self.prepare_snapshot(recorded)
         except OSError:
             return staged
@@ -211,17 +186,13 @@ class StagingSlot:
     def complete_snapshot(self) -> None:
         """Declare the prepared snapshot complete, after all ranks have written. Takes no memory."""
         os.replace(self.path / PREPARED, self.path / STAGED)
+        shutil.rmtree(self.spare, ignore_errors=True)  # nothing of the snapshot has these names
 
     def free(self) -> int:
-        """Discard the present snapshot, and free the memory of its buffers; return how many bytes that were.
-
-        Raises:
-            CheckpointError, OSError: a buffer cannot be freed; the snapshot is discarded.
-        """
+        """Discard the present snapshot and free its memory; return how many bytes that were."""
         before = self.size_bytes()
         self.begin_snapshot()
-        for buffer in self.path.glob("rank*.arena"):
-            free_memory(buffer)
+        shutil.rmtree(self.spare, ignore_errors=True)
         return max(0, before - self.size_bytes())
 
     @contextmanager
@@ -253,4 +224,13 @@ class StagingSlot:
 
     def size_bytes(self) -> int:
         """Return the memory that the slot's files use."""
-        return sum(file.stat().st_blocks * 512 for file in self.path.rglob("*") if file.is_file())
+        return tree_bytes(self.path)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Return the size of each file below a folder, by its relative path."""
+    return {
+        str(path.relative_to(folder)): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -18,7 +18,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_STOPPED
 from grpo_run.runtime.files import NO_SPACE_ERRNOS
 from grpo_run.runtime.history.attempt_files import AttemptFiles
-from grpo_run.runtime.history.history_parts import Commit, newest_commit
+from grpo_run.runtime.history.progress import Commit, newest_commit
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output
 from grpo_run.runtime.processes.ranks import RankGroup
@@ -53,25 +53,6 @@ class Exits:
     def stopped(self) -> bool:
         """Whether a rank exited because all ranks agreed to stop."""
         return any(exit.exit_code == EXIT_STOPPED for exit in self.seen)
-
-    def past_training(self, slots: Mapping[int, Slot | None]) -> frozenset[int]:
-        """Return the ranks that have returned from a `train()` call and not completed, if every other rank has completed.
-
-        What such a rank still does is no training, which would need all ranks. Empty if no rank has completed, as
-        between two calls.
-        """
-        exited = {exit.rank for exit in self.seen if exit.completed}
-        states = {rank: slot.state if slot is not None else None for rank, slot in slots.items()}
-        left = {
-            rank: state
-            for rank, state in states.items()
-            if rank not in exited and state is not RankState.done
-        }
-        if len(left) == len(states) or any(
-            state not in (RankState.between, RankState.returned) for state in left.values()
-        ):
-            return frozenset()
-        return frozenset(left)
 
     def add(self, exits: Iterable[Exit], slots: Mapping[int, Slot | None]) -> None:
         """Record exits, each with its error file and with whether its script completed.
@@ -144,7 +125,7 @@ class Attempt:
         run: the run directory.
         number: of the attempt, 0 for the first one of the run.
         warn: receives (rank, text) for warnings about exits.
-        rank_of_place: global rank by place; a place is a local rank, and the index of its slot on the board.
+        rank_of_local_rank: global rank by local rank, which is the index of its slot on the board.
         world_size: number of ranks on all nodes.
     """
 
@@ -154,13 +135,13 @@ class Attempt:
         number: int,
         *,
         warn: Callable[[int, str], None],
-        rank_of_place: Mapping[int, int] = MappingProxyType({}),
+        rank_of_local_rank: Mapping[int, int] = MappingProxyType({}),
         world_size: int = 0,
     ) -> None:
         self.number = number
         self.files = AttemptFiles(run, number)
-        self.rank_of_place = dict(rank_of_place)
-        self.place_of_rank = {rank: place for place, rank in self.rank_of_place.items()}
+        self.rank_of_local_rank = dict(rank_of_local_rank)
+        self.local_rank_of = {rank: local for local, rank in self.rank_of_local_rank.items()}
         self.world_size = world_size
         self.exits = Exits(self.files, warn)
         self.timeline = PhaseTimeline()
@@ -174,23 +155,23 @@ class Attempt:
     @property
     def on_several_nodes(self) -> bool:
         """Whether other nodes have ranks too."""
-        return self.world_size > len(self.rank_of_place)
+        return self.world_size > len(self.rank_of_local_rank)
 
     def outputs(self, output: Output) -> dict[tuple[int, int], Path]:
         """The files that the local ranks print to, by rank and descriptor: 1, and 2 where that has one of its own."""
-        files = {(rank, 1): self.files.log(rank) for rank in self.place_of_rank}
+        files = {(rank, 1): self.files.log(rank) for rank in self.local_rank_of}
         if output is Output.apart:
-            files |= {(rank, 2): self.files.errors(rank) for rank in self.place_of_rank}
+            files |= {(rank, 2): self.files.errors(rank) for rank in self.local_rank_of}
         return files
 
     @property
     def sockets(self) -> dict[int, str]:
         """The path of the worker server's socket of each local rank."""
-        return {rank: str(self.files.socket(rank)) for rank in self.place_of_rank}
+        return {rank: str(self.files.socket(rank)) for rank in self.local_rank_of}
 
     def by_rank(self, pids: Mapping[int, int]) -> dict[int, int]:
-        """Return process ids by global rank, from process ids by place."""
-        return {self.rank_of_place[place]: pid for place, pid in pids.items()}
+        """Return process ids by global rank, from process ids by local rank."""
+        return {self.rank_of_local_rank[local_rank]: pid for local_rank, pid in pids.items()}
 
     def make_files(self, notify: Callable[[str], None]) -> None:
         """Create the directory of the attempt, elsewhere if the disk of the run does not take it.
@@ -211,11 +192,11 @@ class Attempt:
     def read_slots(self, board: Board) -> dict[int, Slot | None]:
         """Read the slot of every local rank; None for one that cannot be read."""
         slots = board.read_all()
-        return {rank: slots[place] for place, rank in self.rank_of_place.items()}
+        return {rank: slots[local] for local, rank in self.rank_of_local_rank.items()}
 
     def read_memory(self, board: Board) -> dict[int, RankMemory]:
         """Read what the local ranks have measured of their memory."""
-        found = {rank: board.rank_memory(place) for place, rank in self.rank_of_place.items()}
+        found = {rank: board.rank_memory(local) for local, rank in self.rank_of_local_rank.items()}
         return {rank: memory for rank, memory in found.items() if memory is not None}
 
     def new_commit(self, slots: Mapping[int, Slot | None], board: Board) -> Commit | None:
@@ -229,17 +210,16 @@ class Attempt:
             return None  # the next call of the script may have a lower number in the run
         self.committed = position
         self.growth.committed(lambda: self.read_memory(board))
-        self._watch_retries(commit.step, slots, board)
+        self._watch_retries(board)
         return commit
 
-    def _watch_retries(self, step: int, slots: Mapping[int, Slot | None], board: Board) -> None:
+    def _watch_retries(self, board: Board) -> None:
         if not self._has_devices:
             return
         memory = self.read_memory(board)
         # a rank that has measured nothing yet may have one
         self._has_devices = any(one.has_device or not one.readings for one in memory.values()) or not memory
-        tokens = sum(slot.tokens_generated for slot in slots.values() if slot is not None)
-        self.retries.committed(step, time.monotonic(), tokens, memory)
+        self.retries.committed(memory)
 
     def have_loaded(self, slots: Mapping[int, Slot | None]) -> bool:
         """Whether the ranks have loaded what they resume from: they have finished a step, or save already."""

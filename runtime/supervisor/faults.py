@@ -10,16 +10,14 @@ ranks that have not exited yet. Does not judge (`watchdog/diagnosis/`), choose (
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
+from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.history.recovery import RESTARTS, Action, Decision
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.rewards import FAILURES_TO_MOVE
@@ -27,17 +25,16 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output, RunConfig
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.attempt import Attempt, Exits
-from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
 from grpo_run.runtime.supervisor.memory.policy import MemoryDecision
 from grpo_run.runtime.supervisor.memory.tracing import JobTracer
-from grpo_run.runtime.supervisor.policy import decide
+from grpo_run.runtime.supervisor.policy import decide, has_finished
 from grpo_run.runtime.supervisor.quarantine import RunQuarantine
 from grpo_run.runtime.supervisor.run_memory import RunMemory, signature_with_plan
 from grpo_run.runtime.supervisor.setting_aside import can_go_back
 from grpo_run.runtime.supervisor.stop_means import stop_code
 from grpo_run.watchdog.diagnosis.lost_peers import is_lost_peer
-from grpo_run.watchdog.observation import RankError, Slot, all_done, all_returned
+from grpo_run.watchdog.observation import RankError, Slot, all_returned
 from grpo_run.watchdog.verdict import Verdict
 
 
@@ -88,7 +85,7 @@ def other_failures(attempt: Attempt, verdict: Verdict) -> dict[str, list[int]]:
     A rank that has written its error is listed although its process may not have exited yet.
     """
     failed = {exit.rank: exit.error for exit in attempt.exits.failed}
-    for rank in attempt.place_of_rank.keys() - {exit.rank for exit in attempt.exits.seen}:
+    for rank in attempt.local_rank_of.keys() - {exit.rank for exit in attempt.exits.seen}:
         error = attempt.files.read_error(rank)
         if error is not None:
             failed[rank] = error
@@ -103,7 +100,6 @@ def _error_of_culprit(exits: Exits, verdict: Verdict) -> RankError | None:
 
 
 _USAGE: list[type[UsageError]] = [UsageError, *UsageError.__subclasses__()]
-DESTRUCTOR = re.compile(r"~(?:Reducer|ProcessGroup)")
 USAGE_ERRORS = frozenset(error.__name__ for error in _USAGE)
 """Errors of a rank that the user has to correct. A script's own `sys.exit(2)` is not one of them."""
 
@@ -177,15 +173,10 @@ class FaultHandler:
             exits_unseen_since: when ranks were polled last without a failure, in monotonic seconds.
         """
         outcome = None
-        if context.finding is not None:
-            left = context.attempt.exits.past_training(slots)
-            returned = all_returned(list(slots.values()))
-            if left or returned:
-                outcome = self._investigate(context, slots, exits_unseen_since)
-                done = all_done(list(slots.values()))
-                repeated = returned and self._has_happened_before(outcome.verdict)
-                if done or repeated or (left and in_destructor(outcome.folder, left)):
-                    return self._end_exit_hang(context, outcome.verdict)
+        if context.finding is not None and all_returned(list(slots.values())):
+            outcome = self._investigate(context, slots, exits_unseen_since)
+            if has_finished(slots.values(), self._history, outcome.verdict.signature):
+                return self._end_exit_hang(context, outcome.verdict)
         self._lifecycle.fire(RunEvent.fault)
         outcome = outcome or self._investigate(context, slots, exits_unseen_since)
         self._lifecycle.fire(RunEvent.evidence_written)
@@ -194,14 +185,17 @@ class FaultHandler:
         memory = None if stopping else self._decide_memory(context, verdict)
         also_failed = other_failures(context.attempt, verdict)["also_failed"]
         prompts = self._quarantine.due(verdict, also_failed, context.attempt.files)
-        if usage is not None:
-            decision = Decision(
-                action=Action.stop, reason="the settings are wrong; a restart would repeat the error"
-            )
-        elif memory is not None:
-            decision = memory.decision
-        else:
-            decision = self._decide(verdict, stopping=stopping, prompts=len(prompts))
+        decision = decide(
+            self._history,
+            verdict,
+            self._config.budget,
+            stopping=stopping,
+            can_go_back=self._can_go_back(verdict),
+            prompts=len(prompts),
+            starts_over=self._config.may_start_over,
+            wrong_settings=usage is not None,
+            out_of_memory=memory.decision if memory is not None else None,
+        )
         restart = decision.action in RESTARTS
         if usage is None:
             self._show_traceback(verdict, restart=restart, stopping=stopping)
@@ -224,17 +218,6 @@ class FaultHandler:
         tell_ranks(context, verdict)
         return self._resolve(verdict, decision, usage=usage, stopping=stopping)
 
-    def _decide(self, verdict: Verdict, *, stopping: bool, prompts: int) -> Decision:
-        return decide(
-            self._history,
-            verdict,
-            self._config.budget,
-            stopping=stopping,
-            can_go_back=self._can_go_back(verdict),
-            prompts=prompts,
-            starts_over=self._config.may_start_over,
-        )
-
     def _resolve(
         self, verdict: Verdict, decision: Decision, *, usage: RankError | None, stopping: bool
     ) -> Resolution:
@@ -248,21 +231,6 @@ class FaultHandler:
         sentence = f"{as_sentence(verdict.sentence)} Gave up: {as_sentence(decision.reason)}"
         advice = verdict.advice if verdict.shortage is not None else ()
         return Resolution(sentence=" ".join((sentence, *advice)))
-
-    def thrashing(self, attempt: Attempt) -> HangFinding | None:
-        """Report a rank whose allocator returns its caches in every step, once; return it if it is slow and can be helped.
-
-        A run that would be given up is left alone: it goes on, however slowly.
-        """
-        found = attempt.retries.found
-        if found is None or self._lifecycle.state is not RunState.running:
-            return None
-        self._reporter.warn_once(found.rank, "retried allocations", found.warning)
-        if not found.is_thrashing or not self._memory.can_change(
-            found.phase, several_nodes=attempt.on_several_nodes
-        ):
-            return None
-        return HangFinding(retries=found, began_at_seconds=time.monotonic())
 
     def _decide_memory(self, context: IncidentContext, verdict: Verdict) -> MemoryDecision | None:
         attempt, rank = context.attempt, verdict.culprit
@@ -320,19 +288,12 @@ class FaultHandler:
             self._reporter.notify(verdict.traceback.rstrip())
 
     def _end_exit_hang(self, context: IncidentContext, verdict: Verdict) -> Resolution:
-        """A rank does not exit although every script has run its last line, or only torch's destructors are left.
-
-        The work is done: warn, and end the run. A thread that the script has left behind had a second attempt.
-        """
+        """A rank does not exit although every script has run its last line: warn, and end the run."""
         self._reporter.write("action", action=str(Action.stop), reason="every script has run its last line")
         self._reporter.write("warning", text=verdict.sentence)
         if self._history.ranks_stopped or context.attempt.exits.stopped:
             return Resolution(event=RunEvent.stopped, exit_code=EXIT_STOPPED)
         return Resolution(event=RunEvent.completed, exit_code=EXIT_FINISHED)
-
-    def _has_happened_before(self, verdict: Verdict) -> bool:
-        """Whether this incident, which the history has as its last one, is the same as an earlier one."""
-        return any(one.signature == verdict.signature for one in self._history.recoveries[:-1])
 
     def _investigate(
         self, context: IncidentContext, slots: Mapping[int, Slot | None], exits_unseen_since: float
@@ -356,21 +317,6 @@ class FaultHandler:
         if verdict.trip is not None:
             self._reporter.write("guard_tripped", **verdict.trip.as_json())
         return outcome
-
-
-def in_destructor(incident: Path, ranks: Collection[int]) -> bool:
-    """Whether each of these ranks is inside the destructor of DDP's reducer or of a process group, by its native stack.
-
-    torch's destructor of a Gloo group joins threads while it holds the GIL, which those threads may need.
-    """
-    for rank in ranks:
-        try:
-            stack = (incident / "stacks" / f"rank{rank}.native.txt").read_text(errors="replace")
-        except OSError:
-            return False
-        if not DESTRUCTOR.search(stack):
-            return False
-    return True
 
 
 def _usage_error(exits: Exits) -> RankError | None:

@@ -1,6 +1,6 @@
 """The guardian: a small process that terminates what a supervisor killed by SIGKILL leaves behind.
 
-Forkserver, ranks and drain worker die with the supervisor (`runtime/processes/parent_death.py`). What the
+Forkserver, ranks and drain worker die with the supervisor (`runtime/processes/starting.py`). What the
 ranks have started does not, and would keep ports, memory and devices. The guardian waits for the
 supervisor's exit on a pidfd, notes whether the kernel has killed it, terminates the processes that belong
 to the ranks, and writes one event to the journal. Until then it looks at the processes now and then, to
@@ -30,8 +30,7 @@ from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.memory.host_cgroup import read_cgroup_kills, remove_cgroup
 from grpo_run.runtime.memory.host_last_sample import LastSample, read_last_sample
-from grpo_run.runtime.processes import fresh_interpreter
-from grpo_run.runtime.processes.named_signals import inherited_as_ignored
+from grpo_run.runtime.processes.starting import inherited_as_ignored, interpreter_command
 from grpo_run.runtime.processes.termination import TerminatedProcess, describe, terminate
 from grpo_run.watchdog.run_processes.keeping import without_kept
 from grpo_run.watchdog.run_processes.ownership import RunProcesses
@@ -119,7 +118,7 @@ class Guardian:
         }
         with inherited_as_ignored():  # it leaves the process group afterwards
             self._process = subprocess.Popen(
-                fresh_interpreter.command(f"{__name__}:main"),
+                interpreter_command(f"{__name__}:main"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
             )

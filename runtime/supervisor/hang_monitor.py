@@ -1,7 +1,7 @@
 """The supervisor's view of the hang detector: suspicions, warnings and phase durations.
 
 The supervisor calls `poll` while no rank has failed. It fires the lifecycle events of a suspicion and warns
-of blind spots of the watchdog, of ranks that others wait for, and of slower ranks. Every warning appears
+of blind spots of the watchdog and of slower ranks, and publishes which rank the others wait for. Every warning appears
 once per attempt. Does not detect hangs (`runtime/supervisor/detection/detector.py`) and does not handle a
 finding (`faults.py`).
 """
@@ -18,27 +18,16 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.history.reporter import Reporter
-from grpo_run.runtime.history.status import find_late_ranks
+from grpo_run.runtime.history.status import read_late_ranks
 from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.watchdog.observation import Phase, PhaseKey, Slot
-from grpo_run.watchdog.stalls.awaited import AwaitedRank
-from grpo_run.watchdog.stalls.durations import Durations
+from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.stalls.late_ranks import LateRank
 from grpo_run.watchdog.stalls.step_clock import StepClock
-from grpo_run.watchdog.text import place_name, rank_names
 
 WarnOnce = Callable[[int, str, str], None]
 """Warns about (rank, subject, text) unless the same rank and subject were warned about before."""
-
-BUSY_SECONDS = 60.0
-"""How long a rank may be busy while all others wait before this is reported; more if its phase is usually longer."""
-BUSY_FACTOR = 3.0
-"""Multiple of a usual long duration of the phase, for the same."""
-USUAL_FRACTION = 0.99
-SUSPENDED_SECONDS = 5.0
-"""How long all ranks have to be stopped before this is reported."""
 
 
 def warn_of_blind_spots(blind: Mapping[int, str], warn_once: WarnOnce) -> None:
@@ -56,62 +45,9 @@ def warn_of_blind_spots(blind: Mapping[int, str], warn_once: WarnOnce) -> None:
 
 
 def warn_of_late_ranks(late: Iterable[LateRank], warn_once: WarnOnce) -> None:
-    """Warn about ranks that need much longer than the others for the same phase, with the reason as far as it is proved."""
+    """Warn about ranks that need much longer than the others for the same phase."""
     for one in late:
-        warn_once(one.straggler.rank, one.straggler.phase.name, one.sentence)
-
-
-def warn_of_busy_rank(
-    awaited: AwaitedRank | None,
-    learned: Mapping[PhaseKey, Durations],
-    *,
-    ranks: int,
-    now: float,
-    warn_once: WarnOnce,
-) -> None:
-    """Warn about a rank that works while all others wait for it, long before it misses its deadline.
-
-    Args:
-        awaited: the rank that others wait for; None if there is none.
-        learned: durations by phase and callback.
-        ranks: number of ranks of this node.
-        now: monotonic seconds.
-        warn_once: receives the warning.
-    """
-    if awaited is None or not awaited.busy or len(awaited.waiters) < max(1, ranks - 1):
-        return
-    durations = learned.get(
-        awaited.callback if awaited.phase is Phase.callback else awaited.phase, Durations()
-    )
-    usual = max(durations.quantile(USUAL_FRACTION), durations.first_seconds)
-    waited = now - awaited.since_seconds
-    if waited < max(BUSY_SECONDS, BUSY_FACTOR * usual):
-        return
-    place = place_name(awaited.callback) if awaited.callback else awaited.phase.name
-    verb = "waits" if len(awaited.waiters) == 1 else "wait"
-    deadline = awaited.deadline_at_seconds - awaited.since_seconds
-    warn_once(
-        awaited.rank,
-        f"busy in {place}",
-        f"rank {awaited.rank} has been busy in {place} for {waited:.0f} s while {rank_names(awaited.waiters)} {verb};"
-        f" deadline {deadline / 60:.0f} min",
-    )
-
-
-def warn_of_suspension(suspended_since: float | None, *, rank: int, now: float, warn_once: WarnOnce) -> None:
-    """Warn that every rank of this node is stopped, as by a scheduler that preempts the job.
-
-    Args:
-        suspended_since: since when, in monotonic seconds; None if a rank runs.
-        rank: one of them.
-        now: monotonic seconds.
-        warn_once: receives the warning.
-    """
-    if suspended_since is not None and now - suspended_since >= SUSPENDED_SECONDS:
-        text = (
-            "every rank of this node is stopped (SIGSTOP); its deadlines start again when the ranks continue"
-        )
-        warn_once(rank, "suspended", text)
+        warn_once(one.rank, one.phase.name, one.sentence)
 
 
 PHASE_DURATIONS_EVERY_SECONDS = 60.0
@@ -159,7 +95,7 @@ class HangMonitor:
         self._awaited_shown = (None, -math.inf)
         self._step = StepClock(self.detector.settings, time.monotonic())
         self.detector.phase_durations.earlier_attempts = self._history.phases.durations()
-        self.detector.begin_attempt(board, attempt.place_of_rank, pids, attempt.sockets, attempt.world_size)
+        self.detector.begin_attempt(board, attempt.local_rank_of, pids, attempt.sockets, attempt.world_size)
 
     def poll(self, slots: Mapping[int, Slot | None]) -> HangFinding | None:
         """Scan once and report. Returns a confirmed hang, or None."""
@@ -170,21 +106,21 @@ class HangMonitor:
             text = f"the watchdog cannot observe the ranks at present: {error or type(error).__name__}"
             self._reporter.warn_once(0, "not observed", text)
             return None
-        self._show_awaited(slots)
+        self._show_awaited()
         warn_of_blind_spots(self.detector.blind, self._reporter.warn_once)
         self._report_suspicion(self.detector.suspicion)
         if finding is None and time.monotonic() - self._durations_written_at > PHASE_DURATIONS_EVERY_SECONDS:
             self.write_phase_durations()
             if self._board is not None:
-                late = find_late_ranks(self._board, self._board.read_all(), self._history)
+                late = read_late_ranks(self._board, self._board.read_all())
                 warn_of_late_ranks(late, self._reporter.warn_once)
         found = finding or self._check_step(slots)
         if found is not None and self._board is not None and not self._board.has_full_size:
             return None  # truncated during the scan: parts of it have read as if nothing was written
         return found
 
-    def _show_awaited(self, slots: Mapping[int, Slot | None]) -> None:
-        """Publish and report which rank is waited for: at once if that ends or another one is, else once a second."""
+    def _show_awaited(self) -> None:
+        """Publish which rank is waited for: at once if that ends or another one is, else once a second."""
         awaited, now = self.detector.awaited, time.monotonic()
         rank = awaited.rank if awaited is not None else None
         if rank == self._awaited_shown[0] and now - self._awaited_shown[1] < AWAITED_EVERY_SECONDS:
@@ -192,7 +128,6 @@ class HangMonitor:
         self._awaited_shown = rank, now
         if self._board is not None:
             self._board.write_awaited(awaited)
-        self._warn_of_waits(slots)
 
     def _check_step(self, slots: Mapping[int, Slot | None]) -> HangFinding | None:
         """Report a step that is slow, once; return one that can have no end."""
@@ -215,23 +150,6 @@ class HangMonitor:
     def due_at(self) -> float:
         """When `poll` should be called again at the latest, in monotonic seconds; see `HangDetector.due_at`."""
         return self.detector.due_at
-
-    def _warn_of_waits(self, slots: Mapping[int, Slot | None]) -> None:
-        now = time.monotonic()
-        if self.detector.awaited is not None:
-            warn_of_busy_rank(
-                self.detector.awaited,
-                self.detector.phase_durations.current(now).durations,
-                ranks=len(slots),
-                now=now,
-                warn_once=self._reporter.warn_once,
-            )
-        warn_of_suspension(
-            self.detector.suspended_since,
-            rank=min(slots, default=0),
-            now=now,
-            warn_once=self._reporter.warn_once,
-        )
 
     def write_phase_durations(self) -> None:
         """Write how long phases take, from which later attempts derive their deadlines."""

@@ -34,11 +34,9 @@ from grpo_run.watchdog.deadlocks.collectives import CONSENSUS_GROUP, CollectiveP
 from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.deadlocks.proof import prove
 from grpo_run.watchdog.diagnosis import hangs
-from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits
-from grpo_run.watchdog.diagnosis.guards import diagnose_guard
+from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, diagnose_guard
 from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
 from grpo_run.watchdog.diagnosis.lost_peers import is_victim
-from grpo_run.watchdog.diagnosis.out_of_memory import diagnose_retries
 from grpo_run.watchdog.diagnosis.rewards import raised_reward
 from grpo_run.watchdog.evidence import collection, incident_files
 from grpo_run.watchdog.memory.host_kills import KernelKills
@@ -128,7 +126,7 @@ def investigate(run: RunDirectory, context: IncidentContext) -> IncidentOutcome:
     if finding is None:
         # before stacks: the survivors of a broken collective exit within milliseconds
         try:
-            exited = {rank: rank not in alive for rank in attempt.place_of_rank}
+            exited = {rank: rank not in alive for rank in attempt.local_rank_of}
             positions = detector.positions(slots, exited=exited)
         except OSError as error:
             missing.append(f"collective records could not be read: {error}")
@@ -178,13 +176,13 @@ def _with_final_positions(
 
     Their collective log on the board is complete once the process has exited.
     """
-    places = context.attempt.place_of_rank
+    local_ranks = context.attempt.local_rank_of
     silent = {rank for rank, position in (positions or {}).items() if position.records is None}
     alive = set(context.ranks.alive)
-    dead = {rank for rank in silent if places[rank] not in alive}
+    dead = {rank for rank in silent if local_ranks[rank] not in alive}
     if not positions or not dead:
         return positions
-    exited = {rank: place not in alive for rank, place in places.items()}
+    exited = {rank: local_rank not in alive for rank, local_rank in local_ranks.items()}
     final = context.detector.positions(slots, exited=exited)
     return {rank: final[rank] if rank in dead else position for rank, position in positions.items()}
 
@@ -196,15 +194,13 @@ def _judge(
     gathered: collection.Evidence,
 ) -> Verdict:
     finding, exits = context.finding, context.attempt.exits
-    raising = exits.raising(context.attempt.place_of_rank)
+    raising = exits.raising(context.attempt.local_rank_of)
     short = [exit for exit in raising if shortage_of(exit.error, None) is not None]
     if finding is not None and short:  # the others wait for a rank that has ended
         verdict = diagnose_exits(short, slots, best_position=context.best_position)
         return hangs.add_locations(verdict, gathered.stacks)
     if finding is not None and finding.deadlock is not None:
         return hangs.diagnose_deadlock(finding.deadlock, slots, gathered.stacks)
-    if finding is not None and finding.retries is not None:
-        return hangs.add_locations(diagnose_retries(finding.retries, slots), gathered.stacks)
     if finding is not None:
         assert finding.stall is not None
         return hangs.diagnose_stall(finding.stall, slots, gathered.stacks)

@@ -1,7 +1,7 @@
 """Report and journal that a script trains with neither a Trainer nor a loop.
 
 Said once, when a rank has taken its first optimizer step with no Trainer and no loop: what a restart does, that nothing is
-saved, and which drills cannot happen. Completed saves of the script's own are journaled. Called at each poll; decides
+saved, and which injected faults cannot happen. Completed saves of the script's own are journaled. Called at each poll; decides
 nothing.
 """
 
@@ -12,18 +12,58 @@ from collections.abc import Callable, Mapping, Sequence
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import TRANSITIONS, Lifecycle, RunEvent
-from grpo_run.runtime.history.own_training import ANEW
+from grpo_run.runtime.history.no_trainer_script import ANEW
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.launch.injections import Injection, remaining
-from grpo_run.runtime.supervisor.own_saves import OwnSaves
 from grpo_run.watchdog.observation import Slot
 
+SETTLE_SECONDS = 2.0
+"""How long to wait for a rank that has never saved in this attempt: ranks reach the same line within a step's imbalance."""
 
-class UnguardedWatch:
+
+class ScriptSaves:
+    """When a checkpoint that the script saves with `Accelerator.save_state` is complete: on all ranks that save.
+
+    Some scripts call it on every rank, some on rank 0 only.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._complete: dict[int, int] = {}
+        self._changed_at = 0.0
+
+    def observe(self, slots: Mapping[int, Slot | None], now: float, *, ended: bool = False) -> bool:
+        """Return whether a save is complete that was not complete before.
+
+        Args:
+            slots: of this node's ranks.
+            now: monotonic seconds.
+            ended: the ranks go no further, so no rank is waited for.
+        """
+        readings = {rank: slot for rank, slot in slots.items() if slot is not None}
+        counts = {**self._counts, **{rank: slot.states_saved for rank, slot in readings.items()}}
+        if counts != self._counts:
+            self._counts, self._changed_at = counts, now
+        new = {rank: count - self._complete.get(rank, 0) for rank, count in counts.items() if count}
+        if is_saving(slots) or not new or min(new.values()) < 1:
+            return False
+        all_save = len(new) == len(slots)
+        if not (all_save or ended or min(new.values()) > 1 or now - self._changed_at >= SETTLE_SECONDS):
+            return False
+        self._complete = counts
+        return True
+
+
+def is_saving(slots: Mapping[int, Slot | None]) -> bool:
+    """Whether a rank is inside `Accelerator.save_state`."""
+    return any(slot is not None and slot.saves_state for slot in slots.values())
+
+
+class NoTrainerWatch:
     """Watches the ranks of one run for training of their own.
 
     Args:
-        injections: drills of the run.
+        injections: injected faults of the run.
         lifecycle: is `running` once the script trains.
         reporter: for events and messages.
         history: of the run.
@@ -43,7 +83,7 @@ class UnguardedWatch:
         self._reporter = reporter
         self._history = history
         self._wall_clock = wall_clock
-        self._saves = OwnSaves()
+        self._saves = ScriptSaves()
         self._said = False
         self._said_of_saves = False
         self._said_of_call = False
@@ -51,7 +91,7 @@ class UnguardedWatch:
 
     def begin_attempt(self) -> None:
         """A new attempt begins."""
-        self._saves = OwnSaves()
+        self._saves = ScriptSaves()
         self._alone = False
 
     def poll(self, slots: Mapping[int, Slot | None], now: float, *, ended: bool = False) -> bool:
@@ -64,7 +104,7 @@ class UnguardedWatch:
         Returns:
             whether a save of the script's own has become complete.
         """
-        own = self._history.own
+        own = self._history.no_trainer
         if own.current != self._alone:
             self._alone = own.current
             call = self._history.calls.interrupted
@@ -90,14 +130,14 @@ class UnguardedWatch:
         if self._said:
             return
         self._said = True
-        own = self._history.own
+        own = self._history.no_trainer
         consequence = own.consequence(self._wall_clock())
         if len(self._history.calls):
             consequence = f"{ANEW} and restores its finished train() calls; what follows them is not saved"
         self._reporter.notify(f"{own.what_trains()}: {consequence}")
-        drills = remaining(self._injections, self._history.injections_fired)
-        if drills:
+        faults = remaining(self._injections, self._history.injections_fired)
+        if faults:
             self._reporter.notify(
-                f"drills need counted steps, so without a Trainer or a loop they cannot happen:"
-                f" {', '.join(map(str, drills))}"
+                f"injected faults need counted steps, so without a Trainer or a loop they cannot happen:"
+                f" {', '.join(map(str, faults))}"
             )

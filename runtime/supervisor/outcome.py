@@ -3,7 +3,8 @@
 The supervisor creates the `RunOutcome` at its start and tells it how the run ends. `RunEnd` writes the end in
 a fixed order: state, last snapshots, sentence, and the journal's last event. Injected faults that never
 happened are named, because the run must not look like one that has passed them. The end after a failure of
-the supervisor itself is in `last_resort.py`. Does not decide that a run ends.
+the supervisor itself is in `last_resort.py`. Does not decide that a run ends, or that it has not finished
+(`policy.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
-from grpo_run.runtime.history.status import lacks_model_of_script, model_place, summarize
+from grpo_run.runtime.history.summary import lacks_model_of_script, model_place, summarize
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.injections import Injection, remaining
 from grpo_run.runtime.processes.agent import Directive
@@ -26,12 +27,13 @@ from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from grpo_run.runtime.snapshots.last_writes import OnlyInMemory, write_last
 from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.last_resort import LastResort
+from grpo_run.runtime.supervisor.policy import why_not_finished
 
 
 def never_happened(
     injections: Iterable[Injection], fired: Collection[str], *, ranks: Collection[int]
 ) -> tuple[Injection, ...]:
-    """Return the drills of this node's ranks that did not happen.
+    """Return the injected faults of this node's ranks that did not happen.
 
     Args:
         injections: of the run.
@@ -43,29 +45,31 @@ def never_happened(
     )
 
 
-def sentence(drills: Collection[Injection], step: int, *, counted: bool) -> str:
-    """Return what to say about drills that never happened; empty if there are none.
+def sentence(missed: Collection[Injection], step: int, *, counted: bool) -> str:
+    """Return what to say about injected faults that never happened; empty if there are none.
 
     Args:
-        drills: from `never_happened`.
+        missed: from `never_happened`.
         step: the last step of the run.
         counted: steps were counted: the script has used a Trainer or the loop.
     """
-    if not drills:
+    if not missed:
         return ""
-    number = "1 drill never happened" if len(drills) == 1 else f"{len(drills)} drills never happened"
-    return f"{number}: {', '.join(f'{drill} ({_reason(drill, step, counted)})' for drill in drills)}."
+    number = "1 injected fault" if len(missed) == 1 else f"{len(missed)} injected faults"
+    return (
+        f"{number} never happened: {', '.join(f'{one} ({_reason(one, step, counted)})' for one in missed)}."
+    )
 
 
-def _reason(drill: Injection, step: int, counted: bool) -> str:
+def _reason(fault: Injection, step: int, counted: bool) -> str:
     if not counted:
         return "without a Trainer or a loop, steps are not counted"
-    if drill.step > step:
+    if fault.step > step:
         return f"the run ended at step {step}"
-    if drill.recurs:
-        limit = f"{drill.tokens} tokens" if drill.tokens else f"{drill.rows} rows"
-        return f"no phase {drill.phase.name} from step {drill.step} on had more than {limit}"
-    return f"step {drill.step} was not run with phase {drill.phase.name}"
+    if fault.recurs:
+        limit = f"{fault.tokens} tokens" if fault.tokens else f"{fault.rows} rows"
+        return f"no phase {fault.phase.name} from step {fault.step} on had more than {limit}"
+    return f"step {fault.step} was not run with phase {fault.phase.name}"
 
 
 class Ended(NamedTuple):
@@ -79,7 +83,7 @@ class RunEnd:
     """Ends one run.
 
     Args:
-        config: of the run; its drills.
+        config: of the run; its injected faults.
         live: journal and history of the run.
         reporter: for events and messages.
         lifecycle: of the run.
@@ -111,40 +115,32 @@ class RunEnd:
 
         Args:
             event: for the lifecycle.
-            exit_code: as decided so far; a finished run with drills that never happened has failed under
-                `--strict-faults`.
+            exit_code: as decided so far; `policy.why_not_finished` may change it.
             sentence: how the run ended; empty to summarize its state.
             step: the last step committed in this attempt.
             ranks: global ranks of this node.
         """
         self._live.read_ranks()
-        completed = event is RunEvent.completed
+        history, completed = self._live.history, event is RunEvent.completed
         left, kept = self._write_last(wait=completed)
         unsaved = self._unsaved(left) if completed else ""
-        if unsaved:
-            event, exit_code = RunEvent.gave_up, EXIT_GAVE_UP
-            place = "" if left is not None else model_place(self._live.history)
-            sentence = (
-                f"The script ran to its end at step {self._live.history.step}, but {unsaved} {place}".rstrip()
-            )
-        missed = self._missed_drills(exit_code, ranks)
-        if missed and self._config.strict_faults and event is RunEvent.completed:
-            event, exit_code = RunEvent.gave_up, EXIT_GAVE_UP
-            place = "" if self._live.history.own.seen else f" at step {self._live.history.step}"
-            sentence = f"The script ran to its end{place}, but --strict-faults asks for all injected faults."
-        left_out = self._left_out() if event is RunEvent.completed else ""
+        missed = self._missed_faults(exit_code, ranks)
+        left_out = self._left_out() if completed else ""
         if left_out:
             self._reporter.write("resume_missed", mismatch=left_out)
-            if self._config.require_resume:
-                event, exit_code, sentence = (
-                    RunEvent.gave_up,
-                    EXIT_GAVE_UP,
-                    f"{left_out} --require-resume is set.",
-                )
+        unfinished = completed and why_not_finished(
+            history,
+            unsaved=unsaved,
+            missed_fault=bool(missed) and self._config.strict_faults,
+            left_out=left_out,
+            require_resume=self._config.require_resume,
+        )
+        if unfinished:
+            event, exit_code, sentence = RunEvent.gave_up, EXIT_GAVE_UP, unfinished
         self._lifecycle.fire(event)
-        sentence = sentence or summarize(str(self._lifecycle.state), self._live.history, exit_code)
+        sentence = sentence or summarize(str(self._lifecycle.state), history, exit_code)
         if event is RunEvent.completed:
-            sentence = " ".join(filter(None, (sentence, model_place(self._live.history))))
+            sentence = " ".join(filter(None, (sentence, model_place(history))))
         if left is not None and not completed and exit_code != EXIT_USAGE:
             sentence = f"{sentence} {left.sentence} On this machine, the same command continues from it."
         elif left is not None and not (unsaved and left.required):
@@ -152,7 +148,7 @@ class RunEnd:
         if left_out and left_out not in sentence:
             sentence = f"{sentence} {left_out}"
             self._reporter.write("warning", text=left_out)
-        excluded = self._live.history.exclusions.summary
+        excluded = history.masked.summary
         sentence = " ".join(
             filter(None, (sentence, missed, excluded and f"Excluded from the loss: {excluded}."))
         )
@@ -194,6 +190,8 @@ class RunEnd:
         parts = [self._live.history.lost.sentence]
         if left is not None and left.required:
             parts.append(f"{left.sentence} {writing_command(self._config.run_directory)}")
+        if left is None and any(parts):
+            parts.append(model_place(self._live.history))
         return " ".join(filter(None, parts))
 
     def _left_out(self) -> str:
@@ -204,13 +202,13 @@ class RunEnd:
             return ""
         return f"{call.place} was interrupted at {call.progress}, and the script ended without continuing it."
 
-    def _missed_drills(self, exit_code: int, ranks: Collection[int]) -> str:
-        """What to say about drills that never happened; nothing while the run may be continued."""
+    def _missed_faults(self, exit_code: int, ranks: Collection[int]) -> str:
+        """What to say about injected faults that never happened; nothing while the run may be continued."""
         if exit_code in (EXIT_STOPPED, EXIT_USAGE):
             return ""
         history = self._live.history
         missed = never_happened(self._config.injections, history.injections_fired, ranks=ranks)
-        counted = history.counts_steps or not history.own.seen
+        counted = history.counts_steps or not history.no_trainer.seen
         return sentence(missed, history.step, counted=counted)
 
 
@@ -269,7 +267,7 @@ class RunOutcome:
         """
         self.exit_code = exit_code  # also if what follows fails
         self.exit_code, self.sentence = self._run_end.end(
-            event, exit_code, sentence, step=attempt.committed[1], ranks=attempt.place_of_rank
+            event, exit_code, sentence, step=attempt.committed[1], ranks=attempt.local_rank_of
         )
         return self.directive
 

@@ -1,11 +1,16 @@
-"""The decision after a failure: restart or give up. Pure: (history, verdict, budget) to a decision.
+"""Where a run is given up: after a fault (`decide`), and when its scripts have ended (`why_not_finished`). Pure.
+
+Every fault is decided here. Out of GPU memory, `runtime/supervisor/memory/policy.py` answers first, because
+the memory plan may be changed; its answer is passed to `decide`. Ends for other reasons are no decision
+about a fault: a stop (`stop.py`), an agent that cannot continue, and a failure of the supervisor itself
+(`last_resort.py`).
 
 The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is
 never given up for the number of its faults; one without progress ends. A failure that is certain to repeat
 (the same error, or the same proved wait, at the same line and step) causes one restart only, unless the
 next attempt differs: a reward function that failed twice at one step runs in a worker, and prompts on which
 generation or rewards failed twice are replaced. The same exception at the same line of other steps ends a
-run that does little else (`runtime/history/repeats.py`).
+run that does little else (`runtime/history/recovery.py`).
 
 An exception of the script before the run's first step ends it at once: there is nothing to lose. The same
 exception twice while the script resumes ends it too. Another failed start is tried once more before any
@@ -17,25 +22,24 @@ A resumed run is exact, so going back after a learning guard repeats what happen
 (a flipped bit, a value from a service). The first trip is answered by an exact repetition from before the
 onset, the second at about the same place by one with fresh sampling seeds, and the third ends the run.
 
-Called by `faults.py`. The reason names what a restart resumes from by the run's record; the ranks decide it
-in `runtime/rank/resuming/`. Does not act.
+Called by `faults.py` and `outcome.py`. The reason names what a restart resumes from according to the run's
+history; the ranks decide it in `runtime/rank/resuming/`. Does not act.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import takewhile
 from pathlib import Path
 
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.own_training import OwnTraining
-from grpo_run.runtime.history.recovery import Action, Decision, Recovery, fails_to_resume
-from grpo_run.runtime.history.repeats import repeats, what_of
+from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
+from grpo_run.runtime.history.recovery import Action, Decision, Recovery, fails_to_resume, repeats, what_of
 from grpo_run.runtime.history.train_calls import TrainCalls
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.watchdog.causes import Cause, Origin
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Trip
-from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.observation import Phase, Slot, all_done, all_returned
 from grpo_run.watchdog.text import duration_text
 from grpo_run.watchdog.verdict import Verdict
 
@@ -110,7 +114,7 @@ def _earlier_trips(history: History, trip: Trip, call: int) -> list[Recovery]:
 
 
 def expected_start(
-    calls: TrainCalls, own: OwnTraining, *, trained: bool, now: float, in_memory: bool = True
+    calls: TrainCalls, own: NoTrainerScript, *, trained: bool, now: float, in_memory: bool = True
 ) -> str:
     """Return from where the next attempt continues.
 
@@ -156,6 +160,8 @@ def decide(
     can_go_back: bool = True,
     prompts: int = 0,
     starts_over: bool = False,
+    wrong_settings: bool = False,
+    out_of_memory: Decision | None = None,
 ) -> Decision:
     """Return what follows the latest incident.
 
@@ -167,9 +173,15 @@ def decide(
         can_go_back: for a learning guard, see `decide_trip`.
         prompts: how many prompts could be put into quarantine.
         starts_over: a new run follows if this one cannot be resumed.
+        wrong_settings: a rank has found an error that the user has to correct.
+        out_of_memory: what `decide_out_of_memory` answers; None for other faults.
     """
+    if wrong_settings:
+        return _stop("the settings are wrong; a restart would repeat the error")
     if stopping:
         return _stop("a stop was requested")
+    if out_of_memory is not None:
+        return out_of_memory
     if verdict.trip is not None:
         return decide_trip(history, verdict.trip, budget, can_go_back=can_go_back)
     if verdict.final:
@@ -193,7 +205,7 @@ def decide(
     ):
         return Decision(action=Action.restart, reason=start_of(history))
     if (
-        (trained or history.own.checkpoint is not None)
+        (trained or history.no_trainer.checkpoint is not None)
         and _deserves_patience(history, verdict)
         and budget.failures_without_progress > 0
     ):
@@ -213,7 +225,7 @@ def decide(
         )
     if verdict.deterministic and repeated:
         where = "when the script started" if verdict.starting else "at the same step"
-        if history.own.current or verdict.phase in OUTSIDE_STEPS:
+        if history.no_trainer.current or verdict.phase in OUTSIDE_STEPS:
             where = "at the same place"
         return _stop(f"the same failure occurred again {where}")
     same_bug = repeats(history.recoveries[history.recoveries_at_start :], history.steps)
@@ -223,8 +235,10 @@ def decide(
     if failures > budget.failures_without_progress:
         plural = "" if failures == 1 else "s"
         since = " without a newer checkpoint"
-        if history.own.seen and not trained:
-            since = f"{since} of the script's own" if history.own.checkpoint else ", and nothing is saved"
+        if history.no_trainer.seen and not trained:
+            since = (
+                f"{since} of the script's own" if history.no_trainer.checkpoint else ", and nothing is saved"
+            )
         limit = budget.failures_without_progress
         return _stop(f"{failures} failure{plural} in a row{since} (budget {limit})")
     start = start_of(history)
@@ -238,13 +252,50 @@ def decide(
     )
 
 
+def has_finished(slots: Collection[Slot | None], history: History, signature: str) -> bool:
+    """Return whether a run has finished although a rank hangs.
+
+    It has if every script has run its last line, and every rank has either done its part or hung in the same way
+    in an earlier attempt, as with a thread that the script has left behind.
+
+    Args:
+        slots: of all local ranks.
+        history: contains this hang as its last recovery.
+        signature: of the hang.
+    """
+    if not all_returned(list(slots)):
+        return False
+    repeated = any(one.signature == signature for one in history.recoveries[:-1])
+    return all_done(list(slots)) or repeated
+
+
+def why_not_finished(
+    history: History, *, unsaved: str, missed_fault: bool, left_out: str, require_resume: bool
+) -> str:
+    """Return why a run whose scripts have run to their end is given up, as sentences; empty if it has finished.
+
+    Args:
+        history: of the run.
+        unsaved: what is missing on disk, as the end of a sentence; empty if nothing is.
+        missed_fault: an injected fault never happened, and the user asks for all of them.
+        left_out: which interrupted call the script has not repeated, as a sentence; empty if none.
+        require_resume: the user asks for a run that continues what was interrupted.
+    """
+    ended, at = "The script ran to its end", f" at step {history.step}"
+    if unsaved:
+        return f"{ended}{at}, but {unsaved}"
+    if missed_fault:
+        return f"{ended}{'' if history.no_trainer.seen else at}, but --strict-faults asks for all injected faults."
+    return f"{left_out} --require-resume is set." if left_out and require_resume else ""
+
+
 def _stop(reason: str) -> Decision:
     return Decision(action=Action.stop, reason=reason)
 
 
 def _is_before_first_step(history: History, verdict: Verdict) -> bool:
     """Whether the script, which uses a Trainer or a loop, has raised before the first step that the run ever took."""
-    own, call = history.own, history.calls.interrupted
+    own, call = history.no_trainer, history.calls.interrupted
     began_after = call.reached if call is not None else 0  # another run's checkpoint
     return (
         bool(verdict.repeat_key)
@@ -285,7 +336,9 @@ def start_of(history: History) -> str:
     # after host memory has run out, the snapshot is written to disk and its memory freed (`HostWatch.spares_memory`)
     from_disk = last is not None and (last.resuming or last.cause == Cause.host_oom)
     now = history.time.last or 0.0
-    return expected_start(history.calls, history.own, trained=trained, now=now, in_memory=not from_disk)
+    return expected_start(
+        history.calls, history.no_trainer, trained=trained, now=now, in_memory=not from_disk
+    )
 
 
 def _after(start: str, delay_seconds: float) -> str:

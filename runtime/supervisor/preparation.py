@@ -91,7 +91,7 @@ class AttemptPreparation:
             self._run,
             last.number + 1,
             warn=self._reporter.warn,
-            rank_of_place={worker.local_rank: worker.global_rank for worker in workers},
+            rank_of_local_rank={worker.local_rank: worker.global_rank for worker in workers},
             world_size=workers[0].world_size,
         )
         self._live.journal.attempt = attempt.number

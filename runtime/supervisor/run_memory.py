@@ -3,7 +3,7 @@
     verdict, facts file → policy → `action` → `plan_changed` → the settings of the next attempt's ranks
 
 Used by `faults.py`. The plan itself is in the run's history, so later launches of the run keep it. That and how it changes is
-decided in `runtime/supervisor/memory/policy.py` and `runtime/supervisor/memory/ladder.py`.
+decided in `runtime/supervisor/memory/policy.py` and `runtime/supervisor/memory/fallback_steps.py`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.memory.allocator import refused_by_vllm, sets_segments
-from grpo_run.runtime.supervisor.memory.ladder import (
+from grpo_run.runtime.supervisor.memory.fallback_steps import (
     OutOfMemoryContext,
     PlanChange,
     Tracer,
-    next_change,
     no_traces,
 )
 from grpo_run.runtime.supervisor.memory.policy import (
@@ -32,7 +31,6 @@ from grpo_run.runtime.supervisor.memory.policy import (
     decide_out_of_memory,
     sentences,
 )
-from grpo_run.runtime.supervisor.memory.prediction import GPU_BYTES, DeviceFigures
 from grpo_run.runtime.supervisor.memory.returned import ReturnedMemory, visible_gpus
 from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.causes import Cause
@@ -121,25 +119,6 @@ class RunMemory:
         )
         return decide_out_of_memory(history, situation, self._trace)
 
-    def can_change(self, phase: MemoryPhase, *, several_nodes: bool) -> bool:
-        """Whether there is a change that lowers the peak of a phase and keeps the update exactly.
-
-        Args:
-            phase: whose peak is too high.
-            several_nodes: the run has ranks on other nodes.
-        """
-        facts = self._facts()
-        if facts is None or several_nodes or self._config.budget.failures_without_progress == 0:
-            return False
-        found = next_change(
-            phase,
-            facts,
-            self._history.memory.plan,
-            around=self._around(),
-            device=DeviceFigures(capacity_bytes=GPU_BYTES, unallocated_bytes=None),
-        )
-        return isinstance(found, PlanChange) and not found.inexact
-
     def _around(self) -> OutOfMemoryContext:
         return OutOfMemoryContext(
             segments_refused=refused_by_vllm(), own_allocator_setting=self._own_allocator_setting
@@ -152,7 +131,7 @@ class RunMemory:
         self._reporter.write(
             "plan_changed",
             step=self._history.recoveries[-1].step,
-            rung=str(change.rung),
+            fallback_step=str(change.fallback_step),
             phase=str(phase),
             plan=change.plan.model_dump(exclude_defaults=True),
             before=before.model_dump(exclude_defaults=True),
@@ -160,7 +139,10 @@ class RunMemory:
             predicted_before_bytes=None if prediction.nominal else prediction.before_bytes,
             prediction="traced" if prediction.traced else "closed form",
             not_traced=prediction.missing,
-            skipped=[{"rung": str(skipped.rung), "why": skipped.why} for skipped in change.skipped],
+            skipped=[
+                {"fallback_step": str(skipped.fallback_step), "why": skipped.why}
+                for skipped in change.skipped
+            ],
             inexact=list(change.inexact),
         )
         facts = self._facts()

@@ -16,7 +16,7 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.launch.config import Timeouts
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.supervisor.attempt import Attempt
-from grpo_run.runtime.supervisor.own_saves import is_saving
+from grpo_run.runtime.supervisor.no_trainer import is_saving
 from grpo_run.runtime.supervisor.stop_means import (
     StopMeans,
     choose,
@@ -200,7 +200,7 @@ class StopRequest:
 
         A script that has done no work, and may use a Trainer, must be started again.
         """
-        alone = self._history.own.current or uses_no_trainer(self._history)
+        alone = self._history.no_trainer.current or uses_no_trainer(self._history)
         code = returned_code(exits) if alone and not ranks.alive else None
         return stop_code(self._history) if code is None else code
 

@@ -43,7 +43,7 @@ def choose(committed: tuple[int, int], slots: Mapping[int, Slot | None], history
     readings = [slot for slot in slots.values() if slot is not None]
     if not any(slot.state is RankState.training for slot in readings):
         if any(slot.trains_alone for slot in readings):
-            return StopMeans.term if history.own.checkpoint is None else StopMeans.save
+            return StopMeans.term if history.no_trainer.checkpoint is None else StopMeans.save
         early = (RankState.absent, RankState.starting)
         if committed == (0, 0) and all(slot.state in early for slot in readings):
             return StopMeans.term
@@ -83,7 +83,7 @@ def describe(means: StopMeans, history: History, timeouts: Timeouts, *, training
             "stopping when the script has saved its state again, or after"
             f" {duration_text(timeouts.stop_seconds)} (repeat to stop at once)"
         )
-    if means is StopMeans.term and history.own.current:
+    if means is StopMeans.term and history.no_trainer.current:
         return (
             "stopping at once by SIGTERM, because nothing is saved without a Trainer or a loop; the script's own handler has"
             f" {duration_text(timeouts.handler_seconds)} (repeat to end it now)"
@@ -93,14 +93,14 @@ def describe(means: StopMeans, history: History, timeouts: Timeouts, *, training
 
 def stop_code(history: History) -> int:
     """Return the exit code of a stop: 75 only if the same command goes on from something, or a Trainer has not begun yet."""
-    if uses_no_trainer(history) and history.own.checkpoint is None:
+    if uses_no_trainer(history) and history.no_trainer.checkpoint is None:
         return EXIT_GAVE_UP
     return EXIT_STOPPED
 
 
 def uses_no_trainer(history: History) -> bool:
     """Return whether the script uses no Trainer and no loop, as far as is known."""
-    return not history.counts_steps and history.own.seen
+    return not history.counts_steps and history.no_trainer.seen
 
 
 def returned_code(exits: Collection[Exit]) -> int | None:

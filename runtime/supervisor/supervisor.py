@@ -39,7 +39,7 @@ from grpo_run.runtime.supervisor.guardian import report
 from grpo_run.runtime.supervisor.hang_monitor import HangMonitor
 from grpo_run.runtime.supervisor.host_watch import HostWatch
 from grpo_run.runtime.supervisor.incident import IncidentContext
-from grpo_run.runtime.supervisor.no_trainer import UnguardedWatch
+from grpo_run.runtime.supervisor.no_trainer import NoTrainerWatch
 from grpo_run.runtime.supervisor.outcome import RunOutcome
 from grpo_run.runtime.supervisor.preparation import AttemptPreparation
 from grpo_run.runtime.supervisor.quarantine import RunQuarantine
@@ -108,7 +108,7 @@ class Supervisor:
         self.stop = StopRequest(config.timeouts, self.history)
         parts = (self._drains, self._reporter, self.history, self.stop, enter_cgroup)
         self._host = HostWatch(run, config, *parts)
-        self._unguarded = UnguardedWatch(config.injections, self.lifecycle, self._reporter, self.history)
+        self._no_trainer = NoTrainerWatch(config.injections, self.lifecycle, self._reporter, self.history)
         self._outcome = RunOutcome(
             config, run.incidents, live=self._live, reporter=self._reporter, lifecycle=self.lifecycle,
             drains=self._drains,
@@ -175,7 +175,7 @@ class Supervisor:
                 log=files[rank, 1],
                 errors=files.get((rank, 2)),
             )
-            for rank in attempt.place_of_rank
+            for rank in attempt.local_rank_of
         }
 
     def attempt_started(self, ranks: RankGroup) -> None:
@@ -184,7 +184,7 @@ class Supervisor:
         pids = self.attempt.by_rank(ranks.pids)
         self._hangs.begin_attempt(self.attempt, self.board, pids)
         self._host.begin_attempt(pids)
-        self._unguarded.begin_attempt()
+        self._no_trainer.begin_attempt()
         self.stop.signalled.begin_attempt()
         for rank, pid in pids.items():
             self._reporter.write("rank_started", rank=rank, pid=pid)
@@ -229,7 +229,7 @@ class Supervisor:
                 self._reporter.warn_once(0, "drains", text)
         if (short := self.stop.short_sentence()) is not None:
             self._reporter.warn(None, short)
-        saved = self._unguarded.poll(slots, self._polled_at, ended=bool(exits))
+        saved = self._no_trainer.poll(slots, self._polled_at, ended=bool(exits))
         for exit in exits:
             self.detector.rank_exited(exit.rank)
         self.attempt.exits.add(exits, slots)
@@ -319,6 +319,9 @@ class Supervisor:
         self.lifecycle.fire(RunEvent.step_committed)
         event = commit.as_event(wall_time=time.time(), now_seconds=time.monotonic())
         self._reporter.write("step_committed", **event)
+        retried = self.attempt.retries.warning
+        if retried is not None:
+            self._reporter.warn_once(retried[0], "retried allocations", retried[1])
 
     def _check_for_hangs(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Directive:
         """No rank has failed: check whether one hangs, or takes too long to stop."""
@@ -328,7 +331,7 @@ class Supervisor:
                 return self._end(RunEvent.stopped, stop_code(self.history))
             self.stop.signalled.send(ranks, time.monotonic())
             return Directive.monitor
-        finding = self._hangs.poll(slots) or self._faults.thrashing(self.attempt)
+        finding = self._hangs.poll(slots)
         return Directive.monitor if finding is None else self._handle_fault(ranks, slots, finding)
 
     def _report_slow_stop(self, ranks: RankGroup) -> None:

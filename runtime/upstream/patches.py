@@ -1,12 +1,13 @@
 """Temporary attribute overrides on a trainer, its arguments, its accelerator or its callbacks.
 
-Called by `hooks` for the length of a `train()` call and by `saving` for the length of a save. Does not decide
-what is overridden.
+Called by `runtime/rank/hooks/` and `runtime/rank/rollouts/` for the length of a `train()` call, and by
+`runtime/rank/saving/` for the length of a save. Does not decide what is overridden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -31,3 +32,27 @@ def override_attributes(target: Any, **values: Any) -> Iterator[None]:
             else:
                 with suppress(AttributeError):  # removed meanwhile
                     delattr(target, name)
+
+
+Handler = Callable[..., Any]
+"""Takes the method that it is called around as its first argument, `original`, and then what the method takes."""
+
+
+@contextmanager
+def wrapped_methods(target: Any, handlers: Mapping[str, Sequence[Handler | None]]) -> Iterator[None]:
+    """Call handlers around methods of an object for the length of the block.
+
+    Args:
+        handlers: by method, from the outside in: the first handler gets the second as its `original`, and the last one
+            the method itself. None is left out, and so is a method that the object lacks.
+    """
+    wrapped: dict[str, Any] = {}
+    for name, around in handlers.items():
+        original = method = getattr(target, name, None)
+        for handler in reversed(around):
+            if method is not None and handler is not None:
+                method = functools.wraps(method)(functools.partial(handler, method))
+        if method is not original:
+            wrapped[name] = method
+    with override_attributes(target, **wrapped):
+        yield

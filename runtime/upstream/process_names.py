@@ -16,7 +16,7 @@ import multiprocessing.process
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 AGENT_METHODS = (
@@ -142,54 +142,6 @@ def named_gloo_group(store: Any, rank: int, world_size: int, *, name: str, timeo
     options.group_name = name
     options.global_ranks_in_group = list(range(world_size))
     return gloo(store, rank, world_size, options)
-
-
-# ---- torch's file format ----
-
-
-@contextlib.contextmanager
-def torch_archive(
-    path: str, *, compute_crc32: bool, storage_alignment: int
-) -> Iterator[Callable[[str, int, int], None]]:
-    """Write an archive as `torch.save(…, path)` does. Yields a function that writes one record.
-
-    `torch.save` opens an ASCII path itself and names the archive after it. It writes to any other path
-    through a Python file, and names the archive "archive".
-
-    Args:
-        path: the file.
-        compute_crc32: as torch's setting `save.compute_crc32`.
-        storage_alignment: in bytes, as torch's setting `save.storage_alignment`.
-
-    Yields:
-        a function of (name of the record, address in memory, size in bytes).
-
-    Raises:
-        RuntimeError: torch cannot write.
-        OSError: the path is not ASCII and cannot be opened.
-    """
-    import ctypes
-
-    import torch
-
-    with contextlib.ExitStack() as stack:
-        target = path if path.isascii() else stack.enter_context(open(path, "wb"))
-        writer: Any = torch._C.PyTorchFileWriter(target, compute_crc32, storage_alignment)
-
-        def write_record(name: str, address: int, size_bytes: int) -> None:
-            if size_bytes == 0:
-                writer.write_record(name, b"", 0)
-                return
-            # torch accepts only a storage, and making one from a read-only buffer warns; the memory is only
-            # read
-            memory = (ctypes.c_ubyte * size_bytes).from_address(address)
-            storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-            writer.write_record(name, storage, size_bytes)
-
-        try:
-            yield write_record
-        finally:
-            writer.write_end_of_file()
 
 
 THREAD_TARGET = "_target"

@@ -1,10 +1,12 @@
 """Functions and private names by which torch and safetensors write and read files of tensors.
 
-Used by `capture`, `loading` and `saving`.
+Used by `runtime/rank/saving`.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 TORCH_SAVE = (("torch", "save"), ("torch.serialization", "save"))
@@ -17,23 +19,6 @@ SAFETENSORS_SAVE = (
     ("peft.peft_model", "safe_save_file"),
 )
 """Modules and names under which callers look up `safetensors.torch.save_file`."""
-TORCH_LOAD = (("torch", "load"), ("torch.serialization", "load"))
-"""Modules and names under which callers look up `torch.load`."""
-SAFETENSORS_LOAD = (
-    ("safetensors.torch", "load_file"),
-    ("transformers.trainer_utils", "safe_load_file"),
-    ("accelerate.utils.modeling", "safe_load_file"),
-    ("peft.utils.save_and_load", "safe_load_file"),
-)
-"""Modules and names under which callers look up `safetensors.torch.load_file`."""
-SAFETENSORS_OPEN = (
-    ("safetensors", "safe_open"),
-    ("safetensors.torch", "safe_open"),
-    ("transformers.modeling_utils", "safe_open"),
-    ("accelerate.utils.modeling", "safe_open"),
-    ("accelerate.utils.offload", "safe_open"),
-)
-"""Modules and names under which callers look up `safetensors.safe_open`."""
 SAFETENSORS_TYPES = {
     "uint64": "U64",
     "int64": "I64",
@@ -58,48 +43,17 @@ SAFETENSORS_TYPES = {
 """Torch's dtypes and safetensors' names for them, in the order in which safetensors stores them in a file."""
 
 
-def archive_records(
-    obj: Any, pickle_module: Any, protocol: int, disable_byteorder_record: bool
-) -> list[tuple[str, bytes | int]]:
-    """Return the records of the archive that `torch.save` would write, in order.
-
-    Each record is its name and its content; for a storage, its size in bytes instead of the content.
-
-    Raises:
-        Exception: whatever pickling raises; RuntimeError for tensors that torch cannot pickle without reading
-            their data (quantized, nested).
-    """
+@contextlib.contextmanager
+def without_checksums() -> Iterator[None]:
+    """Within the block, `torch.save` writes no CRC-32 of records, which take most of its time. `torch.load` reads none."""
     import torch
 
-    records: list[tuple[str, bytes | int]] = []
-
-    class Writer:
-        """The part of torch's `PyTorchFileWriter` that `_save` uses."""
-
-        def write_record(self, name: str, data: bytes | str, size: int) -> None:
-            records.append((name, data.encode() if isinstance(data, str) else data))
-
-        def write_record_metadata(self, name: str, size: int) -> None:
-            records.append((name, size))
-
-    save: Any = torch.serialization._save
-    with torch.serialization.skip_data():
-        save(obj, Writer(), pickle_module, protocol, disable_byteorder_record)
-    return records
-
-
-def archive_settings() -> tuple[bool, int]:
-    """Return whether `torch.save` computes checksums, and the alignment of storages in bytes."""
-    from torch.utils.serialization import config
-
-    return config.save.compute_crc32, config.save.storage_alignment
-
-
-def skips_data() -> bool:
-    """Return whether the caller has told torch to omit the content of storages."""
-    import torch
-
-    return bool(torch.serialization._serialization_tls.skip_data)
+    computes = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(computes)
 
 
 def is_library_function(function: Any) -> bool:
@@ -108,30 +62,6 @@ def is_library_function(function: Any) -> bool:
         "torch.serialization",
         "safetensors.torch",
     ) and not hasattr(function, "__wrapped__")
-
-
-def load_archive(archive: Any, map_location: Any) -> Any:
-    """Return what `torch.load(..., weights_only=True)` returns for an archive.
-
-    Args:
-        archive: offers the part of torch's `PyTorchFileReader` that `_load` uses.
-        map_location: as of `torch.load`.
-
-    Raises:
-        pickle.UnpicklingError: the archive contains a type that is not allowed.
-    """
-    import torch
-
-    load: Any = torch.serialization._load
-    return load(archive, map_location, torch._weights_only_unpickler, encoding="utf-8")
-
-
-def loads_plainly() -> bool:
-    """Return whether no mode is active in which `torch.load` returns tensors without memory of their own."""
-    import torch
-    from torch.utils.serialization import config
-
-    return not skips_data() and not config.load.mmap and torch._guards.detect_fake_mode(None) is None
 
 
 def check_safetensors(tensors: Any) -> None:

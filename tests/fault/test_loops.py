@@ -73,17 +73,17 @@ def test_a_loop_over_data_killed_in_two_epochs_equals_the_undisturbed_one(
         pytest.param("for", "fsdp2", 2, marks=pytest.mark.full),
     ],
 )
-def test_a_kill_behind_a_loop_that_was_left_by_break_repeats_no_further_step(
+def test_a_kill_in_the_next_loop_repeats_no_further_step_of_one_that_was_left_by_break(
     form: str, mode: str, ranks: int, tmp_path: Path, runs: Callable[..., Run]
 ) -> None:
     """The script counts the steps until its `break` in a variable of its own, which a restart sets to 0 again."""
-    words = ("--form", form, "--mode", mode, "--steps", "20", "--leave-after", "7")
+    words = ("--form", form, "--mode", mode, "--steps", "20", "--leave-after", "7", "--twice")
     expected = undisturbed(tmp_path, *words, ranks=ranks)
     options = ("--snapshot-every", "3")
     run = launched(runs, tmp_path, *words, "--kill-behind", ranks=ranks, options=options).start()
     assert run.wait(120) == 0, run.tail()
     assert len(run.events("incident")) == 1, run.tail()
-    assert [event["step"] for event in run.events("train_started") if event["rank"] == 0] == [0, 6]
+    assert [event["step"] for event in run.events("train_started") if event["rank"] == 0] == [0, 0, 6, 0]
     assert "loop 1 ends after step 7: the script left it there before the restart" in run.printed()
     assert run.status()["state"] == "finished"
     assert not (different := differences(tmp_path / "out", expected)), "\n".join([*different, run.tail()])
@@ -123,19 +123,19 @@ def test_a_loop_is_stopped_saved_and_survives_its_supervisor(
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_drills_happen_in_loops(tmp_path: Path, runs: Callable[..., Run]) -> None:
+def test_injected_faults_happen_in_loops(tmp_path: Path, runs: Callable[..., Run]) -> None:
     """Also those whose phase a loop does not mark, and the rank that leaves the loop alone is named."""
     words = ("--form", "for", "--mode", "ddp", "--steps", "10")
     expected = undisturbed(tmp_path, *words, ranks=2)
-    drills = (
+    faults = (
         "exception@rank1:step2", "lock@rank0:step3", "kill@rank0:step4:phase=vote", "mismatch-shape@rank1:step5",
         "kill@rank1:step6:phase=checkpoint", "return@rank1:step7", "exit@rank0:step9",
     )  # fmt: skip
-    options = [word for drill in drills for word in ("--inject", drill)]
+    options = [word for fault in faults for word in ("--inject", fault)]
     run = launched(runs, tmp_path, *words, ranks=2, options=(*options, "--deadline-floor", "5")).start()
     assert run.wait(250) == 0, run.tail()
     assert [event["injection"].partition(":phase")[0] for event in run.events("fault_injected")] == [
-        drill.partition(":phase")[0] for drill in drills
+        fault.partition(":phase")[0] for fault in faults
     ]
     # two ranks whose collectives differ cannot be told apart
     assert [event["culprit"] for event in run.events("incident")] == [1, 0, 0, None, 1, 1, 0], run.tail()

@@ -56,7 +56,7 @@ def undisturbed(tmp_path: Path, script: str, *arguments: str, ranks: int = 2) ->
 def test_a_killed_rank_restarts_the_script_from_its_beginning(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """The script ends as if nothing had happened. A drill by step is said to be impossible, at the start and at the end."""
+    """The script ends as if nothing had happened. An injected fault by step is said to be impossible, at the start and at the end."""
     run = runs(
         "--on-end", "cat > end.json", "--nproc-per-node", "2", "--inject", "kill@rank1:step2", SCRIPT, "--how", "kill"
     ).start()  # fmt: skip

@@ -15,7 +15,7 @@ import tiny
 import torch
 import torch.distributed as dist
 
-WAYS = ("graph", "padding", "rollouts", "logits", "cycle", "traceback", "last_error", "dropped_graph")
+WAYS = ("graph", "padding", "rollouts", "logits", "cycle", "traceback", "last_error")
 
 
 class Collector:
@@ -116,7 +116,7 @@ def main() -> None:
         if step == arguments.die_at and rank == 0:
             die_once(arguments.output_dir / "died")
         batch = tokenizer([prompts[step]] * rows, return_tensors="pt").input_ids
-        with torch.set_grad_enabled(bool(keep & {"graph", "dropped_graph"})):
+        with torch.set_grad_enabled("graph" in keep):
             tokens, sampled, logits = generate(model, batch, length)
         if "graph" in keep:
             old_log_probabilities.append(sampled)

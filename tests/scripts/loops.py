@@ -56,7 +56,7 @@ def parse() -> argparse.Namespace:
         "--leave-after", type=int, help="leave the loop by `break` after as many steps of this process"
     )
     parser.add_argument(
-        "--kill-behind", action="store_true", help="the last rank kills itself behind the loop, once"
+        "--kill-behind", action="store_true", help="the last rank kills itself in the second loop, once"
     )
     parser.add_argument("--end-at", type=int, help="end the loop after this step")
     parser.add_argument("--twice", action="store_true", help="a second loop follows")
@@ -165,7 +165,7 @@ def iterate(training: Training, arguments: argparse.Namespace, folder: Path) -> 
 
 
 def kill_once(training: Training) -> None:
-    """Kill the last rank, when all ranks have left the loop."""
+    """Kill the last rank, when all ranks have left the first loop."""
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     if world_size > 1:
         dist.barrier()
@@ -185,11 +185,10 @@ def main() -> None:
     training = Training(arguments)
     for _ in iterate(training, arguments, arguments.output_dir):
         pass
-    if arguments.kill_behind:
-        kill_once(training)
     if arguments.twice:
         for _ in iterate(training, arguments, arguments.output_dir / "second"):
-            pass
+            if arguments.kill_behind:
+                kill_once(training)
     digest = hashlib.sha256()
     state = training.model.state_dict()
     for name in sorted(state):

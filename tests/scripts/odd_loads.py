@@ -44,10 +44,10 @@ def main() -> None:
     if start == 2:
         Trainer._load_optimizer_and_scheduler = kill_while_loading
     if start == 4:
-        damaged = [path for path in Path(os.environ["TEST_STAGING"]).rglob("*.arena") if path.stat().st_size]
+        damaged = list(Path(os.environ["TEST_STAGING"]).rglob("optimizer.pt"))
         for path in damaged:
             os.truncate(path, 100)
-        print(f"{len(damaged)} buffers are truncated", flush=True)
+        print(f"{len(damaged)} files are truncated", flush=True)
     grpo.main()
 
 

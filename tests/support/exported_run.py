@@ -8,14 +8,15 @@ from pathlib import Path
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.memory_area import MemoryAreaWriter
-from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.history.status import RunStatus, read_status
 from grpo_run.runtime.memory.host_last_sample import LastSample
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
 from grpo_run.watchdog.observation import Phase, RankState
+from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 
@@ -81,9 +82,10 @@ class ExportedRun:
         slot = self._slot = self.board.writer(0, rank=0, pid=os.getpid(), attempt=1)
         slot.state = RankState.training
         slot.train_call, slot.target_steps, slot.voted_step, slot.votes = 1, 50, 8, 3
-        slot.tokens_generated, slot.vote_wait_seconds, slot.loss = 4096, 1.25, 0.5
+        slot.tokens_generated, slot.vote_wait_seconds = 4096, 1.25
+        slot.log({"loss": 0.5})
         if eventful:
-            slot.grad_norm, slot.learning_rate, slot.completion_length = 0.75, 1e-5, 200.0
+            slot.log(dict.fromkeys(LOGGED_FIELDS, 0.75))
             self._write_rare_events()
         slot.replace(Phase.data)
         slot.enter(Phase.generate)

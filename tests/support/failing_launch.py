@@ -45,16 +45,16 @@ def fail_in_start() -> None:
 
 def fail_in_thread() -> None:
     """Let the thread that follows output raise."""
-    from grpo_run.runtime.processes.output import ByteFollower
+    from grpo_run.runtime.processes.output import FileFollower
 
-    read = ByteFollower.read
+    read = FileFollower.read
 
-    def failing(self: ByteFollower) -> bytes:
+    def failing(self: FileFollower) -> bytes:
         if threading.current_thread() is not threading.main_thread():
             raise MemoryError
         return read(self)
 
-    ByteFollower.read = failing  # type: ignore[method-assign]
+    FileFollower.read = failing  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Facts of runs that the tests of the ladder share."""
+"""Facts of runs that the tests of the fallback steps share."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def plans_of(run: Run) -> list[dict[str, Any]]:
 
 
 def refused_by(run: Run) -> list[str]:
-    """Return why rungs were not climbed, of all changes."""
+    """Return why fallback steps were not taken, of all changes."""
     return [skipped["why"] for event in run.events("plan_changed") for skipped in event["skipped"]]
 
 

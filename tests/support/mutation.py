@@ -38,12 +38,11 @@ MODULES = {
     "watchdog/deadlocks/positions.py": "tests/unit/watchdog/deadlocks/proof",
     "watchdog/deadlocks/proof.py": "tests/unit/watchdog/deadlocks/proof",
     "watchdog/deadlocks/collectives.py": "tests/unit/watchdog/deadlocks/proof",
-    "watchdog/deadlocks/threads.py": "tests/unit/watchdog/deadlocks/test_threads.py",
     "watchdog/deadlocks/culprit.py": "tests/unit/watchdog/deadlocks/proof",
     "watchdog/diagnosis/hangs.py": "tests/unit/watchdog/diagnosis/exits",
     "watchdog/waits/proof.py": "tests/unit/watchdog/waits",
     "watchdog/stalls/step_clock.py": "tests/unit/watchdog/stalls/detection",
-    "watchdog/stalls/late_ranks.py": "tests/unit/watchdog/stalls/detection",
+    "watchdog/stalls/late_ranks.py": "tests/unit/watchdog/stalls/test_late_ranks.py",
     "watchdog/learning_guards.py": "tests/unit/watchdog",
 }
 """The pure deciders, and the tests that must notice a change."""

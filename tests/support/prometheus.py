@@ -17,7 +17,7 @@ import pytest
 from grpo_run.dashboards.provisioning.generate import FOLDER
 
 DEADLINE_SECONDS = 60.0
-RULES = FOLDER / "prometheus" / "alerts.yml"
+RULES = FOLDER / "dashboards" / "prometheus" / "alerts.yml"
 
 
 def tool(name: str) -> str:

@@ -18,8 +18,8 @@ from typing import Any
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.supervisor.detection import collective_records
 from grpo_run.watchdog.deadlocks.collectives import Collective
+from grpo_run.watchdog.deadlocks.positions import THREADS_HANDLER, ThreadReport
 from grpo_run.watchdog.deadlocks.recording import parse_recording
-from grpo_run.watchdog.deadlocks.threads import THREADS_HANDLER, ThreadReport
 
 WORLD = 3
 SECONDS = 60.0

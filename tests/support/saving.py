@@ -101,7 +101,7 @@ class Guarded:
         )
         self.saver.cadence = RecordingCadence(self.taken)
         self.hooks = ExitStack()
-        self.hooks.enter_context(save_through(self.saver, trainer, contents))
+        self.hooks.enter_context(save_through(self.saver, trainer, contents, self.saver.after_step))
 
     @property
     def snapshots(self) -> Snapshots:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from grpo_run.runtime.supervisor.detection.deadlock_detector import Poll
 from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
-from grpo_run.watchdog.deadlocks.positions import Position, without_other_threads
+from grpo_run.watchdog.deadlocks.positions import Position, ThreadReport, with_threads, without_other_threads
 from grpo_run.watchdog.deadlocks.proof import prove
 from grpo_run.watchdog.deadlocks.recording import merge
-from grpo_run.watchdog.deadlocks.threads import ThreadReport, with_threads
 from grpo_run.watchdog.verdict import Location
 from support.collective_programs import MAIN, Step
 from support.simulated_ranks import Entry, Issued, Simulation, as_collective

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.snapshots.buffer import SnapshotBuffer
-from grpo_run.runtime.snapshots.index import BufferRecord, SafetensorsFile, SnapshotIndex, TorchFile
 from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
 from support.identities import identity
 
@@ -31,33 +29,22 @@ def weights(rank: int, step: int) -> bytes:
     return b"weights of rank %d at step %d " % (rank, step) * 50
 
 
-def fill(slot: StagingSlot, staged: StagedSnapshot, *, recorded: bool = False) -> StagedSnapshot:
+def fill(slot: StagingSlot, staged: StagedSnapshot, *, recorded: bool = True) -> StagedSnapshot:
     """Write a snapshot: every rank's data, the trainer's files, then the completion marker.
 
     Args:
-        recorded: with the digests of the trainer's files, so that it can be loaded from memory.
+        recorded: with the sizes of its files, so that it can be loaded from memory.
     """
     slot.begin_snapshot()
-    for name, content in PLAIN.items():
+    contents = dict(PLAIN)
+    for rank in range(staged.world_size):
+        contents[f"model-{rank}.safetensors"] = contents[f"optimizer/rank{rank}.pt"] = weights(
+            rank, staged.step
+        )
+    for name, content in contents.items():
         path = slot.files / staged.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    for rank in range(staged.world_size):
-        content = weights(rank, staged.step)
-        with SnapshotBuffer(slot.buffer_path(rank)) as buffer:
-            record = BufferRecord(name="data/0", offset=buffer.append(content), size=len(content))
-        index = SnapshotIndex(
-            files=[
-                SafetensorsFile(path=f"model-{rank}.safetensors", records=(record,)),
-                TorchFile(
-                    path=f"optimizer/rank{rank}.pt",
-                    records=(record,),
-                    compute_crc32=True,
-                    storage_alignment=64,
-                ),
-            ]
-        )
-        slot.index_path(rank).write_bytes(index.to_json())
     slot.prepare_snapshot(staged)
     if recorded:
         staged = slot.record_files(staged)

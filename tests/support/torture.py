@@ -117,16 +117,8 @@ def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) 
 
     from grpo_run.runtime.rank.saving.reservation import SaveFlags
     from grpo_run.runtime.rank.saving.snapshots import Snapshots
-    from grpo_run.runtime.snapshots.buffer import SnapshotBuffer
 
     trainer = _trainer()
-    allocate = SnapshotBuffer.allocate
-
-    def marked(self: SnapshotBuffer, size_bytes: int) -> int:
-        os.getppid()  # between two copies into memory
-        return allocate(self, size_bytes)
-
-    SnapshotBuffer.allocate = marked  # type: ignore[method-assign]
     set_seed(save.step)  # Python reseeds its own generator in every fork
     with torch.no_grad():
         for parameter in trainer.model.parameters():
@@ -155,7 +147,7 @@ def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) 
     )  # fmt: skip
     snapshots = Snapshots(session, StagingArea(save.staging))  # type: ignore[arg-type]
     with snapshots.reserve(staged, SaveFlags(non_finite=False)) as reservation:
-        assert snapshots.copy(reservation, staged, write)
+        assert snapshots.write(reservation, staged, write)
 
 
 def drain(staging: Path, index: int) -> None:

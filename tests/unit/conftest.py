@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
+from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -70,9 +72,15 @@ def make_slot() -> Callable[..., Slot]:
             "committed_step": 7, "train_started_seconds": 900.0, "resumed_step": 0,
             "last_progress_seconds": 995.0, "writes": 50, "tokens_generated": 4096, "rewards_scored": 64,
             "votes": 7, "vote_wait_seconds": 1.5, "hygiene_runs": 2, "hygiene_seconds": 0.25,
-            "checkpoint_step": 5, "checkpoint_seconds": 0.5, "reward": 0.5, "completion_length": 128.0,
-            "loss": 0.125, "grad_norm": 2.0, "learning_rate": 1e-6,
+            "checkpoint_step": 5, "checkpoint_seconds": 0.5,
         }  # fmt: skip
-        return Slot(**(fields | changes))
+        logged = {
+            "reward": 0.5, "completion_length": 128.0, "loss": 0.125, "grad_norm": 2.0, "learning_rate": 1e-6,
+            "reward_std": 0.25, "zero_variance_groups": 0.5, "truncated_completions": 0.125, "kl": 0.01, "entropy": 1.5,
+            "clip_ratio": 0.0,
+        }  # fmt: skip
+        logged |= {field: changes.pop(field) for field in LOGGED_FIELDS if field in changes}
+        values = tuple(logged.get(field, math.nan) for field in LOGGED_FIELDS)
+        return Slot(logged=values, **(fields | changes))
 
     return make

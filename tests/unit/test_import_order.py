@@ -34,8 +34,8 @@ DECIDERS = {
     "runtime": {"call_names", "errors"},
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
-        "exclusions", "history", "history_parts", "lifecycle", "lost_checkpoints", "memory_findings",
-        "own_training", "quarantine", "recovery", "repeats", "rewards", "train_calls",
+        "history", "progress", "sample_masking", "lifecycle", "lost_checkpoints", "memory_findings",
+        "no_trainer_script", "quarantine", "recovery", "rewards", "train_calls",
     },
     "runtime.launch": {"config", "guard_options", "injections"},
     "runtime.memory": {"closed_form", "facts", "plan"},
@@ -44,8 +44,8 @@ DECIDERS = {
     "runtime.rank.rollouts": {"forecast_fit"},
     "runtime.rank.saving": {"cadence"},
     "runtime.snapshots": {"drain_messages"},
-    "runtime.supervisor": {"own_saves", "policy", "stop_means"},
-    "runtime.supervisor.memory": {"allocator", "ladder", "policy", "prediction"},
+    "runtime.supervisor": {"policy", "stop_means"},
+    "runtime.supervisor.memory": {"allocator", "fallback_steps", "policy", "prediction"},
     "watchdog.evidence": {"source", "stacks", "timeline"},
 }  # fmt: skip
 """Single modules that decide, in rooms that also act."""

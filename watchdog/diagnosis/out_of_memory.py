@@ -1,22 +1,14 @@
 """Diagnosis of a rank that has run out of memory: its sentence, its signature and the advice. Pure.
 
-Called by `exits.py`, and by the incident investigation for a rank whose allocator thrashes.
-
-What is exhausted, and in which phase, is read from the exception (`watchdog.memory`). What is changed before
+Called by `exits.py`. What is exhausted, and in which phase, is read from the exception (`watchdog.memory`). What is changed before
 the next attempt is decided by the supervisor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
-from grpo_run.watchdog.memory.figures import Figures
-from grpo_run.watchdog.memory.retries import Retries
 from grpo_run.watchdog.memory.shortage import OUTSIDE, MemoryPhase, Shortage
-from grpo_run.watchdog.observation import Slot
-from grpo_run.watchdog.verdict import Verdict
 
 _PHASE_ADVICE = {
     MemoryPhase.generate: "Lower max_completion_length, generation_batch_size or vLLM's share of the GPU.",
@@ -55,35 +47,6 @@ def memory_sentence(shortage: Shortage, rank: int, place: str) -> str:
 def memory_signature(shortage: Shortage, step: int) -> str:
     """Return what identifies the failure: the same memory in the same phase of the same step, wherever it was allocated."""
     return f"{shortage.cause}:{shortage.phase}:step{step}"
-
-
-def diagnose_retries(retries: Retries, slots: Mapping[int, Slot | None]) -> Verdict:
-    """Return the verdict on a rank that spends its time on retried allocations.
-
-    Args:
-        retries: of the rank.
-        slots: last reading of every local rank's slot.
-    """
-    shortage = Shortage(
-        cause=Cause.gpu_oom,
-        source=ErrorSource.allocator,
-        phase=retries.phase,
-        text=retries.text,
-        figures=Figures(),
-    )
-    return Verdict(
-        cause=Cause.gpu_oom,
-        culprits=(retries.rank,),
-        step=retries.step,
-        phase=None,
-        confidence="proved",
-        sentence=f"GPU memory of rank {retries.rank} is exhausted after step {retries.step} (phase {retries.phase}): {retries.text}.",
-        signature=f"gpu_oom:{retries.phase}:retries",
-        deterministic=False,
-        waiters=tuple(sorted(rank for rank in slots if rank != retries.rank)),
-        advice=memory_advice(shortage),
-        shortage=shortage,
-    )
 
 
 def memory_advice(shortage: Shortage) -> tuple[str, ...]:

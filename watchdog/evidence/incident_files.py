@@ -3,7 +3,7 @@
     incidents/0001-signal/  verdict.json  stacks/  memory/
 
 Called by the incident investigation: created before evidence is collected (as `NNNN-collecting`) and renamed
-to the cause once there is a verdict. Directories have mode 0700, files 0600. Does not judge.
+to the cause once there is a verdict. Directories have mode 0700, files 0600. `write_private` and `read_end` are for the files in them. Does not judge.
 """
 
 from __future__ import annotations
@@ -41,3 +41,28 @@ def close_incident(path: Path, verdict: Verdict, missing: list[str]) -> Path:
     named = path.with_name(f"{path.name[:4]}-{verdict.cause}")
     path.rename(named)
     return named
+
+
+MAX_FILE_BYTES = 1024 * 1024
+"""Size to which a text file of the evidence is cut; its end is kept."""
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file with mode 0600, replacing its contents."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(content)
+
+
+def read_end(path: Path, count: int) -> bytes:
+    """Return the last `count` bytes of a file."""
+    with open(path, "rb") as file:
+        file.seek(max(0, file_size(path) - count))
+        return file.read(count)
+
+
+def file_size(path: Path) -> int:
+    """Return the size in bytes; 0 if the file does not exist."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,14 +1,39 @@
 """Memory of the node at one moment: the machine's, the memory cgroup's, and every GPU's with its processes.
 
-Called by `collection.py`. Does not add up or judge.
+`BackgroundCall` bounds the time that a driver may take. Called by `collection.py`. Does not add up or judge.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 from grpo_run.watchdog.memory.cgroups import memory_cgroups
 from grpo_run.watchdog.processes import read_file
+
+
+class BackgroundCall:
+    """A function running in a daemon thread. `result` is None until it has returned.
+
+    Args:
+        function: returns something other than None.
+        arguments: its arguments.
+    """
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.result: Any = None
+        self.started = time.monotonic()
+        self._thread = threading.Thread(target=self._run, args=(function, *arguments), daemon=True)
+        self._thread.start()
+
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.result = function(*arguments)
+
+    def join(self, deadline: float) -> None:
+        """Wait until the function has returned, at most until `deadline` (monotonic seconds)."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def read_node_memory(pid: int) -> bytes:

@@ -54,6 +54,11 @@ class Spelling:
     text: str
     by_class: bool = False
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it can only be this process's memory: by the class, or in the words of a host allocator."""
+        return self.by_class or self.cause is Cause.host_oom
+
 
 _DEVICES = r"(?:CUDA|HIP|XPU|NPU|MUSA|MLU)"
 _RUNTIME_ERROR = "builtins.RuntimeError"

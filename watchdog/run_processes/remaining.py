@@ -1,11 +1,11 @@
-"""The processes that remain after the last line of every script: the ranks' own, and those they may wait for.
+"""The processes that remain after the last line of every script, and whether they may wait for something alive.
 
-    own       the ranks and what they have started (`ownership.py`); once no rank is left, without services and
-              without what the user keeps, which nobody waits for
-    awaited   other processes that hold the other end of a pipe, a unix socket or a TCP connection of these
+These are the ranks and what they have started (`ownership.py`); once no rank is left, without services and
+without what the user keeps, which nobody waits for. They may wait for a process that a rank has started, or for
+one outside the job that they are connected to.
 
 Used by the detector of exit hangs and by the wait for helpers at the end of a run, about once in two seconds. The
-supervisor and the processes that it started itself are neither. Reads /proc; judges nothing
+supervisor and the processes that it started itself do not count. Reads /proc; judges nothing
 (`watchdog/stalls/exit_hangs.py`).
 """
 
@@ -15,7 +15,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from grpo_run.watchdog.processes import ProcessStat, read_io_bytes
-from grpo_run.watchdog.run_processes import peers, process_tree
+from grpo_run.watchdog.run_processes import process_tree
+from grpo_run.watchdog.run_processes.connections import read_connections
 from grpo_run.watchdog.run_processes.keeping import without_kept
 from grpo_run.watchdog.run_processes.ownership import RunProcesses
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts, ProcessUsage
@@ -46,15 +47,14 @@ class RemainingProcesses:
         self._owned = owned
         self._keep = keep
         self._supervisor = os.getpid() if supervisor is None else supervisor
-        self._awaited: set[tuple[int, int]] = set()
-        self._connected_to: tuple[str, ...] = ()
+        self._connected = False
 
     def observe(self, pids: Mapping[int, int], *, connections: bool) -> ExitFacts | None:
         """Return the facts of now; None if a rank may not be read.
 
         Args:
             pids: the ranks that have not exited.
-            connections: look for the other ends of their connections too, which takes tens of milliseconds.
+            connections: look at their connections too, which takes some milliseconds.
 
         Raises:
             OSError: /proc cannot be listed.
@@ -67,7 +67,11 @@ class RemainingProcesses:
         if not ranks:
             own = [one for one in without_kept(found, self._keep).values() if not is_service(one)]
         if connections:
-            self._look_at_connections(table, own, pids)
+            pids_of_own = {process.pid for process in own}
+            ours = process_tree.descendants(table, [self._supervisor]) - pids_of_own
+            # what the supervisor holds too was inherited from whoever started it
+            found_now = read_connections({0: pids_of_own}, supervisor=ours)[0]
+            self._connected = found_now is None or found_now.outside
         states = {rank: table[pid].state for rank, pid in pids.items() if pid in table}
         usage = {process.key: _usage(process) for process in own}
         for rank, pid in pids.items():
@@ -77,32 +81,11 @@ class RemainingProcesses:
         return ExitFacts(
             states=states,
             own=usage,
-            awaited={
-                process.key: _usage(process) for process in table.values() if process.key in self._awaited
-            },
-            waits_for=tuple(f"process {one.pid} ({one.name})" for one in waited_for) + self._connected_to,
+            waits_for=(
+                *(f"process {one.pid} ({one.name})" for one in waited_for),
+                *(["a connection to a process outside the job"] if self._connected else []),
+            ),
         )
-
-    def _look_at_connections(
-        self, table: Mapping[int, ProcessStat], own: list[ProcessStat], pids: Mapping[int, int]
-    ) -> None:
-        own_pids = {process.pid for process in own}
-        ours = process_tree.descendants(table, [self._supervisor]) - own_pids
-        # what the supervisor holds too was inherited from whoever started it
-        inherited = frozenset[str]().union(*(peers.open_links(pid) for pid in ours))
-        held = frozenset[str]().union(*(peers.open_links(pid) for pid in own_pids))
-        ends = peers.other_ends(held - inherited, next(iter(pids.values()), self._supervisor))
-        outside = ends.links - inherited
-        strangers = [pid for pid in table if pid not in own_pids and pid not in ours]
-        holding = [table[pid] for pid in peers.holders(outside, strangers) if table[pid].is_alive]
-        self._awaited = {process.key for process in holding}
-        named = [f"process {one.pid} ({one.name})" for one in holding[:MAX_NAMED]]
-        unseen = any(link.startswith("socket:") for link in outside - held) and not holding
-        if ends.remote:
-            named.append("another machine")
-        elif unseen or ends.unknown:
-            named.append("a process that cannot be seen from here")
-        self._connected_to = tuple(named)
 
 
 def _usage(process: ProcessStat) -> ProcessUsage:

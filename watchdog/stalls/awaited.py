@@ -6,16 +6,15 @@ Does not decide whether the rank hangs (`detection.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from grpo_run.watchdog.observation import Phase, RankState, Slot
+from grpo_run.watchdog.observation import Phase, Slot
+from grpo_run.watchdog.stalls.observed import Observed
 from grpo_run.watchdog.stalls.overdue import PhaseClock
 
 SHORTEST_WAIT_SECONDS = 2.0
 """Ranks always wait for one another briefly; nothing is reported before a wait has lasted this long."""
-
-_WATCHED_STATES = (RankState.starting, RankState.training, RankState.between, RankState.returned)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,34 +39,22 @@ class AwaitedRank:
 
 
 def find_awaited_rank(
-    slots: Mapping[int, Slot | None],
-    *,
-    waiting: Mapping[int, bool | None],
-    still: Mapping[int, float],
-    clock: Callable[[Slot], PhaseClock],
-    busy: Mapping[int, bool | None],
-    asking: Collection[int] = (),
+    observed: Observed, *, clock: Callable[[Slot], PhaseClock], busy: Mapping[int, bool | None]
 ) -> AwaitedRank | None:
     """Return the rank that the others wait for, the longest silent one of several; None if nobody waits.
 
     The only rank of a run is waited for by the run.
 
     Args:
-        slots: last readings of the local ranks.
-        waiting: whether each rank is blocked in a collective; None if unknown.
-        still: for how many seconds each rank's slot has not changed.
+        observed: of this check.
         clock: returns the clock of a rank's innermost phase.
         busy: whether each rank's processes are active; absent or None if unknown.
-        asking: ranks that do nothing, and whose main thread waits for another process of the job, as in a store.
     """
-    watched = {
-        rank: slot for rank, slot in slots.items() if slot is not None and slot.state in _WATCHED_STATES
-    }
+    waiting, still = observed.waiting, observed.still
+    watched = {rank: slot for rank, slot in observed.slots.items() if slot is not None and slot.runs_script}
     # a rank of which it is unknown whether it waits is in a backward pass: named neither way on its own
     own_work = [
-        rank
-        for rank, slot in watched.items()
-        if waiting.get(rank) is False and slot.phase is not Phase.vote and rank not in asking
+        rank for rank, slot in watched.items() if waiting.get(rank) is False and slot.phase is not Phase.vote
     ]
     if len(own_work) == len(watched) > 1:
         # no record tells who waits; next to ranks that do nothing, those that work are waited for

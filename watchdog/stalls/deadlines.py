@@ -1,7 +1,7 @@
 """Deadlines of phases: learned from the durations that the run has shown, within configured bounds.
 
 For hangs that collectives cannot prove. The formula and its constants were chosen by simulation
-(`benchmarks/false_alarms.py`, docs/watchdog.md). Called by `overdue.py`. Pure; measures and terminates
+(`benchmarks/false_alarms.py`, docs/benchmarks.md). Called by `overdue.py`. Pure; measures and terminates
 nothing.
 """
 
@@ -49,8 +49,6 @@ class DeadlineSettings:
     frozen_seconds: float = 20.0
     """How long an interpreter may be stopped by a signal, or use the CPU without running any Python thread. A
     third of the floor if that is longer, and the floor if that is shorter."""
-    suspended_seconds: float = 300.0
-    """The same while every rank of the node is stopped, as a scheduler does that preempts the job."""
     ceiling_seconds: float = 3600.0
     """Limit of the margin for outliers; a longer deadline requires durations that were observed
     (`factor_seen`)."""
@@ -135,19 +133,15 @@ def quiet_deadline_seconds(
     return max(limit, shown, _after_an_end(durations, settings))
 
 
-def frozen_deadline_seconds(
-    durations: Durations | None, settings: DeadlineSettings, *, suspended: bool
-) -> float:
+def frozen_deadline_seconds(durations: Durations | None, settings: DeadlineSettings) -> float:
     """Return how long an interpreter may be frozen, in any phase.
 
     The durations that the phase has shown do not count: while it ran, the heartbeat did too.
 
     Args:
         durations: observations of the rank's innermost phase; None without any.
-        suspended: every rank of the node is stopped.
     """
-    limit = settings.suspended_seconds if suspended else settings.frozen_limit_seconds
-    return max(limit, _after_an_end(durations, settings))
+    return max(settings.frozen_limit_seconds, _after_an_end(durations, settings))
 
 
 def computing_deadline_seconds(

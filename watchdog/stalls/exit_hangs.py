@@ -1,8 +1,7 @@
 """Exit hangs: ranks whose script has run its last line, whose processes are still there and do nothing.
 
 Waiting is not hanging while anything lives that the rank may wait for: a process that it started, in
-whatever session, or one at the other end of a connection. Such a rank has the longer deadline, and whatever
-that process does resets the clock. Called by the detector of exit hangs. Pure.
+whatever session, or one outside the job that it is connected to. Such a rank has the longer deadline. Called by the detector of exit hangs. Pure.
 """
 
 from __future__ import annotations
@@ -39,13 +38,11 @@ class ExitFacts:
     Args:
         states: letter of proc(5) of each remaining rank.
         own: the ranks and the processes that they started.
-        awaited: processes at the other end of their connections.
         waits_for: what lives that the ranks may wait for, in words.
     """
 
     states: Mapping[int, str]
     own: Usages
-    awaited: Usages
     waits_for: tuple[str, ...] = ()
 
 
@@ -53,11 +50,9 @@ class Activity(Enum):
     """What happened between two observations. The later members are more."""
 
     none = 0
-    awaited = 1
-    """Only a process that the ranks may wait for was active."""
-    cpu = 2
+    cpu = 1
     """The ranks' processes used the CPU, without I/O."""
-    progress = 3
+    progress = 2
     """The ranks' processes did I/O, started a process, or one of them exited."""
 
 
@@ -71,8 +66,6 @@ def activity(before: ExitFacts, now: ExitFacts, quiet_seconds: float) -> Activit
         return Activity.progress
     if _used_cpu(before.own, now.own, quiet_seconds):
         return Activity.cpu
-    if _did_io(before.awaited, now.awaited) or _used_cpu(before.awaited, now.awaited, quiet_seconds):
-        return Activity.awaited
     return Activity.none
 
 
@@ -88,31 +81,20 @@ def hung_ranks(facts: ExitFacts) -> tuple[int, ...]:
     return tuple(rank for rank, state in sorted(facts.states.items()) if state != "Z")
 
 
-def frozen_limit_seconds(facts: ExitFacts, settings: DeadlineSettings, *, local_ranks: int) -> float:
-    """Return how long the interpreters of the ranks that remain may be frozen.
-
-    Args: as for `frozen_ranks`.
-    """
-    ranks = hung_ranks(facts)
-    stopped = all(facts.states[rank] in STOPPED_STATES for rank in ranks)
-    # as by a scheduler that preempts the job; one rank alone may have stopped itself
-    suspended = stopped and len(ranks) == local_ranks > 1
-    return settings.suspended_seconds if suspended else settings.frozen_limit_seconds
-
-
 def frozen_ranks(
-    facts: ExitFacts, silent_seconds: Mapping[int, float], settings: DeadlineSettings, *, local_ranks: int
+    facts: ExitFacts, silent_seconds: Mapping[int, float], settings: DeadlineSettings
 ) -> tuple[int, ...]:
     """Return the ranks that remain if the interpreter of none of them has run for too long, else nothing.
 
     Args:
+        facts: the last observation.
         silent_seconds: by rank, how long ago its heartbeat was written.
-        local_ranks: number of ranks of this node, including those that have exited.
+        settings: bounds.
     """
     ranks = hung_ranks(facts)
-    limit = frozen_limit_seconds(facts, settings, local_ranks=local_ranks)
     frozen = all(
-        facts.states[rank] in (*STOPPED_STATES, "R") and silent_seconds.get(rank, 0.0) >= limit
+        facts.states[rank] in (*STOPPED_STATES, "R")
+        and silent_seconds.get(rank, 0.0) >= settings.frozen_limit_seconds
         for rank in ranks
     )
     return ranks if frozen else ()
@@ -130,7 +112,7 @@ class ExitClock:
     def __init__(self, settings: DeadlineSettings, facts: ExitFacts, now: float) -> None:
         self._settings = settings
         self._inactive_since = (now, facts)
-        self._own_active_at = self.progress_at = now
+        self.progress_at = now
         self.seen = Activity.none
         """What has happened since they were last active, as of the last observation."""
 
@@ -140,13 +122,11 @@ class ExitClock:
         return self._inactive_since
 
     def record(self, facts: ExitFacts, now: float) -> None:
-        """Take an observation into account. Activity of processes that are only waited for counts for a limited time."""
+        """Take an observation into account."""
         self.seen = activity(self._inactive_since[1], facts, self._settings.exit_seconds)
         if self.seen is Activity.progress:
             self.progress_at = now
-        if self.seen in (Activity.progress, Activity.cpu):
-            self._own_active_at = now
-        if self._active(now):
+        if self.seen is not Activity.none:
             self._inactive_since = (now, facts)
 
     def computes_for_too_long(self, now: float) -> bool:
@@ -160,10 +140,7 @@ class ExitClock:
             facts: the last observation: connections may have appeared since the clock started.
         """
         elapsed = now - self._inactive_since[0]
-        return elapsed >= limit_seconds(facts, self._settings) and not self._active(now)
-
-    def _active(self, now: float) -> bool:
-        return self.seen is not Activity.none and now - self._own_active_at < self._settings.ceiling_seconds
+        return elapsed >= limit_seconds(facts, self._settings) and self.seen is Activity.none
 
 
 def _did_io(before: Usages, now: Usages) -> bool:

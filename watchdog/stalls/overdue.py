@@ -1,73 +1,26 @@
 """The clock and the deadline of each open phase of a rank.
 
 A phase's clock pauses while another phase is open inside it: a checkpoint of one minute inside a `data`
-phase of milliseconds is not a stall. The time of inner phases is collected over successive scans. Called by
-`detection.py`, and by `runtime/supervisor/detection/stall_detector.py` for the rank that others wait for.
+phase of milliseconds is not a stall. Two shorter clocks run in every phase: of a rank that does nothing while
+nobody works, and of one whose interpreter is frozen. Called by `detection.py`, and by
+`runtime/supervisor/detection/stall_detector.py` for the rank that others wait for.
 Does not decide whether the rank is to blame. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from grpo_run.watchdog.observation import OpenPhase, Phase, PhaseKey, RankState, Slot
 from grpo_run.watchdog.stalls.deadlines import (
-    DeadlineSettings,
     Occurrence,
     computing_deadline_seconds,
     deadline_seconds,
+    frozen_deadline_seconds,
+    quiet_deadline_seconds,
 )
-from grpo_run.watchdog.stalls.durations import Durations
-
-Key = tuple[int, int, OpenPhase]
-"""Rank, nesting depth and the phase that is open there."""
-
-
-@dataclass(frozen=True, slots=True)
-class NestedPhaseTime:
-    """Time of finished inner phases. `after` returns the state after one more scan.
-
-    `spent` holds seconds by key of the inner phase, so that a caller can limit each to its own deadline: an
-    endless succession of inner phases must not hide a stall. `ended_at` is when the last inner phase ended.
-    `open_phases` are each rank's phases at the last scan.
-    """
-
-    spent: Mapping[Key, Mapping[PhaseKey, float]] = field(default_factory=dict)
-    ended_at: Mapping[Key, float] = field(default_factory=dict)
-    open_phases: Mapping[int, tuple[OpenPhase, ...]] = field(default_factory=dict)
-
-    def after(self, slots: Mapping[int, Slot | None], now: float) -> NestedPhaseTime:
-        """Return the state after a scan at `now` (monotonic seconds).
-
-        A slot that could not be read counts as unchanged.
-        """
-        if all(slot is None or slot.phases == self.open_phases.get(rank) for rank, slot in slots.items()):
-            return self
-        spent: dict[Key, Mapping[PhaseKey, float]] = {}
-        ended_at: dict[Key, float] = {}
-        open_phases = dict(self.open_phases)
-        for rank, slot in slots.items():
-            before = self.open_phases.get(rank, ())
-            phases = before if slot is None else slot.phases
-            open_phases[rank] = phases
-            unchanged = len(phases) if phases == before else 0
-            while unchanged < min(len(phases), len(before)) and phases[unchanged] == before[unchanged]:
-                unchanged += 1
-            for depth in range(unchanged if self.spent else 0):
-                key = (rank, depth, phases[depth])
-                if key in self.spent:
-                    spent[key], ended_at[key] = self.spent[key], self.ended_at[key]
-            if 0 < unchanged < len(before):  # the phase directly inside the innermost unchanged one has ended
-                inner = before[unchanged]
-                ended = phases[unchanged].since_seconds if unchanged < len(phases) else now
-                key = (rank, unchanged - 1, phases[unchanged - 1])
-                by_phase = dict(spent.get(key, {}))
-                by_phase[inner.key] = by_phase.get(inner.key, 0.0) + max(0.0, ended - inner.since_seconds)
-                spent[key], ended_at[key] = by_phase, ended
-        return NestedPhaseTime(spent, ended_at, open_phases)
-
+from grpo_run.watchdog.stalls.observed import Key, Observed
 
 RECENT_SECONDS = 10.0
 """A rank that has computed within this time is expected to continue."""
@@ -116,19 +69,13 @@ class PhaseClock:
         return self.callback if self.phase is Phase.callback else self.phase
 
 
-def phase_clocks(
-    slot: Slot,
-    *,
-    now: float,
-    learned: Mapping[PhaseKey, Durations],
-    completed: Collection[PhaseKey],
-    settings: DeadlineSettings,
-    progressed_at: float,
-    computing_at: float = 0.0,
-    nested: NestedPhaseTime,
-    connected: bool = False,
-) -> list[PhaseClock]:
-    """Return the clocks of a rank's open phases, the innermost first. Arguments as for `find_stall`."""
+def phase_clocks(slot: Slot, observed: Observed) -> list[PhaseClock]:
+    """Return the clocks of a rank's open phases, the innermost first."""
+    now, settings = observed.now, observed.settings
+    completed = observed.completed.get(slot.rank, ())
+    progressed_at = observed.progress.get(slot.rank, 0.0)
+    computing_at = observed.computing.get(slot.rank, 0.0)
+    connected = slot.rank in observed.connected
     phases = _open_phases(slot)
     clocks = []
     for depth in range(len(phases) - 1, -1, -1):
@@ -137,9 +84,9 @@ def phase_clocks(
         since = max(here.since_seconds, progressed_at)
         key = (slot.rank, depth, here)
         occurrence = Occurrence.later if here.key in completed else Occurrence.first
-        durations = learned.get(here.key)
+        durations = observed.learned.get(here.key)
         limit = deadline_seconds(here.phase, durations, occurrence, settings)
-        silent = until - since - _inner_seconds(key, since, nested, learned, settings)
+        silent = until - since - _inner_seconds(key, since, observed)
         rule = Rule.learned
         if connected and limit < settings.outside_limit_seconds:
             rule, limit = Rule.connected, settings.outside_limit_seconds
@@ -147,7 +94,7 @@ def phase_clocks(
         if computing_at > since:
             # CPU time restarts the clock of the usual deadline, but not that of a longer one
             longer = computing_deadline_seconds(here.phase, durations, occurrence, settings)
-            inner = _inner_seconds(key, computing_at, nested, learned, settings)
+            inner = _inner_seconds(key, computing_at, observed)
             idle = max(0.0, until - computing_at - inner)
             ends_at = until + longer - silent
             if silent > longer or idle < RECENT_SECONDS:
@@ -171,21 +118,58 @@ def phase_clocks(
     return clocks
 
 
-def _inner_seconds(
-    key: tuple[int, int, OpenPhase],
-    since: float,
-    nested: NestedPhaseTime,
-    learned: Mapping[PhaseKey, Durations],
-    settings: DeadlineSettings,
-) -> float:
+def frozen_clock(innermost: PhaseClock, observed: Observed) -> PhaseClock | None:
+    """Return the clock of a rank whose interpreter is frozen; None if it runs, or if that is unknown.
+
+    Args:
+        innermost: the clock of the rank's innermost phase.
+        observed: of this check.
+    """
+    facts = observed.processes.get(innermost.rank)
+    if facts is None or not facts.frozen_seconds:
+        return None
+    limit = frozen_deadline_seconds(observed.learned.get(innermost.key), observed.settings)
+    return replace(
+        innermost,
+        silent_seconds=facts.frozen_seconds,
+        deadline_seconds=limit,
+        deadline_at_seconds=observed.now + limit - facts.frozen_seconds,
+        rule=Rule.frozen,
+    )
+
+
+def quiet_clock(innermost: PhaseClock, observed: Observed) -> PhaseClock | None:
+    """Return the clock of a rank that does nothing while nobody works; None if somebody does, or may.
+
+    Args: as for `frozen_clock`.
+    """
+    facts, nobody_works = observed.processes.get(innermost.rank), observed.nobody_works_seconds
+    if facts is None or not nobody_works:
+        return None
+    durations = observed.learned.get(innermost.key)
+    limit = quiet_deadline_seconds(durations, observed.settings, connected=facts.connected is not False)
+    return replace(
+        innermost,
+        silent_seconds=nobody_works,
+        deadline_seconds=limit,
+        deadline_at_seconds=observed.now + limit - nobody_works,
+        rule=Rule.quiet,
+    )
+
+
+def _inner_seconds(key: Key, since: float, observed: Observed) -> float:
     """How much of the time since `since` belongs to finished inner phases.
 
     Of each kind of phase, at most its own deadline; nothing if the clock has restarted after the last one.
     """
+    nested, learned = observed.nested, observed.learned
     if since >= nested.ended_at.get(key, -1.0):
         return 0.0
     return sum(
-        min(seconds, deadline_seconds(_phase_of(inner), learned.get(inner), Occurrence.first, settings))
+        min(
+            seconds,
+            deadline_seconds(_phase_of(inner), learned.get(inner), Occurrence.first, observed.settings),
+        )
         for inner, seconds in nested.spent[key].items()
     )
 

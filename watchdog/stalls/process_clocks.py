@@ -1,6 +1,6 @@
 """Clocks of a rank's processes: how long they have been idle, and how long the interpreter has not run.
 
-`QuietClock.after` takes one reading of a rank's family after another, `FrozenClock.after` one of its threads while
+`QuietClock.after` takes one reading of a rank's process tree after another, `FrozenClock.after` one of its threads while
 the heartbeat is late. Called by `runtime.supervisor.detection.activity`, which reads them. Pure. Does not decide how long is
 too long (`deadlines.py`), nor whether a rank that does nothing is hung (`detection.py`).
 """
@@ -22,8 +22,8 @@ OFTEN_RUNNABLE_LOOKS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FamilyReading:
-    """One reading of a rank's family: its session and all descendants.
+class TreeReading:
+    """One reading of a rank's process tree: its session and all descendants.
 
     `cpu_seconds` includes children that have exited. `io_bytes` and `traffic_bytes` (of TCP sockets) are sums over
     the members. `runnable` are the ids of threads that run or wait for a CPU. `connected`: a connection to a process
@@ -40,7 +40,7 @@ class FamilyReading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuietClock:
-    """When a family last did something, as far as it was observed. The empty clock knows nothing.
+    """When a process tree last did something, as far as it was observed. The empty clock knows nothing.
 
     `since_seconds` is when it was last active, in monotonic seconds; None if unknown. `connected`: whether a
     connection to outside was seen since then; None if nobody looked.
@@ -48,12 +48,12 @@ class QuietClock:
 
     since_seconds: float | None = None
     connected: bool | None = None
-    began: FamilyReading | None = None
+    began: TreeReading | None = None
     began_traffic_bytes: int | None = None
     looks: int = 0
     runnable: Mapping[int, int] = field(default_factory=dict)
 
-    def after(self, reading: FamilyReading | None, now: float) -> QuietClock:
+    def after(self, reading: TreeReading | None, now: float) -> QuietClock:
         """Return the clock after a reading at `now` (monotonic seconds); None for one that failed."""
         if reading is None:
             return QuietClock()
@@ -82,7 +82,7 @@ class QuietClock:
             runnable=counts,
         )
 
-    def _was_active(self, began: FamilyReading, reading: FamilyReading, now: float) -> bool:
+    def _was_active(self, began: TreeReading, reading: TreeReading, now: float) -> bool:
         assert self.since_seconds is not None
         used = reading.cpu_seconds - began.cpu_seconds
         moved = abs(reading.io_bytes - began.io_bytes)

@@ -1,6 +1,6 @@
-"""A stall: the facts about processes that it is based on, its cause, and its sentences.
+"""A stall: its cause and its sentences.
 
-The facts come from `runtime/supervisor/detection/`. `detection.py` chooses the ranks and builds the stall;
+`detection.py` chooses the ranks and builds the stall;
 `watchdog/diagnosis/hangs.py` turns it into a verdict. The functions name the cause and describe culprits
 and waiting ranks. Reads nothing itself.
 """
@@ -14,43 +14,9 @@ from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase, PhaseKey
 from grpo_run.watchdog.stalls.deadlines import Occurrence
 from grpo_run.watchdog.stalls.durations import Durations
+from grpo_run.watchdog.stalls.observed import ProcessFacts
 from grpo_run.watchdog.stalls.overdue import PhaseClock, Rule
 from grpo_run.watchdog.text import place_name, rank_names
-
-HEARTBEAT_LATE_SECONDS = 3.0
-"""A heartbeat thread stamps the slot about once per second; after this time without one, the interpreter is
-stuck."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessFacts:
-    """State of a rank's process and its descendants at one moment.
-
-    `state` is the letter of /proc/PID/stat: R, S, D, T, Z. `cpu_seconds` (user and system) and `io_bytes`
-    (read and written, without `send` and `recv`) are sums over the session. `heartbeat_age_seconds` is how
-    long ago a Python thread of the rank last ran; NaN if unknown. `quiet_seconds` is for how long neither the slot
-    changed nor the family did anything; 0 if it works or if that is unknown. `connected`: a connection to a process
-    outside the job, or a device, was open meanwhile; None if unknown. `frozen_seconds` is for how long the
-    interpreter has not run because it is stopped or because one of its threads keeps running; 0 otherwise.
-    """
-
-    state: str
-    cpu_seconds: float
-    io_bytes: int
-    heartbeat_age_seconds: float = float("nan")
-    quiet_seconds: float = 0.0
-    connected: bool | None = None
-    frozen_seconds: float = 0.0
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the process was stopped by a signal."""
-        return self.state == "T"
-
-    @property
-    def heartbeat_late(self) -> bool:
-        """Whether the interpreter has not run for too long."""
-        return self.heartbeat_age_seconds > HEARTBEAT_LATE_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -137,10 +137,9 @@ def write(folder: Path, state: SavedRankState, tensors: dict[str, torch.Tensor])
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Write a safetensors file, mode 0600."""
-    # looked up in its module, where `capture.interception` replaces it
+    # looked up in its module, where `runtime.rank.saving.spare_files` replaces it
     safetensors.torch.save_file(tensors, str(path))
-    if path.exists():  # a captured file does not exist yet; its writer sets the mode
-        path.chmod(0o600)
+    path.chmod(0o600)
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -1,7 +1,8 @@
 """The guard's `TrainerCallback`: what happens at the events of a `train()` call.
 
-Tells `runtime/rank/step/steps.py` of the call's steps, restores the exact state, and publishes what the trainer logs. One
-callback per `train()` call, added by `train_call.py`. Does not wrap methods (`phases.py`).
+Calls `runtime/rank/step/events.py` at the events of a step, restores the exact state, and publishes what the
+trainer logs. One callback per `train()` call, added by `train_call.py`. Does not wrap methods
+(`rollout_hooks.py`).
 """
 
 from __future__ import annotations
@@ -16,13 +17,29 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from grpo_run.runtime.rank.exact.state import ExactState
 from grpo_run.runtime.rank.hooks.resume import RestoredCall
-from grpo_run.runtime.rank.learning import LearningGuards, StepReader
+from grpo_run.runtime.rank.learning import StepReader
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.step.events import StepEvents
 from grpo_run.runtime.rank.step.logged import known_metrics, publish_metrics
-from grpo_run.runtime.rank.step.step_vote import StepVote
-from grpo_run.runtime.rank.step.steps import CallSteps
-from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.learning_observations import StepValues
+
+
+class TrainerSource:
+    """What a Trainer contributes to its steps: the position in its data, and what a step has shown."""
+
+    def __init__(self, exact: ExactState, reader: StepReader) -> None:
+        self._exact = exact
+        self._reader = reader
+
+    def begin_step(self) -> None:
+        """Note the position in the data, and what was logged before the step."""
+        self._exact.begin_step()
+        self._reader.begin_step()
+
+    def take_values(self) -> StepValues:
+        """Return the step's loss, norm of the gradient and metrics, as far as guards judge them."""
+        return self._reader.take()
 
 
 class GuardCallback(TrainerCallback):  # type: ignore[misc]
@@ -30,8 +47,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
 
     Args:
         ordinal: the number of the call, from 1.
-        guards: judge each step.
-        reader: reads from the trainer what they judge.
+        events: of the call's steps.
         restoring: the call was finished in an earlier attempt and takes no steps now.
         resumed_from: the checkpoint directory that `train()` loads, if any.
         restored: the call as that checkpoint has it.
@@ -43,11 +59,9 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self,
         session: Session,
         ordinal: int,
-        step_vote: StepVote,
+        events: StepEvents,
         saver: Saver,
         exact: ExactState,
-        guards: LearningGuards,
-        reader: StepReader,
         *,
         restoring: bool = False,
         resumed_from: Path | None = None,
@@ -57,11 +71,8 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self._session = session
         self._ordinal = ordinal
-        self._step_vote = step_vote
         self._saver = saver
-        self._steps = CallSteps(session, ordinal, step_vote, saver, guards)
-        self._guards = guards
-        self._reader = reader
+        self._events = events
         self._exact = exact
         self._restoring = restoring
         self._resumed_from = resumed_from
@@ -77,7 +88,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self._loaded()
         # what one rollout takes at most; other trainers do not generate
         self._session.slot.generation_limit = float(getattr(args, "max_completion_length", None) or math.nan)
-        self._steps.begin(
+        self._events.call_begins(
             state.global_step,
             state.max_steps,
             record=self._record,
@@ -99,24 +110,20 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Enter the forward and backward pass; the step's batches have been read."""
-        self._exact.begin_step()
-        self._guards.begin_step(state.global_step + 1)
-        self._reader.begin_step()
-        self._session.slot.replace(Phase.forward_backward)
+        """The step's batches have been read."""
+        self._events.step_begins(state.global_step + 1)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Commit the previous step before the optimizer changes the weights."""
-        self._step_vote.collect()
-        self._session.slot.replace(Phase.optimizer)
+        """The gradient of the step is complete."""
+        self._events.optimizer_begins()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the vote on the finished step, and act on the result of the previous vote."""
-        self._steps.finished(state.global_step, self._reader.take())
+        """The step is finished; `save_through` calls the saver when transformers has logged, evaluated and saved."""
+        self._events.step_ends(state.global_step)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -148,4 +155,4 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Commit the last step."""
         self._exact.end()
-        self._steps.end()
+        self._events.call_ends()

@@ -2,7 +2,7 @@
 
 A wrapper opens a phase on the board, calls the original with its arguments unchanged, and closes the phase.
 It keeps the function's name, which TRL uses as a metric name, and its kind (coroutine or not). Called by
-`train_call.py`. Does not change arguments or results.
+`train_call.py` and `rollout_hooks.py`. Does not change arguments or results.
 """
 
 from __future__ import annotations
@@ -15,60 +15,36 @@ from typing import Any
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.rank.step.step_vote import PhaseFingerprint
-from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.async_functions import is_coroutine_function
-from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream.patches import Handler, override_attributes
 from grpo_run.watchdog.observation import Phase
 
-METHOD_PHASES = {
-    trainer_names.GENERATE_AND_SCORE: Phase.score,
-    trainer_names.GENERATE: Phase.generate,
-    trainer_names.CALCULATE_REWARDS: Phase.reward,
-    "evaluate": Phase.eval,
-}
-"""Trainer methods that are a phase. A trainer may lack some: SFTTrainer does not generate."""
 UNMARKED_CALLBACKS = ("transformers.trainer_callback", "transformers.utils.notebook", "grpo_run.")
 """Modules whose callbacks return quickly and are not marked."""
 
 
-@contextmanager
-def mark_trainer(trainer: Any, slot: SlotWriter, fingerprint: PhaseFingerprint) -> Iterator[None]:
-    """Mark the phases of a trainer's methods for the length of the block.
+def marked(phase: Phase, slot: SlotWriter, fingerprint: PhaseFingerprint) -> Handler:
+    """Return a handler that marks a phase around a method of a trainer."""
 
-    Reward functions stay marked after the block, because the script may call them between `train()` calls.
-    """
+    def mark(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Mark the phase on the board, and count it in what the ranks compare."""
+        fingerprint.enter(phase)
+        try:
+            slot.enter(phase)
+            return original(*args, **kwargs)
+        finally:
+            slot.leave(phase)
+
+    return mark
+
+
+def mark_rewards(trainer: Any, slot: SlotWriter) -> None:
+    """Mark the reward functions of a trainer. They stay so, because the script may call them between `train()` calls."""
     functions = getattr(trainer, "reward_funcs", None)
     if isinstance(functions, list):
         functions[:] = [
             mark_reward(function, slot, counts_tokens=index == 0) for index, function in enumerate(functions)
         ]
-    with ExitStack() as marks:
-        for name, phase in METHOD_PHASES.items():
-            marks.enter_context(mark_method(trainer, name, phase, slot, fingerprint))
-        yield
-
-
-@contextmanager
-def mark_method(
-    owner: Any, name: str, phase: Phase, slot: SlotWriter, fingerprint: PhaseFingerprint
-) -> Iterator[None]:
-    """Mark a phase around a bound method for the length of the block; without such a method, do nothing."""
-    method = getattr(owner, name, None)
-    if method is None:
-        yield
-        return
-
-    @functools.wraps(method)
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        fingerprint.enter(phase)
-        try:
-            slot.enter(phase)
-            return method(*args, **kwargs)
-        finally:
-            slot.leave(phase)
-
-    with override_attributes(owner, **{name: marked}):
-        yield
 
 
 def mark_reward(
@@ -109,14 +85,14 @@ def mark_reward(
         wrapper: Callable[..., Any] = marked_async
     else:
 
-        def marked(*args: Any, **kwargs: Any) -> Any:
+        def marked_call(*args: Any, **kwargs: Any) -> Any:
             try:
                 slot.enter(Phase.reward)
                 return count(function(*args, **kwargs), kwargs.get("completion_ids"))
             finally:
                 slot.leave(Phase.reward)
 
-        wrapper = marked
+        wrapper = marked_call
     functools.update_wrapper(wrapper, function)
     if not hasattr(function, "__name__"):
         wrapper.__name__ = type(function).__name__
@@ -144,10 +120,10 @@ def mark_callbacks(handler: Any, base: type, slot: SlotWriter) -> Iterator[None]
                 method = getattr(type(callback), name, None)
                 set_on_instance = name in getattr(callback, "__dict__", {})
                 if method is not None and method is not getattr(base, name) and not set_on_instance:
-                    marked = _as_callback(getattr(callback, name), slot, callback_name(callback, name))
+                    wrapper = _as_callback(getattr(callback, name), slot, callback_name(callback, name))
                     # a frozen or slotted callback stays unmarked
                     with contextlib.suppress(AttributeError, TypeError):
-                        marks.enter_context(override_attributes(callback, **{name: marked}))
+                        marks.enter_context(override_attributes(callback, **{name: wrapper}))
         yield
 
 

@@ -1,22 +1,24 @@
-"""The hooks of generation and rewards on one trainer, in the order in which they wrap one another.
+"""The methods of a trainer that are wrapped around generation, rewards and losses, in one table.
 
-Called by `train_call.py`. A hook that is entered later calls the ones entered before it. The outermost replaces
-quarantined prompts, and exclusion masks samples outside everything that TRL computes for them, but inside the phase.
+Called by `train_call.py`. The table lists for each method what is called around it, from the outside in. The
+order matters: quarantined prompts are replaced before anything is generated, samples are masked outside
+everything that TRL computes for them but inside the phase, and caps see what sub-batches return. What each
+part does is described in its own module; this one knows only their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from grpo_run.runtime.rank.hooks.phases import mark_trainer
+from grpo_run.runtime.rank.hooks.phases import mark_rewards, marked
 from grpo_run.runtime.rank.hooks.tools import mark_tools
 from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
 from grpo_run.runtime.rank.rewards.served import rewards_of
-from grpo_run.runtime.rank.rollouts.capping import capped_rollouts
+from grpo_run.runtime.rank.rollouts.capping import Capping, capping_of
 from grpo_run.runtime.rank.rollouts.forecast import Forecasts
-from grpo_run.runtime.rank.rollouts.forecast_splitting import forecasting
+from grpo_run.runtime.rank.rollouts.forecast_splitting import TrainerPasses
 from grpo_run.runtime.rank.rollouts.quarantine import PromptQuarantine
 from grpo_run.runtime.rank.rollouts.repeated_masking import read_earlier
 from grpo_run.runtime.rank.rollouts.sample_masking import SampleExclusion
@@ -24,6 +26,9 @@ from grpo_run.runtime.rank.rollouts.sub_batches import in_sub_batches
 from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.step_vote import StepVote
+from grpo_run.runtime.upstream import trainer_names, training_passes
+from grpo_run.runtime.upstream.patches import Handler, wrapped_methods
+from grpo_run.watchdog.observation import Phase
 
 
 @contextmanager
@@ -40,27 +45,58 @@ def rollouts_hooked(
     Raises:
         ConfigError: a cap cannot be applied.
     """
+    slot, fingerprint = session.slot, step_vote.fingerprint
+    sharded = description.layout(trainer) != description.REPLICATED
+    parts = session.settings.memory_plan.generation_sub_batches
     with ExitStack() as hooks:
         hooks.enter_context(rewards_of(session).served(trainer))
-        parts = session.settings.memory_plan.generation_sub_batches
-        sharded = description.layout(trainer) != description.REPLICATED
-        hooks.enter_context(in_sub_batches(trainer, parts, sharded=sharded, warn=session.warn))
-        end_reasons = hooks.enter_context(
-            capped_rollouts(trainer, session, train_call, step_vote.report_timed_out)
-        )
+        sub_batches = in_sub_batches(trainer, parts, sharded=sharded, warn=session.warn)
+        caps = capping_of(trainer, session, train_call, step_vote.report_timed_out)
         quarantine = PromptQuarantine(trainer, session, train_call)
-        exclusion = SampleExclusion(
+        masking = SampleExclusion(
             trainer,
             session,
-            quarantine.row_reasons(end_reasons),
+            quarantine.row_reasons(_end_reasons(caps)),
             train_call=train_call,
             earlier=read_earlier(session, train_call),
             generators=(read_generators, write_generators),
         )
-        hooks.enter_context(exclusion.scoring())
-        hooks.enter_context(mark_trainer(trainer, session.slot, step_vote.fingerprint))
-        hooks.enter_context(forecasting(trainer, forecasts, step_vote))
-        hooks.enter_context(exclusion.rewarding())
-        hooks.enter_context(quarantine.attached())
+        passes = None if forecasts is None else TrainerPasses(trainer, forecasts, step_vote)
+        around: dict[str, Sequence[Handler | None]] = {
+            trainer_names.GENERATE_AND_SCORE: (
+                quarantine.replace_prompts if quarantine.is_needed else None,
+                marked(Phase.score, slot, fingerprint),
+                masking.mask_samples if masking.is_possible else None,
+            ),
+            trainer_names.GENERATE: (
+                passes.forecast_rollout if passes else None,
+                marked(Phase.generate, slot, fingerprint),
+                caps.cap_rollout if caps else None,
+            ),
+            trainer_names.SINGLE_TURN: (caps.cap_turn if caps else None, sub_batches),
+            trainer_names.CALCULATE_REWARDS: (
+                masking.choose_samples if masking.is_possible else None,
+                marked(Phase.reward, slot, fingerprint),
+            ),
+            training_passes.SCORE: (passes.score_in_pieces if passes else None,),
+            "compute_loss": (passes.train_in_pieces if passes else None,),
+            "evaluate": (marked(Phase.eval, slot, fingerprint),),
+        }
+        mark_rewards(trainer, slot)
+        if caps is not None:
+            hooks.enter_context(caps.prepared())
+        if forecasts is not None:
+            hooks.enter_context(forecasts.measuring())
+        hooks.enter_context(wrapped_methods(trainer, around))
         hooks.enter_context(mark_tools(trainer, session))
         yield
+
+
+def _end_reasons(caps: Capping | None) -> Callable[[], Sequence[str] | None]:
+    """Return a function that says why each completion of the last rollout ended; None without caps."""
+
+    def reasons() -> Sequence[str] | None:
+        found = None if caps is None else caps.end_reasons()
+        return None if found is None else [reason.value for reason in found]
+
+    return reasons

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from enum import Enum
 from itertools import pairwise
 from typing import Any
 
 from transformers import TrainerCallback
 
 from grpo_run.runtime.rank.exact.state import ExactState
-from grpo_run.runtime.rank.hooks.callback import GuardCallback
+from grpo_run.runtime.rank.hooks.callback import GuardCallback, TrainerSource
 from grpo_run.runtime.rank.hooks.phases import mark_callbacks
 from grpo_run.runtime.rank.hooks.resume import RestoredCall, facts_of, skip_training
 from grpo_run.runtime.rank.hooks.rollout_hooks import rollouts_hooked
@@ -30,19 +31,18 @@ from grpo_run.runtime.rank.learning import LearningGuards, StepReader, read_step
 from grpo_run.runtime.rank.memory_plan.facts import publish_facts
 from grpo_run.runtime.rank.resuming import request
 from grpo_run.runtime.rank.resuming.renamed_weights import restore_renamed_weights
-from grpo_run.runtime.rank.rollouts.capping import capped_rollouts
+from grpo_run.runtime.rank.rollouts.capping import capping_of
 from grpo_run.runtime.rank.rollouts.forecast import prepare
 from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents, save_through
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.step.events import StepEvents, finish, leave
 from grpo_run.runtime.rank.step.guard import AttemptState
-from grpo_run.runtime.rank.step.resume import agree_on_resume, resumed_directory, serve_snapshot
+from grpo_run.runtime.rank.step.resume import agree_on_resume, held_snapshot, resumed_directory
 from grpo_run.runtime.rank.step.step_vote import StepVote
-from grpo_run.runtime.rank.step.steps import finish, leave
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes
-from grpo_run.watchdog.stalls.late_ranks import ReadingOrder
 
 
 @contextmanager
@@ -74,6 +74,15 @@ SAMPLES = 256
 SORTED_SHARE = 0.9
 """Share of neighbours in one order from which a data set counts as sorted; of random ones, half are."""
 TEXT_COLUMNS = ("prompt", "text", "messages", "question", "input_ids")
+
+
+class ReadingOrder(Enum):
+    """In which order a trainer reads its data, as far as it says."""
+
+    shuffled = "shuffled"
+    kept = "kept"
+    sorted_by_length = "sorted by length"
+    unknown = "unknown"
 
 
 def data_order(trainer: Any) -> ReadingOrder:
@@ -168,7 +177,8 @@ def run_train_call(
         hooks.enter_context(record_model_activity(trainer, session))
         contents = TrainerContents(trainer, session, call, exact)
         saver = Saver(contents, session, snapshots=guard.snapshots, collect_vote=step_vote.collect)
-        hooks.enter_context(save_through(saver, trainer, contents))
+        events = StepEvents(session, call.ordinal, step_vote, saver, guards, TrainerSource(exact, reader))
+        hooks.enter_context(save_through(saver, trainer, contents, events.checkpoint))
         hooks.enter_context(mark_callbacks(trainer.callback_handler, TrainerCallback, session.slot))
         resumed_from = resumed_directory(resume.argument, call)
         restored = None
@@ -177,19 +187,17 @@ def run_train_call(
             hooks.enter_context(restored.ended())
             hooks.enter_context(restore_renamed_weights(trainer, session.warn))
         loading = hooks.enter_context(ExitStack())
-        loading.enter_context(serve_snapshot(guard, resume))
+        loading.enter_context(held_snapshot(guard, resume))
         callback = GuardCallback(
             session,
             call.ordinal,
-            step_vote,
+            events,
             saver,
             exact,
-            guards,
-            reader,
             restoring=resume.finished and not resume.foreign,
             resumed_from=resumed_from,
             restored=restored,
-            record={**agreed.record, "data_order": str(order)},
+            record=agreed.record,
             loaded=loading.close,
         )
         trainer.add_callback(callback)
@@ -224,5 +232,6 @@ def run_inner_call(
     would not identify it: a resumed run makes only the inner calls of the steps that are left.
     """
     guard.warn_of_inner_call(trainer)
-    with record_model_activity(trainer, guard.session), capped_rollouts(trainer, guard.session, None):
+    caps = capping_of(trainer, guard.session, None)
+    with record_model_activity(trainer, guard.session), caps.applied() if caps else nullcontext():
         return original(trainer, script_argument, None, *args, **kwargs)

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -36,15 +35,15 @@ from grpo_run.runtime.rank.memory_plan.settings import warn_of_no_effect
 from grpo_run.runtime.rank.resuming.request import ResumeChoice, output_directory
 from grpo_run.runtime.rank.saving.contents import CheckpointContents
 from grpo_run.runtime.rank.saving.saver import Saver
-from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.session import LeftLoop, Session
+from grpo_run.runtime.rank.step.events import StepEvents, finish, leave
 from grpo_run.runtime.rank.step.guard import AttemptState, guard_of
-from grpo_run.runtime.rank.step.logged import LOGGED_METRICS, known_metrics, publish_metrics
-from grpo_run.runtime.rank.step.resume import CallFacts, agree_on_resume, resumed_directory, serve_snapshot
+from grpo_run.runtime.rank.step.logged import known_metrics, publish_metrics
+from grpo_run.runtime.rank.step.resume import CallFacts, agree_on_resume, held_snapshot, resumed_directory
 from grpo_run.runtime.rank.step.step_vote import StepVote
-from grpo_run.runtime.rank.step.steps import CallSteps, finish, leave
-from grpo_run.runtime.rank.unwinding import LeftPlace
 from grpo_run.watchdog.learning_observations import StepValues
 from grpo_run.watchdog.observation import Phase, RankState
+from grpo_run.watchdog.rank_metrics import LOGGED
 
 
 class LoopContents(CheckpointContents):
@@ -80,6 +79,10 @@ class LoopContents(CheckpointContents):
         """Return the parameters of all modules."""
         return self._state.parameters()
 
+    def large_files(self) -> Mapping[str, int]:
+        """Return the sizes of this rank's modules and optimizers."""
+        return self._state.large_files()
+
     def write(self, folder: Path) -> None:
         """Write this rank's part. Not collective."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +92,7 @@ class LoopContents(CheckpointContents):
 
 PREFIX = "train/"
 """Under which many scripts log what is not of an evaluation."""
-NAMES = frozenset(name for names in LOGGED_METRICS.values() for name in names)
+NAMES = frozenset(name for metric in LOGGED for name in metric.logged_as)
 
 
 class LoopLogs:
@@ -106,6 +109,9 @@ class LoopLogs:
         self._step = step
         self._finite = True
         self._reward: float | None = None
+        self.optimized = False
+        """An optimizer has taken a step. Otherwise the weights have not changed: a gradient scaler skips a step whose
+        gradients are not finite."""
 
     def __call__(self, values: Mapping[str, Any]) -> None:
         """Publish the numbers that are known. Not collective."""
@@ -116,17 +122,17 @@ class LoopLogs:
         self._reward = metrics.get("reward", self._reward)
         publish_metrics(self._session, metrics, step=self._step(), train_call=self._train_call)
 
-    def take(self, *, optimized: bool) -> StepValues:
-        """Return what the finished step has shown of the learning, and begin the next one.
+    def begin_step(self) -> None:
+        """Do nothing: what is logged counts for the step in progress."""
 
-        Args:
-            optimized: an optimizer has taken a step in it. Otherwise its weights have not changed: a gradient scaler
-                skips a step whose gradients are not finite.
-        """
+    def take_values(self) -> StepValues:
+        """Return what the finished step has shown of the learning, and begin the next one."""
         finite, reward = self._finite, self._reward
         self._finite, self._reward = True, None
         # ranks log rewards of their own, and one rank must judge for all
-        return StepValues(finite=finite or not optimized, reward=reward if self._session.is_main else None)
+        return StepValues(
+            finite=finite or not self.optimized, reward=reward if self._session.is_main else None
+        )
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
@@ -183,12 +189,8 @@ class SupervisedLoop:
         }
         self._loaded: LoadedRankState | None = None
         self._leaves_early = False
-        self._left = False
-        """The script has left the loop, and may go on with it."""
-        self._left_on_purpose = False
-        self._voting = False
-        """A vote was started that is not known to be collected."""
-        self._phase = Phase.data
+        self._left: LeftLoop | None = None
+        """Set while the script has left the loop, and may go on with it."""
         self._hooks = ExitStack()
         self._guard.running = LOOP
         try:
@@ -218,7 +220,9 @@ class SupervisedLoop:
         self._saver = Saver(
             self._contents, session, snapshots=guard.snapshots, collect_vote=self._step_vote.collect
         )
-        self._steps = CallSteps(session, self._call.ordinal, self._step_vote, self._saver, self._guards)
+        self._events = StepEvents(
+            session, self._call.ordinal, self._step_vote, self._saver, self._guards, self._logs
+        )
         self._optimizers = OptimizerSteps(
             self._state.optimizers.values(), before=self._before_optimizer, after=self._after_optimizer
         )
@@ -228,7 +232,7 @@ class SupervisedLoop:
             if order.order is None:
                 order.record()
         over = resume.finished and not (resume.foreign and self.step < (self._total or 0))
-        self._steps.begin(self.step, self._total or 0, record=agreed.record, restoring=over)
+        self._events.call_begins(self.step, self._total or 0, record=agreed.record, restoring=over)
         warn_of_no_effect(self._session)
         if over:
             self._ended()
@@ -266,7 +270,7 @@ class SupervisedLoop:
         folder = resumed_directory(resume.argument, self._call)
         if folder is None:
             return
-        with serve_snapshot(self._guard, resume):
+        with held_snapshot(self._guard, resume):
             self._state.load(folder)
             loaded = LoadedRankState(folder, self._session.rank, self._device())
         loaded.restore(self._state)
@@ -298,8 +302,7 @@ class SupervisedLoop:
 
     def begin_step(self) -> None:
         """Publish that the body of a step begins; its data has been read."""
-        self._guards.begin_step(self.step + 1)
-        self._enter(Phase.forward_backward)
+        self._events.step_begins(self.step + 1)
         if self._session.injector is not None:
             self._session.injector.on_body(self.step + 1)
 
@@ -316,7 +319,7 @@ class SupervisedLoop:
 
     def _commit(self) -> None:
         self._loaded = None
-        values = self._logs.take(optimized=self._optimizers.taken)
+        self._logs.optimized = self._optimizers.taken
         if self._optimizers.take_pending():
             raise ConfigError(
                 f"step {self.step} of a loop ends with gradients that no optimizer has used, which a checkpoint cannot"
@@ -325,11 +328,10 @@ class SupervisedLoop:
         self._contents.step += 1
         step = self._contents.step
         self._contents.call_ends |= self._last_step is not None and step >= self._last_step
-        self._steps.finished(step, values, collected=not self._voting)
-        self._voting = True
+        self._events.step_ends(step)
         if self._save_every and step % self._save_every == 0:
             self._saver.save(self._contents.write)
-        self._saver.after_step()
+        self._events.checkpoint()
         if self._leaves_early:
             self.leave()
             self._contents.call_ends = True
@@ -343,7 +345,7 @@ class SupervisedLoop:
         """
         if self.ended:
             return
-        self._collect_vote()
+        self._step_vote.collect()
         self._contents.call_ends = True
         if self._session.votes.maximum(int(self._optimizers.taken)):
             self._commit()
@@ -352,7 +354,7 @@ class SupervisedLoop:
 
     def _finish(self) -> None:
         self._contents.call_ends = True
-        self._steps.end()
+        self._events.call_ends()
         finish(self._session, self._call, self._saver, self.step)
         self._ended()
 
@@ -368,29 +370,27 @@ class SupervisedLoop:
 
     def leave(self) -> None:
         """Abandon the loop, and publish that no call is running."""
-        if self._left:  # already published; another call may be running
+        if self._left is not None:  # already published; another call may be running
             self._hooks.close()
         elif not self.ended and not self._session.script_ended:
             self.abandon()
             leave(self._session)
 
-    def pause(self, frame: FrameType | None, *, on_purpose: bool) -> None:
+    def pause(self) -> None:
         """The script has left the loop: another call may begin, or this loop may go on. Not collective.
 
-        Args:
-            frame: in which the iterator was destroyed.
-            on_purpose: by `break` or `return`, not by an exception.
+        Python does not show an iterator whether `break` or an exception discards it. So the loop counts as left on
+        purpose only when another call begins or the script ends without an exception.
         """
         session, guard = self._session, self._guard
-        if self.ended or self._left or session.script_ended or not session.is_rank:
+        if self.ended or self._left is not None or session.script_ended or not session.is_rank:
             return
-        self._left, self._left_on_purpose = True, on_purpose
-        session.left = LeftPlace(frame, self._phase)
+        after = self.step + int(self._optimizers.taken or not self._state.optimizers)
+        self._left = LeftLoop(session.slot.open_phases[0], lambda: self._record_left(after))
+        session.left = self._left
         guard.running = guard.logs = None
         guard.left = self._hooks
         leave(session)
-        if on_purpose:
-            self._record_left(self.step + int(self._optimizers.taken or not self._state.optimizers))
 
     def go_on(self) -> None:
         """Go on with the loop if the script has left it.
@@ -398,22 +398,20 @@ class SupervisedLoop:
         Raises:
             ConfigError: another call has begun since.
         """
-        if not self._left:
+        if self._left is None:
             return
-        if self._guard.left is not self._hooks:
+        if self._session.left is not self._left:
             raise ConfigError(
                 "a loop that was left early continues after another call has started: call its `end()` first"
             )
-        self._left = False
+        self._left = self._session.left = None
         self._guard.running, self._guard.logs, self._guard.left = LOOP, self._logs, None
         slot = self._session.slot
         slot.state = RankState.training
         slot.replace(Phase.data)
         slot.publish()
-        if self._left_on_purpose:
-            self._record_left(None)
 
-    def _record_left(self, ends_after: int | None) -> None:
+    def _record_left(self, ends_after: int) -> None:
         session = self._session
         session.journal.write(
             "loop_left",
@@ -428,22 +426,12 @@ class SupervisedLoop:
         self._leaves_early = True
 
     def _before_optimizer(self) -> None:
-        if not self._left:
-            self._collect_vote()
-            self._enter(Phase.optimizer)
-
-    def _collect_vote(self) -> None:
-        if self._voting:
-            self._voting = False
-            self._step_vote.collect()
+        if self._left is None:
+            self._events.optimizer_begins()
 
     def _after_optimizer(self) -> None:
-        if not self._left:
-            self._enter(Phase.forward_backward)
-
-    def _enter(self, phase: Phase) -> None:
-        self._phase = phase
-        self._session.slot.replace(phase)
+        if self._left is None:  # a step of the loop may have several of an optimizer
+            self._session.slot.replace(Phase.forward_backward)
 
     def _write_rank_state(self, folder: Path) -> None:
         orders = {key: order.order for key, order in self._orders.items()}

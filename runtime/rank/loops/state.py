@@ -203,12 +203,22 @@ class LoopState:
 
     def size_bytes(self) -> int:
         """Return the approximate size of a checkpoint over all ranks: weights, and two moments per trained weight."""
-        moments = 2 if self.optimizers else 0
-        total: int = sum(
-            parameter.numel() * parameter.element_size() * (1 + (moments if parameter.requires_grad else 0))
-            for parameter in self.parameters()
-        )
-        return total * (self._world_size if self.layout == PER_RANK else 1)
+        return sum(self._file_bytes().values()) * (self._world_size if self.layout == PER_RANK else 1)
+
+    def large_files(self) -> dict[str, int]:
+        """Return about the size of each file that this rank writes, by name."""
+        return {} if self.layout == REPLICATED and self._rank != 0 else self._file_bytes()
+
+    def _file_bytes(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for key, module in self.modules.items():
+            found[self._name(key)] = sum(one.numel() * one.element_size() for one in module.parameters())
+        for key, optimizer in self.optimizers.items():
+            trained = (
+                one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
+            )
+            found[self._name(key)] = 2 * sum(one.numel() * one.element_size() for one in trained)
+        return found
 
     def write(self, folder: Path) -> None:
         """Write the files of this rank.
@@ -239,13 +249,15 @@ class LoopState:
                 optimizer.load_state_dict(optimizer_from_saved(saved, parameters))
 
     def _path(self, folder: Path, key: str) -> Path:
+        return folder / self._name(key)
+
+    def _name(self, key: str) -> str:
         rank = "" if self.layout == REPLICATED else f".rank{self._rank}"
-        return folder / f"{quote(key, safe=' ')}{rank}.pt"
+        return f"{quote(key, safe=' ')}{rank}.pt"
 
     def _read(self, folder: Path, key: str) -> Any:
         path = self._path(folder, key)
         try:
-            # looked up in its module, where `loading.interception` replaces it
             return torch.load(path, map_location="cpu", weights_only=True)
         except OSError as error:
             raise CheckpointError(

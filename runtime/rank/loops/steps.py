@@ -2,21 +2,12 @@
 
 `Steps` serves loops over a number of steps, `Run` loops over `while`; `trainers/loop.py` makes both around
 the loop in `run.py`. `PlainLoop` counts the same steps, and saves and resumes nothing.
-
-`discarded_on_purpose` tells whether an iterator is discarded by `break` or `return`, or by an exception.
-Python calls `__del__` in either case and does not mention an exception on its way, but the statement that
-is being executed tells: after `break` and `return` the interpreter discards the iterator by an instruction
-of its own, which raises nothing. A generator in between, such as a progress bar, is closed at its `yield`;
-then its caller tells. Reads frames and changes nothing.
 """
 
 from __future__ import annotations
 
-import dis
-import inspect
-import sys
 from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Generic, TypeVar
 
 from typing_extensions import Self
@@ -73,37 +64,11 @@ class PlainLoop:
         """Observe the optimizers no more."""
         self._optimizers.remove()
 
-    def pause(self, frame: FrameType | None, *, on_purpose: bool) -> None:
+    def pause(self) -> None:
         """Do nothing."""
 
     def go_on(self) -> None:
         """Do nothing."""
-
-
-DISCARDING = frozenset({"POP_TOP", "POP_ITER"})
-"""Instructions that discard the iterator of a `for` after `break` and `return`, in Python 3.10 to 3.14. With an
-instruction that is not known here, a loop counts as left by an exception."""
-SUSPENDED = frozenset({"YIELD_VALUE", "RESUME"})
-"""Instructions at which a generator is when it is closed."""
-
-
-def discarded_on_purpose(frame: FrameType | None) -> bool:
-    """Return whether a loop was left by `break` or `return`.
-
-    Args:
-        frame: in which the iterator's `__del__` was called.
-    """
-    while (
-        frame is not None
-        and frame.f_code.co_flags & inspect.CO_GENERATOR
-        and _instruction(frame) in SUSPENDED
-    ):
-        frame = frame.f_back
-    return frame is not None and _instruction(frame) in DISCARDING
-
-
-def _instruction(frame: FrameType) -> str:
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]] if frame.f_lasti >= 0 else ""
 
 
 Item_co = TypeVar("Item_co", covariant=True)
@@ -155,10 +120,10 @@ class Steps(Iterator[Item_co], Generic[Item_co]):
             self._run.commit()
         self._run.end()
 
-    def _pause(self, frame: FrameType | None, *, on_purpose: bool) -> None:
+    def _pause(self) -> None:
         """The script has left a `for` over the steps. Not collective."""
         if self._in_step:
-            self._run.pause(frame, on_purpose=on_purpose)
+            self._run.pause()
 
     def __del__(self) -> None:
         # after an exception, too: what the script does next is not a step
@@ -176,8 +141,7 @@ class _Iteration(Iterator[Item_co]):
         return next(self._steps)
 
     def __del__(self) -> None:
-        frame = sys._getframe(1)
-        self._steps._pause(frame, on_purpose=discarded_on_purpose(frame))
+        self._steps._pause()
 
 
 class Run:

@@ -1,18 +1,23 @@
 """Memory cleanup after the steps of one call, on every rank after the same step.
 
-Used by `runtime/rank/step/steps.py`. A rank's need (`cleanup_policy.py`) goes into its next vote, and all
+Used by `runtime/rank/step/events.py`. A rank's need (`cleanup_policy.py`) goes into its next vote, and all
 ranks act on the result together: if each rank did it at a step of its own, all would wait each time.
 `clean` collects garbage, returns cached device memory, and measures what that costs and frees. It is never
 called during generation, nor in a run whose vLLM engine sleeps.
+
+`HostCaches` is not collective: when the supervisor announces on the board that host memory runs short, each
+rank frees its caches after its next step, because another rank may see the announcement a step later.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import time
 from collections.abc import Callable
 from typing import Any
 
+from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.rank.memory.cleanup_policy import (
     NOTHING,
@@ -112,3 +117,30 @@ class StepHygiene:
                 "freed_device_bytes": outcome.freed_device_bytes, "released_bytes": outcome.released_bytes,
             }  # fmt: skip
             self._journal(step=step, **fields)
+
+
+class HostCaches:
+    """What one rank has freed.
+
+    Args:
+        board: carries the announcement.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._freed = False
+
+    def after_step(self) -> None:
+        """Free caches if memory has become short since they were freed last."""
+        short = self._board.memory_is_short
+        if short and not self._freed:
+            free_caches()
+        self._freed = short
+
+
+def free_caches() -> None:
+    """Collect garbage, and give memory that the C library keeps back to the kernel (malloc_trim(3), glibc only)."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

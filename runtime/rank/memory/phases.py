@@ -1,6 +1,6 @@
 """Measure the memory of each phase when it ends, on the device and on the host, and publish it.
 
-The slot's writer calls `changed` whenever another phase begins, and `runtime/rank/step/steps.py` calls
+The slot's writer calls `changed` whenever another phase begins, and `runtime/rank/step/events.py` calls
 `step_ended` after each step. Figures go to the board. The cost of measuring is bounded: while it has taken
 more than its share of the time, whole steps are left out, so that the phases of a step are either all
 measured or not at all. Host memory of this process, now and at most, costs a few microseconds; it is not

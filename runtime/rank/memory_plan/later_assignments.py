@@ -1,6 +1,6 @@
 """Detect settings of a memory plan that a script sets again after it has built a configuration.
 
-A plan is applied when the configuration is built, so it would not take effect, and the run would end. The ladder reads from the
+A plan is applied when the configuration is built, so it would not take effect, and the run would end. The choice of a fallback step reads from the
 facts of a call that the micro-batch is not to be divided, or checkpointing not to be turned on (`facts.py`). `install` wraps `__setattr__` of
 `transformers.TrainingArguments`; the assignment itself is left as it is.
 """

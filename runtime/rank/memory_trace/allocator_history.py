@@ -11,7 +11,6 @@ nothing of torch by itself and never initializes CUDA. What fails is a warning: 
 
 from __future__ import annotations
 
-import io
 import pickle
 import sys
 from collections.abc import Callable
@@ -41,20 +40,6 @@ class SnapshotReason(str, Enum):
         return self.value
 
 
-class SnapshotPolicy:
-    """Which snapshots of an attempt are saved: one for each reason."""
-
-    def __init__(self) -> None:
-        self._saved: set[SnapshotReason] = set()
-
-    def takes(self, reason: SnapshotReason) -> bool:
-        """Whether a snapshot is saved now; if so, none for the same reason is saved again."""
-        if reason in self._saved:
-            return False
-        self._saved.add(reason)
-        return True
-
-
 def file_name(rank: int, reason: SnapshotReason) -> str:
     """Return the name of a rank's file. Running out of memory has one of its own, which nothing else replaces."""
     return (
@@ -81,44 +66,13 @@ def pickled_within(snapshot: dict[str, Any], most_bytes: int) -> tuple[bytes, in
     traces = snapshot.get("device_traces", [])
     longest = max(map(len, traces), default=0)
     while True:
-        shortened = {
-            **snapshot,
-            "device_traces": [
-                trace[len(trace) - longest :] if len(trace) > longest else trace for trace in traces
-            ],
-        }
-        content = _pickled(shortened, most_bytes)
-        if content is not None:
-            return content, sum(map(len, shortened["device_traces"]))
+        newest = [trace[max(0, len(trace) - longest) :] for trace in traces]
+        content = pickle.dumps({**snapshot, "device_traces": newest}, protocol=PROTOCOL)
+        if len(content) <= most_bytes:
+            return content, sum(map(len, newest))
         if longest == 0:
             raise TooLarge
         longest //= 2
-
-
-class _Full(Exception):
-    pass
-
-
-class _Bounded(io.BytesIO):
-    """A buffer that takes a number of bytes and no more."""
-
-    def __init__(self, most_bytes: int) -> None:
-        super().__init__()
-        self._most = most_bytes
-
-    def write(self, data: Any) -> int:
-        if self.tell() + memoryview(data).nbytes > self._most:
-            raise _Full
-        return super().write(data)
-
-
-def _pickled(value: Any, most_bytes: int) -> bytes | None:
-    buffer = _Bounded(most_bytes)
-    try:
-        pickle.dump(value, buffer, protocol=PROTOCOL)
-    except _Full:
-        return None
-    return buffer.getvalue()
 
 
 class Allocator(Protocol):
@@ -193,7 +147,7 @@ class AllocatorHistory:
         self._saved = saved
         self._warn = warn
         self._most_bytes = most_bytes
-        self._policy = SnapshotPolicy()
+        self._taken: set[SnapshotReason] = set()
         self._begun = False
         self._active = True
 
@@ -227,8 +181,9 @@ class AllocatorHistory:
         self._save(SnapshotReason.end)
 
     def _save(self, reason: SnapshotReason) -> None:
-        if not (self._begun and self._active and self._policy.takes(reason)):
+        if not (self._begun and self._active) or reason in self._taken:
             return
+        self._taken.add(reason)
         try:
             if not self._allocator.is_recording():
                 return  # the script has ended it

@@ -1,21 +1,26 @@
-"""What is alive in this process: tensors, what autograd graphs have saved, frames of old tracebacks.
+"""What is alive in this process: tensors, what autograd graphs have saved, frames of old tracebacks; and since when.
 
 Used by `tracer.py` between two steps. One pass over the objects that `gc` tracks finds the tensors that
 Python holds; objects that existed before the fork are frozen, so a pass takes milliseconds. Tensors saved
-for backward are invisible to `gc`: `GraphWalk` follows `grad_fn` and `next_functions`, and runs no hook and
-unpacks nothing. Holds nothing once the caller has dropped the result.
+for backward are invisible to `gc`: `saved_above` follows `grad_fn` and `next_functions`, and runs no hook and
+unpacks nothing. A census holds nothing once the caller has dropped it; `Ledger` holds storages weakly.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import weakref
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_run.runtime.upstream.memory_names import saved_by
+
+if TYPE_CHECKING:
+    from grpo_run.runtime.rank.memory_trace.sites import Site
 
 MOST_NODES = 200_000
 """Nodes of one census. A pass of a model has about 50 for each layer; a walk takes 1 to 2 µs for a node."""
@@ -40,38 +45,23 @@ def inner_nodes(grad_fns: Iterable[Any]) -> set[Any]:
     return inner
 
 
-class GraphWalk:
-    """One walk over the graphs of several tensors. Nodes that were reached before are left out."""
+def saved_above(grad_fn: Any, seen: set[Any]) -> Iterator[Any]:
+    """Yield each tensor that the graph above a node has saved.
 
-    def __init__(self) -> None:
-        self._seen: set[Any] = set()
-        self._ends: list[Any] = []
-
-    @property
-    def nodes(self) -> int:
-        """How many nodes were reached."""
-        return len(self._seen)
-
-    def saved(self, grad_fn: Any) -> Iterator[Any]:
-        """Yield each tensor that the graph above this node has saved."""
-        waiting = [grad_fn]
-        seen = self._seen
-        while waiting and len(seen) < MOST_NODES:
-            node = waiting.pop()
-            if node is None or node in seen:
-                continue
+    Args:
+        seen: nodes that are left out, because they were reached before; those that are reached are added.
+    """
+    waiting = [grad_fn]
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        if node is not None and node not in seen:
             seen.add(node)
             yield from saved_by(node)
-            following = [after for after, _ in node.next_functions if after is not None]
-            if following and not any(after.next_functions for after in following):
-                self._ends.append(node)
-            waiting.extend(following)
-
-    def ends(self, most: int) -> list[Any]:
-        """Return nodes that lead to parameters only. The last ones were reached last."""
-        return self._ends[-most:]
+            waiting.extend(after for after, _ in node.next_functions)
 
 
+WITHOUT_DATA = ("torch._subclasses", "torch.fx", "torch._functorch", "torch._higher_order_ops")
+"""Modules whose classes of tensors have no data."""
 SMALLEST_BYTES = 128
 """Storages below are not followed: numbers, and the losses of a script that keeps a list of them."""
 
@@ -102,18 +92,8 @@ class Census:
 
     def identities(self) -> set[int]:
         """Return the ids of the objects of this census that refer to what is alive."""
-        own = {
-            id(self),
-            id(self.__dict__),
-            id(self.tensors),
-            id(self.storages),
-            id(self.graphs),
-            id(self.tracebacks),
-        }
-        own.update(map(id, self.tensors.values()))
-        for pair in self.graphs:
-            own.update((id(pair), id(pair[1])))
-        return own
+        own = {id(self), id(self.__dict__), *map(id, self.__dict__.values()), *map(id, self.tensors.values())}
+        return own.union(*((id(pair), id(pair[1])) for pair in self.graphs))
 
 
 def tensor_types(torch: Any) -> frozenset[type]:
@@ -122,38 +102,31 @@ def tensor_types(torch: Any) -> frozenset[type]:
     waiting: list[type] = [torch.Tensor]
     while waiting:
         kind = waiting.pop()
-        if kind not in found:
-            found.add(kind)
-            waiting.extend(type.__subclasses__(kind))
-    without_data = ("torch._subclasses", "torch.fx", "torch._functorch", "torch._higher_order_ops")
+        waiting.extend(set(type.__subclasses__(kind)) - found)
+        found.add(kind)
     return frozenset(
         kind
         for kind in found
-        if not hasattr(kind, "__tensor_flatten__") and not kind.__module__.startswith(without_data)
+        if not hasattr(kind, "__tensor_flatten__") and not kind.__module__.startswith(WITHOUT_DATA)
     )
 
 
-def take_census(torch: Any, *, with_graphs: bool = True) -> Census:
+def take_census(kinds: frozenset[type]) -> Census:
     """Find what is alive.
 
     Args:
-        torch: the module.
-        with_graphs: also walk the graphs of tensors.
+        kinds: classes of tensors.
     """
     census = Census()
-    kinds = tensor_types(torch)
     with_graph: list[Any] = []
     for candidate in gc.get_objects():
         kind = type(candidate)
         if kind in kinds:
             storage = storage_of(candidate)
             if storage is not None:
-                key = storage._cdata
-                if key not in census.storages:
-                    census.storages[key] = storage
-                    census.tensors[key] = []
-                census.tensors[key].append(candidate)
-            if with_graphs and candidate.grad_fn is not None:
+                census.storages.setdefault(storage._cdata, storage)
+                census.tensors.setdefault(storage._cdata, []).append(candidate)
+            if candidate.grad_fn is not None:
                 with_graph.append(candidate)
         elif kind is TracebackType:
             census.tracebacks.append(candidate)
@@ -169,13 +142,13 @@ def _graphs_of(
     A root within another one's graph, or that this has saved, is no holder: what its graph has saved belongs to the other one. Looking
     at what is saved makes Python objects of it and of what it is a view of, which nothing in Python may hold.
     """
-    walk = GraphWalk()
+    walked: set[Any] = set()
     inner = inner_nodes(root.grad_fn for root in roots)
     roots = [root for root in roots if root.grad_fn not in inner]
     kept = {id(root): dict[int, Any]() for root in roots}
     saved_by: dict[int, int] = {}
     for root in roots:
-        for saved in walk.saved(root.grad_fn):
+        for saved in saved_above(root.grad_fn, walked):
             if type(saved) not in kinds:
                 continue
             if id(saved) in kept and saved is not root:
@@ -214,3 +187,75 @@ def group_of(tensor: Any) -> Group:
 @functools.lru_cache(maxsize=64)
 def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+class StorageEntry(weakref.ref[Any]):
+    """One storage."""
+
+    __slots__ = ("born", "bytes", "device", "group", "key", "settled", "shape", "site")
+    born: int
+    bytes: int
+    device: str
+    """Its type, such as `cuda`."""
+    group: Group
+    key: int
+    settled: bool
+    """Whether it is known what holds it, and judged."""
+    shape: tuple[int, ...]
+    site: Site | None
+    """Where it was made; None if that was not recorded."""
+
+
+class Ledger:
+    """The storages of a process that were alive at the end of a step.
+
+    Attributes:
+        first: the step of the first census. What is as old belongs to the script's start.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self._entries: dict[int, StorageEntry] = {}
+
+    def observe(self, step: int, census: Census, sites: dict[int, Site]) -> None:
+        """Enter what is new in a census.
+
+        Args:
+            step: the step that has ended.
+            sites: where storages of this step were made, as far as it was recorded.
+        """
+        if self.first is None:
+            self.first = step
+        entries = self._entries
+        for key, storage in census.storages.items():
+            if key in entries:
+                continue
+            saved = (kept[key] for _, kept in census.graphs if key in kept)
+            shown = max(census.tensors.get(key) or [next(saved)], key=lambda tensor: int(tensor.numel()))
+            entry = StorageEntry(storage, self._freed)
+            entry.key, entry.born, entry.bytes = key, step, storage.nbytes()
+            entry.shape, entry.settled = tuple(shown.shape), False
+            entry.group, entry.device = group_of(shown), shown.device.type
+            entry.site = sites.get(key)
+            entries[key] = entry
+
+    def of(self, keys: Iterable[int]) -> list[StorageEntry]:
+        """Return the entries of storages that are in the ledger."""
+        return [self._entries[key] for key in keys if key in self._entries]
+
+    def made_in(self, step: int) -> list[StorageEntry]:
+        """Return what a step has made."""
+        return [one for one in list(self._entries.values()) if one.born == step]
+
+    def groups(self) -> Iterator[tuple[Group, list[StorageEntry]]]:
+        """Yield entries that no judged holder holds, by group."""
+        groups: dict[Group, list[StorageEntry]] = defaultdict(list)
+        for entry in list(self._entries.values()):
+            if not entry.settled:
+                groups[entry.group].append(entry)
+        yield from groups.items()
+
+    def _freed(self, entry: weakref.ref[Any]) -> None:
+        assert isinstance(entry, StorageEntry)
+        if self._entries.get(entry.key) is entry:
+            del self._entries[entry.key]

@@ -1,23 +1,52 @@
-"""Proves that only a reference cycle holds something: nothing outside of it refers to it.
+"""Reference cycles that hold tensors until Python collects garbage, which training does rarely.
 
-Used by `tracer.py`. Memory in a cycle stays until Python collects garbage, which training does rarely.
+Used by `tracer.py`. `find_cycle` proves that only a cycle holds something: nothing outside of it refers to it.
+`CollectedTensors` watches the collections of the process: a callback of `gc` notes which young tensors are alive
+before one and which of them are gone after it. Once that has happened in several steps, the cycle of such a tensor is
+looked for before the next collection. Frees nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
-from collections import Counter
-from collections.abc import Iterable
+import time
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+from grpo_run.runtime.rank.memory_trace.census import Group, group_of, storage_of
+from grpo_run.runtime.rank.memory_trace.growth import ENOUGH, SUSPICIOUS
+from grpo_run.runtime.rank.memory_trace.names import file_of, first_line
 from grpo_run.runtime.rank.memory_trace.referrers import attributes, is_namespace, referrers, running_locals
-from grpo_run.runtime.rank.memory_trace.sources import Variable, assigned_at
+from grpo_run.runtime.rank.memory_trace.sites import Site
 from grpo_run.watchdog.evidence.source import is_user_file
 
 MOST_OBJECTS = 400
 """A cycle with more objects above it is not examined."""
+SHARE = 0.2
+"""What looking at collections may take of the time. Collections of young objects are frequent; each takes 30 to 100 µs
+more."""
+EXAMINED = 2
+"""Tensors of one collection whose cycle is found, at most."""
+PROVED_STEPS = 2
+"""Steps in which the same cycle must have been found to hold tensors that a collection frees."""
+
+
+@contextlib.contextmanager
+def collections_postponed() -> Iterator[None]:
+    """Let Python collect no garbage on its own within the context."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Cycle(NamedTuple):
@@ -27,23 +56,13 @@ class Cycle(NamedTuple):
         kind: class of an object in it, or the name of a function.
         attribute: of that object, through which it refers to itself or to the next object; None if there is none.
         file: where the class or function is from; empty if that is not known.
-        first_line: of the function; None for an object.
+        line: where the function or the `__init__` of the class begins; None if there is none.
     """
 
     kind: str
     attribute: str | None
     file: str
-    first_line: int | None
-
-    @property
-    def line(self) -> int | None:
-        """Where the attribute is assigned, or of the function; None if the source cannot be read.
-
-        Reads the source, which must not be done while Python collects garbage: that may be within `ast.parse`.
-        """
-        if self.first_line is not None:
-            return self.first_line
-        return assigned_at(Variable(self.file, self.attribute or "", owner=self.kind))
+    line: int | None
 
 
 def find_cycle(start: Any, ignored: Iterable[int]) -> Cycle | None:
@@ -64,7 +83,7 @@ def find_cycle(start: Any, ignored: Iterable[int]) -> Cycle | None:
     named = [one for one in in_cycle if not isinstance(one, (dict, list, tuple, set, type))]
     if not in_cycle:
         return None
-    return _describe(min(named, key=_library_last) if named else in_cycle[0], in_cycle)
+    return _describe(min(named or in_cycle[:1], key=_library_last), in_cycle)
 
 
 def _all_above(start: Any, ignored: set[int]) -> list[Any]:
@@ -110,10 +129,7 @@ def _library_last(candidate: Any) -> tuple[bool, bool]:
 
 def _file_of(candidate: Any) -> str:
     code = getattr(candidate, "__code__", None) or getattr(candidate, "f_code", None)
-    if code is not None:
-        return str(code.co_filename)
-    module = sys.modules.get(str(type(candidate).__module__))
-    return str(getattr(module, "__file__", None) or "")
+    return str(code.co_filename) if code is not None else file_of(type(candidate))
 
 
 def _describe(candidate: Any, in_cycle: list[Any]) -> Cycle:
@@ -123,4 +139,110 @@ def _describe(candidate: Any, in_cycle: list[Any]) -> Cycle:
     inside = {id(one) for one in in_cycle}
     kind = type(candidate).__name__
     attribute = next((name for name, value in attributes(candidate).items() if id(value) in inside), None)
-    return Cycle(kind, attribute, file, None)
+    return Cycle(kind, attribute, file, first_line(type(candidate), file))
+
+
+@dataclass(kw_only=True)
+class Collected:
+    """What collections have freed of one group.
+
+    Attributes:
+        steps: in which something was made that was freed.
+        tensors, bytes: how many storages, and how large they were.
+        shape: of the last.
+        cycles: by what was found to hold such tensors, in which steps.
+        site: where one of them was made; None if that was not recorded.
+    """
+
+    steps: set[int] = field(default_factory=set)
+    tensors: int = 0
+    bytes: int = 0
+    shape: tuple[int, ...] = ()
+    cycles: dict[Cycle, set[int]] = field(default_factory=lambda: defaultdict(set))
+    site: Site | None = None
+
+    @property
+    def proved(self) -> list[Cycle]:
+        """The cycles that have held tensors of enough steps."""
+        enough = len(self.steps) >= ENOUGH
+        return [cycle for cycle, steps in self.cycles.items() if enough and len(steps) >= PROVED_STEPS]
+
+
+class CollectedTensors:
+    """Watches the collections of this process.
+
+    Attributes:
+        kinds: classes of tensors; nothing is watched while it is empty.
+        groups: what was freed so far.
+
+    Args:
+        step_of: returns the step in which a storage was made, by its key.
+        site_of: returns where a storage was made, if that is recorded at present.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        step_of: Callable[[int], int],
+        site_of: Callable[[int], Site | None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.kinds: Collection[type] = ()
+        self.groups: dict[Group, Collected] = defaultdict(Collected)
+        self._step_of, self._site_of, self._clock = step_of, site_of, clock
+        self._began, self._spent = clock(), 0.0
+        self._watched: list[tuple[weakref.ref[Any], Group, int, int, tuple[int, ...]]] = []
+
+    def begin(self) -> None:
+        """Watch from now on."""
+        gc.callbacks.append(self._collects)
+
+    def end(self) -> None:
+        """Watch no longer."""
+        if self._collects in gc.callbacks:
+            gc.callbacks.remove(self._collects)
+        self._watched.clear()
+
+    def _collects(self, phase: str, info: dict[str, int]) -> None:
+        if not self.kinds:
+            return
+        began = self._clock()
+        if phase == "stop":
+            self._look_after()
+        elif self._spent <= SHARE * (began - self._began):
+            self._look_before(info["generation"])
+        self._spent += self._clock() - began
+
+    def _look_before(self, generation: int) -> None:
+        self._watched.clear()
+        examined = 0
+        tensors = [
+            one
+            for young in range(generation + 1)
+            for one in gc.get_objects(generation=young)
+            if type(one) in self.kinds
+        ]
+        for tensor in tensors:
+            storage = storage_of(tensor)
+            if storage is None:
+                continue
+            group = group_of(tensor)
+            step, size = self._step_of(storage._cdata), int(storage.nbytes())
+            self._watched.append((weakref.ref(storage), group, step, size, tuple(tensor.shape)))
+            known = self.groups.get(group)
+            if known is not None and len(known.steps) >= SUSPICIOUS and examined < EXAMINED:
+                cycle = find_cycle(tensor, {id(tensors)})
+                if cycle is not None:
+                    examined += 1
+                    known.cycles[cycle].add(step)
+                    known.site = self._site_of(storage._cdata) or known.site
+
+    def _look_after(self) -> None:
+        for reference, group, step, size, shape in self._watched:
+            if reference() is None:
+                collected = self.groups[group]
+                collected.steps.add(step)
+                collected.tensors += 1
+                collected.bytes += size
+                collected.shape = shape
+        self._watched.clear()

@@ -1,6 +1,7 @@
 """The name that the script has for an object: an attribute, a variable of a module, a local variable, or one of a closure.
 
-Used by `holders.py`. An object that has no name of its own is named by what it is in.
+Used by `holders.py`, `tracer.py` and `kept_exceptions.py`. Names are found among the objects that refer to it; no
+source is read. An object that has no name of its own is named by what it is in.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar, copy_context
-from types import CellType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from grpo_run.runtime.rank.memory_trace.referrers import (
@@ -19,12 +20,28 @@ from grpo_run.runtime.rank.memory_trace.referrers import (
     referrers,
     suspended_locals,
 )
-from grpo_run.runtime.rank.memory_trace.script_files import where_set
-from grpo_run.runtime.rank.memory_trace.sources import Variable, assigned_at, is_assigned
 from grpo_run.watchdog.evidence.source import is_user_file
 
 NAMED_WITHIN = 5
 """Levels above an object in which a name is looked for."""
+
+
+class Variable(NamedTuple):
+    """A variable or attribute.
+
+    Args:
+        file: where its function, class or module is from; empty if that is not known.
+        name: of the variable or attribute.
+        owner: the class or object whose attribute it is; None for a variable.
+        function: in which it is local; None for one of a module, and for an attribute.
+        line: where the function or the `__init__` of the class begins; None if there is none.
+    """
+
+    file: str
+    name: str
+    owner: str | None = None
+    function: str | None = None
+    line: int | None = None
 
 
 class Name(NamedTuple):
@@ -32,45 +49,40 @@ class Name(NamedTuple):
 
     Args:
         kind: class of the object.
-        variable: its name, and where it is used; the file is empty if it is not known.
-        line: where it is assigned; None if the source cannot be read.
+        variable: its name.
         inside: whether only something that holds the object has the name.
     """
 
     kind: str
     variable: Variable
-    line: int | None
     inside: bool = False
 
 
-def name_of(
-    named: Any, local_variables: dict[int, Local], ignored: Iterable[int], *, not_of: str | None = None
-) -> Name | None:
-    """Return the best name of an object: one in the script before one in a library, and the nearest of these.
+def name_of(named: Any, local_variables: dict[int, Local], ignored: Iterable[int]) -> Name | None:
+    """Return the nearest name of an object, and of several one in the script before one in a library.
 
     Args:
         local_variables: of the running functions, by id.
         ignored: ids of objects that are no holders.
-        not_of: a class whose attributes are no names.
     """
     left_out = {*ignored, id(local_variables)}
-    best: Name | None = None
     level: list[Any] = [named]
     above = levels(level, left_out)
     for depth in range(NAMED_WITHIN):
+        best: Name | None = None
         for candidate in level:
             for variable in _variables(candidate, local_variables, {*left_out, id(level)}):
-                if not_of is not None and variable.owner == not_of:
-                    continue
-                name = Name(_kind(candidate), variable, assigned_at(variable), depth > 0)
+                name = Name(type(candidate).__name__, variable, depth > 0)
                 if is_user_file(variable.file):
                     return name
                 best = best or name
+        if best is not None:
+            return best
         holding = _context_variables(level)
         level = [*holding, *(one for one in next(above, ()) if not is_namespace(one))]
         if not level:
             break
-    return best
+    return None
 
 
 def _context_variables(values: list[Any]) -> list[ContextVar[Any]]:
@@ -79,44 +91,36 @@ def _context_variables(values: list[Any]) -> list[ContextVar[Any]]:
     return [variable for variable, value in copy_context().items() if id(value) in wanted]
 
 
-def _kind(named: Any) -> str:
-    return type(named).__name__
-
-
 def _variables(named: Any, local_variables: dict[int, Local], ignored: set[int]) -> Iterator[Variable]:
     """Yield the names of an object, those that tell most first."""
     local = local_variables.get(id(named))
     parents = referrers([named], {*ignored})
     for parent in parents:
         for name, code in suspended_locals(parent, named):
-            yield Variable(code.co_filename, name, function=code.co_name)
+            yield _local(name, code)
         if type(parent) is dict and not is_namespace(parent):
             yield from _attribute_through(parent, named, {*ignored, id(parents)})
-        elif not isinstance(parent, (dict, list, tuple, set, frozenset, CellType, FunctionType)):
-            yield from _attribute(parent, named)
+        elif not isinstance(parent, (dict, list, tuple, set, frozenset, CellType, FunctionType, ModuleType)):
+            for name, value in attributes(parent).items():
+                if value is named:
+                    yield _attribute_of(parent if isinstance(parent, type) else type(parent), name)
     for parent in parents:
         if is_namespace(parent):
-            for name, value in list(parent.items()):
-                if value is named:
-                    yield _variable_of_module(parent, str(name))
+            names = [str(name) for name, value in list(parent.items()) if value is named]
+            yield from (Variable(str(parent.get("__file__") or ""), name) for name in names)
         elif isinstance(parent, CellType):
             yield from _closure(parent, {*ignored, id(parents)})
     if local is not None and local.name != "self":
-        yield Variable(local.code.co_filename, local.name, function=local.code.co_name)
+        yield _local(*local)
 
 
-def _attribute(owner: Any, named: Any) -> Iterator[Variable]:
-    if isinstance(owner, ModuleType):
-        return
-    for name, value in attributes(owner).items():
-        if value is named:
-            yield _attribute_of(owner if isinstance(owner, type) else type(owner), name)
+def _local(name: str, code: CodeType) -> Variable:
+    return Variable(code.co_filename, name, function=code.co_name, line=code.co_firstlineno)
 
 
 def _attribute_of(kind: type, name: str) -> Variable:
-    """Return an attribute of a class, in the file of the class; in the script's, if that sets it on a library's object."""
-    variable = Variable(file_of(kind), name, owner=kind.__name__)
-    return variable if is_user_file(variable.file) else where_set(variable, *map(file_of, kind.__mro__))
+    file = file_of(kind)
+    return Variable(file, name, owner=kind.__name__, line=first_line(kind, file))
 
 
 def _attribute_through(dictionary: dict[Any, Any], named: Any, ignored: set[int]) -> Iterator[Variable]:
@@ -129,22 +133,13 @@ def _attribute_through(dictionary: dict[Any, Any], named: Any, ignored: set[int]
             if owner.__dict__.get(names[0]) is named:
                 yield _attribute_of(owner, names[0])
         elif isinstance(owner, FunctionType):
-            if owner.__kwdefaults__ is dictionary:
-                continue  # the function itself has a name
-            yield where_set(Variable(owner.__code__.co_filename, names[0], owner=f"{owner.__qualname__}()"))
+            if owner.__kwdefaults__ is not dictionary:  # otherwise the function itself has a name
+                code = owner.__code__
+                yield _local(names[0], code)._replace(function=None, owner=f"{owner.__qualname__}()")
         elif isinstance(owner, ModuleType):  # made by the script
-            yield where_set(Variable("", names[0], owner=owner.__name__))
+            yield Variable("", names[0], owner=owner.__name__)
         elif attributes(owner).get(names[0]) is named and type(owner) is not dict:
             yield _attribute_of(type(owner), names[0])
-
-
-def _variable_of_module(namespace: dict[str, Any], name: str) -> Variable:
-    """Return a variable of a module; if another file of the script has set it, as an attribute of the module."""
-    own = Variable(str(namespace.get("__file__") or ""), name)
-    if is_assigned(own):
-        return own
-    outside = where_set(Variable("", name, owner=str(namespace["__name__"])))
-    return outside if outside.file else own
 
 
 def _closure(cell: CellType, ignored: set[int]) -> Iterator[Variable]:
@@ -153,10 +148,16 @@ def _closure(cell: CellType, ignored: set[int]) -> Iterator[Variable]:
             if isinstance(function, FunctionType) and function.__closure__ is closure is not None:
                 name = function.__code__.co_freevars[closure.index(cell)]
                 scope = function.__qualname__.rpartition(".<locals>")[0].rpartition(".")[2]
-                yield Variable(function.__code__.co_filename, name, function=scope or None)
+                yield _local(name, function.__code__)._replace(function=scope or None)
 
 
 def file_of(kind: type) -> str:
     """Return the file of the module that has a class; an empty text if it has none."""
     module = sys.modules.get(str(kind.__module__))
     return str(getattr(module, "__file__", None) or "")
+
+
+def first_line(kind: type, file: str) -> int | None:
+    """Return where the `__init__` of a class begins; None if its file does not write one, as for a dataclass."""
+    code = getattr(kind.__dict__.get("__init__"), "__code__", None)
+    return code.co_firstlineno if code is not None and code.co_filename == file else None

@@ -99,18 +99,15 @@ class PaddingWatch:
         site_of: returns where a storage was made, if that is recorded at present.
         observe: calls a function with arguments, such that its errors do not reach the script.
         begun: called before the outermost call of a model.
-        returned: called with the model and what it has returned.
     """
 
     def __init__(
         self,
         step: Callable[[], int],
-        site_of: Callable[[int, Group], Site | None],
+        site_of: Callable[[int], Site | None],
         observe: Callable[..., object] = lambda look, *arguments: look(*arguments),
         begun: Callable[[], None] = lambda: None,
-        returned: Callable[[Any, Any], None] = lambda model, output: None,
     ) -> None:
-        self._returned = returned
         self._begun = begun
         self._observe = observe
         self._site_of = site_of
@@ -135,12 +132,9 @@ class PaddingWatch:
                     self._observe(self._count, mask, args[0] if args else kwargs.get("input_ids"))
             self._depth += 1
             try:
-                output = original(model, *args, **kwargs)
+                return original(model, *args, **kwargs)
             finally:
                 self._depth -= 1
-            if self._depth == 0:
-                self._observe(self._returned, model, output)
-            return output
 
         model_class.__call__ = call
 
@@ -186,4 +180,4 @@ class PaddingWatch:
         found.group = group_of(mask)
         storage = storage_of(mask)
         if found.made is None and storage is not None:
-            found.made = self._site_of(storage._cdata, found.group)
+            found.made = self._site_of(storage._cdata)

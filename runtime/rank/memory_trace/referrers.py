@@ -58,16 +58,6 @@ def running_frames() -> set[int]:
     return found
 
 
-def running_lines() -> set[tuple[str, int]]:
-    """Return file and line of each function that runs."""
-    found: set[tuple[str, int]] = set()
-    for frame in _stacks():
-        while frame is not None:
-            found.add((frame.f_code.co_filename, frame.f_lineno))
-            frame = frame.f_back
-    return found
-
-
 OWN_REFERENCES = 3
 """References to the copy of a frame's variables before Python 3.13: the frame's, ours, and the argument of `getrefcount`.
 With more of them the script has called `locals()` and keeps the copy."""
@@ -136,8 +126,6 @@ def levels(start: Collection[Any], ignored: Iterable[int] = ()) -> Iterator[list
             return
         yield level
         level = [one for one in level if not is_namespace(one) and not isinstance(one, (type, ModuleType))]
-        if not level:
-            return
 
 
 def is_namespace(candidate: Any) -> bool:

@@ -1,7 +1,8 @@
-"""Where tensors are made: a dispatch mode that notes the line of the script for each new storage of some groups, and what it extends.
+"""Where tensors are made: a dispatch mode that notes the line of the script for each new storage of some groups.
 
-Used by `tracer.py` for single steps, once a group of tensors is suspicious: a mode that is always active would make steps of a
-small model four times as long. Imported after the script has imported torch. Changes no result and holds no tensor.
+Used by `tracer.py` for single steps, once a group of tensors is suspicious: a mode that is always active would make
+steps of a small model four times as long. Imported after the script has imported torch. Changes no result and holds
+no tensor.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ MOST_SITES = 200_000
 """Storages of one step."""
 _FRESH = ("aten::lift_fresh", "aten::lift")
 """Operators that return what was just made from Python values, although their schema says that they return their argument."""
-_EXTENDING = frozenset({"aten::cat", "aten::constant_pad_nd", "aten::clone", "aten::_to_copy"})
-"""Operators whose result has what their first argument has; that is a tensor or a list of tensors."""
 
 
 class Site(NamedTuple):
@@ -69,24 +68,19 @@ class SiteRecorder:
 
     Attributes:
         sites: by storage that is alive.
-        origins: by storage that is alive and new, what it extends: the storage of an earlier step, as `known` returns it.
 
     Args:
         groups: of tensors.
-        known: returns what is known of a storage of an earlier step, by its key; None if there is none.
         observe: calls a function with arguments, such that its errors do not reach the script.
     """
 
     def __init__(
         self,
         groups: Collection[Group],
-        known: Callable[[int], Any] = lambda key: None,
         observe: Callable[..., object] = lambda look, *arguments: look(*arguments),
     ) -> None:
         self._observe = observe
         self.sites: dict[int, Site] = {}
-        self.origins: dict[int, Any] = {}
-        self._known = known
         self._groups = frozenset(groups)
         self._references: dict[int, weakref.ref[Any]] = {}
         self._makes: dict[Any, bool] = {}
@@ -122,8 +116,6 @@ class SiteRecorder:
                     makes = recorder._makes[func] = _makes_storages(func)
                 if makes:
                     recorder._observe(recorder._note, result)
-                    if args and func._schema.name in _EXTENDING:
-                        recorder._observe(recorder._note_origin, result, args[0])
                 return result
 
         self._mode = Mode()  # type: ignore[no-untyped-call, unused-ignore]
@@ -149,35 +141,12 @@ class SiteRecorder:
                 continue
             site = site_above(sys._getframe(2))
             if site is not None:
-                self.sites[storage._cdata] = site
-                self._follow(storage)
-
-    def _note_origin(self, result: Any, extended: Any) -> None:
-        """Note which storage of an earlier step an operator has extended, directly or by others of this step."""
-        if group_of(result) not in self._groups or len(self.origins) >= MOST_SITES:
-            return
-        storage = storage_of(result)
-        if storage is None:
-            return
-        found = []
-        for one in extended if isinstance(extended, (list, tuple)) else (extended,):
-            source = storage_of(one)
-            if source is not None:
-                origin = self.origins.get(source._cdata) or self._known(source._cdata)
-                if origin is not None:
-                    found.append((source.nbytes(), origin))
-        if found:
-            self.origins[storage._cdata] = max(found, key=lambda pair: pair[0])[1]
-            self._follow(storage)
-
-    def _follow(self, storage: Any) -> None:
-        key = storage._cdata
-        if key not in self._references:
-            self._references[key] = weakref.ref(storage, functools.partial(self._freed, key))
+                key = storage._cdata
+                self.sites[key] = site
+                self._references[key] = weakref.ref(storage, functools.partial(self._freed, key))
 
     def _freed(self, key: int, _: weakref.ref[Any]) -> None:
         self.sites.pop(key, None)
-        self.origins.pop(key, None)
         self._references.pop(key, None)
 
 

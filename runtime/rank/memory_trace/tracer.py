@@ -1,9 +1,9 @@
 """The memory trace of one rank: looks at what is alive after each step, and reports what is kept without need.
 
-Made by `attach.py` under `--memory-trace`. `runtime/rank/step/steps.py` calls `step_ended` after the steps of a Trainer or loop; in a script
-with neither, each optimizer step counts as one. Most steps cost one census. Only if tensors of several steps stay alive, where
-such tensors are made is recorded in the next steps, and then their holder is looked for. Everything is held weakly. Decides with
-`growing/` and `padding.py`; changes nothing.
+Made by the session under `--memory-trace`, before the script runs, with `trace_memory`. `runtime/rank/step/events.py` calls `step_ended` after the steps of a Trainer
+or loop; in a script with neither, each optimizer step counts as one. Most steps cost one census. Only if tensors of
+several steps stay alive, where such tensors are made is recorded in the next steps, and then their holder is looked
+for. Everything is held weakly. Decides with `growth.py` and `padding.py`; changes nothing.
 """
 
 from __future__ import annotations
@@ -16,28 +16,38 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from grpo_run.runtime.rank.memory_trace import growth, making
+import wrapt
+
+from grpo_run.runtime.history.memory_findings import NOTICE
+from grpo_run.runtime.rank.memory_trace import finding, growth
 from grpo_run.runtime.rank.memory_trace.allocator_history import AllocatorHistory
-from grpo_run.runtime.rank.memory_trace.census import Census, Group, storage_of, take_census, tensor_types
-from grpo_run.runtime.rank.memory_trace.collected import CollectedTensors
-from grpo_run.runtime.rank.memory_trace.containers import Containers
-from grpo_run.runtime.rank.memory_trace.cycles import Cycle, find_cycle
-from grpo_run.runtime.rank.memory_trace.dropped_graphs import DroppedGraphs
+from grpo_run.runtime.rank.memory_trace.census import (
+    Census,
+    Group,
+    Ledger,
+    StorageEntry,
+    storage_of,
+    take_census,
+    tensor_types,
+)
+from grpo_run.runtime.rank.memory_trace.cycles import (
+    CollectedTensors,
+    Cycle,
+    collections_postponed,
+    find_cycle,
+)
 from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
-from grpo_run.runtime.rank.memory_trace.garbage import collections_postponed
+from grpo_run.runtime.rank.memory_trace.growth import Gain, HolderSizes, LongerTensors, Made
 from grpo_run.runtime.rank.memory_trace.holders import Holder, find_holder
 from grpo_run.runtime.rank.memory_trace.kept_exceptions import KeptExceptions
-from grpo_run.runtime.rank.memory_trace.ledger import Ledger, StorageEntry
-from grpo_run.runtime.rank.memory_trace.longer_tensors import GrowingTensors, Grown
 from grpo_run.runtime.rank.memory_trace.names import name_of
 from grpo_run.runtime.rank.memory_trace.padding import PaddingWatch
 from grpo_run.runtime.rank.memory_trace.referrers import running_locals
-from grpo_run.runtime.rank.memory_trace.script_files import user_files
 from grpo_run.runtime.rank.memory_trace.sites import Site, SiteRecorder
-from grpo_run.runtime.rank.memory_trace.sources import Variable
-from grpo_run.runtime.rank.memory_trace.tensor_bounds import is_length_bounded
-from grpo_run.watchdog.evidence.source import is_user_file
 
+Suspicion = tuple[Group, str]
+"""Tensors that may be kept, and what is suspected."""
+Judge = Callable[[StorageEntry, list[StorageEntry], Census], int]
 SHARE = 0.7
 """What censuses may take in addition to the time of the steps; if they take more, steps are left out."""
 TRACED_STEPS = 3
@@ -45,14 +55,58 @@ TRACED_STEPS = 3
 TRIED = 18
 """Storages whose holder is looked for, until one is found: a group may also have storages of holders that do not grow."""
 TRIED_OF_STEP = 6
+TRIED_CYCLES = 4
+"""The same for cycles: most storages are in none, and each is compared with all references of the process."""
 MOST_IN_CYCLES = 64
 """Storages of a group that are counted as held by cycles."""
 HOLDERS_A_STEP = 3
 """Holders that are looked for after one step."""
 MOST_FINDINGS = 20
-"""Findings of one rank that are reported."""
+"""Alarms of one rank that are reported, and as many notices."""
 NOT_AGAIN = 2
 """After a suspicion that came to nothing, tensors of so many times more steps must be alive before the next."""
+
+
+def trace_memory(
+    write: Callable[..., object],
+    trains_alone: Callable[[], int | None],
+    *,
+    history: AllocatorHistory,
+    warn: Callable[[str], None],
+    free_bytes: Callable[[str], int],
+) -> MemoryTrace:
+    """Begin to trace the memory of this process. Imports no library: the hooks wait until the script does.
+
+    Args:
+        write: takes the fields of a `memory_finding` event.
+        trains_alone: returns how many optimizer steps the script has taken with no Trainer and no loop; None inside one.
+        history: of the CUDA allocator.
+        warn: called with one line if the trace itself fails, and ends.
+        free_bytes: returns how much memory of a type of device this rank may still take; 0 if that is not known.
+    """
+    directory = os.getcwd()
+
+    def report(found: TraceFinding) -> None:
+        subject, sentence = finding.subject(found, directory), finding.sentence(found, directory)
+        write(key=found.key, subject=subject, sentence=sentence, **found.as_json())
+        if found.kind != NOTICE:  # the only snapshot of a finding is for an alarm
+            history.found()
+
+    trace = MemoryTrace(report, history, warn, free_bytes)
+    trace.begin()
+
+    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        steps = trains_alone()
+        if steps is not None and not sys.modules["torch"].compiler.is_compiling():
+            trace.step_ended(steps)
+
+    wrapt.register_post_import_hook(
+        lambda module: module.register_optimizer_step_post_hook(after_step), "torch.optim.optimizer"
+    )
+    wrapt.register_post_import_hook(
+        lambda module: trace.padding.watch(module.PreTrainedModel), "transformers.modeling_utils"
+    )
+    return trace
 
 
 class MemoryTrace:
@@ -62,6 +116,7 @@ class MemoryTrace:
         report: called with each finding, once.
         history: of the CUDA allocator; begins with the first call of a model, or at the end of the first step.
         warn: called with one line if the trace itself fails, and ends.
+        free_bytes: returns how much memory of a type of device this rank may still take; 0 if that is not known.
         clock: seconds.
     """
 
@@ -70,31 +125,24 @@ class MemoryTrace:
         report: Callable[[TraceFinding], None],
         history: AllocatorHistory,
         warn: Callable[[str], None],
+        free_bytes: Callable[[str], int] = lambda device: 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._report = report
-        self._warn = warn
         self.history = history
-        self._clock = clock
+        self._report, self._warn, self._free_bytes, self._clock = report, warn, free_bytes, clock
         self._ledger = Ledger()
-        self._collected = CollectedTensors(self._step_of, self._note_cycle)
-        self._cycle_sites: dict[Group, Site] = {}
-        self._dropped = DroppedGraphs()
-        self._containers = Containers()
-        self._growing = GrowingTensors()
-        self.padding = PaddingWatch(
-            lambda: self._step + 1, self._site_of, self.observe, history.begin, self._dropped.called
-        )
-        self._step = 0
-        self._rollouts = 0
-        self._recorder: SiteRecorder | None = None
-        self._wanted: set[Group] = set()
-        self._traced: dict[Group, int] = defaultdict(int)
-        self._needed: dict[Group, int] = {}
+        self._collected = CollectedTensors(self._step_of, self._site_of)
         self._exceptions = KeptExceptions()
-        self._epochs: dict[Variable | None, tuple[int, list[StorageEntry]]] = {}
-        self._reported: set[Any] = set()
-        self._emitted: set[str] = set()
+        self._longer = LongerTensors()
+        self._sizes: dict[object, HolderSizes] = defaultdict(HolderSizes)
+        self.padding = PaddingWatch(lambda: self._step + 1, self._site_of, self.observe, history.begin)
+        self._step = self._steps_left = self._rollouts = 0
+        self._recorder: SiteRecorder | None = None
+        self._wanted: set[Suspicion] = set()
+        self._traced: dict[Suspicion, int] = defaultdict(int)
+        self._needed: dict[Suspicion, int] = {}
+        self._emitted: dict[bool, set[str]] = {True: set(), False: set()}
+        """Keys of the findings that were reported, of notices and of alarms."""
         self._ended_at: float | None = None
         self._debt = 0.0
         """Seconds of the last census that its share of the time has not covered yet."""
@@ -125,13 +173,15 @@ class MemoryTrace:
             )
             self.end()
 
-    def step_ended(self, step: int, *, generated: bool = False) -> None:
+    def step_ended(self, step: int, *, generated: bool = False, last_step: int = 0) -> None:
         """Look at the memory after a step.
 
         Args:
             step: its number.
             generated: the trainer has generated a rollout in it.
+            last_step: of the training; 0 if not known.
         """
+        self._steps_left = max(0, last_step - step)
         if not self._active:
             self._end_recorder()  # that was not possible in the operator in which the trace has failed
         elif "torch" in sys.modules:
@@ -143,9 +193,6 @@ class MemoryTrace:
 
     def _look_at_step(self, step: int, generated: bool) -> None:
         self.history.begin()
-        dropped = self._dropped.step_ended(step)
-        if dropped is not None:
-            self._emit(making.of_dropped(dropped))
         began = self._clock()
         self._step = step
         self._rollouts += generated
@@ -160,34 +207,32 @@ class MemoryTrace:
     def _look(self, step: int) -> None:
         if self._recorder is not None and not self._recorder.end():
             return  # inside a mode of the script's own
-        recorded = self._recorder
-        sites = recorded.sites if recorded is not None else {}
-        began, torch = self._clock(), sys.modules["torch"]
-        self._collected.kinds = tensor_types(torch)
-        census = take_census(torch)
+        sites = self._recorder.sites if self._recorder is not None else {}
+        began = self._clock()
+        self._collected.kinds = kinds = tensor_types(sys.modules["torch"])
+        census = take_census(kinds)
         self._ledger.observe(step, census, sites)
         self._debt = self._clock() - began
         self._recorder = None
         self._wanted = set()
-        self._look_at_tracebacks(step, census)
+        self._look_at_exceptions(census)
         self._look_at_collected()
-        self._look_at_growth(step, census)
-        self._look_at_growing_tensors(step, census, recorded)
+        self._look_at_growth(census)
+        self._look_at_longer_tensors(census)
         self._look_at_padding()
         del census
-        for group in self._wanted:
-            self._traced[group] += 1
-        self._wanted |= self._growing.wanted
+        for suspicion in self._wanted:
+            self._traced[suspicion] += 1
         if self._wanted:
-            recorder = SiteRecorder(self._wanted, self._ledger.get, self.observe)
+            recorder = SiteRecorder({group for group, _ in self._wanted}, self.observe)
             if recorder.begin():
                 self._recorder = recorder
 
-    def _want_sites(self, group: Group) -> bool:
+    def _want_sites(self, of: Suspicion) -> bool:
         """Record sites in the next step, unless that was done often enough. Returns whether it will be."""
-        if self._traced[group] >= TRACED_STEPS:
+        if self._traced[of] >= TRACED_STEPS:
             return False
-        self._wanted.add(group)
+        self._wanted.add(of)
         return True
 
     def _step_of(self, key: int) -> int:
@@ -195,34 +240,46 @@ class MemoryTrace:
         entries = self._ledger.of([key])
         return entries[0].born if entries else self._step + 1
 
-    def _site_of(self, key: int, group: Group) -> Site | None:
+    def _site_of(self, key: int) -> Site | None:
         return self._recorder.sites.get(key) if self._recorder is not None else None
 
-    def _look_at_growth(self, step: int, census: Census) -> None:
-        first = self._ledger.first
-        assert first is not None
-        looked = 0
+    def _look_at_growth(self, census: Census) -> None:
+        """Look for mistakes once tensors of a few steps stay alive, and for holders that grow after more."""
+        saved = {key for _, kept in census.graphs for key in kept}
         for group, entries in self._ledger.groups():
-            births = growth.steady_births((one.born for one in entries), first=first, now=step)
-            if len(births) < self._needed.get(group, growth.SUSPICIOUS):
-                continue
-            waiting = self._want_sites(group) and all(one.site is None for one in entries)
-            while len(births) >= growth.ENOUGH and not waiting and looked < HOLDERS_A_STEP:
-                looked += 1
-                if not self._judge(entries, births, step, census):
-                    break
-                entries = [one for one in entries if not one.settled]
-                births = growth.steady_births((one.born for one in entries), first=first, now=step)
-            else:
-                continue
-            self._needed[group] = max(growth.ENOUGH, NOT_AGAIN * len(births))
-            self._traced[group] = 0
+            by_graphs = [one for one in entries if one.key in saved]
+            self._search((group, "graph"), by_graphs, growth.ENOUGH, self._judge_graph, census)
+            self._search((group, "cycle"), entries, growth.ENOUGH, self._judge_cycle, census)
+            self._search((group, "growth"), entries, growth.LOOKED_AT, self._judge_growth, census)
 
-    def _judge(self, entries: list[StorageEntry], births: list[int], step: int, census: Census) -> bool:
-        """Find who holds one of some storages, and report it if it grows. Returns whether a holder was found.
+    def _search(
+        self, of: Suspicion, entries: list[StorageEntry], enough: int, judge: Judge, census: Census
+    ) -> None:
+        """Judge what holds some storages, once those of enough steps are alive and it is known where they were made.
 
-        The oldest after the first steps are tried: what was only passing through has been freed since.
+        Args:
+            judge: looks at one storage, and returns of how many steps its holder has some; 0 if none was found.
         """
+        first, needed = self._ledger.first, self._needed.get(of)
+        assert first is not None
+        for _ in range(HOLDERS_A_STEP):
+            entries = [one for one in entries if not one.settled]
+            births = growth.steady_births((one.born for one in entries), first=first, now=self._step)
+            if len(births) < (needed or growth.SUSPICIOUS):
+                return
+            waiting = self._want_sites(of) and all(one.site is None for one in entries)
+            if len(births) < (needed or enough) or waiting:
+                return
+            tried = self._oldest(entries, births, census)[: TRIED_CYCLES if of[1] == "cycle" else TRIED]
+            held = next((found for one in tried if (found := judge(one, entries, census))), 0)
+            more = growth.MORE * held if held else NOT_AGAIN * len(births)
+            self._needed[of] = max(growth.ENOUGH, int(more))
+            self._traced[of] = 0
+            if not held:
+                return
+
+    def _oldest(self, entries: list[StorageEntry], births: list[int], census: Census) -> list[StorageEntry]:
+        """Return the oldest after the first steps: what was only passing through has been freed since."""
         tried: list[StorageEntry] = []
         starts: set[int] = set()
         for one in sorted(entries, key=lambda one: one.born):
@@ -234,18 +291,48 @@ class MemoryTrace:
             if start is not None and start not in starts and alike < TRIED_OF_STEP and len(tried) < TRIED:
                 starts.add(start)
                 tried.append(one)
-        return any(self._judge_holder_of(one, step, census) for one in tried) or any(
-            self._judge_cycle_of(one, entries, census) for one in tried
-        )
+        return tried
 
-    def _judge_holder_of(
-        self, newest: StorageEntry, step: int, census: Census, below: frozenset[int] = frozenset()
-    ) -> bool:
-        """Find who holds a storage and tensors of enough other steps, and report it if it grows. Returns whether it was found.
+    def _judge_graph(self, one: StorageEntry, entries: list[StorageEntry], census: Census) -> int:
+        """Report the graph that has saved a storage and those of enough other steps."""
+        found = self._holder_of(one, growth.ENOUGH, census)
+        if found is None:
+            return 0
+        holder, held = found
+        direct = {storage._cdata for tensor in holder.tensors if (storage := storage_of(tensor)) is not None}
+        saved = [one for one in held if one.key not in direct]
+        if 2 * sum(one.bytes for one in saved) <= sum(one.bytes for one in held):
+            return 0  # most of it is kept by itself
+        if not holder.limited:
+            self._emit(finding.of_holder(holder, saved, "graph", {}))
+        return _settle(held)
 
-        Args:
-            below: storages in a holder that ends with its epoch; one above it is looked for, which may keep those of all epochs.
-        """
+    def _judge_growth(self, one: StorageEntry, entries: list[StorageEntry], census: Census) -> int:
+        """Report the holder of a storage and those of many other steps, if it has grown since an earlier look."""
+        found = self._holder_of(one, growth.LOOKED_AT, census)
+        if found is None:
+            return 0
+        holder, held = found
+        gain = self._sizes[holder.same].look(self._step, [(one.born, one.bytes) for one in held])
+        steps = len({one.born for one in held})
+        if gain is not None and steps >= growth.GROWING and not holder.limited:
+            device = max(held, key=lambda one: one.bytes).device
+            kind, details = self._kind_of(gain, device)
+            self._emit(finding.of_holder(holder, held, kind, details))
+        return _settle(held)
+
+    def _kind_of(self, gain: Gain, device: str) -> tuple[str, dict[str, Any]]:
+        """Return the kind of growth, with its figures if it is an alarm."""
+        left, free = self._steps_left, self._free_bytes(device)
+        if not gain.outgrows(steps_left=left, free_bytes=free):
+            return NOTICE, {}
+        rate = gain.gained_bytes // gain.steps
+        return "growth", {"bytes_a_step": rate, "steps_left": left, "free_bytes": free}
+
+    def _holder_of(
+        self, one: StorageEntry, enough: int, census: Census
+    ) -> tuple[Holder, list[StorageEntry]] | None:
+        """Return the nearest object that holds a storage and those of enough steps, with all that it holds."""
         first = self._ledger.first
         assert first is not None
         graphs = {id(root): kept for root, kept in census.graphs}
@@ -260,53 +347,13 @@ class MemoryTrace:
             return self._ledger.of(keys)
 
         def holds_enough(tensors: list[Any]) -> bool:
-            births = {
-                one.born for one in entries_of(tensors) if one.group == newest.group and one.key not in below
-            }
-            return len(growth.steady_births(births, first=first, now=step)) >= growth.ENOUGH
+            births = {other.born for other in entries_of(tensors) if other.group == one.group}
+            return len(growth.steady_births(births, first=first, now=self._step)) >= enough
 
-        start = self._tensors_of(newest, census)
-        kinds = tensor_types(sys.modules["torch"])
-        holder = find_holder(start, holds_enough, kinds, {*census.identities(), id(graphs)})
-        if holder is None:
-            return False
-        held = entries_of(holder.tensors)
-        # a list in a dictionary of lists has grown enough later than the dictionary, and is the same variable
-        same = {holder.identity, holder.name.variable if holder.name is not None else None} - {None}
-        # links of a chain that has grown since
-        longer = holder.name is None and any(one.reported for one in held)
-        direct = {storage._cdata for tensor in holder.tensors if (storage := storage_of(tensor)) is not None}
-        kept = making.kept_by(held, direct)
-        kind = self._containers.judge(
-            holder, held, kept, entries_of, sys.modules["torch"], first=first, now=step, above=bool(below)
-        )
-        if kind == "filling":
-            self._emit_once(
-                (kind, holder.name or holder.identity), making.of_holder(holder, held, direct, kind)
-            )
-        elif kind is not None and not longer and self._reported.isdisjoint(same):
-            self._reported |= same
-            self._emit(making.of_holder(holder, held, direct, kind))
-        told = longer or not self._reported.isdisjoint(same)
-        for one in held:
-            one.settled = True
-            one.reported = one.reported or told
-        newest.settled = True
-        if kind is None and holder.made_anew and not below:
-            self._note_epoch(holder, held)
-            inside = frozenset(one.key for one in held)
-            del holder, start  # which would be found among the referrers
-            self._judge_holder_of(newest, step, census, inside)
-        return True
-
-    def _note_epoch(self, holder: Holder, held: list[StorageEntry]) -> None:
-        """Remember what the container of an epoch holds. What is alive in a later one has outlived it, and is looked at again."""
-        same = holder.name.variable if holder.name is not None else None
-        identity, earlier = self._epochs.get(same, (holder.identity, []))
-        if identity != holder.identity:
-            for one in earlier:
-                one.settled = False
-        self._epochs[same] = holder.identity, held
+        start = self._tensors_of(one, census)
+        ours = {*census.identities(), id(graphs)}
+        holder = find_holder(start, holds_enough, self._collected.kinds, ours)
+        return (holder, entries_of(holder.tensors)) if holder is not None else None
 
     def _tensors_of(self, entry: StorageEntry, census: Census) -> list[Any]:
         """Return the tensors through which a storage is held: its own, and that whose graph has saved it."""
@@ -315,81 +362,69 @@ class MemoryTrace:
             one for one in census.tensors.get(entry.key, ()) if all(one is not root for root in roots)
         ]
 
-    def _judge_cycle_of(self, newest: StorageEntry, entries: list[StorageEntry], census: Census) -> bool:
-        cycle = self._cycle_of(newest, census)
+    def _judge_cycle(self, one: StorageEntry, entries: list[StorageEntry], census: Census) -> int:
+        """Report the cycle that alone holds a storage."""
+        cycle = self._cycle_of(one, census)
         if cycle is None:
-            return False
-        alike = [one for one in entries[:MOST_IN_CYCLES] if self._cycle_of(one, census) == cycle]
-        for one in alike:
-            one.settled = True
-        self._emit_once(("cycle", cycle.kind, cycle.file), making.of_cycle(cycle, alike))
-        return True
+            return 0
+        alike = [other for other in entries[:MOST_IN_CYCLES] if self._cycle_of(other, census) == cycle]
+        self._emit(finding.of_cycle(cycle, alike))
+        return _settle(alike)
 
     def _cycle_of(self, entry: StorageEntry, census: Census) -> Cycle | None:
         start = self._tensors_of(entry, census)
         return find_cycle(start[0], {*census.identities(), id(start)}) if start else None
 
-    def _look_at_growing_tensors(self, step: int, census: Census, recorded: SiteRecorder | None) -> None:
+    def _look_at_longer_tensors(self, census: Census) -> None:
         first = self._ledger.first
         assert first is not None
-        origins = recorded.origins if recorded is not None else {}
-        for grown in self._growing.step_ended(
-            step, first, self._ledger.entries(), origins, recorded=recorded is not None
-        ):
-            self._judge_growing(grown, census)
-
-    def _judge_growing(self, grown: Grown, census: Census) -> None:
-        """Report a tensor that has a name in the script, unless code bounds it that has not had the time to."""
-        for tensor in census.tensors.get(grown.entry.key, ()):
-            name = name_of(tensor, running_locals(), census.identities())
-            if name is None:
-                continue
-            variable = name.variable
-            bounded = not is_user_file(variable.file) or is_length_bounded(variable, user_files())
-            if not bounded or self._growing.has_grown(grown) >= growth.ENOUGH_IF_BOUNDED:
-                key = ("growing_tensor", name.variable)
-                self._emit_once(key, making.of_growing_tensor(grown, name, type(tensor).__name__))
-            self._growing.judged(grown, bounded=bounded)
+        if self._step < first + growth.FIRST_STEPS:
             return
-        self._growing.judged(grown, bounded=True)
+        made = {one.key: one for one in self._ledger.made_in(self._step)}
+        for longer in self._longer.step_ended(
+            self._step, [Made(one.key, one.group, one.shape, one.bytes) for one in made.values()]
+        ):
+            entry = made[longer.made.key]
+            if longer.steps >= growth.GROWING - TRACED_STEPS:
+                self._want_sites((entry.group, "longer"))
+            if longer.steps < growth.GROWING or longer.steps % growth.ENOUGH:
+                continue
+            kind, details = self._kind_of(longer.gain(self._step), entry.device)
+            for tensor in census.tensors.get(entry.key, ())[:1]:
+                name = name_of(tensor, running_locals(), census.identities())
+                if name is not None:
+                    self._emit(finding.of_longer(longer, entry, name, kind, details))
 
     def _look_at_collected(self) -> None:
         for group, collected in list(self._collected.groups.items()):
-            if len(collected.steps) < growth.SUSPICIOUS:
-                continue
-            self._want_sites(group)
-            for cycle, steps in collected.cycles.items():
-                if len(collected.steps) >= growth.ENOUGH and len(steps) >= 2:
-                    finding = making.of_collected(cycle, group, collected, self._cycle_sites.get(group))
-                    self._emit_once(("cycle", cycle.kind, cycle.file), finding)
+            if len(collected.steps) >= growth.SUSPICIOUS:
+                self._want_sites((group, "collected"))
+            for cycle in collected.proved:
+                self._emit(finding.of_collected(cycle, group, collected))
 
-    def _note_cycle(self, group: Group, key: int) -> None:
-        site = self._site_of(key, group)
-        if site is not None:
-            self._cycle_sites[group] = site
-
-    def _look_at_tracebacks(self, step: int, census: Census) -> None:
-        for kept in self._exceptions.step_ended(step, census, self._ledger):
-            for group in kept.groups:
-                self._want_sites(group)
-            if kept.finding is not None:
-                self._emit_once(("traceback", kept.place), kept.finding)
+    def _look_at_exceptions(self, census: Census) -> None:
+        found = self._exceptions.step_ended(self._step, census, self._ledger, self._collected.kinds)
+        for one in self._exceptions.suspicious:
+            one.settled = True
+            self._want_sites((one.group, "traceback"))
+        for kept in found:
+            self._emit(finding.of_exception(kept))
 
     def _look_at_padding(self) -> None:
         found = self.padding.found(self._rollouts)
-        if found is None:
-            return
-        if found.made is None and self._want_sites(found.group):
-            return
-        self._emit_once(("padding", found.width), making.of_padding(found))
+        if found is not None and not (found.made is None and self._want_sites((found.group, "padding"))):
+            self._emit(finding.of_padding(found))
 
-    def _emit_once(self, key: Any, finding: TraceFinding) -> None:
-        if key not in self._reported:
-            self._reported.add(key)
-            self._emit(finding)
+    def _emit(self, found: TraceFinding) -> None:
+        """Report a finding, unless one of the same kind with the same holder and line was reported."""
+        emitted = self._emitted[found.kind == NOTICE]
+        if found.key not in emitted and len(emitted) < MOST_FINDINGS:
+            emitted.add(found.key)
+            self._report(found)
 
-    def _emit(self, finding: TraceFinding) -> None:
-        """Report a finding, unless one of another object with the same holder and line was reported."""
-        if finding.key not in self._emitted and len(self._emitted) < MOST_FINDINGS:
-            self._emitted.add(finding.key)
-            self._report(finding)
+
+def _settle(entries: list[StorageEntry]) -> int:
+    """Note that it is known what holds some storages. Returns of how many steps they are."""
+    for one in entries:
+        one.settled = True
+    return len({one.born for one in entries})

@@ -17,7 +17,7 @@ from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
 from grpo_run.runtime.checkpoints.search import FoundCheckpoint
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.rank.resuming.snapshot_folder import OpenSnapshot
+from grpo_run.runtime.rank.resuming.memory import OpenSnapshot
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from grpo_run.watchdog.stalls.deadlines import (
     quiet_deadline_seconds,
 )
 from grpo_run.watchdog.stalls.durations import BUCKETS, Durations, bucket_of
-from grpo_run.watchdog.stalls.process_clocks import FamilyReading, FrozenClock, QuietClock, ThreadReading
-from grpo_run.watchdog.stalls.stall import HEARTBEAT_LATE_SECONDS
+from grpo_run.watchdog.stalls.observed import HEARTBEAT_LATE_SECONDS
+from grpo_run.watchdog.stalls.process_clocks import FrozenClock, QuietClock, ThreadReading, TreeReading
 
 BELOW_WATCHDOG = 0.8
 """Share of the hang detector's deadline; the rest is for the end of the worker."""
@@ -152,7 +152,7 @@ class CallClock:
             return f"did not return within {_seconds(self.limit_seconds)}"
         return None
 
-    def quiet(self, reading: FamilyReading | None, now: float) -> str | None:
+    def quiet(self, reading: TreeReading | None, now: float) -> str | None:
         """Take a reading of the worker's processes, and return why they have done nothing for too long, or None.
 
         Args:

@@ -28,7 +28,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from grpo_run.runtime.processes.parent_death import die_with_parent
+from grpo_run.runtime.processes.starting import die_with_parent
 from grpo_run.runtime.rank.rewards.messages import receive_frame, send_frame
 from grpo_run.runtime.rank.rewards.worker import work
 from grpo_run.watchdog.processes import list_processes, read_stat

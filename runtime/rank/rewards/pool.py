@@ -37,7 +37,7 @@ from grpo_run.runtime.rank.rewards.messages import (
 from grpo_run.runtime.rank.rewards.worker import HEARTBEAT, own_memory_bytes
 from grpo_run.watchdog.diagnosis.exits import signal_name
 from grpo_run.watchdog.memory.host_reading import groups_of
-from grpo_run.watchdog.stalls.process_clocks import FamilyReading, ThreadReading
+from grpo_run.watchdog.stalls.process_clocks import ThreadReading, TreeReading
 
 END_SECONDS = 15.0
 """How long a worker may take to end after it was killed; longer than its keeper waits."""
@@ -122,14 +122,14 @@ class WorkerHandle:
         """Return the memory that the worker itself holds."""
         return own_memory_bytes(self.pid)
 
-    def read_family(self) -> FamilyReading | None:
+    def read_tree_usage(self) -> TreeReading | None:
         """Return what the worker's processes have used. It leads a session, as a rank does."""
-        members = usage.find_families([self.pid])[self.pid]
-        used = usage.read_family(members)
+        members = usage.find_process_trees([self.pid])[self.pid]
+        used = usage.read_tree_usage(members)
         threads = usage.read_threads(members)
         if used is None or threads is None:
             return None
-        return FamilyReading(
+        return TreeReading(
             members=used.members,
             cpu_seconds=used.cpu_seconds,
             io_bytes=used.io_bytes,
@@ -360,7 +360,7 @@ class WorkerPool:
             reason = clock.overdue(now - began)
             if reason is None and now >= look_at:
                 look_at = now + clock.look_seconds
-                reason = clock.quiet(worker.read_family(), now) or clock.frozen(
+                reason = clock.quiet(worker.read_tree_usage(), now) or clock.frozen(
                     worker.read_threads(), worker.heartbeat_age(now), now
                 )
             if reason is not None:

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.rewards import ALL, FailureKind, MovedReward
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.rewards import host
 from grpo_run.runtime.rank.rewards.failures import FailureLog, Sample
 from grpo_run.runtime.rank.rewards.messages import Failure

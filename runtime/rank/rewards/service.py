@@ -18,8 +18,8 @@ from typing import Any
 
 from typing_extensions import Self
 
-from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.rewards import FailureKind
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.rank.rewards import packing
 from grpo_run.runtime.rank.rewards.batch import RewardBatch, needs_whole_batch

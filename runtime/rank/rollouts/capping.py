@@ -1,9 +1,8 @@
 """Cap the generation of one GRPO or RLOO trainer, and report why its completions ended.
 
-`runtime/rank/hooks/rollout_hooks.py` enters `capped_rollouts` for the length of a `train()` call; `apply`
-is the same for a script without `grpo-run launch` (`trainers/caps.py`). Two methods of the trainer are
-wrapped: `_generate` begins a rollout, and what `_generate_single_turn` returns is cut where a cap ended a
-completion. The trainer itself builds ids, mask and lengths from it, before rewards and log-probabilities
+`capping_of` makes it for a `train()` call, whose `runtime/rank/hooks/rollout_hooks.py` puts its handlers around
+two methods of the trainer: `_generate` begins a rollout, and what `_generate_single_turn` returns is cut where
+a cap ended a completion. `apply` is the same for a script without `grpo-run launch` (`trainers/caps.py`). The trainer itself builds ids, mask and lengths from it, before rewards and log-probabilities
 are computed. Without a cap the trainer stays as it is.
 
 The backend is checked when `train()` begins: vLLM detects repetitions itself (from version 0.17) and ends a
@@ -41,8 +40,7 @@ from grpo_run.runtime.rank.rollouts.prompts import check_prompts
 from grpo_run.runtime.rank.rollouts.rollout import CAPPED, CappedRollout, Cut
 from grpo_run.runtime.rank.session import Session, current
 from grpo_run.runtime.upstream import trainer_names
-from grpo_run.runtime.upstream import trainer_names as generation_names
-from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream.patches import override_attributes, wrapped_methods
 from grpo_run.watchdog.observation import EndReason
 
 VLLM_LARGEST_PATTERN = 64
@@ -170,7 +168,7 @@ class Capping:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         generates = all(
-            hasattr(trainer, name) for name in (trainer_names.GENERATE, generation_names.SINGLE_TURN)
+            hasattr(trainer, name) for name in (trainer_names.GENERATE, trainer_names.SINGLE_TURN)
         )
         self._trainer = trainer
         self._settings = settings if generates else CapSettings()
@@ -183,25 +181,30 @@ class Capping:
         """Completions of this rollout whose tools are not called."""
         check(trainer, self._settings)
 
+    @property
+    def applies(self) -> bool:
+        """Whether there is something to cap."""
+        return bool(self._settings)
+
     def end_reasons(self) -> tuple[EndReason, ...] | None:
         """Return why each completion of this rank's last rollout ended, in the trainer's order; None without caps."""
         return None if self._last is None else self._last.reasons
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Apply the caps for the length of the block."""
+        """Apply the caps for the length of the block, on a trainer whose methods nothing else wraps."""
+        handlers = {trainer_names.GENERATE: [self.cap_rollout], trainer_names.SINGLE_TURN: [self.cap_turn]}
+        with self.prepared(), wrapped_methods(self._trainer, handlers if self.applies else {}):
+            yield
+
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Change what the caps need besides the trainer's methods, for the length of the block."""
         if not self._settings:
             yield
             return
         with ExitStack() as hooks:
             trainer, vllm = self._trainer, getattr(self._trainer, "use_vllm", False)
-            for name, wrapper in (
-                (trainer_names.GENERATE, self._generate),
-                (generation_names.SINGLE_TURN, self._single_turn),
-            ):
-                method = getattr(trainer, name)
-                wrapped = functools.wraps(method)(functools.partial(wrapper, method))
-                hooks.enter_context(override_attributes(trainer, **{name: wrapped}))
             if vllm and self._settings.repetition is not None:
                 engine = trainer.vllm_generation
                 added = vllm_keywords(trainer.args.vllm_mode, self._settings.repetition)
@@ -213,8 +216,8 @@ class Capping:
                 hooks.enter_context(self._tools_refused())
             yield
 
-    def _generate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`_generate`: one rollout."""
+    def cap_rollout(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Generate one rollout under the caps (`_generate`)."""
         self._rollout, self._refused = self._begin(), []
         try:
             result = original(*args, **kwargs)
@@ -232,14 +235,14 @@ class Capping:
     def _begin(self) -> CappedRollout:
         seconds = self._settings.max_time
         return CappedRollout(
-            end_tokens=frozenset(getattr(self._trainer, generation_names.EOS_TOKENS)),
+            end_tokens=frozenset(getattr(self._trainer, trainer_names.EOS_TOKENS)),
             max_length=self._trainer.max_completion_length or sys.maxsize,
             deadline=None if seconds is None else Deadline(seconds, clock=self._clock),
             decided=None if seconds is None else self._decided(),
         )
 
-    def _single_turn(self, original: Callable[..., Any], prompts: Any, *args: Any, **kwargs: Any) -> Any:
-        """`_generate_single_turn`: one turn of a rollout."""
+    def cap_turn(self, original: Callable[..., Any], prompts: Any, *args: Any, **kwargs: Any) -> Any:
+        """Generate one turn of a rollout, and cut completions where a cap ended them (`_generate_single_turn`)."""
         rollout = self._rollout
         if rollout is None:  # the script's own code generates
             return original(prompts, *args, **kwargs)
@@ -278,7 +281,7 @@ class Capping:
     def _tools_refused(self) -> Iterator[None]:
         """Leave out the tool calls of completions that a cap has ended: their text is not what the model meant to say."""
         module = sys.modules[GRPO_MODULE]
-        original = getattr(module, generation_names.PARSE_RESPONSE)
+        original = getattr(module, trainer_names.PARSE_RESPONSE)
 
         @functools.wraps(original)
         def parse_response(tokenizer: Any, ids: Any, *args: Any, **kwargs: Any) -> Any:
@@ -288,7 +291,7 @@ class Capping:
                 message.pop("tool_calls", None)
             return message
 
-        with override_attributes(module, **{generation_names.PARSE_RESPONSE: parse_response}):
+        with override_attributes(module, **{trainer_names.PARSE_RESPONSE: parse_response}):
             yield
 
 
@@ -315,17 +318,10 @@ def apply(trainer: Any, *, repetition: int | None = None, max_time: float | None
         setattr(trainer, _HOOKS, hooks)
 
 
-EndReasons = Callable[[], Sequence[str] | None]
-"""Returns values of `EndReason`, one for each completion."""
-
-
-@contextmanager
-def capped_rollouts(
+def capping_of(
     trainer: Any, session: Session, train_call: int | None, timed_out: Callable[[], None] = lambda: None
-) -> Iterator[EndReasons]:
-    """Cap the trainer's rollouts for the length of the block.
-
-    Yields a function that returns why each completion of this rank's last rollout ended; without a cap, it returns None.
+) -> Capping | None:
+    """Return the caps of a trainer, which are reported; None without a cap.
 
     Args:
         train_call: the number of the call; None for one inside another call's step.
@@ -336,20 +332,11 @@ def capped_rollouts(
     """
     settings = settings_of(trainer, session.config.generation)
     if not settings:
-        yield lambda: None
-        return
-    # imports transformers' generation, which a script that does not generate may not need
-
+        return None
     reports = RolloutReports(trainer, session, settings, train_call, timed_out)
     capping = Capping(trainer, settings, report=reports.ended, decided=reports.begin)
     check_prompts(trainer)
-
-    def end_reasons() -> Sequence[str] | None:
-        reasons = capping.end_reasons()
-        return None if reasons is None else [reason.value for reason in reasons]
-
-    with capping.applied():
-        yield end_reasons
+    return capping if capping.applies else None
 
 
 class RolloutReports:

@@ -1,19 +1,18 @@
 """Train a rollout that would not fit in smaller passes with the same gradient.
 
-`TrainerPasses` wraps three methods of GRPO's and RLOO's trainers. After a rollout has been generated, and
+`TrainerPasses` is called around three methods of GRPO's and RLOO's trainers. After a rollout has been generated, and
 before it is scored, all ranks decide (`forecast.py`). Scoring then takes as many rows at once as a piece
 has, and `compute_loss`, which `training_step` calls, takes a micro-batch in pieces. The losses of the
 pieces are weighted so that their sum is the loss of the whole: by the share of rows where the loss is a
 mean over rows, by 1 where it is a sum over tokens divided by a number of the whole rollout. All passes but
 the last are differentiated at once, without communication; the caller differentiates the last one.
 
-`runtime/rank/hooks/rollout_hooks.py` enters it outside the phases of generation. Evaluation is left alone,
-and without forecasts the trainer stays as it is.
+`runtime/rank/hooks/rollout_hooks.py` puts its methods around the trainer's, outside the phases of generation.
+Evaluation is left alone, and without forecasts the trainer stays as it is.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,6 @@ from grpo_run.runtime.rank.rollouts.forecast import Forecasts, GeneratedRollout
 from grpo_run.runtime.rank.rollouts.forecast_fit import rows_of_pieces
 from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.runtime.upstream import trainer_names, training_passes
-from grpo_run.runtime.upstream.patches import override_attributes
 
 LOWEST, HIGHEST = ("_min", "/min"), ("_max", "/max")
 """Ends of the names of metrics that are no means."""
@@ -113,52 +111,27 @@ def joined(name: str, values: Sequence[float], shares: Sequence[float]) -> float
     return sum(value * share for value, share in valid) / sum(share for _, share in valid)
 
 
-@contextmanager
-def forecasting(trainer: Any, forecasts: Forecasts | None, step_vote: StepVote) -> Iterator[None]:
-    """Forecast the memory of a trainer's steps for the length of the block.
+class TrainerPasses:
+    """What is called around the passes of one trainer.
 
     Args:
-        forecasts: None for none.
         step_vote: its vote is collected before ranks exchange what they need.
     """
-    if forecasts is None:
-        yield
-        return
-    passes = TrainerPasses(trainer, forecasts, step_vote)
-    wrapped = {
-        trainer_names.GENERATE: passes.generate,
-        training_passes.SCORE: passes.score,
-        "compute_loss": passes.compute_loss,
-    }
-    with forecasts.measuring(), override_attributes(trainer, **wrapped):
-        yield
-
-
-class TrainerPasses:
-    """The wrapped methods of one trainer."""
 
     def __init__(self, trainer: Any, forecasts: Forecasts, step_vote: StepVote) -> None:
         self._trainer = trainer
         self._forecasts = forecasts
         self._step_vote = step_vote
         self._sums = getattr(trainer, "loss_type", None) in training_passes.SUMS
-        self.generate = functools.wraps(getattr(trainer, trainer_names.GENERATE))(
-            functools.partial(self._generate, getattr(trainer, trainer_names.GENERATE))
-        )
-        self.score = functools.wraps(getattr(trainer, training_passes.SCORE))(
-            functools.partial(self._score, getattr(trainer, training_passes.SCORE))
-        )
-        self.compute_loss = functools.wraps(trainer.compute_loss)(
-            functools.partial(self._compute_loss, trainer.compute_loss)
-        )
 
-    def _generate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def forecast_rollout(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Generate a rollout, and decide with all ranks in how many pieces it is trained."""
         generated = original(*args, **kwargs)
         if self._trainer.model.training:
             self._decide(training_passes.padded_length(self._trainer, generated))
         return generated
 
-    def _score(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def score_in_pieces(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Score with no more rows at once than a piece has; a loss computes its log-probabilities without `batch_size`."""
         at, pieces = training_passes.BATCH_SIZE, self._forecasts.pieces
         given = args[at] if len(args) > at else kwargs.get("batch_size")
@@ -173,9 +146,10 @@ class TrainerPasses:
                 return original(*args[:at], rows, *args[at + 1 :], **kwargs)
             return original(*args, **{**kwargs, "batch_size": rows})
 
-    def _compute_loss(
+    def train_in_pieces(
         self, original: Any, model: Any, inputs: Mapping[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
+        """Compute the loss of a micro-batch in pieces."""
         import torch
 
         trainer, forecasts = self._trainer, self._forecasts

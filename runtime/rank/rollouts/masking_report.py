@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from grpo_run.runtime.history.exclusions import MaskingReason
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.rollouts.masking_selection import Excluded, MaskingKind, Selection
 from grpo_run.runtime.rank.session import Session
 

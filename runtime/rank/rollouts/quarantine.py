@@ -1,7 +1,7 @@
 """Replace quarantined prompts in the rollouts of a GRPO or RLOO trainer.
 
-`runtime/rank/hooks/rollout_hooks.py` enters it for the length of a `train()` call. The sampler's order is
-not touched: a quarantined prompt keeps its place, and its rows are replaced before generation. Every rank
+`runtime/rank/hooks/rollout_hooks.py` puts `replace_prompts` around each rollout. The sampler's order is not
+touched: a quarantined prompt keeps its place, and its rows are replaced before generation. Every rank
 replaces the prompts of the same list, so the rows of a group leave together; `sample_masking.py` leaves
 them out of baseline and loss. `replaced_rows` chooses the rows, and is pure. Which prompts are quarantined
 is decided by the supervisor (`runtime/supervisor/quarantine.py`).
@@ -9,21 +9,17 @@ is decided by the supervisor (`runtime/supervisor/quarantine.py`).
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.quarantine import MAX_PREVIEW_CHARACTERS, PromptDigest, RolloutPosition
 from grpo_run.runtime.history.quarantine_file import RecordedRollout, write_rollout
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.upstream import trainer_names
-from grpo_run.runtime.upstream.patches import override_attributes
 
 Row = Mapping[str, Any]
 PROMPT = "prompt"
@@ -100,22 +96,16 @@ class PromptQuarantine:
 
         return reasons
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """Replace prompts for the length of the block; a trainer that does not generate is left alone."""
+    @property
+    def is_needed(self) -> bool:
+        """Whether a prompt of this call is quarantined, or its prompts are to be recorded."""
         suspected = self._session.settings.suspected_rollout
-        original = getattr(self._trainer, trainer_names.GENERATE_AND_SCORE, None)
         concerns = suspected is not None and suspected.train_call == self._train_call
-        if original is None or not (self._prompts or concerns):
-            yield
-            return
+        return concerns or bool(self._prompts)
 
-        @functools.wraps(original)
-        def replaced(inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(self._replace(inputs), *args, **kwargs)
-
-        with override_attributes(self._trainer, **{trainer_names.GENERATE_AND_SCORE: replaced}):
-            yield
+    def replace_prompts(self, original: Callable[..., Any], inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Replace quarantined prompts by others of the data set."""
+        return original(self._replace(inputs), *args, **kwargs)
 
     def _replace(self, rows: Sequence[Row]) -> Sequence[Row]:
         self._reasons = [""] * len(rows)

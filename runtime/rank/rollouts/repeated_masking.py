@@ -12,9 +12,9 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.journal import read_newest
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.session import Session
 
 EVENT = "sample_excluded"

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from grpo_run.runtime.history.exclusions import MaskingReason
+from grpo_run.runtime.history.sample_masking import MaskingReason
 
 RETURNED_NAN = math.inf
 """Stands for NaN in a function's column; TRL uses NaN itself for `None`."""

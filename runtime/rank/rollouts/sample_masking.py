@@ -1,7 +1,8 @@
 """Mask samples of a GRPO or RLOO trainer: leave them out of baseline, advantages and loss.
 
-`runtime/rank/hooks/rollout_hooks.py` enters it for the length of a `train()` call. TRL computes baselines
-and advantages and leaves out a row of its table of rewards in which every column is NaN, so a masked sample
+`runtime/rank/hooks/rollout_hooks.py` puts `mask_samples` around TRL's scoring of a rollout, inside its phase,
+and `choose_samples` around the computation of its rewards, outside that phase: rewards that are computed
+again count as a phase of their own in the vote's fingerprint. TRL computes baselines and advantages and leaves out a row of its table of rewards in which every column is NaN, so a masked sample
 becomes such a row. TRL gathers the table over the ranks, so every rank finds the same, and nothing is sent
 unless a sample is masked. A rollout without masked samples is returned as it is.
 
@@ -20,15 +21,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from grpo_run.runtime.errors import RewardError
-from grpo_run.runtime.history.exclusions import MaskingReason
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.memory_plan.settings import record_of
 from grpo_run.runtime.rank.rollouts.masking_report import MaskingReporter, OwnSample
 from grpo_run.runtime.rank.rollouts.masking_selection import MaskingKind, Selection, select
@@ -246,33 +246,13 @@ class SampleExclusion:
         self._first_without_reward = ""
         """What the functions returned in the first of them, and in which step."""
 
-    @contextmanager
-    def scoring(self) -> Iterator[None]:
-        """Mask the excluded samples of each rollout for the length of the block. Enter it before phases are marked."""
-        with self._wrapped(trainer_names.GENERATE_AND_SCORE, self._score):
-            yield
+    @property
+    def is_possible(self) -> bool:
+        """Whether the trainer leaves out a row of rewards in which every column is NaN."""
+        return leaves_out_nan(self._trainer)
 
-    @contextmanager
-    def rewarding(self) -> Iterator[None]:
-        """Exclude samples from each table of rewards for the length of the block. Enter it after phases are marked.
-
-        Rewards that are computed again then count as a phase of their own in the vote's fingerprint.
-        """
-        with self._wrapped(trainer_names.CALCULATE_REWARDS, self._reward):
-            yield
-
-    @contextmanager
-    def _wrapped(self, name: str, wrapper: Callable[..., Any]) -> Iterator[None]:
-        if not leaves_out_nan(self._trainer):
-            yield
-            return
-        original = getattr(self._trainer, name)
-        with override_attributes(
-            self._trainer, **{name: functools.wraps(original)(functools.partial(wrapper, original))}
-        ):
-            yield
-
-    def _score(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def mask_samples(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Mask the samples that leave the rollout."""
         self._selection = None
         rollout = original(*args, **kwargs)
         selection = self._selection
@@ -285,7 +265,8 @@ class SampleExclusion:
         correct_zero_std(self._trainer, selection, training=self._is_training)
         return rollout
 
-    def _reward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def choose_samples(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Check the rewards of a rollout, compute them again if many failed, and choose the samples that leave."""
         pending, generators = PendingTables(self._trainer), self._read_generators()
         scored = self._compute(original, args, kwargs)
         share = scored.selection.failed_share

@@ -7,7 +7,7 @@ with Young's formula and requests snapshots in the step vote. Does not take snap
 Young's first-order optimum (CACM 17(9), 1974): with a snapshot that blocks for C seconds and a failure every
 M seconds on average, sqrt(2 C M) seconds between snapshots lose the least time. Daly (FGCS 22(3), 2006) shows
 that it is accurate for C well below M, which holds for every copy in memory. M is the run's own
-(`runtime.history.history_parts`).
+(`runtime.history.progress`).
 """
 
 from __future__ import annotations

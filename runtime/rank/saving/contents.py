@@ -128,16 +128,9 @@ class CheckpointContents(ABC):
         """Suppress the side effects of a save that the script did not ask for."""
         yield
 
-    def rank_bytes(self) -> int:
-        """Return the approximate size of this rank's part.
-
-        With DDP rank 0 writes everything. With sharded state each rank writes a share, and rank 0 also the
-        full model.
-        """
-        if self._description["layout"] == "ddp":
-            return self.size_bytes if self._session.is_main else 0
-        full_model = self.size_bytes // 3 if self._session.is_main else 0
-        return self.size_bytes // self._session.world_size + full_model
+    def large_files(self) -> Mapping[str, int]:
+        """Return about the size in bytes of this rank's large files, by path, as far as they are known in advance."""
+        return {}
 
     def identity(self, *, scheduled: bool, kept: bool = False) -> Identity:
         """Return the identity of a checkpoint of the current step.

@@ -67,19 +67,22 @@ def manifest_fields(trainer: Any, world_size: int) -> dict[str, Any]:
     }
 
 
-def checkpoint_bytes(trainer: Any) -> int:
-    """Return the approximate size of a checkpoint: the weights, and two Adam moments per trained weight.
+def file_bytes(trainer: Any) -> dict[str, int]:
+    """Return about the size of a checkpoint's large files by name: weights, and two Adam moments per trained weight.
 
-    0 if the trainer builds its model later. With adapters (PEFT), only trained weights are saved. Moments
+    Nothing if the trainer builds its model later. With adapters (PEFT), only trained weights are saved. Moments
     have the type of their weights; other optimizers need less or slightly more.
     """
     model = getattr(trainer, "model", None)
     if model is None or not hasattr(model, "parameters"):
-        return 0
+        return {}
     adapters = hasattr(model, "peft_config")
-    return sum(
-        getattr(parameter, "ds_numel", parameter.numel())
-        * parameter.element_size()
-        * (3 if parameter.requires_grad else int(not adapters))
-        for parameter in model.parameters()
-    )
+    trained = weights = 0
+    for parameter in model.parameters():
+        size_bytes = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
+        trained += size_bytes if parameter.requires_grad else 0
+        weights += size_bytes if parameter.requires_grad or not adapters else 0
+    return {
+        "adapter_model.safetensors" if adapters else "model.safetensors": weights,
+        "optimizer.pt": 2 * trained,
+    }

@@ -30,6 +30,7 @@ from grpo_run.runtime.rank.saving.direct import DirectSaves
 from grpo_run.runtime.rank.saving.reservation import SaveFlags, Written
 from grpo_run.runtime.rank.saving.snapshots import Snapshots
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.vote import Flags
 from grpo_run.runtime.snapshots.slot import StagedSnapshot
 from grpo_run.runtime.upstream import tensor_files
 from grpo_run.watchdog.observation import Phase
@@ -111,6 +112,17 @@ class Saver:
         with self._in_phase():
             return self._save(write)
 
+    def decide(self, step: int, agreed: Flags) -> None:
+        """Set what is due after a finished step.
+
+        Args:
+            agreed: by all ranks, in the vote before.
+        """
+        self.stopping |= agreed.stop
+        self.cadence.decide(
+            step, agreed=agreed.snapshot, required=agreed.save or self.stopping, kept=agreed.save
+        )
+
     def after_step(self) -> None:
         """Take the snapshot that is due after a step or at the end of an epoch; stop if all ranks have agreed to.
 
@@ -123,7 +135,7 @@ class Saver:
         if not self._prepared and self._snapshots is not None:
             # only now have the optimizer and its offloading allocated their memory
             self._prepared = True
-            self._snapshots.prepare(self._contents.rank_bytes())
+            self._snapshots.prepare(self._contents.large_files())
         if self._contents.awaits_events:
             return
         cadence, call_ends = self.cadence, self._contents.call_ends
@@ -236,7 +248,7 @@ class Saver:
         taken = False
         with snapshots.reserve(staged, flags, self._contents.size_bytes) as reservation:
             if reservation.slot is not None:
-                taken = snapshots.copy(reservation, staged, write)
+                taken = snapshots.write(reservation, staged, write)
         if taken:
             self._note_stop(snapshots.written)
             self.cadence.taken(staged.step, snapshots.cost_seconds)

@@ -1,11 +1,10 @@
 """Take snapshots: copies of a checkpoint in memory, so that training does not wait for a disk.
 
-The checkpoint is written as usual, but into a slot of the staging area, and
-the bytes that torch and safetensors would write go to this rank's snapshot buffer (`capture`). A snapshot
-costs two all-reduces:
+The checkpoint is written as usual, but into a slot of the staging area, over the files of an earlier snapshot
+(`spare_files.py`). A snapshot costs two all-reduces:
 
     reserve   rank 0 chooses, locks and empties a slot; all ranks agree on it and on their `SaveFlags`
-    copy      each rank copies its part; all ranks agree whether every copy succeeded
+    write     each rank writes its part; all ranks agree whether every part is complete
 
 Then rank 0 declares the snapshot complete, and the supervisor writes it to disk. Called by `saver.py`, which
 decides when.
@@ -16,14 +15,12 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.errors import CheckpointError, NoHeadroomError
-from grpo_run.runtime.rank.saving.copying import copy_threads
-from grpo_run.runtime.rank.saving.interception import capture_saves
+from grpo_run.runtime.errors import NoHeadroomError
 from grpo_run.runtime.rank.saving.reservation import (
     POLL_SECONDS,
     SLICE_SECONDS,
@@ -33,9 +30,9 @@ from grpo_run.runtime.rank.saving.reservation import (
     SaveFlags,
     Written,
 )
+from grpo_run.runtime.rank.saving.spare_files import allocate, reuse_files
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.area import StagingArea
-from grpo_run.runtime.snapshots.buffer import SnapshotBuffer
 from grpo_run.runtime.snapshots.headroom import is_full
 from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
 from grpo_run.runtime.upstream import tensor_files
@@ -53,7 +50,7 @@ class Durability(enum.IntEnum):
 
 
 class Snapshots:
-    """The snapshots of one rank during one attempt. Its buffers stay mapped from one snapshot to the next.
+    """The snapshots of one rank during one attempt.
 
     Args:
         staging: the run's staging area.
@@ -63,9 +60,7 @@ class Snapshots:
         self._session = session
         self.staging = staging
         self._reserver = Reserver(session, staging)
-        self._buffers: dict[int, SnapshotBuffer] = {}
         self._preparation: threading.Thread | None = None
-        self._threads = copy_threads(session.local_world_size)
         self._warned_of_memory = False
         self.written = Written(session)
         self.cost_seconds = 0.0
@@ -73,42 +68,47 @@ class Snapshots:
         self.last: tuple[StagingSlot, StagedSnapshot] | None = None
         """The last snapshot taken. Set on rank 0 only."""
 
-    def prepare(self, size_bytes: int) -> None:
-        """Allocate this rank's memory for two slots in the background. Not collective.
+    def prepare(self, files: Mapping[str, int]) -> None:
+        """Allocate memory for this rank's large files in two slots, in the background. Not collective.
 
         It takes about one second per GB.
 
         Args:
-            size_bytes: approximate size of this rank's part of a checkpoint.
+            files: about the size of each file in bytes, by its path in the checkpoint's directory.
         """
-        if size_bytes >= MINIMUM_PREPARED_BYTES and self._preparation is None:
+        if sum(files.values()) >= MINIMUM_PREPARED_BYTES and self._preparation is None:
             self._preparation = threading.Thread(
-                target=self._prepare, args=(size_bytes,), daemon=True, name="grpo-run-snapshots"
+                target=self._prepare, args=(files,), daemon=True, name="grpo-run-snapshots"
             )
             self._preparation.start()
 
-    def _prepare(self, size_bytes: int) -> None:
+    def _prepare(self, files: Mapping[str, int]) -> None:
         for slot in self.staging.slots[:2]:  # the newest snapshot stays while the next one is written
+            if slot.size_bytes() >= sum(files.values()):
+                continue  # an earlier attempt has written it
             try:
-                self._open_buffer(slot).reserve(size_bytes)
-            except (NoHeadroomError, CheckpointError, OSError):
+                for name, size_bytes in files.items():
+                    allocate(slot.spare / name, size_bytes)
+            except (NoHeadroomError, OSError):
                 return  # the first snapshot meets the same error and reports it
 
     def reserve(
         self, staged: StagedSnapshot, flags: SaveFlags, expected_bytes: int = 0
     ) -> AbstractContextManager[Reservation]:
         """Agree on a slot; see `Reserver.reserve`. Collective."""
+        if self._preparation is not None:
+            self._preparation.join()
         return self._reserver.reserve(staged, flags, expected_bytes)
 
-    def copy(self, reservation: Reservation, staged: StagedSnapshot, write: Callable[[Path], Any]) -> bool:
-        """Copy the checkpoint into the reserved slot. Collective: one all-reduce.
+    def write(self, reservation: Reservation, staged: StagedSnapshot, save: Callable[[Path], Any]) -> bool:
+        """Write the checkpoint into the reserved slot. Collective: one all-reduce.
 
         An error other than a lack of memory is raised on its rank, before the vote: it ends the rank, and
         thereby the attempt.
 
         Args:
             staged: the snapshot that the slot is reserved for.
-            write: saves this rank's part of the checkpoint; called with the checkpoint's directory.
+            save: writes this rank's part of the checkpoint; called with the checkpoint's directory.
 
         Returns:
             False if at least one rank had no memory for its part; equal on every rank.
@@ -118,14 +118,10 @@ class Snapshots:
         lacks_memory = True
         folder = slot.files / staged.folder
         try:
-            buffer = self._buffer(slot)
-            buffer.begin()
-            with capture_saves(buffer, folder, threads=self._threads) as index:
-                write(folder)
-            slot.index_path(session.rank).write_bytes(index.to_json())
+            with reuse_files(folder, slot.spare):
+                save(folder)
             lacks_memory = False
         except (Exception, tensor_files.collective_save_error()) as error:
-            # files that are not captured are written to the slot, which can be full too
             if not _is_lack_of_memory(error, slot.path):
                 raise
             session.warn_in_journal(str(error))
@@ -190,30 +186,6 @@ class Snapshots:
                 " container it is often the size of /dev/shm (docker's --shm-size). --snapshot-dir selects"
                 " another in-memory file system."
             )
-
-    def close(self) -> None:
-        """Unmap the buffers. The memory remains, because it belongs to the run."""
-        for buffer in self._buffers.values():
-            buffer.close()
-        self._buffers.clear()
-
-    def _buffer(self, slot: StagingSlot) -> SnapshotBuffer:
-        if self._preparation is not None:
-            self._preparation.join()
-        try:
-            return self._open_buffer(slot)
-        except CheckpointError as error:
-            raise NoHeadroomError(str(error)) from error
-
-    def _open_buffer(self, slot: StagingSlot) -> SnapshotBuffer:
-        known = self._buffers.get(slot.index)
-        if known is not None and not known.is_at_path:
-            # deleted by somebody who cleaned up: nobody could read what is written to it
-            del self._buffers[slot.index]
-            known.close()
-        if slot.index not in self._buffers:
-            self._buffers[slot.index] = SnapshotBuffer(slot.buffer_path(self._session.rank))
-        return self._buffers[slot.index]
 
 
 def _is_lack_of_memory(error: BaseException, folder: Path) -> bool:

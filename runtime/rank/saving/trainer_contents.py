@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,10 @@ class TrainerContents(CheckpointContents):
             session,
             call,
             description=description.manifest_fields(trainer, session.world_size),
-            size_bytes=description.checkpoint_bytes(trainer),
+            size_bytes=sum(description.file_bytes(trainer).values()),
         )
+        writes_all = session.is_main and description.layout(trainer) == description.REPLICATED
+        self._large_files = description.file_bytes(trainer) if writes_all else {}
         self._trainer = trainer
         self._exact = exact
         self._save_checkpoint = getattr(trainer, trainer_names.SAVE_CHECKPOINT)
@@ -74,6 +76,10 @@ class TrainerContents(CheckpointContents):
         """Return the model's parameters."""
         parameters: Iterable[Any] = self._trainer.model.parameters()
         return parameters
+
+    def large_files(self) -> Mapping[str, int]:
+        """Return the sizes of weights and optimizer on the rank that writes them, unless state is sharded."""
+        return self._large_files
 
     def best(self) -> str | None:
         """Return the directory name of the script's best checkpoint so far."""
@@ -196,8 +202,14 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def save_through(saver: Saver, trainer: Any, contents: TrainerContents) -> Iterator[None]:
-    """Within the block, replace the trainer's checkpoint method and take snapshots after steps."""
+def save_through(
+    saver: Saver, trainer: Any, contents: TrainerContents, checkpoint: Callable[[], None]
+) -> Iterator[None]:
+    """Within the block, replace the trainer's checkpoint method.
+
+    Args:
+        checkpoint: called when the trainer has logged, evaluated and saved after a step or at the end of an epoch.
+    """
     save_checkpoint = getattr(trainer, trainer_names.SAVE_CHECKPOINT)
     after_step = getattr(trainer, trainer_names.AFTER_STEP)
 
@@ -208,7 +220,7 @@ def save_through(saver: Saver, trainer: Any, contents: TrainerContents) -> Itera
     @functools.wraps(after_step)
     def after(*args: Any, **kwargs: Any) -> Any:
         result = after_step(*args, **kwargs)
-        saver.after_step()
+        checkpoint()
         return result
 
     with override_attributes(

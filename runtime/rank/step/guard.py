@@ -45,6 +45,7 @@ class AttemptState:
         Args:
             trainer_class: name of the trainer's class; `call_names.LOOP` for a loop.
         """
+        self.session.record_left_loop()
         if self.left is not None:
             self.left.close()
             self.left = None

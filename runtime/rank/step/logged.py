@@ -1,7 +1,8 @@
 """What a call logs of its steps: on the board for the metrics, and in the journal for `status`, plots and reports.
 
-Called by `runtime/rank/hooks/callback.py` with what a Trainer logs and by `runtime/rank/loops/run.py` with what a script logs. Names that are not
-listed are ignored, so that a call can pass on everything it logs.
+Called by `runtime/rank/hooks/callback.py` with what a Trainer logs and by `runtime/rank/loops/run.py` with what
+a script logs. Names that `watchdog/rank_metrics.py` does not list are ignored, so that a call can pass on
+everything it logs.
 """
 
 from __future__ import annotations
@@ -11,25 +12,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_run.runtime.rank.session import Session
-
-LOGGED_METRICS = {
-    "reward": ("reward", "rewards/mean"),
-    "completion_length": ("completions/mean_length", "completion_length"),
-    "loss": ("loss",),
-    "grad_norm": ("grad_norm",),
-    "learning_rate": ("learning_rate", "lr"),
-}
-"""Fields of the board slot, and the names under which TRL and scripts log them."""
+from grpo_run.watchdog.rank_metrics import LOGGED
 
 
 def known_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers that have a field, by the field's name."""
+    """Return the numbers that the table lists, by field."""
     found: dict[str, float] = {}
-    for field, names in LOGGED_METRICS.items():
-        for name in names:
+    for metric in LOGGED:
+        for name in metric.logged_as:
             value = logs.get(name)
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                found[field] = float(value)
+                found[metric.field] = float(value)
                 break
     return found
 
@@ -44,8 +37,8 @@ def publish_metrics(
         step: the step that they are of, counted from 1.
         journaled: whether they are of one step.
     """
-    for field, value in metrics.items():
-        setattr(session.slot, field, value)
+    if metrics:
+        session.slot.log(metrics)
     if metrics and not math.isnan(metrics.get("reward", 0.0)):
         session.slot.publish()
     if metrics and session.is_main and journaled:

@@ -1,7 +1,8 @@
 """What a call resumes from: agreed on by all ranks, reported and journaled.
 
-Called by `runtime/rank/hooks/train_call.py` and `runtime/rank/loops/run.py` before anything is loaded. `runtime/rank/resuming/choice.py` chooses the checkpoint
-and `runtime/rank/resuming/choice.py` distributes the choice; this module collects their inputs and reports the outcome.
+Called by `runtime/rank/hooks/train_call.py` and `runtime/rank/loops/run.py` before anything is loaded.
+`runtime/rank/resuming/choice.py` chooses the checkpoint and distributes the choice; this module collects its
+inputs and reports the outcome.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from grpo_run.runtime.rank.resuming.identification import (
     find_mismatch,
     identify,
 )
-from grpo_run.runtime.rank.resuming.loading import serve_loads
 from grpo_run.runtime.rank.resuming.memory import checkpoint_for, open_expected
 from grpo_run.runtime.rank.resuming.request import ResumeChoice, ResumeRequest
 from grpo_run.runtime.rank.session import Session
@@ -104,7 +104,7 @@ def agree_on_resume(
             request,
             call=identified.call,
             also_search=(*identified.directories, *request.also_search),
-            in_memory=checkpoint_for(session, snapshot, identified.call),
+            in_memory=checkpoint_for(snapshot, identified.call),
         )
     choice = agree(session, request)
     if snapshot is not None:
@@ -247,13 +247,13 @@ def resumed_directory(argument: str | bool | None, call: TrainCall) -> Path | No
 
 
 @contextmanager
-def serve_snapshot(guard: AttemptState, choice: ResumeChoice) -> Iterator[None]:
-    """Within the block, load the chosen checkpoint from memory if it is a snapshot there; closed at its end."""
+def held_snapshot(guard: AttemptState, choice: ResumeChoice) -> Iterator[None]:
+    """Within the block, the chosen checkpoint stays in memory if it is a snapshot there."""
     snapshot = choice.snapshot
     if snapshot is None:
         yield
         return
-    with closing(snapshot), serve_loads(snapshot.folder):
+    with closing(snapshot):
         if guard.snapshots is not None and guard.session.is_main:
             guard.snapshots.last = snapshot.slot, snapshot.staged
         yield

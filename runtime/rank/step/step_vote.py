@@ -1,7 +1,7 @@
 """The vote at step boundaries: what this rank votes for, and what all ranks agreed on.
 
 A vote starts when an optimizer step is done and is collected before the next one, so it overlaps with the
-forward and backward pass. `steps.py` acts on its result at the end of that next step, on every rank alike:
+forward and backward pass. `events.py` acts on its result at the end of that next step, on every rank alike:
 a stop takes at most two steps to act. `runtime/rank/vote.py` transports the vote.
 
 Requests to stop or save that the user makes through the board (`grpo-run stop`, `grpo-run save`, signals)
@@ -21,6 +21,8 @@ from grpo_run.runtime.rank.memory.cleanup_policy import NOTHING, CleanupNeed
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.vote import Flags, Vote, VoteResult
 from grpo_run.watchdog.observation import Phase
+
+NO_RESULT = VoteResult(step=0, flags=Flags())
 
 
 class UserRequests:
@@ -68,7 +70,8 @@ class StepVote:
         self.fingerprint = PhaseFingerprint()
         """Of the phases that this rank enters between two votes."""
         self._requests = requests
-        self._result: VoteResult | None = None
+        self._result = NO_RESULT
+        self._in_progress = False
         self._timed_out = False
 
     def report_timed_out(self) -> None:
@@ -77,7 +80,7 @@ class StepVote:
 
     def start(
         self, step: int, *, snapshot: bool, learning: Flags, hygiene: CleanupNeed = NOTHING
-    ) -> VoteResult | None:
+    ) -> VoteResult:
         """Start the vote on a finished step; the vote before must have been collected.
 
         Args:
@@ -87,20 +90,21 @@ class StepVote:
             hygiene: what this rank needs freed.
 
         Returns:
-            The result of the votes collected since the last `start`, to act on now; None if there were none.
+            The result of the votes collected since the last `start`, to act on now; without flags if there were none.
         """
-        result, self._result = self._result, None
+        result, self._result = self._result, NO_RESULT
         stop, save = self._requests.poll()
         flags = learning._replace(
             stop=stop,
             # the save that is about to be made answers this request too
-            save=save and not (result is not None and result.flags.save),
+            save=save and not result.flags.save,
             snapshot=snapshot,
             timed_out=self._timed_out,
             collect=hygiene.collect,
             release=hygiene.release,
         )
         self._timed_out = False
+        self._in_progress = True
         self._session.votes.start(Vote(step=step, fingerprint=self.fingerprint.take(), flags=flags))
         slot = self._session.slot
         slot.voted_step = step
@@ -115,17 +119,18 @@ class StepVote:
             RuntimeError: a peer is gone or the vote timed out (raised by torch).
             GuardTripped: the ranks agree that a learning guard ends the attempt.
         """
+        if not self._in_progress:
+            return
         slot, votes = self._session.slot, self._session.votes
         slot.enter(Phase.vote)
         result = votes.collect()
         slot.leave(Phase.vote)
-        if result is None:
+        self._in_progress = False
+        if result is None:  # collected by the next call, after an exception that the script has handled
             return
         slot.committed_step = result.step
         slot.votes = votes.votes
         slot.vote_wait_seconds = votes.wait_seconds
         self._guards.act(result)
         # a save may collect a vote early, before the result of the previous vote was acted on
-        if self._result is not None:
-            result = replace(result, flags=result.flags.union(self._result.flags))
-        self._result = result
+        self._result = replace(result, flags=result.flags.union(self._result.flags))

@@ -4,56 +4,22 @@ A slow rank is not a hung one. A rank that issues collectives is active in any p
 computes for a limited time; that time is shorter in generation, rewards and steps, because an endless loop
 computes as well. During data loading, saving, evaluation, callbacks and the user's own code, a rank is also
 active while its process tree transfers data. In every phase, a rank whose process tree does nothing at all
-is quiet, and one whose interpreter does not run is frozen.
-
-For a rank that does nothing, the socket that its main thread waits on says who waits for whom; it is part
-of no proof. Called by `stall_detector.py`. Reads /proc; does not judge.
+is quiet, and one whose interpreter does not run is frozen. Called by `stall_detector.py`. Reads /proc; does not judge.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import platform
-import struct
 from collections.abc import Mapping
 
-from grpo_run.runtime.processes import usage as families
-from grpo_run.runtime.supervisor.detection import connections
-from grpo_run.runtime.supervisor.detection.wait_looks import read_memory, read_system_call
+from grpo_run.runtime.processes import usage as process_usage
 from grpo_run.runtime.upstream import process_names
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import SESSION_PHASES, Slot
-from grpo_run.watchdog.stalls.process_clocks import FamilyReading, FrozenClock, QuietClock, ThreadReading
-from grpo_run.watchdog.stalls.stall import HEARTBEAT_LATE_SECONDS, ProcessFacts
-from grpo_run.watchdog.waits.system_calls import parse_system_call
-
-_MACHINE = platform.machine()
-_RECEIVING = frozenset({"read", "recvfrom", "recvmsg"})
-_POLLING = frozenset({"poll", "ppoll"})
-_POLLFD = struct.Struct("<ihh")
-
-
-def read_awaited_socket(pid: int) -> int | None:
-    """Return the inode of the socket that the main thread receives from, or polls alone; None if it does not."""
-    registers, _ = read_system_call(pid, pid)
-    call = parse_system_call(registers, _MACHINE)
-    if call is None:
-        return None
-    descriptor: int | None = None
-    if call.name in _RECEIVING:
-        descriptor = call.arguments[0]
-    elif call.name in _POLLING and call.arguments[1] == 1:
-        raw = read_memory(pid, call.arguments[0], _POLLFD.size)
-        descriptor = _POLLFD.unpack(raw)[0] if raw is not None else None
-    if descriptor is None:
-        return None
-    try:
-        target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-    except OSError:
-        return None
-    return int(target[8:-1]) if target.startswith("socket:[") else None
-
+from grpo_run.watchdog.run_processes import connections
+from grpo_run.watchdog.stalls.observed import HEARTBEAT_LATE_SECONDS, ProcessFacts
+from grpo_run.watchdog.stalls.process_clocks import FrozenClock, QuietClock, ThreadReading, TreeReading
 
 BUSY_FRACTION = 0.05
 """Share of one core; an idle interpreter with its heartbeat uses 0.1 %, a logger beside it less than this."""
@@ -62,9 +28,9 @@ BUSY_SECONDS = 0.03
 MOVED_BYTES = 64 * 1024
 """Bytes between two readings; a logger writes less, a shard or a checkpoint more."""
 STILL_SECONDS = 4.0
-"""The family of a rank is read once its slot has not changed for this long."""
+"""The tree of a rank is read once its slot has not changed for this long."""
 READ_SECONDS = 2.0
-"""Interval between two readings of families, which cost a scan of /proc."""
+"""Interval between two readings of trees, which cost a scan of /proc."""
 LOOKS_PER_FLOOR = 12
 """Looks at threads and connections of a rank that may be quiet, which cost ten times as much as a reading."""
 FROZEN_READ_SECONDS = 1.9
@@ -81,7 +47,7 @@ class RankActivity:
     """Last activity of each rank in one attempt.
 
     Args:
-        floor_seconds: shortest time after which a quiet rank may be hung; with a low one, families are read more
+        floor_seconds: shortest time after which a quiet rank may be hung; with a low one, trees are read more
             often.
         now: monotonic seconds; the time before it was not observed and counts for nothing.
     """
@@ -97,7 +63,7 @@ class RankActivity:
         self._long_seconds = floor_seconds / 2
         self._next_reading_at = 0.0
         self._collectives_issued: dict[int, int] = {}
-        self._usage: dict[int, tuple[float, families.FamilyUsage]] = {}
+        self._usage: dict[int, tuple[float, process_usage.TreeUsage]] = {}
         self._active_at: dict[int, float] = {}
         self._computing_at: dict[int, float] = {}
         self._seen_at: dict[int, float] = {}
@@ -105,7 +71,6 @@ class RankActivity:
         self._frozen: dict[int, tuple[float, FrozenClock]] = {}
         self._outside_at: dict[int, float] = {}
         self._connections_at = -math.inf
-        self._asks_job: set[int] = set()
 
     def active_at(self, rank: int) -> float:
         """When the rank last issued a collective, or transferred data in a phase in which that counts.
@@ -119,7 +84,7 @@ class RankActivity:
         return self._computing_at.get(rank, 0.0)
 
     def is_busy(self, rank: int, now: float) -> bool | None:
-        """Whether the rank's family has worked during the last seconds, in any phase; None if unknown."""
+        """Whether the rank's process tree has worked during the last seconds, in any phase; None if unknown."""
         if now - self._seen_at.get(rank, -math.inf) < RECENT_SECONDS:
             return True
         since = self._quiet.get(rank, QuietClock()).since_seconds
@@ -135,10 +100,6 @@ class RankActivity:
         """
         return now - self._outside_at.get(rank, -math.inf) <= max(still, self._floor_seconds)
 
-    def asks_job(self, rank: int) -> bool:
-        """Whether the main thread of a rank that does nothing waits for another process of the job, as in a store."""
-        return rank in self._asks_job
-
     def look_at_connections(self, pids: Mapping[int, int], now: float) -> None:
         """Read the connections of all ranks, which takes some milliseconds; not again within a second.
 
@@ -147,13 +108,12 @@ class RankActivity:
         if now - self._connections_at < 1.0:
             return
         self._connections_at = now
-        found = families.find_families(pids.values())
+        found = process_usage.find_process_trees(pids.values())
         self._note(_read_connections({rank: found[pid] for rank, pid in pids.items()}), now)
 
     def restart(self, now: float) -> None:
         """Forget what was seen of processes before `now`, after a pause."""
         self._observed_since = now
-        self._asks_job.clear()
         self._usage.clear()
         self._quiet.clear()
         self._frozen.clear()
@@ -174,7 +134,7 @@ class RankActivity:
     ) -> dict[int, ProcessFacts | None]:
         """Read the ranks' processes; None for a rank that cannot be read.
 
-        Families are read only for ranks that have been in a phase for a while, all of them with one scan of /proc,
+        Process trees are read only for ranks that have been in a phase for a while, all of them with one scan of /proc,
         and not at every call.
 
         Args:
@@ -182,7 +142,7 @@ class RankActivity:
         """
         if now >= self._next_reading_at:
             self._next_reading_at = now + self._read_seconds
-            self._read_families(slots, pids, still, now)
+            self._read_trees(slots, pids, still, now)
         return {
             rank: self._facts(slot, pids.get(rank), still.get(rank, 0.0), now) for rank, slot in slots.items()
         }
@@ -222,7 +182,7 @@ class RankActivity:
         read_at, clock = self._frozen.get(rank, (-math.inf, FrozenClock()))
         stopped = clock.stopped_since_seconds is not None
         if now - read_at >= (STOPPED_READ_SECONDS if stopped else FROZEN_READ_SECONDS):
-            threads = families.read_threads([pid])
+            threads = process_usage.read_threads([pid])
             clock = clock.after(
                 {
                     number: ThreadReading(one.state, one.cpu_seconds)
@@ -233,7 +193,7 @@ class RankActivity:
             self._frozen[rank] = now, clock
         return clock.frozen(stopped=state == "T")
 
-    def _read_families(
+    def _read_trees(
         self,
         slots: Mapping[int, Slot | None],
         pids: Mapping[int, int],
@@ -253,12 +213,11 @@ class RankActivity:
         for known in (self._usage, self._quiet):
             for rank in known.keys() - leaders.values():
                 del known[rank]
-        self._asks_job &= set(leaders.values())
         if not leaders:
             return
         # also of ranks that are at work: a connection to one of them is inside the job
-        found = families.find_families(pids.values())
-        usages = {rank: families.read_family(found[pid]) for pid, rank in leaders.items()}
+        found = process_usage.find_process_trees(pids.values())
+        usages = {rank: process_usage.read_tree_usage(found[pid]) for pid, rank in leaders.items()}
         closer: dict[int, list[int]] = {}
         if now >= self._next_look_at:
             self._next_look_at = now + self._look_seconds
@@ -272,7 +231,6 @@ class RankActivity:
         if closer:
             tables = _read_connections({rank: found[pid] for rank, pid in pids.items()})
             self._note({rank: tables[rank] for rank in closer}, now)
-            self._asks_job = {rank for rank in closer if _asks_job(pids[rank], tables[rank])}
         for rank, usage in usages.items():
             slot = slots[rank]
             assert slot is not None
@@ -287,7 +245,7 @@ class RankActivity:
             if one is None or one.outside:
                 self._outside_at[rank] = now
 
-    def _compare(self, rank: int, slot: Slot, usage: families.FamilyUsage | None, now: float) -> None:
+    def _compare(self, rank: int, slot: Slot, usage: process_usage.TreeUsage | None, now: float) -> None:
         """Compare with the last reading, and record what counts as activity in the rank's phase."""
         before = self._usage.pop(rank, None)
         if usage is None:
@@ -305,7 +263,7 @@ class RankActivity:
 def _read_connections(
     members: Mapping[int, list[int]],
 ) -> dict[int, connections.Connections | None]:
-    """Connections by rank, from the members of all ranks' families.
+    """Connections by rank, from the members of all ranks' trees.
 
     Ranks inherit from the supervisor or from its forkserver. Its other children may be orphans of a rank's helpers.
     """
@@ -313,20 +271,16 @@ def _read_connections(
     return connections.read_connections(members, supervisor=[os.getpid(), *([server] if server else [])])
 
 
-def _asks_job(pid: int, connected: connections.Connections | None) -> bool:
-    return connected is not None and read_awaited_socket(pid) in connected.inside
-
-
 def _reading(
-    usage: families.FamilyUsage | None,
+    usage: process_usage.TreeUsage | None,
     closer: list[int] | None,
     connected: connections.Connections | None,
-) -> FamilyReading | None:
+) -> TreeReading | None:
     if usage is None:
         return None
     runnable = None
     if closer is not None:
-        threads = families.read_threads(closer)
+        threads = process_usage.read_threads(closer)
         if threads is None or any(thread.state == "t" for thread in threads.values()):
             return None  # a debugger holds a thread: whoever uses it decides
         runnable = frozenset(
@@ -334,7 +288,7 @@ def _reading(
             for number, thread in threads.items()
             if thread.state == "R" and thread.name not in WAITING_THREADS
         )
-    return FamilyReading(
+    return TreeReading(
         members=usage.members,
         cpu_seconds=usage.cpu_seconds,
         io_bytes=usage.io_bytes,

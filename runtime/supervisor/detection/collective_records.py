@@ -21,9 +21,8 @@ from pydantic import ValidationError
 from grpo_run.runtime.board import collective_log
 from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
 from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective, CollectiveProgress
-from grpo_run.watchdog.deadlocks.positions import Position
+from grpo_run.watchdog.deadlocks.positions import THREADS_HANDLER, Position, ThreadReport
 from grpo_run.watchdog.deadlocks.recording import merge, parse_recording
-from grpo_run.watchdog.deadlocks.threads import THREADS_HANDLER, ThreadReport
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 
 MAX_ANSWER_BYTES = 1024 * 1024
@@ -249,7 +248,7 @@ class CollectiveRecords:
 
     def current(self, rank: int, slot: Slot) -> tuple[Collective, ...]:
         """The collectives in which threads of the rank are blocked, or its last one on a device, by its log."""
-        again = self._ranks.board.copy_log(self._ranks.places[rank])
+        again = self._ranks.board.copy_log(self._ranks.local_ranks[rank])
         return collective_log.read_current_collectives(self._copy(rank), again, slot.collectives_issued)
 
     def has_reached(self, rank: int, slot: Slot, collective: Collective) -> bool:
@@ -285,7 +284,7 @@ class CollectiveRecords:
         Args:
             idle: its main thread used no CPU time between two polls.
         """
-        log = self._ranks.board.collective_log(self._ranks.places[rank]) if slot is not None else None
+        log = self._ranks.board.collective_log(self._ranks.local_ranks[rank]) if slot is not None else None
         # a running rank whose recorder does not answer, or records nothing of what the log has, may have issued more
         # than its log holds
         unrecorded = log is not None and all(entry.in_memory for entry in log)
@@ -293,7 +292,7 @@ class CollectiveRecords:
         return Position(
             rank=rank,
             records=self._merge(rank, recorded or (), log or ()) if observed else None,
-            issued=self._ranks.board.messages_sent(self._ranks.places[rank]) if observed else {},
+            issued=self._ranks.board.messages_sent(self._ranks.local_ranks[rank]) if observed else {},
             exited=exited,
             outside_training=slot is not None and slot.state is RankState.between,
             in_backward=idle and slot is not None and _may_be_in_backward(slot, log or ()),
@@ -303,7 +302,7 @@ class CollectiveRecords:
         """One copy of a rank's log for all questions of a scan: they are asked several times of every rank."""
         copy = self._copies.get(rank)
         if copy is None:
-            copy = self._copies[rank] = self._ranks.board.copy_log(self._ranks.places[rank])
+            copy = self._copies[rank] = self._ranks.board.copy_log(self._ranks.local_ranks[rank])
         return copy
 
     def _merge(
@@ -321,8 +320,8 @@ class CollectiveRecords:
         if not board.has_full_size:
             return {}
         return {
-            rank: [_as_json(entry) for entry in board.collective_log(place)]
-            for rank, place in self._ranks.places.items()
+            rank: [_as_json(entry) for entry in board.collective_log(local_rank)]
+            for rank, local_rank in self._ranks.local_ranks.items()
         }
 
 

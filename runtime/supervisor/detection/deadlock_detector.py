@@ -14,14 +14,12 @@ from dataclasses import dataclass
 
 from grpo_run.runtime.supervisor.detection.collective_records import CollectiveRecords, Recorded
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
-from grpo_run.runtime.supervisor.detection.slot_movement import SlotMovement
+from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks, SlotMovement
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.deadlocks.collectives import Collective, can_meet
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
-from grpo_run.watchdog.deadlocks.positions import Position, without_other_threads
+from grpo_run.watchdog.deadlocks.positions import Position, ThreadReport, with_threads, without_other_threads
 from grpo_run.watchdog.deadlocks.proof import prove
-from grpo_run.watchdog.deadlocks.threads import ThreadReport, with_threads
 from grpo_run.watchdog.observation import RankState, Slot
 
 STILL_SECONDS = 0.3

@@ -22,9 +22,7 @@ from grpo_run.runtime.supervisor.detection.collective_records import CollectiveR
 from grpo_run.runtime.supervisor.detection.deadlock_detector import DeadlockDetector
 from grpo_run.runtime.supervisor.detection.exit_hangs import ExitHangDetector, Observe
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
-from grpo_run.runtime.supervisor.detection.phase_durations import PhaseDurations
-from grpo_run.runtime.supervisor.detection.slot_movement import SlotMovement
+from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks, PhaseDurations, SlotMovement
 from grpo_run.runtime.supervisor.detection.stall_detector import StallDetector
 from grpo_run.runtime.supervisor.detection.wait_detector import WaitDetector
 from grpo_run.watchdog.deadlocks.positions import Position
@@ -63,20 +61,24 @@ class HangDetector:
     def begin_attempt(
         self,
         board: Board,
-        places: Mapping[int, int],
+        local_ranks: Mapping[int, int],
         pids: Mapping[int, int],
         sockets: Mapping[int, str],
         world_size: int,
     ) -> None:
         """Discard everything observed in the last attempt.
 
-        `places` (slot indices), `pids` and `sockets` are by rank.
+        `local_ranks` (slot indices), `pids` and `sockets` are by rank.
         """
         now = self._clock()
         self._ranks = LocalRanks(
-            board=board, places=dict(places), pids=dict(pids), sockets=dict(sockets), world_size=world_size
+            board=board,
+            local_ranks=dict(local_ranks),
+            pids=dict(pids),
+            sockets=dict(sockets),
+            world_size=world_size,
         )
-        self.phase_durations.begin_attempt(board, places)
+        self.phase_durations.begin_attempt(board, local_ranks)
         self._movement = SlotMovement()
         self._records = CollectiveRecords(self._ranks, self._clock)
         self._deadlocks = DeadlockDetector(self._ranks, self._movement, self._records)
@@ -153,11 +155,6 @@ class HangDetector:
         return self._stalls.awaited or self._exit_hangs.awaited
 
     @property
-    def suspended_since(self) -> float | None:
-        """Since when every rank of this node is stopped by a signal, in monotonic seconds; None if one runs."""
-        return self._stalls.suspended_since
-
-    @property
     def blind(self) -> dict[int, str]:
         """What could not be observed of each rank."""
         return {**self._waits.unavailable, **self._records.unavailable, **self._movement.unreadable}
@@ -183,5 +180,5 @@ class HangDetector:
             rank: self._records.position(
                 rank, slots.get(rank), recorded.get(rank), exited=exited.get(rank, False)
             )
-            for rank in self._ranks.places
+            for rank in self._ranks.local_ranks
         }

@@ -20,7 +20,6 @@ from grpo_run.watchdog.stalls.exit_hangs import (
     Activity,
     ExitClock,
     ExitFacts,
-    frozen_limit_seconds,
     frozen_ranks,
     hung_ranks,
     limit_seconds,
@@ -118,8 +117,7 @@ class ExitHangDetector:
             return None
         at_work = clock.seen in (Activity.progress, Activity.cpu)
         if facts.states[slot.rank] in STOPPED_STATES:
-            limit = frozen_limit_seconds(facts, self._settings, local_ranks=len(silent))
-            ends_at = now - silent[slot.rank] + limit
+            ends_at = now - silent[slot.rank] + self._settings.frozen_limit_seconds
         elif at_work:
             ends_at = clock.progress_at + self._settings.ceiling_seconds
         else:
@@ -149,9 +147,7 @@ class ExitHangDetector:
         ranks = hung_ranks(facts)
         if not ranks:
             return None
-        if clock.seen is not Activity.progress and frozen_ranks(
-            facts, silent, self._settings, local_ranks=len(silent)
-        ):
+        if clock.seen is not Activity.progress and frozen_ranks(facts, silent, self._settings):
             waited, limit = min(silent[rank] for rank in ranks), self._settings.frozen_limit_seconds
             return _stall(ranks, waited, limit, "ran no Python code", (), Cause.interpreter_stuck)
         if clock.computes_for_too_long(now):

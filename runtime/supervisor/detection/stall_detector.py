@@ -8,28 +8,26 @@ Called by `detector.py` at every scan. The decision is `watchdog.stalls.detectio
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 from grpo_run.runtime.supervisor.detection.activity import RankActivity
 from grpo_run.runtime.supervisor.detection.collective_records import CollectiveRecords, Recorded
 from grpo_run.runtime.supervisor.detection.deadlock_detector import Poll
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
-from grpo_run.runtime.supervisor.detection.phase_durations import PhaseDurations
-from grpo_run.runtime.supervisor.detection.slot_movement import SlotMovement
+from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks, PhaseDurations, SlotMovement
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.stalls.awaited import SHORTEST_WAIT_SECONDS, AwaitedRank, find_awaited_rank
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-from grpo_run.watchdog.stalls.detection import find_stall, frozen_clock, nobody_works_seconds, quiet_clock
-from grpo_run.watchdog.stalls.overdue import NestedPhaseTime, PhaseClock, phase_clocks
-from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
+from grpo_run.watchdog.stalls.detection import find_stall
+from grpo_run.watchdog.stalls.observed import NestedPhaseTime, Observed, ProcessFacts
+from grpo_run.watchdog.stalls.overdue import PhaseClock, frozen_clock, phase_clocks, quiet_clock
 
 CHECK_SECONDS = 1.0
 CHECKS_PER_FLOOR = 8
 """Least number of checks in the shortest deadline."""
 RETRY_SECONDS = 5.0
 """Pause after the Flight Recorders have cleared an overdue phase."""
-SUSPENDED_AFTER_SECONDS = 1.0
-"""Ranks that are all stopped for longer than this are suspended: their clocks start again when they continue."""
 
 
 class StallDetector:
@@ -62,18 +60,12 @@ class StallDetector:
         self._nested = NestedPhaseTime()
         self.suspicion: str | None = None
         self.awaited: AwaitedRank | None = None
-        self._stopped_since: float | None = None
-
-    @property
-    def suspended_since(self) -> float | None:
-        """Since when every rank has been stopped; None for the only one, which may have stopped itself."""
-        return self._stopped_since if len(self._ranks.pids) > 1 else None
 
     def restart(self, now: float) -> None:
-        """Start all clocks at `now`, after a pause of the supervisor or of all ranks."""
+        """Start all clocks at `now`, after a pause of the supervisor."""
         self._observed_since = now
         self._activity.restart(now)
-        self.suspicion = self._stopped_since = None
+        self.suspicion = None
 
     def record(self, slots: Mapping[int, Slot | None], now: float) -> None:
         """Record the slots of a scan. Cheap; called at every scan, also between two checks."""
@@ -99,10 +91,11 @@ class StallDetector:
             self.suspicion = None
             return None
         facts = self._activity.scan(slots, self._ranks.pids, still, now)
-        self._note_suspension(slots, facts, now)
-        self.awaited = self._find_awaited(slots, still, facts, last_poll, now)
+        observed = self._observe(slots, now, facts, still)
+        self.awaited = self._find_awaited(observed, last_poll)
         # the first check assumes that a rank works unless it is known to wait; it fetches nothing
-        if not self._may_be_overdue(slots, facts, now) or self._find(slots, now, facts, still, None) is None:
+        assumed = self._with_records(observed, dict.fromkeys(slots, ()))
+        if not self._may_be_overdue(slots, facts, now) or find_stall(assumed) is None:
             self.suspicion = None
             return None
         self._activity.look_at_connections(self._ranks.pids, now)
@@ -111,10 +104,13 @@ class StallDetector:
         fetched: Recorded | None = None
         if last_poll is None or last_poll.movement != self._movement.signatures(slots):
             fetched = self._records.fetch(sockets)
-        stall = self._find(slots, now, facts, still, fetched if fetched is not None else _recorded(last_poll))
+        # the connections were looked at since
+        observed = self._observe(slots, now, facts, still)
+        polled = last_poll.recorded if last_poll is not None else {}
+        stall = find_stall(self._with_records(observed, fetched if fetched is not None else polled))
         if stall is not None and fetched is None:
             # the last poll may be outdated: work on a device continues without a change in the slot
-            stall = self._find(slots, now, facts, still, self._records.fetch(sockets))
+            stall = find_stall(self._with_records(observed, self._records.fetch(sockets)))
         if stall is None:
             self.suspicion = None
             self._next_check_at = now + RETRY_SECONDS
@@ -134,10 +130,12 @@ class StallDetector:
             when: monotonic seconds.
             now: the same.
         """
-        if not any(clock.overdue for clock in self._clocks(slot, when)):
+        slots: dict[int, Slot | None] = {slot.rank: slot}
+        if not any(clock.overdue for clock in phase_clocks(slot, self._observe(slots, when))):
             return None
         self._activity.look_at_connections(self._ranks.pids, now)
-        return next((clock for clock in self._clocks(slot, when) if clock.overdue), None)
+        clocks = phase_clocks(slot, self._observe(slots, when))
+        return next((clock for clock in clocks if clock.overdue), None)
 
     def _may_be_late(self, slots: Mapping[int, Slot | None], still: Mapping[int, float], now: float) -> bool:
         """Whether anything is worth reading: a still rank, a long phase, or a late heartbeat."""
@@ -155,117 +153,66 @@ class StallDetector:
             for one in facts.values()
         )
 
-    def _note_suspension(
-        self, slots: Mapping[int, Slot | None], facts: Mapping[int, ProcessFacts | None], now: float
-    ) -> None:
-        """Start all clocks again when ranks continue that were all stopped at once, as after a preemption."""
-        running = [facts.get(rank) for rank in slots if rank in self._ranks.pids]
-        if running and all(one is not None and one.stopped for one in running):
-            if self._stopped_since is None:
-                self._stopped_since = now
-        elif self._stopped_since is not None:
-            if now - self._stopped_since >= SUSPENDED_AFTER_SECONDS:
-                self.restart(now)
-            self._stopped_since = None
-
-    def _find(
+    def _observe(
         self,
         slots: Mapping[int, Slot | None],
         now: float,
-        facts: Mapping[int, ProcessFacts | None],
-        still: Mapping[int, float],
-        recorded: Recorded | None,
-    ) -> Stall | None:
-        """Apply `find_stall`.
-
-        With `recorded` None, every rank counts as working unless it is known to wait.
-        """
+        facts: Mapping[int, ProcessFacts | None] = MappingProxyType({}),
+        still: Mapping[int, float] = MappingProxyType({}),
+    ) -> Observed:
+        """Return what is known at `now`, without which ranks wait."""
         learned = self._durations.current(now)
-        blocked = {
-            rank: self._records.is_blocked(rank, slot, recorded.get(rank) if recorded is not None else ())
-            for rank, slot in slots.items()
-        }
-        return find_stall(
-            slots,
+        return Observed(
+            slots=slots,
             now=now,
             learned=learned.durations,
             completed=learned.completed,
             settings=self._settings,
             processes=facts,
-            progress={rank: self._progressed_at(rank, slots.get(rank)) for rank in slots},
+            progress={rank: self._progressed_at(rank, slot) for rank, slot in slots.items()},
             computing={rank: self._activity.computing_at(rank) for rank in slots},
-            waiting={rank: waits for rank, waits in blocked.items() if waits is not None},
             still={rank: min(seconds, now - self._observed_since) for rank, seconds in still.items()},
             nested=self._nested,
-            exited=self._exited(slots),
+            exited=slots.keys() - self._ranks.pids.keys(),
             connected={rank for rank in slots if self._is_connected(rank, now)},
             whole_world=self._ranks.are_whole_world,
         )
 
-    def _find_awaited(
-        self,
-        slots: Mapping[int, Slot | None],
-        still: Mapping[int, float],
-        facts: Mapping[int, ProcessFacts | None],
-        last_poll: Poll | None,
-        now: float,
-    ) -> AwaitedRank | None:
-        if max(still.values(), default=0.0) < SHORTEST_WAIT_SECONDS:
-            return None
-        # for display only, so nothing is fetched: the last poll shows who waits inside C++ if nothing has moved since
-        unmoved = last_poll is not None and last_poll.movement == self._movement.signatures(slots)
-        recorded = _recorded(last_poll) if unmoved else None
-        waiting = {
-            rank: self._records.is_blocked(rank, slot, recorded.get(rank) if recorded is not None else None)
-            for rank, slot in slots.items()
+    def _with_records(self, observed: Observed, recorded: Recorded) -> Observed:
+        """Add which ranks wait, as far as that is known from their logs and from these Flight Recorders."""
+        blocked = {
+            rank: self._records.is_blocked(rank, slot, recorded.get(rank))
+            for rank, slot in observed.slots.items()
         }
-        known = {rank: waits for rank, waits in waiting.items() if waits is not None}
-        nobody_works = nobody_works_seconds(slots, facts, known, still, self._exited(slots))
-        return find_awaited_rank(
-            slots,
-            waiting=waiting,
-            still=still,
-            clock=lambda slot: self._clock(slot, facts.get(slot.rank), nobody_works, now),
-            busy={rank: self._activity.is_busy(rank, now) for rank in slots},
-            asking={rank for rank in slots if self._activity.asks_job(rank)},
+        return replace(
+            observed, waiting={rank: waits for rank, waits in blocked.items() if waits is not None}
         )
 
-    def _clock(self, slot: Slot, facts: ProcessFacts | None, nobody_works: float, now: float) -> PhaseClock:
+    def _find_awaited(self, observed: Observed, last_poll: Poll | None) -> AwaitedRank | None:
+        if max(observed.still.values(), default=0.0) < SHORTEST_WAIT_SECONDS:
+            return None
+        # for display only, so nothing is fetched: the last poll shows who waits inside C++ if nothing has moved since
+        unmoved = last_poll is not None and last_poll.movement == self._movement.signatures(observed.slots)
+        known = self._with_records(observed, last_poll.recorded if unmoved and last_poll is not None else {})
+        return find_awaited_rank(
+            known,
+            clock=lambda slot: self._clock(slot, known),
+            busy={rank: self._activity.is_busy(rank, observed.now) for rank in observed.slots},
+        )
+
+    def _clock(self, slot: Slot, observed: Observed) -> PhaseClock:
         """The clock of a rank's innermost phase with the nearest deadline."""
-        usual = self._clocks(slot, now)[0]
-        durations = self._durations.current(now).durations.get(usual.key)
-        suspended = self.suspended_since is not None
-        frozen = frozen_clock(usual, facts, durations, self._settings, suspended=suspended, now=now)
-        if suspended and frozen is not None:
-            return frozen  # no other deadline runs
-        clocks = [usual, frozen]
-        # a rank of another node may be at work, and the connections may not be known yet
-        if self._ranks.are_whole_world and facts is not None and facts.connected is not None:
-            clocks.append(quiet_clock(usual, facts, durations, self._settings, nobody_works, now))
+        usual = phase_clocks(slot, observed)[0]
+        clocks = [usual, frozen_clock(usual, observed)]
+        facts = observed.processes.get(slot.rank)
+        if facts is not None and facts.connected is not None:  # else somebody has yet to look
+            clocks.append(quiet_clock(usual, observed))
         return min(
             (clock for clock in clocks if clock is not None), key=lambda clock: clock.deadline_at_seconds
         )
 
-    def _clocks(self, slot: Slot, now: float) -> list[PhaseClock]:
-        """The clocks of a rank's open phases, the innermost first."""
-        learned = self._durations.current(now)
-        return phase_clocks(
-            slot,
-            now=now,
-            learned=learned.durations,
-            completed=learned.completed.get(slot.rank, ()),
-            settings=self._settings,
-            progressed_at=self._progressed_at(slot.rank, slot),
-            computing_at=self._activity.computing_at(slot.rank),
-            nested=self._nested,
-            connected=self._is_connected(slot.rank, now),
-        )
-
     def _is_connected(self, rank: int, now: float) -> bool:
         return self._activity.is_connected(rank, self._movement.still_seconds(rank, now), now)
-
-    def _exited(self, slots: Mapping[int, Slot | None]) -> set[int]:
-        return slots.keys() - self._ranks.pids.keys()
 
     def _progressed_at(self, rank: int, slot: Slot | None) -> float:
         last_work = slot.last_work_seconds if slot is not None else 0.0
@@ -274,7 +221,3 @@ class StallDetector:
 
 def _oldest_phase(slots: Mapping[int, Slot | None], now: float) -> float:
     return min((slot.began_seconds for slot in slots.values() if slot is not None), default=now)
-
-
-def _recorded(poll: Poll | None) -> Recorded | None:
-    return poll.recorded if poll is not None else None

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 
 from grpo_run.runtime.board import collective_log
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
-from grpo_run.runtime.supervisor.detection.slot_movement import SlotMovement
-from grpo_run.runtime.supervisor.detection.wait_channels import read_channels
-from grpo_run.runtime.supervisor.detection.wait_looks import LookReader
+from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks, SlotMovement
+from grpo_run.runtime.supervisor.detection.wait_looks import LookReader, read_channels
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import Phase, RankState, Slot
+from grpo_run.watchdog.stalls.observed import HEARTBEAT_LATE_SECONDS
 from grpo_run.watchdog.stalls.overdue import PhaseClock
-from grpo_run.watchdog.stalls.stall import HEARTBEAT_LATE_SECONDS, Stall, cause_of
+from grpo_run.watchdog.stalls.stall import Stall, cause_of
 from grpo_run.watchdog.waits.looks import Channels, RankLook
 from grpo_run.watchdog.waits.proof import StuckRank, may_be_stuck, prove_stuck
 from grpo_run.watchdog.waits.sentences import describe_stuck
@@ -145,7 +144,7 @@ class WaitDetector:
                 return {}
             if pid is None:
                 continue  # it has exited
-            log = self._ranks.board.copy_log(self._ranks.places[rank])
+            log = self._ranks.board.copy_log(self._ranks.local_ranks[rank])
             waits = collective_log.may_be_in_collective(log, slot.collectives_issued)
             # a wait for a device uses the CPU
             if not waits and processes.read_state(pid) not in ("S", "T"):

@@ -18,11 +18,11 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action, Decision
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory.ladder import (
+from grpo_run.runtime.supervisor.memory.fallback_steps import (
     Exhausted,
+    FallbackStep,
     OutOfMemoryContext,
     PlanChange,
-    Rung,
     Tracer,
     next_change,
     no_traces,
@@ -94,7 +94,7 @@ def sentences(
 ) -> tuple[str, ...]:
     """Return what a change does, what it is predicted to save, why nothing before it was done, and what it costs in exactness."""
     text = f"memory plan: {what_changes(change, before, facts)}"
-    if change.rung is not Rung.larger_vllm_share:
+    if change.fallback_step is not FallbackStep.larger_vllm_share:
         text = f"{text}; {_predicted(change.prediction, phase)}"
     said = [text]
     if change.skipped:
@@ -158,24 +158,24 @@ def _changed(name: str, before: float | None, after: float | None) -> str:
 
 def what_changes(change: PlanChange, before: MemoryPlan, facts: MemoryFacts) -> str:
     """Return the change in the terms of the script's settings."""
-    plan, rung = change.plan, change.rung
-    match rung:
-        case Rung.micro_batch:
+    plan, step = change.plan, change.fallback_step
+    match step:
+        case FallbackStep.micro_batch:
             return _micro_batch(before, plan, facts)
-        case Rung.generation_sub_batches:
+        case FallbackStep.generation_sub_batches:
             return f"each call of generation in {plan.generation_sub_batches} parts"
-        case Rung.gradient_checkpointing:
+        case FallbackStep.gradient_checkpointing:
             return "gradient checkpointing is turned on"
-        case Rung.optimizer_offload:
+        case FallbackStep.optimizer_offload:
             return "the optimizer's state is kept in host memory"
-        case Rung.vllm_sleep:
+        case FallbackStep.vllm_sleep:
             return "vLLM frees its memory during training"
-        case Rung.vllm_share | Rung.larger_vllm_share:
+        case FallbackStep.vllm_share | FallbackStep.larger_vllm_share:
             shares = (vllm_share(facts, before), vllm_share(facts, plan))
             return _changed("vllm_gpu_memory_utilization", *shares)
-        case Rung.expandable_segments:
+        case FallbackStep.expandable_segments:
             return "torch's allocator uses expandable segments"
-        case Rung.shorter_completions:
+        case FallbackStep.shorter_completions:
             tokens = before.max_completion_length or facts.max_completion_length
             return (
                 f"{_changed('max_completion_length', tokens, plan.max_completion_length)} (--allow-degrade)"
@@ -268,7 +268,7 @@ def decide_out_of_memory(history: History, situation: Situation, trace: Tracer =
     if once and situation.crept and not fragmented:
         return _restart_once(situation, "memory had grown since the attempt began, and a restart frees it")
     found = _next(history, situation, trace, futile=futile)
-    segments = isinstance(found, PlanChange) and found.rung is Rung.expandable_segments
+    segments = isinstance(found, PlanChange) and found.fallback_step is FallbackStep.expandable_segments
     if once and fragmented and (situation.crept or not segments):
         return _restart_once(situation, "memory was fragmented, and a restart frees it")
     if isinstance(found, PlanChange):

@@ -2,7 +2,7 @@
 
 A prediction compares two plans of one run; it does not say whether either fits. Both add what neither knows: what vLLM reserves on
 the same GPU (its share, in generation always, in the other phases unless it sleeps), and what the allocator has reserved and
-cannot use, if the error says how much; expandable segments leave none of it. Pure; called by `ladder.py`.
+cannot use, if the error says how much; expandable segments leave none of it. Pure; called by `fallback_steps.py`.
 """
 
 from __future__ import annotations

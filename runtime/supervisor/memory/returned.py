@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpo_run.watchdog.evidence.background import BackgroundCall
-from grpo_run.watchdog.evidence.node_memory import read_gpu_memory
+from grpo_run.watchdog.evidence.node_memory import BackgroundCall, read_gpu_memory
 from grpo_run.watchdog.text import size_text
 
 RETURN_SECONDS = 20.0

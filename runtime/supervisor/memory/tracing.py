@@ -3,7 +3,7 @@
     facts, plans → request → process (`grpo_run.runtime.planning`) → peaks by plan
 
 The process is forked from the warm interpreter, has a deadline, a lower priority, a bound of its memory and no GPU. Called by the
-ladder (`runtime/supervisor/run_memory.py`) while the ranks of the failed attempt wait; what is not traced in time is compared in closed form. Traces
+fallback steps (`runtime/supervisor/run_memory.py`) while the ranks of the failed attempt wait; what is not traced in time is compared in closed form. Traces
 nothing while a run proceeds.
 """
 

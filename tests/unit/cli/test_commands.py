@@ -59,7 +59,7 @@ def make_area(run: RunDirectory, here: Path) -> Path:
     area.mkdir(parents=True, mode=0o700)
     area.parent.chmod(0o700)
     (area / "slot0").mkdir()
-    (area / "slot0" / "rank0.arena").write_bytes(b"x" * 8192)
+    (area / "slot0" / "model.safetensors").write_bytes(b"x" * 8192)
     write_owner(area, describe_owner(run.path.name, run.path))
     run.write_run({**run.read_run(), "snapshot_directory": str(area)})
     return area

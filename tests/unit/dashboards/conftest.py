@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.history_parts import WallTime
-from grpo_run.runtime.history.own_training import OwnCheckpoint, OwnTraining
+from grpo_run.runtime.history.no_trainer_script import NoTrainerScript, ScriptCheckpoint
+from grpo_run.runtime.history.progress import WallTime
 from grpo_run.runtime.history.recovery import Checkpoint, Recovery
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
@@ -63,7 +63,7 @@ def make_status() -> Callable[..., RunStatus]:
             reward=0.5, warnings=3, failures_without_progress=1,
             checkpoint=Checkpoint(step=5, path="out/checkpoint-5", verified=True),
             snapshot_step=7,
-            own=OwnTraining(checkpoint=OwnCheckpoint(path="out/state", saved_at=50.0)),
+            no_trainer=NoTrainerScript(checkpoint=ScriptCheckpoint(path="out/state", saved_at=50.0)),
             recoveries=[
                 Recovery(
                     cause="signal", rank=1, step=6, action="restart", detection_seconds=0.25,

@@ -13,18 +13,19 @@ import pytest
 
 from grpo_run.runtime.board import collective_log, slot_writer
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.processes import usage as families
-from grpo_run.runtime.processes.usage import FamilyUsage, ThreadUsage
-from grpo_run.runtime.supervisor.detection import collective_records, connections
-from grpo_run.runtime.supervisor.detection.connections import Connections
+from grpo_run.runtime.processes import usage as process_usage
+from grpo_run.runtime.processes.usage import ThreadUsage, TreeUsage
+from grpo_run.runtime.supervisor.detection import collective_records
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.detection.wait_looks import LookReader
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
-from grpo_run.watchdog.deadlocks.threads import THREADS_HANDLER, ThreadReport
+from grpo_run.watchdog.deadlocks.positions import THREADS_HANDLER, ThreadReport
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.processes import MainThread
+from grpo_run.watchdog.run_processes import connections
+from grpo_run.watchdog.run_processes.connections import Connections
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts, ProcessUsage
 from support.collective_entries import add_entry
@@ -54,9 +55,9 @@ class World:
         monkeypatch.setattr(processes, "read_main_thread", self._main_thread)
         monkeypatch.setattr(processes, "members_by_session", lambda pids: {pid: [pid] for pid in pids})
         monkeypatch.setattr(LookReader, "main_thread_may_be_stuck", lambda self, pid: False)
-        monkeypatch.setattr(families, "find_families", lambda pids: {pid: [pid] for pid in pids})
-        monkeypatch.setattr(families, "read_family", self._family)
-        monkeypatch.setattr(families, "read_threads", self._family_threads)
+        monkeypatch.setattr(process_usage, "find_process_trees", lambda pids: {pid: [pid] for pid in pids})
+        monkeypatch.setattr(process_usage, "read_tree_usage", self._tree_usage)
+        monkeypatch.setattr(process_usage, "read_threads", self._tree_threads)
         monkeypatch.setattr(connections, "read_connections", self._connections)
         self.path = path
         self.board = Board.create(path, ranks)
@@ -187,7 +188,6 @@ class World:
         return ExitFacts(
             states={rank: self.process_state[rank] for rank in pids},
             own=usages,
-            awaited={},
             waits_for=("another machine",) if self.connected else (),
         )
 
@@ -214,15 +214,15 @@ class World:
         rank = pid - 100
         return MainThread(state=self.process_state[rank], cpu_seconds=self.cpu[rank])
 
-    def _family(self, members: list[int]) -> FamilyUsage | None:
+    def _tree_usage(self, members: list[int]) -> TreeUsage | None:
         ranks = [pid - 100 for pid in members]
         told = [io_bytes for rank in ranks if (io_bytes := self.io[rank]) is not None]
         if len(told) < len(ranks):
             return None
         cpu_seconds = sum(self.cpu[rank] for rank in ranks)
-        return FamilyUsage(members=frozenset(members), cpu_seconds=cpu_seconds, io_bytes=sum(told))
+        return TreeUsage(members=frozenset(members), cpu_seconds=cpu_seconds, io_bytes=sum(told))
 
-    def _family_threads(self, members: list[int]) -> dict[int, ThreadUsage]:
+    def _tree_threads(self, members: list[int]) -> dict[int, ThreadUsage]:
         threads = {
             pid: ThreadUsage("python", self.process_state[pid - 100], self.cpu[pid - 100]) for pid in members
         }

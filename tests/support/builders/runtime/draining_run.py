@@ -85,7 +85,7 @@ class World:
 
     def take(self, index: int, step: int, **changes: Any) -> StagedSnapshot:
         """Write a snapshot as a rank does."""
-        recorded = bool(changes.pop("recorded", False))
+        recorded = bool(changes.pop("recorded", True))
         return fill(self.staging.slots[index], snapshot(self.out, step, **changes), recorded=recorded)
 
     @property

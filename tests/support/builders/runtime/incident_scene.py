@@ -84,7 +84,9 @@ class Scene:
     def context(self, *exits: Exit, **changes: Any) -> IncidentContext:
         """The fault, with rank 0 at place 1 and rank 1 at place 0; ranks without an exit are alive."""
         gone = {exit.rank for exit in exits}
-        attempt = Attempt(self.run, 0, warn=lambda rank, text: None, rank_of_place={1: 0, 0: 1}, world_size=2)
+        attempt = Attempt(
+            self.run, 0, warn=lambda rank, text: None, rank_of_local_rank={1: 0, 0: 1}, world_size=2
+        )
         attempt.exits = FakeExits(self, exits)
         fields: dict[str, Any] = {
             "attempt": attempt,

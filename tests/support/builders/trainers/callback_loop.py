@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,9 +10,11 @@ from typing import Any
 
 from transformers import TrainerControl, TrainerState
 
-from grpo_run.runtime.rank.hooks.callback import GuardCallback
+from grpo_run.runtime.rank.hooks.callback import GuardCallback, TrainerSource
 from grpo_run.runtime.rank.learning import LearningGuards
 from grpo_run.runtime.rank.saving.cadence import Cadence
+from grpo_run.runtime.rank.saving.saver import Saver
+from grpo_run.runtime.rank.step.events import StepEvents
 from grpo_run.runtime.rank.step.step_vote import StepVote, UserRequests
 from grpo_run.runtime.rank.vote import Vote
 from grpo_run.watchdog.learning_observations import StepValues
@@ -65,9 +68,9 @@ class Loop:
         )
         reader: Any = SimpleNamespace(begin_step=int, take=lambda: self.values)
         self.saver: Any = SimpleNamespace(cadence=self.cadence, stopping=False, saved_step=-1)
-        self.callback = GuardCallback(
-            session, 1, self.step_vote, self.saver, exact, self.guards, reader, restoring=restoring
-        )
+        self.saver.decide = functools.partial(Saver.decide, self.saver)
+        events = StepEvents(session, 1, self.step_vote, self.saver, self.guards, TrainerSource(exact, reader))
+        self.callback = GuardCallback(session, 1, events, self.saver, exact, restoring=restoring)
         self.state = TrainerState(global_step=0, max_steps=10)
         self.args: Any = SimpleNamespace()
         self.hooks_before_optimizer = hooks_before_optimizer

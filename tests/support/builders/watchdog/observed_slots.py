@@ -9,7 +9,8 @@ from grpo_run.watchdog.observation import OpenPhase, Phase, Slot
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.detection import find_stall
 from grpo_run.watchdog.stalls.durations import Durations
-from grpo_run.watchdog.stalls.stall import ProcessFacts, Stall
+from grpo_run.watchdog.stalls.observed import Observed, ProcessFacts
+from grpo_run.watchdog.stalls.stall import Stall
 
 MakeSlot = Callable[..., Slot]
 NOW = 100_000.0
@@ -29,7 +30,7 @@ def look(slots: dict[int, Slot | None], **changes: Any) -> Stall | None:
         "settings": DeadlineSettings(floor_seconds=8.0), "processes": dict.fromkeys(slots, facts()), "progress": {},
         "waiting": dict.fromkeys(slots, False),
     }  # fmt: skip
-    return find_stall(slots, **(given | changes))
+    return find_stall(Observed(slots=slots, **(given | changes)))
 
 
 def facts(state: str = "S", **changes: Any) -> ProcessFacts:

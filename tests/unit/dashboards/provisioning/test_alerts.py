@@ -37,7 +37,7 @@ def test_every_rule_has_severity_summary_and_description() -> None:
 
 def test_every_rule_has_a_firing_and_a_silent_case() -> None:
     """The promtool tests have both cases for every alert, and no unknown alert."""
-    tests = yaml.safe_load((FOLDER / "prometheus" / "alerts_test.yml").read_text())["tests"]
+    tests = yaml.safe_load((FOLDER / "dashboards" / "prometheus" / "alerts_test.yml").read_text())["tests"]
     cases: list[dict[str, Any]] = [case for test in tests for case in test["alert_rule_test"]]
     firing = {case["alertname"] for case in cases if case["exp_alerts"]}
     silent = {case["alertname"] for case in cases if not case["exp_alerts"]}

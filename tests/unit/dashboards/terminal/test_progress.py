@@ -8,7 +8,7 @@ import pytest
 
 from grpo_run.dashboards.terminal.progress import LineKind, ProgressLine, count, progress_line
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.history_parts import StepTimes
+from grpo_run.runtime.history.progress import StepTimes
 from grpo_run.runtime.history.recovery import Checkpoint, Recovery
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import Phase, RankState, Slot

@@ -1,4 +1,4 @@
-"""The layout of a slot does not change: boards of an earlier version stay readable."""
+"""The layout of a slot follows from its tables."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.header import HEADER_BYTES
 from grpo_run.runtime.board.slot_layout import SLOT_BYTES
 from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
 INTEGERS = [
     "train_call", "step", "target_steps", "voted_step", "committed_step", "resumed_step", "checkpoint_step",
@@ -16,9 +17,8 @@ INTEGERS = [
     "alone_after", "save_state_calls",
 ]  # fmt: skip
 FLOATS = [
-    "vote_wait_seconds", "hygiene_seconds", "checkpoint_seconds", "reward", "completion_length", "loss",
-    "grad_norm", "learning_rate", "ended_eos", "ended_length", "ended_repetition", "ended_deadline",
-    "generation_limit",
+    "vote_wait_seconds", "hygiene_seconds", "checkpoint_seconds", "ended_eos", "ended_length", "ended_repetition",
+    "ended_deadline", "generation_limit",
 ]  # fmt: skip
 
 
@@ -31,11 +31,13 @@ def test_every_field_keeps_its_place_on_disk(tmp_path: Path) -> None:
         setattr(writer, name, number)
     for number, name in enumerate(FLOATS, start=1):
         setattr(writer, name, number / 4)
+    writer.log(dict(zip(LOGGED_FIELDS, range(100), strict=False)))
     writer.publish()
     slot = path.read_bytes()[HEADER_BYTES + SLOT_BYTES :]
     assert struct.unpack_from("<IIII", slot, 8) == (5, 1, 4711, 3)
     assert struct.unpack_from("<iiiiiiiQQQQQQHI", slot, 256) == tuple(range(1, 16))
-    assert struct.unpack_from("<14d", slot, 384) == (*(number / 4 for number in range(1, 14)), 0.0)
+    assert struct.unpack_from("<9d", slot, 384) == (*(number / 4 for number in range(1, 9)), 0.0)
+    assert struct.unpack_from(f"<{len(LOGGED_FIELDS)}d", slot, 576) == tuple(range(len(LOGGED_FIELDS)))
 
 
 def test_every_field_of_the_table_is_in_a_reading() -> None:

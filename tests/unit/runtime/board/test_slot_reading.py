@@ -109,7 +109,7 @@ def test_a_concurrent_reader_sees_consistent_slots_only(
         while not stop.is_set():
             count += 1
             writer.step = writer.voted_step = writer.committed_step = writer.votes = count
-            writer.reward = writer.loss = float(count)
+            writer.vote_wait_seconds = writer.checkpoint_seconds = float(count)
             writer.publish()
 
     thread = threading.Thread(target=write)
@@ -131,7 +131,17 @@ def test_a_concurrent_reader_sees_consistent_slots_only(
     torn = [
         slot
         for slot in readings
-        if len({slot.step, slot.voted_step, slot.committed_step, slot.votes, slot.reward, slot.loss}) != 1
+        if len(
+            {
+                slot.step,
+                slot.voted_step,
+                slot.committed_step,
+                slot.votes,
+                slot.vote_wait_seconds,
+                slot.checkpoint_seconds,
+            }
+        )
+        != 1
     ]
     assert torn == []
 

@@ -15,6 +15,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_layout import MAX_OPEN_PHASES
 from grpo_run.runtime.board.slot_writer import SlotWriter, phases_of
 from grpo_run.watchdog.observation import Phase, RankState, Slot
+from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 
@@ -29,8 +30,7 @@ FIELDS = {
     "train_call": INT32, "step": INT32, "target_steps": INT32, "voted_step": INT32, "committed_step": INT32,
     "resumed_step": INT32, "checkpoint_step": INT32, "tokens_generated": UINT64, "rewards_scored": UINT64,
     "votes": UINT64, "hygiene_runs": UINT64, "vote_wait_seconds": FLOAT, "hygiene_seconds": FLOAT,
-    "checkpoint_seconds": FLOAT, "reward": FLOAT, "completion_length": FLOAT, "loss": FLOAT,
-    "grad_norm": FLOAT, "learning_rate": FLOAT, "ended_eos": FLOAT, "ended_deadline": FLOAT, "state": st.sampled_from(RankState),
+    "checkpoint_seconds": FLOAT, "ended_eos": FLOAT, "ended_deadline": FLOAT, "state": st.sampled_from(RankState),
 }  # fmt: skip
 """Every attribute of a writer that a reader sees under the same name."""
 
@@ -62,7 +62,7 @@ def test_every_field_of_a_reading_has_a_writer(writer: SlotWriter) -> None:
     stamped = {"rank", "local_rank", "pid", "attempt", "phases", "last_progress_seconds", "writes"}
     stamped |= {"heartbeat_seconds", "last_work_seconds", "collectives_issued", "last_collective_seconds"}
     stamped |= {"generation_passes"}
-    stamped |= {"heartbeat_thread", "idle_threads"}
+    stamped |= {"heartbeat_thread", "idle_threads", "logged"}
     names = {clocks.get(name, name) for name in Slot.__dataclass_fields__} - stamped
     assert {name for name in names if not hasattr(writer, name)} == set()
 
@@ -78,10 +78,18 @@ def test_times_are_monotonic_seconds(board: Board, writer: SlotWriter) -> None:
     assert before - 1e-3 <= slot.last_progress_seconds <= time.monotonic()
 
 
-@pytest.mark.parametrize("name", ["reward", "completion_length", "loss", "grad_norm", "learning_rate"])
-def test_a_gauge_never_set_is_nan(board: Board, writer: SlotWriter, name: str) -> None:
-    """Zero would be a value."""
-    assert math.isnan(getattr(seen(board), name))
+@given(values=st.dictionaries(st.sampled_from(LOGGED_FIELDS), FLOAT))
+def test_what_was_logged_is_read_and_the_rest_is_nan(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, float]
+) -> None:
+    """Zero would be a value. What is logged later does not change other fields."""
+    board = Board.create(tmp_path_factory.mktemp("board") / "board.mmap", 1)
+    writer = board.writer(0, rank=0, pid=1, attempt=0)
+    for field, value in values.items():
+        writer.log({field: value})
+    slot = seen(board, 0)
+    found = {field: slot.value(field) for field in LOGGED_FIELDS}
+    assert {field: value for field, value in found.items() if not math.isnan(value)} == values
 
 
 def test_phases_nest(board: Board, writer: SlotWriter) -> None:

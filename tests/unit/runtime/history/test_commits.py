@@ -8,7 +8,7 @@ import pytest
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.history.history_parts import Commit, newest_commit
+from grpo_run.runtime.history.progress import Commit, newest_commit
 from grpo_run.watchdog.observation import Slot
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.runtime.history.history_parts import PRIOR_FAILURE_SECONDS, mean_time_between_failures
+from grpo_run.runtime.history.progress import PRIOR_FAILURE_SECONDS, mean_time_between_failures
 
 SECONDS = st.floats(0.0, 1e7)
 

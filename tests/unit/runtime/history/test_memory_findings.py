@@ -93,3 +93,15 @@ def test_findings_are_json_with_ranks_and_attempts() -> None:
     assert json.loads(json.dumps(history.memory_trace.as_json()))["findings"] == [
         {"kind": "growth", "tensors": 5, "sentence": "5 tensors, held by list `a` (a.py:3)", "ranks": [0], "attempts": [0]}
     ]  # fmt: skip
+
+
+def test_what_merely_grows_is_listed_and_not_said() -> None:
+    """The status has it; once it will not fit, it is another finding, which is said."""
+    findings, lines = MemoryFindings(), FindingLines()
+    findings.apply_found(
+        found(key="growing|list|a.py|3", kind="growing", sentence="still growing: 5 tensors")
+    )
+    assert lines.new(findings, ranks=[0], now=200.0, final=True) == []
+    assert findings.lines() == ["rank 0: still growing: 5 tensors"]
+    findings.apply_found(found())
+    assert len(lines.new(findings, ranks=[0], now=200.0, final=True)) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.runtime.history.history_parts import MIN_COMMITS, RECENT_COMMITS, StepTimes
+from grpo_run.runtime.history.progress import MIN_COMMITS, RECENT_COMMITS, StepTimes
 
 
 def times_of(*seconds: float, call: int = 1) -> StepTimes:

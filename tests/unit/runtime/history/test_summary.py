@@ -8,7 +8,7 @@ import pytest
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Recovery
-from grpo_run.runtime.history.status import lacks_model_of_script, summarize
+from grpo_run.runtime.history.summary import lacks_model_of_script, summarize
 
 
 def test_a_run_that_left_its_loop_finishes_at_the_step_where_it_did() -> None:

@@ -36,7 +36,7 @@ def staged(call: int, step: int) -> dict[str, Any]:
 def start_after(*records: dict[str, Any]) -> str:
     """What a restart resumes from."""
     history = History.of(records)
-    return expected_start(history.calls, history.own, trained=history.best_position > (0, 0), now=0.0)
+    return expected_start(history.calls, history.no_trainer, trained=history.best_position > (0, 0), now=0.0)
 
 
 def test_the_reason_of_a_restart_says_what_it_resumes_from() -> None:
@@ -84,20 +84,18 @@ def test_a_call_that_is_restored_is_no_longer_interrupted() -> None:
     assert history.calls.to_pass()[0].finished
 
 
-def test_where_ranks_left_a_loop_is_passed_until_they_go_on() -> None:
+def test_where_ranks_left_a_loop_is_passed_until_the_script_changes() -> None:
     """A resumed loop does not forget it: it may be killed before it is there again. A change of the script does."""
 
-    def left(rank: int, after: int | None) -> dict[str, Any]:
+    def left(rank: int, after: int) -> dict[str, Any]:
         return {"event": "loop_left", "rank": rank, "train_call": 1, "step": 6, "ends_after": after}
 
     loop = started(1, trainer_class="loop")
     history = History.of([attempt(0), loop, left(1, 7), left(0, 7), attempt(1), loop])
     assert history.calls.to_pass()[0].left == ((0, 7), (1, 7))
     assert history.calls.to_pass()[0].interrupted
-    history.apply(left(1, None))
-    assert history.calls.to_pass()[0].left == ((0, 7),)
     history.apply({"event": "run_started", "accept_change": False})
-    assert history.calls.to_pass()[0].left == ((0, 7),)
+    assert history.calls.to_pass()[0].left == ((0, 7), (1, 7))
     history.apply({"event": "run_started", "accept_change": True})
     assert history.calls.to_pass()[0].left == ()
 

@@ -8,11 +8,11 @@ import subprocess
 import pytest
 
 from grpo_run.runtime.errors import UsageError
-from grpo_run.runtime.processes import fresh_interpreter
-from grpo_run.runtime.processes.named_signals import (
+from grpo_run.runtime.processes.starting import (
     VARIABLE,
     ignored_signals,
     inherited_as_ignored,
+    interpreter_command,
     parse_signals,
 )
 
@@ -52,6 +52,6 @@ def test_the_dispositions_of_this_process_are_restored(monkeypatch: pytest.Monke
 def test_a_fresh_interpreter_ignores_them(monkeypatch: pytest.MonkeyPatch, names: str, ignored: bool) -> None:
     """Also one that is started while a handler is installed here, which exec does not pass on."""
     monkeypatch.setenv(VARIABLE, names)
-    command = fresh_interpreter.command("os:getpid")
+    command = interpreter_command("os:getpid")
     command[-1] += "\nimport signal; print(signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN)"
     assert subprocess.check_output(command, text=True).strip() == str(ignored)

@@ -15,7 +15,6 @@ from grpo_run.runtime.processes import output as output_module
 from grpo_run.runtime.processes.output import (
     MAX_LINE_BYTES,
     MAX_READ_BYTES,
-    ByteFollower,
     FileFollower,
     OutputFollower,
 )
@@ -37,79 +36,79 @@ def append(path: Path, content: bytes) -> None:
 
 def test_a_complete_line_is_returned_once(log: Path) -> None:
     """A second read returns only what was appended since."""
-    follower = FileFollower(log)
+    follower = FileFollower(log, by_lines=True)
     append(log, b"one\ntwo\n")
-    assert follower.read() == ["one", "two"]
-    assert follower.read() == []
+    assert follower.read_lines() == ["one", "two"]
+    assert follower.read_lines() == []
 
 
 def test_a_partial_line_is_returned_when_it_is_complete(log: Path) -> None:
     """A line is never split on the terminal."""
-    follower = FileFollower(log)
+    follower = FileFollower(log, by_lines=True)
     append(log, b"step ")
-    assert follower.read() == []
+    assert follower.read_lines() == []
     append(log, b"7\n")
-    assert follower.read() == ["step 7"]
+    assert follower.read_lines() == ["step 7"]
 
 
 def test_a_character_split_between_two_reads_is_decoded(log: Path) -> None:
     """A read may end in the middle of a UTF-8 sequence."""
-    follower = FileFollower(log)
+    follower = FileFollower(log, by_lines=True)
     append(log, "fü".encode()[:2])
-    follower.read()
+    follower.read_lines()
     append(log, "fü".encode()[2:] + b"nf\n")
-    assert follower.read() == ["fünf"]
+    assert follower.read_lines() == ["fünf"]
 
 
 def test_only_the_last_state_of_a_progress_bar_is_returned(log: Path) -> None:
     """A carriage return overwrites the text before it; Windows line endings are line endings."""
-    follower = FileFollower(log)
+    follower = FileFollower(log, by_lines=True)
     append(log, b"10%\r50%\r100%\nplain\r\n")
-    assert follower.read() == ["100%", "plain"]
+    assert follower.read_lines() == ["100%", "plain"]
 
 
 def test_a_last_line_without_a_newline_is_returned_once(log: Path) -> None:
     """It is shown after the rank has exited."""
-    follower = FileFollower(log)
+    follower = FileFollower(log, by_lines=True)
     append(log, b"10%\r50%")
-    assert follower.read() == []
-    assert follower.take_partial_line() == ["50%"]
-    assert follower.take_partial_line() == []
+    assert follower.read_lines() == []
+    assert [*follower.read_all_lines()][-1] == ["50%"]
+    assert [*follower.read_all_lines()] == [[]]
 
 
 def test_a_progress_bar_that_ends_with_a_carriage_return_is_shown(log: Path) -> None:
     """Many progress bars print one after each state; the last line is not empty."""
-    follower = FileFollower(log)
+    follower = FileFollower(log, by_lines=True)
     append(log, b"10%\r50%\r")
-    follower.read()
-    assert follower.take_partial_line() == ["50%"]
+    follower.read_lines()
+    assert [*follower.read_all_lines()][-1] == ["50%"]
 
 
 def test_invalid_utf8_is_replaced(log: Path) -> None:
     """Bytes that a rank prints never raise an error in the supervisor."""
-    follower = FileFollower(log)
+    follower = FileFollower(log, by_lines=True)
     append(log, b"\xff\xfe ok\n")
-    assert follower.read()[0].endswith(" ok")
+    assert follower.read_lines()[0].endswith(" ok")
 
 
 def test_the_memory_for_a_line_is_bounded(log: Path) -> None:
     """A rank may print megabytes without a newline."""
-    follower = FileFollower(log)
+    follower = FileFollower(log, by_lines=True)
     for _ in range(8):
         append(log, b"x" * MAX_READ_BYTES)
-        assert follower.read() == []
+        assert follower.read_lines() == []
     append(log, b" the end\n")
-    (line,) = follower.read()
+    (line,) = follower.read_lines()
     assert len(line) <= MAX_LINE_BYTES + len(" the end")
     assert line.endswith(" the end")
 
 
 def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
     """The rank has not created it yet."""
-    follower = FileFollower(tmp_path / "rank0.log")
-    assert follower.read() == []
+    follower = FileFollower(tmp_path / "rank0.log", by_lines=True)
+    assert follower.read_lines() == []
     append(tmp_path / "rank0.log", b"now\n")
-    assert follower.read() == ["now"]
+    assert follower.read_lines() == ["now"]
 
 
 @given(
@@ -125,11 +124,11 @@ def test_lines_do_not_depend_on_how_the_text_arrives(
     log = tmp_path_factory.mktemp("output") / "rank0.log"
     log.touch()
     content = "".join(line + "\n" for line in lines).encode()
-    follower, found, last = FileFollower(log), [], 0
+    follower, found, last = FileFollower(log, by_lines=True), [], 0
     for cut in [*sorted(cut % (len(content) + 1) for cut in cuts), len(content)]:
         append(log, content[last:cut])
         last = cut
-        found += follower.read()
+        found += follower.read_lines()
     assert found == lines
 
 
@@ -158,7 +157,7 @@ class Lines:
 
 def test_bytes_are_passed_on_by_whole_lines_and_states_of_a_progress_bar(log: Path) -> None:
     """Whatever they are; a state begins with its carriage return."""
-    follower = ByteFollower(log)
+    follower = FileFollower(log)
     append(log, b"one\ntw")
     assert follower.read() == b"one\n"
     append(log, b"o\xff\r\nthree")
@@ -174,7 +173,7 @@ def test_a_line_that_does_not_end_is_passed_on_after_a_while(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A question, or the bar of a long step; and at once if it is long."""
-    follower = ByteFollower(log)
+    follower = FileFollower(log)
     append(log, b"Continue? ")
     assert follower.read() == b""
     monkeypatch.setattr(output_module, "BEGUN_SECONDS", 0.0)
@@ -193,7 +192,7 @@ def test_nothing_is_lost_or_added_however_the_bytes_arrive(
 ) -> None:
     """The bytes that are passed on are the file's."""
     log = tmp_path_factory.mktemp("output") / "rank0.log"
-    follower, found, last = ByteFollower(log), b"", 0
+    follower, found, last = FileFollower(log), b"", 0
     for cut in [*sorted(cuts), len(parts)]:
         append(log, b"".join(parts[last:cut]))
         last = max(last, cut)
@@ -292,13 +291,13 @@ def test_files_that_do_not_grow_are_looked_at_rarely(
 ) -> None:
     """Most ranks print nothing; a rank that prints is followed closely."""
     looks: Counter[str] = Counter()
-    read = FileFollower.read
+    read = FileFollower.read_lines
 
     def counted(self: FileFollower) -> list[str]:
         looks[self._path.name] += 1
         return read(self)
 
-    monkeypatch.setattr(FileFollower, "read", counted)
+    monkeypatch.setattr(FileFollower, "read_lines", counted)
     output.follow({(0, 1): tmp_path / "silent", (1, 1): tmp_path / "busy"})
     output.start()
     for _ in range(10):
@@ -339,12 +338,12 @@ def test_a_follower_without_descriptors_reads_later(tmp_path: Path, monkeypatch:
     """Nothing is lost, and its thread does not end."""
     path = tmp_path / "rank0.log"
     path.write_text("first\n")
-    follower = FileFollower(path)
+    follower = FileFollower(path, by_lines=True)
     with monkeypatch.context() as patched:
 
         def refuse(*arguments: object) -> None:
             raise OSError(24, "Too many open files")
 
         patched.setattr("builtins.open", refuse)
-        assert follower.read() == []
-    assert follower.read() == ["first"]
+        assert follower.read_lines() == []
+    assert follower.read_lines() == ["first"]

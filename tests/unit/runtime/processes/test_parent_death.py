@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from grpo_run.runtime.processes.parent_death import PR_SET_PDEATHSIG, die_with_parent
+from grpo_run.runtime.processes.starting import PR_SET_PDEATHSIG, die_with_parent
 
 
 class Exited(Exception):

@@ -18,6 +18,7 @@ from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank.memory.device import DeviceMemory
 from grpo_run.runtime.rank.memory.phases import PhaseAccounting, ResidentMemory
+from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.step_vote import UserRequests
 from grpo_run.runtime.rank.vote import VoteGroup
 from grpo_run.watchdog.observation import Slot
@@ -76,6 +77,8 @@ def session(
         notified=notified, notify=notified.append, warn=warn,
         warn_in_journal=lambda text: journal.write("warning", rank=0, text=text),
     )  # fmt: skip
+    for method in (Session.record_left_loop, Session.script_raised, Session.script_returned):
+        setattr(made, method.__name__, functools.partial(method, made))
     return made
 
 

@@ -17,7 +17,7 @@ from grpo_run.runtime.rank.collective_recorder import Recorder
 from grpo_run.runtime.rank.heartbeat import start_heartbeat
 from grpo_run.runtime.rank.worker_server import report_threads
 from grpo_run.runtime.upstream import torch_names
-from grpo_run.watchdog.deadlocks.threads import ThreadReport
+from grpo_run.watchdog.deadlocks.positions import ThreadReport
 
 
 @pytest.fixture

@@ -95,8 +95,8 @@ def test_scheduled_snapshots_are_kept_until_they_are_on_disk(staging: StagingAre
 
 
 def held_bytes(staging: StagingArea) -> list[bool]:
-    """Whether each slot's buffers have memory."""
-    return [any(path.stat().st_blocks for path in slot.path.glob("*.arena")) for slot in staging.slots]
+    """Whether each slot's files have memory."""
+    return [any(path.stat().st_blocks for path in slot.path.rglob("*.pt")) for slot in staging.slots]
 
 
 def test_memory_that_nobody_needs_is_freed(staging: StagingArea) -> None:

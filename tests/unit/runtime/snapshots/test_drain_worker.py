@@ -15,7 +15,7 @@ from support.slots import fill, snapshot
 from grpo_run.runtime.snapshots import drain_worker
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.drain_messages import DrainFailed, DrainProgress, DrainPublished, DrainRequest
-from grpo_run.runtime.snapshots.drain_worker import read_io_counters, serve
+from grpo_run.runtime.snapshots.drain_worker import serve
 
 
 @pytest.fixture
@@ -48,46 +48,6 @@ def test_requests_are_handled_in_order(
     kinds = [type(entry) for entry in replies]
     assert kinds[-2:] == [DrainPublished, DrainFailed]
     assert set(kinds[:-2]) == {DrainProgress}
-
-
-def test_io_of_the_writing_thread_is_reported_as_progress(
-    staging: StagingArea, out: Path, connection: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One large record is written by one call. Without I/O nothing is sent, so that a stall is detected."""
-    monkeypatch.setattr(drain_worker, "PROGRESS_SECONDS", 0.0)
-    monkeypatch.setattr(drain_worker, "IO_POLL_SECONDS", 0.01)
-    readings = iter([b"0", b"0", b"0", b"1"])
-    finish, seen = threading.Event(), threading.Event()
-
-    def counters(thread_id: int) -> bytes:
-        reading = next(readings, None)
-        if reading is None:
-            seen.set()
-        return reading or b"1"
-
-    def without_progress(*args: Any) -> DrainFailed:
-        assert finish.wait(10.0)
-        return DrainFailed(slot=0, step=5, reason="", full=False)
-
-    monkeypatch.setattr(drain_worker, "read_io_counters", counters)
-    monkeypatch.setattr(drain_worker, "handle_request", without_progress)
-    connection.send(DrainRequest(slot=0))
-    assert seen.wait(10.0)
-    finish.set()
-    replies = [connection.recv(), connection.recv()]
-    assert [type(entry) for entry in replies] == [DrainProgress, DrainFailed]
-    assert not connection.poll(0.05), "nothing is sent after the reply"
-
-
-def test_the_kernel_counts_the_io_of_one_thread(tmp_path: Path) -> None:
-    """A write changes the counters; a missing thread has none."""
-    thread_id = threading.get_native_id()
-    before = read_io_counters(thread_id)
-    if before is None:
-        pytest.skip("this kernel has no I/O counters per thread")
-    (tmp_path / "mine").write_bytes(b"x" * 4096)
-    assert read_io_counters(thread_id) != before
-    assert read_io_counters(1 << 30) is None
 
 
 def test_the_worker_exits_when_the_connection_is_closed(

@@ -226,7 +226,7 @@ def reason(memory: Path, area: Path) -> str | None:
 def test_only_the_area_of_a_deleted_run_is_removed(run: FakeRun, memory: Path) -> None:
     """Live, resumable and unreachable runs keep theirs."""
     area = run.launch()
-    (area / "rank0.arena").write_bytes(b"x" * 100_000)
+    (area / "model.safetensors").write_bytes(b"x" * 100_000)
     assert reason(memory, area) == "its run is alive"
     run.die()
     assert reason(memory, area) == "its run can be resumed from it"

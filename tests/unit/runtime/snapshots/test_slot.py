@@ -5,13 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.slots import fill, held, snapshot
+from support.slots import fill, held, snapshot, weights
 
 from grpo_run.runtime import files
 from grpo_run.runtime.errors import CheckpointError
@@ -114,32 +115,44 @@ def test_readers_of_a_slot_exclude_only_writers(staging: StagingArea) -> None:
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (lambda slot: slot.index_path(1).unlink(), "rank1.json"),
-        (lambda slot: slot.index_path(0).write_bytes(slot.index_path(0).read_bytes()[:-9]), "rank0.json"),
-        (lambda slot: slot.buffer_path(1).unlink(), "rank1.arena"),
-        (lambda slot: os.truncate(slot.buffer_path(0), 100), "rank0.arena has 100 bytes"),
-        (lambda slot: make_hole(slot.buffer_path(0)), "rank0.arena has no data at byte 0"),
-        (lambda slot: state(slot).write_bytes(b'{"global_step": 7}'), "does not match its digest"),
+        (lambda slot: os.truncate(state(slot).with_name("model-1.safetensors"), 100), "has 100 bytes"),
         (lambda slot: state(slot).write_bytes(b""), "has 0 bytes"),
-        (lambda slot: state(slot).unlink(), "trainer_state.json is missing"),
+        (lambda slot: state(slot).unlink(), r"trainer_state.json cannot be read: No such file"),
+        (lambda slot: shutil.rmtree(slot.files), r"checkpoint-5 cannot be read"),
     ],
 )
 def test_a_snapshot_that_lacks_something_is_not_complete(
     staging: StagingArea, damage: Callable[[StagingSlot], None], problem: str
 ) -> None:
-    """Everything but the bytes of the buffers is checked before ranks load it and before it is written to disk."""
+    """Every file's size is checked before ranks load it and before it is written to disk."""
     slot = staging.slots[0]
     staged = fill(slot, snapshot(OUT, world_size=2), recorded=True)
-    assert len(slot.check_complete(staged)) == 2
+    slot.check_complete(staged)
     damage(slot)
     with pytest.raises(CheckpointError, match=problem):
         slot.check_complete(staged)
 
 
-def make_hole(path: Path) -> None:
-    size = path.stat().st_size
-    os.truncate(path, 0)
-    os.truncate(path, size)
+def test_the_next_snapshot_gets_the_files_of_the_last(staging: StagingArea) -> None:
+    """They are kept until it is complete, so that it can be written over them."""
+    slot = staging.slots[0]
+    fill(slot, snapshot(OUT, 5))
+    slot.begin_snapshot()
+    assert (slot.spare / "optimizer/rank0.pt").read_bytes() == weights(0, 5)
+    fill(slot, snapshot(OUT, 6))
+    assert not slot.spare.exists()
+
+
+def test_files_that_were_loaded_are_not_reused(staging: StagingArea) -> None:
+    """A script may keep tensors that are mapped from them, as safetensors maps its files."""
+    slot = staging.slots[0]
+    fill(slot, snapshot(OUT, 5))
+    slot.mark_loaded()
+    slot.begin_snapshot()
+    assert not slot.spare.exists()
+    fill(slot, snapshot(OUT, 6))
+    slot.begin_snapshot()
+    assert slot.spare.exists()
 
 
 def state(slot: StagingSlot) -> Path:

@@ -17,7 +17,6 @@ from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.supervisor import attempt as exits_module
 from grpo_run.runtime.supervisor.attempt import Exits
-from grpo_run.runtime.supervisor.faults import in_destructor
 from grpo_run.watchdog.observation import Exit, RankState, Slot
 
 
@@ -104,40 +103,6 @@ def test_code_0_before_the_last_line_is_said(
     ((rank, text),) = warnings
     assert rank == 0
     assert "without running the script's last line" in text
-
-
-@pytest.mark.parametrize(
-    ("states", "left", "expected"),
-    [
-        ([RankState.done, RankState.between], [], {1}),
-        ([RankState.done, RankState.done], [], set()),
-        ([RankState.between, RankState.between], [1], {0}),
-        ([RankState.between, RankState.between], [], set()),
-        ([RankState.done, RankState.training], [], set()),
-        ([RankState.done, RankState.starting], [], set()),
-    ],
-)
-def test_a_hang_after_all_training_is_told_by_the_ranks_that_have_completed(
-    exits: Exits, slots: Slots, states: list[RankState], left: list[int], expected: set[int]
-) -> None:
-    """Between two calls no rank has completed its script. `left` have exited with code 0."""
-    readings = slots(*states)
-    exits.add([exited(rank, exit_code=EXIT_FINISHED) for rank in left], readings)
-    assert exits.past_training(readings) == expected
-
-
-def test_only_a_destructor_of_torch_is_the_end_of_a_script(tmp_path: Path) -> None:
-    """A rank that saves or uploads its model after training is not at its end."""
-    (tmp_path / "stacks").mkdir()
-    stack = 'Thread 7 (active): "MainThread"\n    {} (libtorch_cpu.so)\n    <module> (train.py:9)\n'
-    (tmp_path / "stacks" / "rank0.native.txt").write_text(
-        stack.format("c10d::ProcessGroupGloo::~ProcessGroupGloo")
-    )
-    (tmp_path / "stacks" / "rank1.native.txt").write_text(stack.format("pthread_cond_wait"))
-    assert in_destructor(tmp_path, [0])
-    assert not in_destructor(tmp_path, [0, 1])
-    assert not in_destructor(tmp_path, [2])
-    assert in_destructor(tmp_path, [])
 
 
 @pytest.mark.parametrize(

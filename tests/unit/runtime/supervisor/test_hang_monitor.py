@@ -37,7 +37,6 @@ class Scene:
             blind={},
             suspicion=None,
             awaited=None,
-            suspended_since=None,
             phase_durations=SimpleNamespace(
                 merged=lambda: durations, by_rank=dict, record_end=lambda *arguments: None
             ),
@@ -127,7 +126,7 @@ def test_a_slow_step_is_reported_once_and_one_without_an_end_is_found(
     now = 1000.0
     monkeypatch.setattr(hang_monitor.time, "monotonic", lambda: now)
     scene.monitor.begin_attempt(
-        SimpleNamespace(place_of_rank={0: 0}, sockets={}, world_size=1),
+        SimpleNamespace(local_rank_of={0: 0}, sockets={}, world_size=1),
         Board.create(scene.journal.with_name("b"), 1),
         {},
     )  # type: ignore[arg-type]

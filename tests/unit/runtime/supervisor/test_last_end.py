@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.history_parts import WallTime
+from grpo_run.runtime.history.progress import WallTime
 from grpo_run.runtime.memory.host_cgroup import read_cgroup_kills
 from grpo_run.runtime.supervisor.host_watch import RECENT_SECONDS, suspected
 from grpo_run.watchdog.memory.host_sample import CgroupKills, HostSample, LimitUse

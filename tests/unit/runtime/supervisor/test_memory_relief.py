@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.supervisor.host_relief import CALM_SECONDS, LEAST_STEPS, MemoryRelief
+from grpo_run.runtime.supervisor.host_watch import CALM_SECONDS, LEAST_STEPS, MemoryRelief
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
 
 LIMIT = 100 << 30

@@ -13,14 +13,13 @@ from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.launch.config import Budget, RunConfig
+from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.files import write_facts
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.run_memory import RunMemory, config_for_ranks, signature_with_plan
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
-from grpo_run.watchdog.memory.figures import Figures
-from grpo_run.watchdog.memory.shortage import MemoryPhase, Shortage
+from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase, Shortage
 from grpo_run.watchdog.verdict import Verdict
 
 
@@ -48,7 +47,7 @@ class Supervised:
         self.memory = RunMemory(config, self.run, self.history, self.reporter)
 
     def fail(self, verdict: Verdict) -> Action | None:
-        """Handle a fault as `faults.py` does; return the action, None if it is not the ladder's."""
+        """Handle a fault as `faults.py` does; return the action, None if it is not that of a fallback step."""
         plan = self.history.memory.plan
         self.reporter.write(
             "incident", cause=str(verdict.cause), step=3, train_call=1, memory_plan=plan.text,
@@ -69,7 +68,7 @@ def test_a_change_is_journaled_with_everything_and_said_in_the_scripts_terms(tmp
     assert run.fail(out_of_memory()) is Action.restart_with_plan_change
     (event,) = [record for record in read_journal(run.run.journal) if record["event"] == "plan_changed"]
     assert event["plan"] == {"micro_batch_divisor": 2}
-    assert (event["rung"], event["phase"], event["before"]) == ("micro_batch", "backward", {})
+    assert (event["fallback_step"], event["phase"], event["before"]) == ("micro_batch", "backward", {})
     assert event["predicted_bytes"] < event["predicted_before_bytes"]
     assert event["inexact"] == ["dropout draws other random numbers"]
     assert "per_device_train_batch_size 8 -> 4, gradient_accumulation_steps 1 -> 2" in run.said[0]
@@ -163,18 +162,3 @@ def test_a_plan_that_the_user_gives_is_where_the_changes_begin_and_is_kept(tmp_p
         later.memory.begin_attempt()
         assert later.history.memory.plan == expected
         later.live.journal.close()
-
-
-def test_a_slow_run_is_interrupted_only_for_a_change_that_keeps_the_update(tmp_path: Path) -> None:
-    """Without facts, on several nodes, at the end of the ladder, and where nothing is restarted, it goes on."""
-    run = Supervised(tmp_path / "run")
-    phase = MemoryPhase.backward
-    assert not run.memory.can_change(phase, several_nodes=False)
-    write_facts(run.run.path, facts())
-    assert run.memory.can_change(phase, several_nodes=False)
-    assert not run.memory.can_change(phase, several_nodes=True)
-    write_facts(run.run.path, facts(dropout=True))
-    assert not run.memory.can_change(phase, several_nodes=False)
-    never = Supervised(tmp_path / "never", budget=Budget(failures_without_progress=0))
-    write_facts(never.run.path, facts())
-    assert not never.memory.can_change(phase, several_nodes=False)

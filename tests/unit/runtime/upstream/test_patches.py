@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream.patches import override_attributes, wrapped_methods
 
 
 class Trainer:
@@ -42,3 +42,33 @@ def test_an_attribute_that_is_none_is_restored() -> None:
     with override_attributes(trainer, own=3):
         pass
     assert vars(trainer) == {"own": None}
+
+
+class Model:
+    """An object with one method."""
+
+    def answer(self, question: str) -> str:
+        """Answer."""
+        return f"<{question}>"
+
+
+def around(mark: str) -> Any:
+    """Return a handler that shows where it is."""
+
+    def handler(original: Any, question: str) -> str:
+        return f"{mark}({original(question + mark)})"
+
+    return handler
+
+
+def test_handlers_are_called_from_the_outside_in() -> None:
+    """None is left out, and so is a method that the object lacks; the name stays."""
+    model = Model()
+    with wrapped_methods(model, {"answer": [around("a"), None, around("b")], "missing": [around("c")]}):
+        assert model.answer("?") == "a(b(<?ab>))"
+        assert model.answer.__name__ == "answer"
+        with wrapped_methods(model, {"answer": [around("c")]}):
+            assert model.answer("?") == "c(a(b(<?cab>)))"
+    assert vars(model) == {}
+    with wrapped_methods(model, {"answer": [None]}):
+        assert vars(model) == {}

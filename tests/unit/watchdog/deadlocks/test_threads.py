@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
-from grpo_run.watchdog.deadlocks.positions import MAIN_THREAD_IN_BACKWARD, Position
-from grpo_run.watchdog.deadlocks.threads import ThreadReport, with_threads
+from grpo_run.watchdog.deadlocks.positions import (
+    MAIN_THREAD_IN_BACKWARD,
+    Position,
+    ThreadReport,
+    with_threads,
+)
 
 
 def pending(thread: str, **changes: Any) -> Collective:

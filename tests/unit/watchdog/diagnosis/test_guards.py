@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.diagnosis.guards import diagnose_guard
+from grpo_run.watchdog.diagnosis.exits import diagnose_guard
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Trip
 from grpo_run.watchdog.observation import Exit, RankError
 

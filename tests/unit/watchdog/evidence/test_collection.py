@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from grpo_run.watchdog import processes
-from grpo_run.watchdog.evidence import collection, files, stack_capture
+from grpo_run.watchdog.evidence import collection, incident_files, stack_capture
 from grpo_run.watchdog.evidence import collection as process_files
 
 ME = os.getpid()
@@ -149,10 +149,10 @@ def test_the_stacks_of_a_crashed_rank_are_kept(incident: Path, tmp_path: Path) -
 def test_evidence_is_limited_in_size(incident: Path, tmp_path: Path) -> None:
     """A long stack file is cut to its end."""
     file = tmp_path / "rank1.stacks"
-    file.write_bytes(b"x" * files.MAX_FILE_BYTES + b"the end")
+    file.write_bytes(b"x" * incident_files.MAX_FILE_BYTES + b"the end")
     collect(incident, {}, {1: file})
     kept = (incident / "stacks" / "rank1.txt").read_bytes()
-    assert len(kept) == files.MAX_FILE_BYTES
+    assert len(kept) == incident_files.MAX_FILE_BYTES
     assert kept.endswith(b"the end")
 
 

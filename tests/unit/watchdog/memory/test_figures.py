@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from grpo_run.watchdog.memory.figures import Figures, read_figures
-from grpo_run.watchdog.memory.shortage import described_in, usage_in
+from grpo_run.watchdog.memory.shortage import Figures, described_in, read_figures, usage_in
 
 MIB, GIB = 1024**2, 1024**3
 

@@ -92,7 +92,7 @@ def test_a_rank_alone_waits_for_nothing(start: Callable[..., Rank]) -> None:
     found = rank.look()
     assert {pid for pid, _ in found.own} == {rank.pid}
     assert found.states.keys() == {0}
-    assert (found.awaited, found.waits_for) == ({}, ())
+    assert found.waits_for == ()
 
 
 def test_a_child_in_a_session_of_its_own_is_the_ranks(start: Callable[..., Rank]) -> None:
@@ -134,15 +134,6 @@ def test_a_daemon_is_found_by_the_environment_that_it_inherited(start: Callable[
     assert rank.look().waits_for == (f"process {rank.lines[0]} (sleep)",)
 
 
-def test_a_daemon_at_the_other_end_of_a_pipe_is_awaited(start: Callable[..., Rank]) -> None:
-    """It was forked without a new program, so only the pipe connects it to the rank."""
-    body = "held, end = os.pipe()\n" + DAEMON.format(descriptors="os.close(held)", then="time.sleep(600)")
-    rank = start(body + "os.close(end)\n")
-    found = rank.look()
-    assert {pid for pid, _ in found.awaited} == {int(rank.lines[0])}
-    assert found.waits_for[0].startswith(f"process {rank.lines[0]} (")
-
-
 def test_a_process_that_was_a_child_stays_the_ranks(start: Callable[..., Rank]) -> None:
     """Its parent exits after it was seen."""
     rank = start(
@@ -178,10 +169,8 @@ def test_a_server_on_this_machine_is_awaited(start: Callable[..., Rank], family:
         )
         accepted, _ = listening.accept()
     with accepted:
-        found = rank.look()
-        assert {pid for pid, _ in found.awaited} == {os.getpid()}
-        assert found.waits_for[0].startswith(f"process {os.getpid()} (")
-    wait_until(lambda: (now := rank.look()).awaited == {} and now.waits_for == ())
+        assert rank.look().waits_for == ("a connection to a process outside the job",)
+    wait_until(lambda: rank.look().waits_for == ())
 
 
 def test_helpers_that_wait_for_the_rank_are_not_waited_for(start: Callable[..., Rank]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank, find_awaited_rank
-from grpo_run.watchdog.stalls.deadlines import Occurrence
+from grpo_run.watchdog.stalls.deadlines import DeadlineSettings, Occurrence
+from grpo_run.watchdog.stalls.observed import Observed
 from grpo_run.watchdog.stalls.overdue import PhaseClock
 
 MakeSlot = Callable[..., Slot]
@@ -34,16 +35,17 @@ def find(
     still: float = 30.0,
     since: Mapping[int, float] = {},
     busy: Mapping[int, bool | None] = {},
-    asking: Collection[int] = (),
 ) -> AwaitedRank | None:
     """Find the awaited rank; every rank's slot has been still for `still` seconds."""
-    return find_awaited_rank(
-        slots,
-        waiting=waiting,
+    observed = Observed(
+        slots=slots, now=1000.0, learned={}, completed={}, settings=DeadlineSettings(),
+        waiting={rank: waits for rank, waits in waiting.items() if waits is not None},
         still=dict.fromkeys(slots, still),
+    )  # fmt: skip
+    return find_awaited_rank(
+        observed,
         clock=lambda slot: clock(slot.rank, slot.phase or Phase.startup, since.get(slot.rank, 900.0)),
         busy=busy,
-        asking=asking,
     )
 
 
@@ -109,12 +111,3 @@ def test_next_to_ranks_that_do_nothing_the_one_that_works_is_awaited(make_slot: 
     assert (found.rank, found.busy, found.waiters) == (1, True, (0, 2))
     for busy in ({0: False, 1: True}, {0: False, 1: False, 2: False}):
         assert find(slots, nobody_waits, busy=busy) is None
-
-
-def test_a_rank_that_asks_another_process_of_the_job_waits(make_slot: MakeSlot) -> None:
-    """The other one does nothing either."""
-    slots = {rank: make_slot(rank, phases=(), state=RankState.starting) for rank in range(2)}
-    found = find(slots, {0: False, 1: False}, busy={0: False, 1: False}, asking={0})
-    assert found is not None
-    assert (found.rank, found.waiters) == (1, (0,))
-    assert find(slots, {0: False, 1: False}, asking={0, 1}) is None

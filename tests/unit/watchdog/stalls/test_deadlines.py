@@ -161,7 +161,6 @@ def test_the_defaults_are_the_documented_ones() -> None:
             floor_seconds=60.0,
             connected_seconds=300.0,
             frozen_seconds=20.0,
-            suspended_seconds=300.0,
             ceiling_seconds=3600.0,
             first_seconds=1800.0,
             startup_seconds=3600.0,
@@ -233,7 +232,7 @@ def test_what_a_deadline_ended_is_never_ended_before_four_times_as_long_again(
             deadline_seconds(phase, durations, occurrence, SETTINGS),
             computing_deadline_seconds(phase, durations, occurrence, SETTINGS),
             *(quiet_deadline_seconds(durations, SETTINGS, connected=here) for here in (True, False)),
-            *(frozen_deadline_seconds(durations, SETTINGS, suspended=here) for here in (True, False)),
+            frozen_deadline_seconds(durations, SETTINGS),
         ]
         assert min(limits) >= 4.0 * ended
 
@@ -254,8 +253,7 @@ def test_a_frozen_interpreter_is_ended_after_a_third_of_the_floor(floor: float, 
     """Twenty seconds by default: what the phase has shown does not count, as its heartbeat went on."""
     settings = DeadlineSettings(floor_seconds=floor)
     known = Durations.of([500.0, 500.0])
-    assert frozen_deadline_seconds(known, settings, suspended=False) == expected
-    assert frozen_deadline_seconds(None, settings, suspended=True) == 300.0
+    assert frozen_deadline_seconds(known, settings) == expected
 
 
 def test_a_low_floor_lowers_the_quiet_deadline_in_every_phase() -> None:

@@ -16,21 +16,15 @@ from grpo_run.watchdog.stalls.exit_hangs import (
     limit_seconds,
 )
 
-RANK, HELPER, SERVER = (900, 1), (950, 7), (40, 3)
+RANK, HELPER = (900, 1), (950, 7)
 
 
-def facts(
-    *, cpu: float = 10.0, io: int = 1000, helper: bool = True, server_cpu: float = 5.0, server_io: int = 0
-) -> ExitFacts:
-    """A rank with a helper, connected to a server."""
+def facts(*, cpu: float = 10.0, io: int = 1000, helper: bool = True) -> ExitFacts:
+    """A rank with a helper."""
     own = {RANK: ProcessUsage(cpu_seconds=cpu, io_bytes=io)}
     if helper:
         own[HELPER] = ProcessUsage(cpu_seconds=1.0, io_bytes=0)
-    return ExitFacts(
-        states={0: "S"},
-        own=own,
-        awaited={SERVER: ProcessUsage(cpu_seconds=server_cpu, io_bytes=server_io)},
-    )
+    return ExitFacts(states={0: "S"}, own=own)
 
 
 @pytest.mark.parametrize(
@@ -38,11 +32,7 @@ def facts(
     [
         (facts(), Activity.none),
         (facts(cpu=10.5, io=1000 + QUIET_BYTES - 1), Activity.none),
-        (facts(server_cpu=5.5, server_io=QUIET_BYTES - 1), Activity.none),
-        (facts(server_cpu=5.7), Activity.awaited),
-        (facts(server_io=QUIET_BYTES), Activity.awaited),
         (facts(cpu=10.7), Activity.cpu),
-        (facts(cpu=10.7, server_io=QUIET_BYTES), Activity.cpu),
         (facts(io=1000 + QUIET_BYTES), Activity.progress),
         (facts(cpu=10.7, io=1000 + QUIET_BYTES), Activity.progress),
         (facts(helper=False), Activity.progress),
@@ -55,14 +45,14 @@ def test_the_most_that_was_done_counts(now: ExitFacts, expected: Activity) -> No
 
 def test_a_pid_that_is_used_again_is_another_process() -> None:
     """Its counters have nothing to do with those of the first."""
-    reused = ExitFacts(states={0: "S"}, own={(900, 2): ProcessUsage(cpu_seconds=0.0, io_bytes=0)}, awaited={})
+    reused = ExitFacts(states={0: "S"}, own={(900, 2): ProcessUsage(cpu_seconds=0.0, io_bytes=0)})
     assert activity(facts(), reused, 60.0) is Activity.progress
 
 
 def test_a_process_that_may_wait_has_the_longer_limit() -> None:
     """Unless the user has set a longer one for all."""
-    alone = ExitFacts(states={0: "S"}, own={}, awaited={})
-    waiting = ExitFacts(states={0: "S"}, own={}, awaited={}, waits_for=("process 4 (curl)",))
+    alone = ExitFacts(states={0: "S"}, own={})
+    waiting = ExitFacts(states={0: "S"}, own={}, waits_for=("process 4 (curl)",))
     assert limit_seconds(alone, DeadlineSettings()) == 60.0
     assert limit_seconds(waiting, DeadlineSettings()) == 300.0
     assert limit_seconds(waiting, DeadlineSettings(exit_seconds=400.0)) == 400.0
@@ -70,25 +60,24 @@ def test_a_process_that_may_wait_has_the_longer_limit() -> None:
 
 def test_a_rank_that_has_exited_and_is_not_reaped_does_not_hang() -> None:
     """The supervisor reaps it at its next poll."""
-    assert hung_ranks(ExitFacts(states={1: "S", 0: "Z", 3: "T", 2: "D"}, own={}, awaited={})) == (1, 2, 3)
+    assert hung_ranks(ExitFacts(states={1: "S", 0: "Z", 3: "T", 2: "D"}, own={})) == (1, 2, 3)
 
 
 @pytest.mark.parametrize(
-    ("states", "silent", "local_ranks", "expected"),
+    ("states", "silent", "expected"),
     [
-        ({1: "T"}, {1: 20.0}, 2, (1,)),
-        ({1: "R"}, {1: 20.0}, 2, (1,)),
-        ({1: "T"}, {1: 19.9}, 2, ()),
-        ({1: "S"}, {1: 100.0}, 2, ()),
-        ({0: "S", 1: "T"}, {0: 0.5, 1: 100.0}, 2, ()),
-        ({0: "R", 1: "T"}, {0: 20.0, 1: 20.0}, 2, (0, 1)),
-        ({0: "T", 1: "T"}, {0: 299.0, 1: 299.0}, 2, ()),
-        ({0: "T", 1: "T"}, {0: 300.0, 1: 300.0}, 2, (0, 1)),
+        ({1: "T"}, {1: 20.0}, (1,)),
+        ({1: "R"}, {1: 20.0}, (1,)),
+        ({1: "T"}, {1: 19.9}, ()),
+        ({1: "S"}, {1: 100.0}, ()),
+        ({0: "S", 1: "T"}, {0: 0.5, 1: 100.0}, ()),
+        ({0: "R", 1: "T"}, {0: 20.0, 1: 20.0}, (0, 1)),
+        ({0: "T", 1: "T"}, {0: 20.0, 1: 20.0}, (0, 1)),
     ],
 )
 def test_frozen_interpreters_are_found_if_no_other_rank_works(
-    states: dict[int, str], silent: dict[int, float], local_ranks: int, expected: tuple[int, ...]
+    states: dict[int, str], silent: dict[int, float], expected: tuple[int, ...]
 ) -> None:
-    """Stopped, or at work without running Python. If all are stopped, a scheduler may have preempted the job."""
-    facts = ExitFacts(states=states, own={}, awaited={})
-    assert frozen_ranks(facts, silent, DeadlineSettings(), local_ranks=local_ranks) == expected
+    """Stopped, or at work without running Python."""
+    facts = ExitFacts(states=states, own={})
+    assert frozen_ranks(facts, silent, DeadlineSettings()) == expected

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from grpo_run.watchdog.stalls.process_clocks import FamilyReading, FrozenClock, QuietClock, ThreadReading
+from grpo_run.watchdog.stalls.process_clocks import FrozenClock, QuietClock, ThreadReading, TreeReading
 
-IDLE = FamilyReading(
+IDLE = TreeReading(
     members=frozenset({1, 2}), cpu_seconds=10.0, io_bytes=1000, connected=False, traffic_bytes=0
 )
 
 
-def quiet(*readings: FamilyReading | None, every: float = 2.0) -> QuietClock:
+def quiet(*readings: TreeReading | None, every: float = 2.0) -> QuietClock:
     """The clock after these readings, the first of them at 100 s."""
     clock = QuietClock()
     for number, reading in enumerate(readings):
@@ -21,7 +21,7 @@ def quiet(*readings: FamilyReading | None, every: float = 2.0) -> QuietClock:
     return clock
 
 
-def test_an_idle_family_is_quiet_since_the_first_reading() -> None:
+def test_an_idle_process_tree_is_quiet_since_the_first_reading() -> None:
     """Its heartbeat and its idle threads may use a hundredth of a core."""
     readings = [replace(IDLE, cpu_seconds=10.0 + 0.015 * number) for number in range(40)]
     assert quiet(*readings).since_seconds == 100.0

@@ -9,9 +9,8 @@ import pytest
 from datasets import Dataset
 from trl import GRPOTrainer, SFTConfig, SFTTrainer
 
-from grpo_run.runtime.rank.hooks.train_call import data_order, warning
+from grpo_run.runtime.rank.hooks.train_call import ReadingOrder, data_order, warning
 from grpo_run.runtime.upstream import trainer_names
-from grpo_run.watchdog.stalls.late_ranks import ReadingOrder
 
 RISING = [{"prompt": "x" * length} for length in range(1, 300)]
 MIXED = [{"prompt": "x" * (37 * number % 101)} for number in range(300)]

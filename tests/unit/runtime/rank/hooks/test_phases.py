@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.rank.hooks.phases import callback_name, mark_callbacks, mark_method, mark_reward
+from grpo_run.runtime.rank.hooks.phases import callback_name, mark_callbacks, mark_reward, marked
 from grpo_run.runtime.rank.step.step_vote import PhaseFingerprint
+from grpo_run.runtime.upstream.patches import wrapped_methods
 from grpo_run.watchdog.observation import Phase, Slot
 
 Reading = Callable[[], Slot]
@@ -193,7 +194,7 @@ def test_a_marked_method_keeps_its_name_and_result(slot: SlotWriter) -> None:
     """Only the instance is changed, and only for the length of the block."""
     trainer, fingerprint = Trainer(), PhaseFingerprint()
     original = Trainer.generate
-    with mark_method(trainer, "generate", Phase.generate, slot, fingerprint):
+    with wrapped_methods(trainer, {"generate": [marked(Phase.generate, slot, fingerprint)]}):
         assert trainer.generate(3, extra=1) == 7
         assert trainer.generate.__name__ == "generate"
         assert inspect.signature(trainer.generate) == inspect.signature(Trainer().generate)
@@ -206,7 +207,7 @@ def test_a_methods_phase_is_closed_after_an_exception(slot: SlotWriter, reading:
     trainer = Trainer()
     slot.enter(Phase.data)
     with (
-        mark_method(trainer, "generate", Phase.generate, slot, PhaseFingerprint()),
+        wrapped_methods(trainer, {"generate": [marked(Phase.generate, slot, PhaseFingerprint())]}),
         pytest.raises(ValueError, match="-1"),
     ):
         trainer.generate(-1)
@@ -216,7 +217,7 @@ def test_a_methods_phase_is_closed_after_an_exception(slot: SlotWriter, reading:
 def test_a_missing_method_is_skipped(slot: SlotWriter) -> None:
     """SFTTrainer has no rewards."""
     trainer = Trainer()
-    with mark_method(trainer, "_calculate_rewards", Phase.reward, slot, PhaseFingerprint()):
+    with wrapped_methods(trainer, {"_calculate_rewards": [marked(Phase.reward, slot, PhaseFingerprint())]}):
         assert not hasattr(trainer, "_calculate_rewards")
 
 
@@ -260,7 +261,7 @@ def test_a_fingerprint_fits_a_vote() -> None:
 def test_a_marked_method_changes_the_fingerprint(slot: SlotWriter) -> None:
     """It does so on entry, even if the method raises."""
     fingerprint, trainer = PhaseFingerprint(), Trainer()
-    with mark_method(trainer, "generate", Phase.generate, slot, fingerprint):
+    with wrapped_methods(trainer, {"generate": [marked(Phase.generate, slot, fingerprint)]}):
         trainer.generate(1)
     assert fingerprint.take() != 0
 

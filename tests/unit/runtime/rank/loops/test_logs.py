@@ -36,7 +36,7 @@ def test_a_number_of_any_kind_is_published(
     """On the board, and in the journal as of the step in progress; what is no number is left out."""
     log({name: value, "reward": 2, "lr": 1e-3, "histogram": torch.ones(3), "text": "high", 3: 4})  # type: ignore[dict-item]
     slot = reading()
-    assert (slot.loss, slot.reward, slot.learning_rate) == (0.5, 2.0, 1e-3)
+    assert [slot.value(name) for name in ("loss", "reward", "learning_rate")] == [0.5, 2.0, 1e-3]
     (record,) = [record for record in events() if record["event"] == "step_logged"]
     assert (record["step"], record["train_call"], record["loss"], record["reward"]) == (4, 2, 0.5, 2.0)
 
@@ -45,20 +45,24 @@ def test_a_number_of_any_kind_is_published(
 def test_what_is_no_number_is_ignored(value: Any, log: LoopLogs, reading: Callable[[], Slot]) -> None:
     """A logger may take it."""
     log({"reward": value})
-    assert math.isnan(reading().reward)
+    assert math.isnan(reading().value("reward"))
 
 
 def test_the_guards_judge_what_was_logged_of_a_step(log: LoopLogs, session: Any) -> None:
     """A loss of any micro-batch that is not finite, unless a gradient scaler has skipped the step; rank 0's reward."""
     log({"loss": torch.tensor(float("nan"))})
     log({"loss": 1.0, "reward": 0.25})
-    assert log.take(optimized=True) == StepValues(finite=False, reward=0.25)
-    assert log.take(optimized=True) == StepValues()
+    log.optimized = True
+    assert log.take_values() == StepValues(finite=False, reward=0.25)
+    log.optimized = True
+    assert log.take_values() == StepValues()
     log({"loss": math.inf, "grad_norm": math.inf})
-    assert log.take(optimized=False) == StepValues()
+    log.optimized = False
+    assert log.take_values() == StepValues()
     session.is_main = False
     log({"loss": 1.0, "reward": 0.25})
-    assert log.take(optimized=True) == StepValues()
+    log.optimized = True
+    assert log.take_values() == StepValues()
 
 
 def test_another_thread_writes_nothing(log: LoopLogs, reading: Callable[[], Slot]) -> None:
@@ -66,7 +70,7 @@ def test_another_thread_writes_nothing(log: LoopLogs, reading: Callable[[], Slot
     thread = threading.Thread(target=log, args=({"reward": 1.0},))
     thread.start()
     thread.join()
-    assert math.isnan(reading().reward)
+    assert math.isnan(reading().value("reward"))
 
 
 def test_outside_the_launcher_nothing_happens() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.errors import ConfigError, Stopped
 from grpo_run.runtime.history.history import History
+from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step import guard as guard_module
 from grpo_run.runtime.rank.step.guard import guard_of
 from grpo_run.trainers import loop
@@ -31,6 +33,8 @@ class Hashable:
 def rank(session: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """This process is a rank."""
     made = Hashable(session)
+    for method in (Session.record_left_loop, Session.script_raised, Session.script_returned):
+        setattr(made, method.__name__, functools.partial(method, made))
     monkeypatch.setattr(loop, "current", lambda: made)
     return made
 
@@ -148,7 +152,7 @@ def test_a_loop_ends_early(rank: Any, again: Callable[[], None], tmp_path: Path)
     assert second.state["total"] == first.state["total"]
 
 
-def marks(events: Events) -> list[int | None]:
+def marks(events: Events) -> list[int]:
     """After how many steps the loop was left, in the order of the journal."""
     return [record["ends_after"] for record in events() if record["event"] == "loop_left"]
 
@@ -176,6 +180,8 @@ def test_a_loop_that_was_left_by_break_ends_there_after_a_restart(
     assert (reading().state, reading().phase) == (RankState.between, Phase.idle)
     assert first.lines == expected
     assert float(torch.rand(())) == number
+    assert marks(events) == []
+    rank.record_left_loop()  # another call begins, or the script ends
     assert marks(events) == [last + 1]
     again()
     known = History.of(events()).calls.to_pass()
@@ -186,10 +192,10 @@ def test_a_loop_that_was_left_by_break_ends_there_after_a_restart(
     assert f"loop 2 ends after step {last + 1}: the script left it there before the restart" in rank.notified
 
 
-def test_a_loop_that_an_exception_ends_goes_on_after_a_restart(
-    rank: Any, tmp_path: Path, events: Events
+def test_a_loop_that_is_left_by_an_exception_is_in_progress_when_the_script_ends(
+    rank: Any, tmp_path: Path, events: Events, reading: Callable[[], Slot]
 ) -> None:
-    """Also if the script handles it."""
+    """Nothing says that it ends there after a restart."""
     script = Script(tmp_path)
 
     def train() -> None:
@@ -200,6 +206,9 @@ def test_a_loop_that_an_exception_ends_goes_on_after_a_restart(
 
     with pytest.raises(ValueError, match="no break"):
         train()
+    assert reading().state is RankState.between
+    rank.script_raised()
+    assert reading().state is RankState.training
     assert marks(events) == []
 
 
@@ -219,7 +228,8 @@ def test_a_loop_with_a_name_may_go_on_after_a_break(
         assert (reading().state, reading().step) == (RankState.training, step)
         script.step(step)
     assert script.lines == expected
-    assert marks(events) == [2, None]
+    rank.script_returned()
+    assert marks(events) == []
     assert reading().committed_step == 5
 
 
@@ -239,6 +249,7 @@ def test_another_loop_may_begin_after_a_break(rank: Any, tmp_path: Path, events:
             del steps
             assert guard_of(rank).running == "loop"
     assert [line[0] for line in other.lines] == [0, 1, 2]
+    assert marks(events) == [1]
     assert [record["event"] for record in events()].count("train_ended") == 1
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from grpo_run.runtime.rank.memory_trace import holders, numbered_attributes, script_files, tracer
+from grpo_run.runtime.rank.memory_trace import tracer
 from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
 
-STEPS = 14
+STEPS = 30
+LAST_STEP = 1000
+"""Of the training that a script is at the beginning of."""
 
 
 class NoHistory:
@@ -42,31 +48,56 @@ def line_of(request: pytest.FixtureRequest) -> Callable[[str], int]:
     return find
 
 
-@pytest.fixture(autouse=True)
-def _own_files(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """The script is the test's own file and what it has written: other tests use the same names for other things."""
-    imported = script_files.user_files
-    own = str(request.path)
-
-    def of_this_test() -> tuple[str, ...]:
-        return tuple(file for file in imported() if file == own or Path(file).is_relative_to(tmp_path))
-
-    for module in (script_files, holders, numbered_attributes, tracer):
-        monkeypatch.setattr(module, "user_files", of_this_test)
-
-
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch, no_history: Any) -> Callable[..., list[TraceFinding]]:
     """Runs steps and returns what is found. Each step is looked at."""
     monkeypatch.setattr(tracer, "SHARE", 1e9)
 
-    def run(step: Callable[[int], object], steps: int = STEPS) -> list[TraceFinding]:
+    def run(step: Callable[[int], object], steps: int = STEPS, free: int = 0) -> list[TraceFinding]:
         found: list[TraceFinding] = []
-        trace = tracer.MemoryTrace(found.append, no_history, pytest.fail)
+        trace = tracer.MemoryTrace(found.append, no_history, pytest.fail, lambda device: free)
         try:
             for number in range(1, steps + 1):
                 step(number)
-                trace.step_ended(number)
+                trace.step_ended(number, last_step=LAST_STEP)
+        finally:
+            trace.end()
+        return found
+
+    gc.collect()
+    gc.freeze()  # not undone: later collections would visit all objects of the libraries
+    return run
+
+
+@pytest.fixture
+def run_script(
+    monkeypatch: pytest.MonkeyPatch, no_history: Any, tmp_path: Path
+) -> Callable[..., list[TraceFinding]]:
+    """Runs a script in which each call of `made()` ends a step, and returns what is found."""
+    monkeypatch.setattr(tracer, "SHARE", 1e9)
+
+    def run(source: str, free: int = 0) -> list[TraceFinding]:
+        found: list[TraceFinding] = []
+        trace = tracer.MemoryTrace(found.append, no_history, pytest.fail, lambda device: free)
+        step = 0
+
+        def made() -> torch.Tensor:
+            nonlocal step
+            if step:
+                trace.step_ended(step, last_step=LAST_STEP)
+            step += 1
+            return torch.full((40,), float(step))
+
+        file = tmp_path / "script_of_test.py"
+        file.write_text(textwrap.dedent(source))
+        specification = importlib.util.spec_from_file_location("script_of_test", file)
+        assert specification is not None
+        assert specification.loader is not None
+        script = importlib.util.module_from_spec(specification)
+        monkeypatch.setitem(sys.modules, "script_of_test", script)
+        vars(script).update(torch=torch, made=made)
+        try:
+            specification.loader.exec_module(script)
         finally:
             trace.end()
         return found

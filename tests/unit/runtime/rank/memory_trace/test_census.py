@@ -7,8 +7,7 @@ import weakref
 
 import torch
 
-from grpo_run.runtime.rank.memory_trace.census import take_census
-from grpo_run.runtime.rank.memory_trace.ledger import Ledger
+from grpo_run.runtime.rank.memory_trace.census import Ledger, take_census, tensor_types
 from grpo_run.runtime.rank.memory_trace.sites import SiteRecorder
 
 
@@ -16,7 +15,7 @@ def saved_sizes(root: torch.Tensor) -> set[int]:
     """Sizes of what the graph of a tensor has saved, by a census."""
     return {
         saved.numel()
-        for holder, kept in take_census(torch).graphs
+        for holder, kept in take_census(tensor_types(torch)).graphs
         if holder is root
         for saved in kept.values()
     }
@@ -49,7 +48,7 @@ def test_entries_go_with_their_storage() -> None:
         ledger = Ledger()
         tensor = torch.zeros(647)
         key, freed = tensor.untyped_storage()._cdata, weakref.ref(tensor)
-        ledger.observe(1, take_census(torch), {})
+        ledger.observe(1, take_census(tensor_types(torch)), {})
         assert [one.shape for one in ledger.of([key])] == [(647,)]
         del tensor
         assert freed() is None
@@ -63,7 +62,7 @@ def test_an_entry_has_the_step_in_which_it_was_first_seen() -> None:
     ledger = Ledger()
     tensor = torch.zeros(653)
     for step in (3, 4, 5):
-        ledger.observe(step, take_census(torch), {})
+        ledger.observe(step, take_census(tensor_types(torch)), {})
     assert [one.born for one in ledger.of([tensor.untyped_storage()._cdata])] == [3]
 
 
@@ -125,7 +124,7 @@ def test_everything_that_a_graph_has_saved_belongs_to_it_in_every_census() -> No
     del hidden
     sizes = []
     for _ in range(3):
-        census = take_census(torch)
+        census = take_census(tensor_types(torch))
         assert [holder for holder, _ in census.graphs] == [result]
         sizes.append(len(census.graphs[0][1]))
         del census

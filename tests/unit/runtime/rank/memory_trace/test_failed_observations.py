@@ -10,9 +10,8 @@ import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from grpo_run.runtime.rank.memory_trace import tracer
-from grpo_run.runtime.rank.memory_trace.dropped_graphs import DroppedGraphs
+from grpo_run.runtime.rank.memory_trace.census import Ledger
 from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
-from grpo_run.runtime.rank.memory_trace.ledger import Ledger
 from grpo_run.runtime.rank.memory_trace.padding import PaddingWatch
 from grpo_run.runtime.rank.memory_trace.sites import SiteRecorder
 
@@ -24,8 +23,8 @@ def fails(*_: Any) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(DroppedGraphs, "called"), (PaddingWatch, "_count"), (Ledger, "observe"), (SiteRecorder, "_note")],
-    ids=["a model's results", "a mask", "a census", "an operator"],
+    [(PaddingWatch, "_count"), (Ledger, "observe"), (SiteRecorder, "_note")],
+    ids=["a mask", "a census", "an operator"],
 )
 def test_the_script_goes_on_and_one_line_says_what_has_failed(
     monkeypatch: pytest.MonkeyPatch, no_history: Any, owner: type, name: str

@@ -1,8 +1,7 @@
-"""Who holds a tensor, named as the script names it, and whether its code bounds it."""
+"""Who holds a tensor, named as the script names it."""
 
 from __future__ import annotations
 
-import ast
 import gc
 import importlib.util
 import sys
@@ -16,15 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_run.runtime.rank.memory_trace import sources
-from grpo_run.runtime.rank.memory_trace.container_bounds import is_bounded
-from grpo_run.runtime.rank.memory_trace.cycles import find_cycle
-from grpo_run.runtime.rank.memory_trace.garbage import collections_postponed
+from grpo_run.runtime.rank.memory_trace.census import Ledger, take_census, tensor_types
+from grpo_run.runtime.rank.memory_trace.cycles import collections_postponed, find_cycle
+from grpo_run.runtime.rank.memory_trace.growth import ENOUGH
 from grpo_run.runtime.rank.memory_trace.holders import Holder, find_holder
+from grpo_run.runtime.rank.memory_trace.kept_exceptions import KeptExceptions
 from grpo_run.runtime.rank.memory_trace.names import name_of
 from grpo_run.runtime.rank.memory_trace.referrers import running_frames, running_locals
-from grpo_run.runtime.rank.memory_trace.sources import Variable, assigned_at
-from grpo_run.runtime.rank.memory_trace.tracebacks import exception_of, kept_frames
 
 MANY = 5
 
@@ -60,7 +57,7 @@ def test_a_list_of_an_instance_is_named_by_attribute_class_and_line(line_of: Cal
     found = holder_of(tensor).name
     assert found is not None
     assert (found.kind, found.variable.name, found.variable.owner) == ("list", "history", "Collector")
-    assert (found.variable.file, found.line) == (__file__, line_of("self.history"))
+    assert (found.variable.file, found.variable.line) == (__file__, line_of("def __init__(self) -> None:"))
 
 
 @pytest.fixture
@@ -79,11 +76,11 @@ def policy(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_a_variable_of_a_module_is_named(policy: Any) -> None:
-    """With the line of its first assignment."""
+    """With the file of the module."""
     found = holder_of(fill(policy.everything.append)).name
     assert found is not None
     assert (found.variable.name, found.variable.owner) == ("everything", None)
-    assert (found.variable.file, found.line) == (policy.__file__, 2)
+    assert found.variable.file == policy.__file__
 
 
 def test_an_attribute_of_a_class_is_named(policy: Any) -> None:
@@ -91,7 +88,7 @@ def test_an_attribute_of_a_class_is_named(policy: Any) -> None:
     found = holder_of(fill(policy.Shared.kept.append)).name
     assert found is not None
     assert (found.variable.name, found.variable.owner) == ("kept", "Shared")
-    assert (found.variable.file, found.line) == (policy.__file__, 6)
+    assert found.variable.file == policy.__file__
 
 
 def test_a_local_variable_of_a_running_function_is_named() -> None:
@@ -127,75 +124,6 @@ def test_functions_in_a_list_hold_what_they_have_captured() -> None:
         assert (found.kind, found.variable.name) == ("list", "hooks")
 
 
-def test_a_function_that_keeps_something_is_named_with_its_line(tmp_path: Path) -> None:
-    """As one with a cache."""
-    file = tmp_path / "cached.py"
-    file.write_text("import functools\n\n@functools.cache\ndef embed(step):\n    return step\n")
-    assert assigned_at(Variable(str(file), "embed")) == 4
-
-
-@pytest.mark.parametrize(
-    ("use", "bounded"),
-    [
-        ("self.items.append(one)", False),
-        ("self.items.append(one)\n        if len(self.items) > 8: self.items.pop(0)", True),
-        ("self.items.append(one)\n        del self.items[:-8]", True),
-        ("self.items = [*self.items, one][-8:]", True),
-        ("self.items[one % 8] = one", True),
-        ("if one not in self.items: self.items[one] = one", True),
-        ("self.items[0] = (self.items[0] + [one])[-8:]", True),
-        ("items = self.items\n        if len(items) > 8: items.pop(0)", True),
-        ("self.items = self.items + [one]", False),
-        ("if self.items: self.items = []", True),
-        ("if self.items is not None: self.items = []", True),
-        ("if self.items is None: self.items = []", False),
-        ("if not hasattr(self, 'items'): self.items = []", False),
-        ("if one is None: buffer.items = []", True),
-        ("self.other.pop()", False),
-        ("self.items.append(one)\n        print(len(self.items))", False),
-    ],
-)
-def test_code_that_bounds_what_is_held_is_found(tmp_path: Path, use: str, bounded: bool) -> None:
-    """Removing, replacing, looking up, and comparing the length all may bound it; showing the length does not."""
-    file = tmp_path / "buffer.py"
-    file.write_text(
-        "class Buffer:\n    def __init__(self):\n        self.items = []\n        self.other = []\n"
-        f"    def add(self, one):\n        {use}\n"
-    )
-    variable = Variable(str(file), "items", owner="Buffer")
-    assert is_bounded(variable) is bounded
-    assert assigned_at(variable) == 3
-
-
-@pytest.mark.parametrize(
-    ("function", "bounded"),
-    [
-        ("def keep_last(items, most):\n    del items[:-most]\n", True),
-        ("def keep_last(most, *, items):\n    if len(items) > most:\n        items.pop(0)\n", True),
-        ("def keep_last(items, most):\n    print(len(items), most)\n", False),
-        ("def keep_last(items, most):\n    most.pop()\n", False),
-    ],
-)
-def test_a_function_that_bounds_what_it_is_given_is_found(
-    tmp_path: Path, function: str, bounded: bool
-) -> None:
-    """The script gives it the variable, by place or by name."""
-    file = tmp_path / "train.py"
-    call = "keep_last(8, items=kept)" if "*, items" in function else "keep_last(kept, 8)"
-    file.write_text(f"kept = []\n{function}\ndef step(one):\n    kept.append(one)\n    {call}\n")
-    assert is_bounded(Variable(str(file), "kept")) is bounded
-
-
-def test_a_variable_that_each_round_of_a_loop_makes_anew_is_bounded(tmp_path: Path) -> None:
-    """A list of one epoch."""
-    file = tmp_path / "train.py"
-    file.write_text(
-        "kept = []\ndef train():\n    for epoch in range(3):\n        losses = []\n        losses.append(1)\n        kept.append(1)\n"
-    )
-    assert is_bounded(Variable(str(file), "losses", function="train"))
-    assert not is_bounded(Variable(str(file), "kept"))
-
-
 class Itself:
     """Refers to itself."""
 
@@ -220,7 +148,7 @@ def test_a_cycle_that_alone_holds_a_tensor_is_proved_and_named(line_of: Callable
         cycle = find_cycle(tensor, ())
         assert cycle is not None
         assert (cycle.kind, cycle.attribute, cycle.file) == ("Itself", "whole", __file__)
-        assert cycle.line == line_of("self.whole")
+        assert cycle.line == line_of("def __init__(self, tensor: torch.Tensor) -> None:")
     finally:
         gc.enable()
 
@@ -243,13 +171,16 @@ def test_an_exception_that_is_kept_is_named_with_its_frame() -> None:
         score()
     except ValueError as error:
         collector.history.append(error)
-    trace = collector.history[0].__traceback__
-    kept = kept_frames([trace, trace.tb_next], {torch.Tensor})
-    assert [(one.function, [tensor.numel() for tensor in one.tensors]) for one in kept] == [("score", [1239])]
-    error_class, name = exception_of(kept[0].traceback, {id(kept)})
-    assert error_class == "ValueError"
-    assert name is not None
-    assert (name.variable.name, name.variable.owner) == ("history", "Collector")
+    ledger, exceptions, found = Ledger(), KeptExceptions(), []
+    for step in range(1, 1 + ENOUGH):
+        census = take_census(tensor_types(torch))
+        ledger.observe(step, census, {})
+        found += exceptions.step_ended(step, census, ledger, {torch.Tensor})
+    (kept,) = [one for one in found if one.function == "score"]
+    assert (kept.error, kept.steps) == ("ValueError", ENOUGH)
+    assert [one.shape for one in kept.entries] == [(1239,)]
+    assert kept.name is not None
+    assert (kept.name.variable.name, kept.name.variable.owner) == ("history", "Collector")
 
 
 def test_looking_at_frames_keeps_nothing_alive() -> None:
@@ -291,54 +222,3 @@ def test_looking_for_a_name_keeps_nothing_alive() -> None:
         assert name_of(mask, running_locals(), ()) is not None
         del mask
         assert reference() is None
-
-
-def test_a_cycle_may_be_looked_for_in_the_midst_of_a_parse(line_of: Callable[[str], int]) -> None:
-    """CPython refuses a parse within a parse, and a collection within one runs our callback."""
-
-    class Node:
-        def __init__(self) -> None:
-            self.tensor = torch.zeros(64)
-            self.me = self
-
-    looked: list[Any] = []
-
-    def look(phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            looked.append(find_cycle(Node().tensor, ()))
-
-    text = "x = f(a, [b, (c, d)], e=1)\n" * 2000
-    threshold = gc.get_threshold()
-    sources.parsed.cache_clear()
-    gc.callbacks.append(look)
-    gc.set_threshold(50)
-    try:
-        ast.parse(text)
-    finally:
-        gc.set_threshold(*threshold)
-        gc.callbacks.remove(look)
-    (found,) = {one for one in looked if one is not None}
-    assert found.line == line_of("self.me = self")
-
-
-def test_a_source_is_parsed_without_a_collection_in_it(tmp_path: Path) -> None:
-    """Collections run code of anybody."""
-    file = tmp_path / "script.py"
-    file.write_text("x = f(a, [b, (c, d)], e=1)\n" * 2000)
-    collected: list[str] = []
-
-    def note(phase: str, info: dict[str, int]) -> None:
-        frame: Any = sys._getframe(1)
-        while frame is not None:
-            collected.append(frame.f_code.co_name)
-            frame = frame.f_back
-
-    threshold = gc.get_threshold()
-    gc.callbacks.append(note)
-    gc.set_threshold(50)
-    try:
-        assert sources.parsed(str(file)) is not None
-    finally:
-        gc.set_threshold(*threshold)
-        gc.callbacks.remove(note)
-    assert "parse" not in collected

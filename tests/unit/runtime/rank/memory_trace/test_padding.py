@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from grpo_run.runtime.rank.memory_trace.padding import Padded, PaddingWatch, wasteful
-from grpo_run.runtime.rank.memory_trace.sources import length_arguments
 
 
 class Model:
@@ -29,7 +26,7 @@ def watched(batches: list[tuple[int, int, int]], steps: int, *, rollouts: int = 
     class Watched(Model):
         pass
 
-    watch = PaddingWatch(lambda: len(reached), lambda key, group: None)
+    watch = PaddingWatch(lambda: len(reached), lambda key: None)
     watch.watch(Watched)
     while len(reached) < steps:
         reached.append(1)
@@ -77,7 +74,7 @@ def test_one_rollout_in_many_steps_is_no_evidence() -> None:
 
 def test_a_decoding_step_does_not_count() -> None:
     """Its mask is longer than its input."""
-    watch = PaddingWatch(lambda: 1, lambda key, group: None)
+    watch = PaddingWatch(lambda: 1, lambda key: None)
 
     class Watched(Model):
         pass
@@ -87,27 +84,3 @@ def test_a_decoding_step_does_not_count() -> None:
         Watched()(torch.zeros(2, 1), attention_mask=torch.zeros(2, 512))
     assert watch.found(0) is None
     assert wasteful([], rollouts=None) is None
-
-
-@pytest.mark.parametrize(
-    ("source", "line", "said"),
-    [
-        (
-            'x = tokenizer(texts, padding="max_length", return_tensors="pt")',
-            1,
-            'tokenizer(padding="max_length")',
-        ),
-        ("x = self.pad(\n    rows,\n    max_length=LIMIT + 1,\n)", 2, "self.pad(max_length=LIMIT + 1)"),
-        ("mask = torch.zeros(8, 512)", 1, None),
-        ("f(padding=True); g(padding=False)", 1, None),
-        ("f(padding=True)\nmask = 1", 2, None),
-        ("no python (", 1, None),
-    ],
-)
-def test_the_arguments_that_chose_a_length_are_read(
-    source: str, line: int, said: str | None, tmp_path: Path
-) -> None:
-    """If one call at the line has such arguments."""
-    file = tmp_path / "script.py"
-    file.write_text(source)
-    assert length_arguments(str(file), line) == said

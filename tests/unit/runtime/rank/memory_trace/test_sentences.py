@@ -25,24 +25,21 @@ def finding(**fields: Any) -> TraceFinding:
     ("fields", "said"),
     [
         (
-            {},
-            "(16.7 GiB) alive since step 3, made at policy.py:133, held by list `history` of Collector (collector.py:40): it has kept",
+            {"details": {"bytes_a_step": 2**20, "steps_left": 9, "free_bytes": 2**21}},
+            "(16.7 GiB) alive since step 3, made at policy.py:133, held by list `history` of Collector (collector.py:40): it has kept tensors of 5 steps, 1.0 MiB a step, which does not fit into 2.0 MiB for the 9 steps",
         ),
         (
             {"kind": "graph", "made_in": Place(file="/usr/lib/python3/site-packages/transformers/model.py", line=9)},
             "made at policy.py:133 (in transformers/model.py:9), saved by the autograd graph of a tensor that is held by list",
         ),
         (
-            {"kind": "filling", "details": {"bounded_by_code": False}},
-            "may still be filling: 64 tensors [8, 174, 50257] float32 (16.7 GiB) alive since step 3",
+            {"kind": "growing", "steps": 20},
+            "still growing: 64 tensors [8, 174, 50257] float32 (16.7 GiB) alive since step 3, made at policy.py:133",
         ),
+        ({"kind": "growing", "steps": 20}, "(collector.py:40): it has kept tensors of 20 steps; cannot tell whether"),
         (
-            {"kind": "filling", "details": {"bounded_by_code": False}},
-            "(collector.py:40): it has grown for 5 steps; no leak if it stops once it has all keys, as one for each prompt of a dataset",
-        ),
-        (
-            {"kind": "filling", "details": {"bounded_by_code": True}},
-            "no leak if it stops where code removes, replaces or looks up what it holds",
+            {"kind": "growing", "steps": 20, "details": {"first_step": 3, "first_bytes": 1024}},
+            "still growing: a tensor [8, 174, 50257] float32 (16.7 GiB) from 1.0 KiB in step 3",
         ),
         ({"tensors": 1, "made_at": None}, "1 tensor [8, 174, 50257] float32 (16.7 GiB) alive since step 3, held by"),
         ({"holder": None, "held_at": None}, "held by something that has no name in the script: "),
@@ -56,13 +53,6 @@ def finding(**fields: Any) -> TraceFinding:
                 "details": {"width": 1024, "longest": 174, "share": 0.17},
             },
             "to 1024 tokens, of which the longest row of 20 batches in 5 steps uses 174 and 17% are real, made at policy.py:133: pad",
-        ),
-        (
-            {
-                "kind": "padding", "holder": None, "held_at": None,
-                "details": {"width": 1024, "longest": 174, "share": 0.17, "length_by": "tokenizer.pad(max_length=1024)"},
-            },
-            "made at policy.py:133 by `tokenizer.pad(max_length=1024)`: pad to",
         ),
     ],
 )  # fmt: skip

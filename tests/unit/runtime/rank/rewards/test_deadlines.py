@@ -8,7 +8,7 @@ from grpo_run.runtime.rank.rewards.deadlines import CallClock, Learned
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings, Occurrence, deadline_seconds
 from grpo_run.watchdog.stalls.durations import Durations
-from grpo_run.watchdog.stalls.process_clocks import FamilyReading, ThreadReading
+from grpo_run.watchdog.stalls.process_clocks import ThreadReading, TreeReading
 
 SETTINGS = DeadlineSettings()
 
@@ -62,8 +62,8 @@ def test_after_a_batch_of_which_no_part_returned_the_deadline_is_five_times_as_l
     assert made.longest_call_seconds() >= 4 * before
 
 
-def reading(cpu: float, connected: bool = False) -> FamilyReading:
-    return FamilyReading(
+def reading(cpu: float, connected: bool = False) -> TreeReading:
+    return TreeReading(
         members=frozenset({7}), cpu_seconds=cpu, io_bytes=0, runnable=frozenset(), connected=connected
     )
 

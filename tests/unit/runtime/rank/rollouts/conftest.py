@@ -120,6 +120,7 @@ def rollout() -> Callable[..., Any]:
 
     def score(trainer: Any, session: Any, *columns: Any, ends: Any = None) -> Any:
         import torch
+        from support.wrapped import masked
 
         from grpo_run.runtime.rank.rollouts.sample_masking import SampleExclusion
 
@@ -129,7 +130,7 @@ def rollout() -> Callable[..., Any]:
         trainer.reward_processing_classes = [None] * len(functions)
         trainer.reward_weights = torch.ones(len(functions))
         exclusion = SampleExclusion(trainer, session, lambda: ends)
-        with exclusion.scoring(), exclusion.rewarding():
+        with masked(trainer, exclusion):
             return trainer._generate_and_score_completions(
                 [{"prompt": prompt} for prompt in PROMPTS for _ in range(GENERATIONS)]
             )

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.wrapped import masked
 
 from grpo_run.runtime.errors import RewardError
-from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import read_journal
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.launch.config import CAPPED_ENDS, Exclusion
 from grpo_run.runtime.rank.rollouts.masking_report import EMPTY_ROLLOUTS
 from grpo_run.runtime.rank.rollouts.reward_outputs import failed
@@ -59,10 +60,10 @@ def test_each_exclusion_is_accounted_for(
         )
     ]
     history = History.of(read_journal(Path(session.config.run_directory) / "journal.jsonl"))
-    assert history.exclusions.samples == dict.fromkeys(
+    assert history.masked.samples == dict.fromkeys(
         ("nan", "small_group", "exception", "infinite", "deadline"), 1
     )
-    assert history.exclusions.groups == 1
+    assert history.masked.groups == 1
 
 
 def test_steps_without_samples_are_counted(
@@ -159,7 +160,7 @@ def test_ten_rollouts_in_a_row_without_one_valid_reward_end_the_run(
     answers = [REWARDS] * valid_before + [broken] * ROLLOUTS_WITHOUT_REWARD
     exclusion = attached(either, session, lambda **_: answers.pop(0))
     said = f"in step 1 reward function broken returned {returned}"
-    with exclusion.scoring(), exclusion.rewarding():
+    with masked(either, exclusion):
         for _ in range(valid_before):
             either._generate_and_score_completions(INPUTS)
         assert not any("valid reward" in text for text in session.notified)
@@ -178,7 +179,7 @@ def test_a_valid_reward_begins_the_count_anew(either: Any, session: Any) -> None
     almost = [[None] * 8] * (ROLLOUTS_WITHOUT_REWARD - 1)
     answers = [*almost, [None] * 7 + [0.0], *almost, *[[0.0] * 8] * (2 * ROLLOUTS_WITHOUT_REWARD)]
     exclusion = attached(either, session, lambda **_: answers.pop(0))
-    with exclusion.scoring(), exclusion.rewarding():
+    with masked(either, exclusion):
         while answers:
             either._generate_and_score_completions(INPUTS)
 
@@ -188,7 +189,7 @@ def test_evaluations_without_rewards_end_nothing(either: Any, session: Any) -> N
     either.model.eval()
     exclusion = attached(either, session, lambda **_: [None] * 8)
     try:
-        with exclusion.scoring(), exclusion.rewarding():
+        with masked(either, exclusion):
             for _ in range(ROLLOUTS_WITHOUT_REWARD + 1):
                 either._generate_and_score_completions(INPUTS)
     finally:
@@ -200,7 +201,7 @@ def test_the_trainer_is_as_before_afterwards(either: Any, session: Any) -> None:
     function = lambda **_: [NAN] * 8
     exclusion = attached(either, session, function)
     functions = either.reward_funcs
-    with exclusion.scoring(), exclusion.rewarding():
+    with masked(either, exclusion):
         either._generate_and_score_completions(INPUTS)
         assert either.reward_funcs is functions
     assert "_calculate_rewards" not in vars(either)
@@ -227,7 +228,7 @@ def test_many_rollouts_without_samples_are_a_warning(either: Any, session: Any) 
     empty: list[Any] = [[NAN] * 8]
     answers = [*empty * (EMPTY_ROLLOUTS + 1), REWARDS, *empty * (EMPTY_ROLLOUTS - 1)]
     exclusion = attached(either, session, lambda **_: answers.pop(0))
-    with exclusion.scoring(), exclusion.rewarding():
+    with masked(either, exclusion):
         while answers:
             either._generate_and_score_completions(INPUTS)
     assert ["nothing is learned" in text for text in session.notified].count(True) == 1
@@ -238,7 +239,7 @@ def test_a_subclass_that_combines_the_rewards_gets_failures_as_none(either: Any,
     exclusion = attached(either, session, lambda **_: [NAN, math.inf, *REWARDS[2:]])
     original = either._calculate_rewards
     either._calculate_rewards = lambda *arguments: original(*arguments).sum(1)
-    with exclusion.rewarding():
+    with masked(either, exclusion):
         found = either._calculate_rewards(INPUTS, [row["prompt"] for row in INPUTS], [""] * 8, [[1]] * 8)
     assert found.isnan().tolist() == [True] * 2 + [False] * 6
 
@@ -259,7 +260,7 @@ def test_other_trainers_are_left_alone(session: Any) -> None:
 
     trainer = OtherTrainer()
     exclusion = SampleExclusion(trainer, session)
-    with exclusion.scoring(), exclusion.rewarding():
+    with masked(trainer, exclusion):
         assert trainer._generate_and_score_completions() == "mine"
         assert vars(trainer) == {}
 
@@ -286,7 +287,7 @@ def test_rewards_that_are_computed_again_draw_the_same_numbers(
     exclusion = attached(either, session, noisy)
     exclusion = SampleExclusion(either, session, generators=(random.getstate, random.setstate))
     random.seed(4)
-    with exclusion.scoring(), exclusion.rewarding():
+    with masked(either, exclusion):
         either._generate_and_score_completions(INPUTS)
     later = random.random()
     random.seed(4)
@@ -302,5 +303,5 @@ def test_nan_that_is_read_as_none_is_counted(
         rollout(either, session, [NAN] * 4 + REWARDS[4:], REWARDS)
     assert [record["functions"] for record in events("nan_read_as_none")] == [{"reward_0": 4}] * 2
     history = History.of(read_journal(Path(session.config.run_directory) / "journal.jsonl"))
-    assert history.exclusions.nan_read_as_none == 8
-    assert not history.exclusions
+    assert history.masked.nan_read_as_none == 8
+    assert not history.masked

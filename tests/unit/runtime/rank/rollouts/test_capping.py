@@ -11,6 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 from support.planted import cycle, planted
+from support.wrapped import divided
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -23,7 +24,6 @@ from grpo_run.runtime.rank.rollouts.capping import Capping
 from grpo_run.runtime.rank.rollouts.caps_settings import CapSettings
 from grpo_run.runtime.rank.rollouts.deadline import DeadlineDecision
 from grpo_run.runtime.rank.rollouts.rollout import CappedRollout
-from grpo_run.runtime.rank.rollouts.sub_batches import in_sub_batches
 from grpo_run.trainers.caps import apply
 
 PAD, EOS, LOOP, END, LONG = 0, 1, 2, 10, 20
@@ -258,7 +258,7 @@ def test_greedy_rollouts_in_parts_are_those_of_one_call(make: Make, settings: Ca
     whole, capping = rollout(trainer, settings)
     reasons = capping.end_reasons()
     for count in (2, 4, 50):
-        with in_sub_batches(trainer, count, sharded=False, warn=warned.append):
+        with divided(trainer, count, sharded=False, warn=warned.append):
             found, capping = rollout(trainer, settings)
         assert capping.end_reasons() == reasons, count
         assert found.keys() == whole.keys()
@@ -277,7 +277,7 @@ def test_each_part_is_one_call_of_fewer_rows(make: Make, monkeypatch: pytest.Mon
         return prepare(self, input_ids, *args, **kwargs)
 
     monkeypatch.setattr(type(trainer.model), "prepare_inputs_for_generation", counted)
-    with in_sub_batches(trainer, 4, sharded=False, warn=pytest.fail):
+    with divided(trainer, 4, sharded=False, warn=pytest.fail):
         rollout(trainer, CapSettings())
     assert [rows[0], rows[-1], max(rows)] == [2, 1, 2]
 
@@ -286,7 +286,7 @@ def test_a_deadline_counts_the_tokens_of_all_parts(make: Make) -> None:
     """It passes in the second part; repeated, it ends after the same token."""
     reports: list[CappedRollout] = []
     trainer, seconds = make(), iter(range(1000))
-    with in_sub_batches(trainer, 2, sharded=False, warn=pytest.fail):
+    with divided(trainer, 2, sharded=False, warn=pytest.fail):
         found, _ = rollout(
             trainer, CapSettings(max_time=50.0), clock=lambda: float(next(seconds)), report=reports.append
         )
@@ -302,7 +302,7 @@ def test_what_cannot_be_divided_is_said_once(make: Make) -> None:
     """A model that generates in its own way."""
     trainer, warned = make(), list[str]()
     trainer.model.generate = lambda input_ids, **keywords: torch.cat([input_ids, input_ids], 1)
-    with in_sub_batches(trainer, 2, sharded=False, warn=warned.append):
+    with divided(trainer, 2, sharded=False, warn=warned.append):
         for _ in range(2):
             rollout(trainer, CapSettings())
     (line,) = warned
@@ -313,5 +313,5 @@ def test_where_a_call_is_collective_turns_with_tools_stay_whole(make: Make) -> N
     trainer = make()
     trainer.tools = [len]
     original = trainer._generate_single_turn
-    with in_sub_batches(trainer, 2, sharded=True, warn=pytest.fail):
+    with divided(trainer, 2, sharded=True, warn=pytest.fail):
         assert trainer._generate_single_turn == original

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from grpo_run.runtime.rank.rollouts.forecast import GeneratedRollout
-from grpo_run.runtime.rank.rollouts.forecast_splitting import TrainerPasses, forecasting
+from grpo_run.runtime.rank.rollouts.forecast_splitting import TrainerPasses
+from grpo_run.runtime.upstream.patches import wrapped_methods
 
 TOKENS = torch.ones(8, 10)
 
@@ -77,8 +78,13 @@ def attached(pieces: int) -> tuple[Any, Recorded, list[str]]:
     trainer, recorded, votes = Trainer(), Recorded(pieces), []
     made: Any = trainer
     passes = TrainerPasses(made, recorded, SimpleNamespace(collect=lambda: votes.append("collected")))  # type: ignore[arg-type]
-    made._generate, made.compute_loss = passes.generate, passes.compute_loss
-    made._get_per_token_logps_and_entropies = passes.score
+    around = {
+        "_generate": [passes.forecast_rollout],
+        "compute_loss": [passes.train_in_pieces],
+        "_get_per_token_logps_and_entropies": [passes.score_in_pieces],
+    }
+    made.hooks = ExitStack()
+    made.hooks.enter_context(wrapped_methods(made, around))
     return made, recorded, votes
 
 
@@ -143,12 +149,3 @@ def test_a_pass_that_raises_is_not_measured() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         trainer.compute_loss(None, batch)
     assert recorded.calls[-1] == "failed"
-
-
-def test_the_trainer_is_as_before_after_the_call() -> None:
-    trainer: Any = Trainer()
-    with forecasting(trainer, None, None):  # type: ignore[arg-type]
-        assert "compute_loss" not in vars(trainer)
-    with forecasting(trainer, Recorded(1), None):  # type: ignore[arg-type]
-        assert "compute_loss" in vars(trainer)
-    assert not {"compute_loss", "_generate"} & vars(trainer).keys()

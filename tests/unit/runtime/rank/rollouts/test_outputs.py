@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_run.runtime.history.exclusions import MaskingReason
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.rollouts.reward_outputs import LARGEST, RETURNED_NAN, Failed, check, failed
 
 

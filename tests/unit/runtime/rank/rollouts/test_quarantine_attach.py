@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from support.wrapped import quarantined
+
 from grpo_run.runtime.history.quarantine import QuarantinedPrompt, RolloutPosition
 from grpo_run.runtime.history.quarantine_file import read_rollout
 from grpo_run.runtime.rank.rollouts.quarantine import PromptQuarantine, prompt_digest
@@ -29,7 +31,7 @@ def rollout(trainer: Trainer, text: str, **settings: Any) -> tuple[str, Any]:
     """What is generated from in a rollout of these prompts, and why rows leave."""
     given = SimpleNamespace(**{"quarantine": (BAD,), "suspected_rollout": None, "prompts": "", **settings})
     quarantine = PromptQuarantine(trainer, SimpleNamespace(settings=given), train_call=1)  # type: ignore[arg-type]
-    with quarantine.attached():
+    with quarantined(trainer, quarantine):
         result = trainer._generate_and_score_completions([{"prompt": letter} for letter in text])
     return result, quarantine.row_reasons(lambda: None)()
 
@@ -53,7 +55,7 @@ def test_the_reason_of_a_cut_row_is_kept_beside_the_quarantine() -> None:
     trainer = Trainer(4)
     settings = SimpleNamespace(quarantine=(BAD,), suspected_rollout=None)
     quarantine = PromptQuarantine(trainer, SimpleNamespace(settings=settings), train_call=1)  # type: ignore[arg-type]
-    with quarantine.attached():
+    with quarantined(trainer, quarantine):
         trainer._generate_and_score_completions([{"prompt": letter} for letter in "abc"])
     reasons = quarantine.row_reasons(lambda: ["eos", "deadline", "repetition"])()
     assert reasons == ["eos", "quarantined", "repetition"]
@@ -77,5 +79,6 @@ def test_a_trainer_without_quarantine_is_left_alone() -> None:
     """No method is wrapped."""
     trainer = Trainer(4)
     settings = SimpleNamespace(quarantine=(), suspected_rollout=None)
-    with PromptQuarantine(trainer, SimpleNamespace(settings=settings), train_call=1).attached():  # type: ignore[arg-type]
+    quarantine = PromptQuarantine(trainer, SimpleNamespace(settings=settings), train_call=1)  # type: ignore[arg-type]
+    with quarantined(trainer, quarantine):
         assert "_generate_and_score_completions" not in vars(trainer)

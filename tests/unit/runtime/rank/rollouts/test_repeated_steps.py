@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.wrapped import masked
 
-from grpo_run.runtime.history.exclusions import MaskingReason
 from grpo_run.runtime.history.journal import Journal, read_newest
+from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.rollouts.repeated_masking import (
     EVENT,
     EarlierExclusions,
@@ -94,7 +95,7 @@ def test_the_next_attempt_excludes_what_the_last_one_has_excluded(
         session.settings = session.settings.model_copy(update={"attempt": attempt})
         either.reward_funcs = [lambda values=values, **_: list(values)]
         exclusion = SampleExclusion(either, session, train_call=3, earlier=read_earlier(session, 3))
-        with exclusion.scoring(), exclusion.rewarding():
+        with masked(either, exclusion):
             found.append(either._generate_and_score_completions(inputs)["advantages"].tolist())
     assert found[0] == found[1]
     assert found[1][1] == found[1][2] == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +12,12 @@ from support.saving import Guarded, Trainer
 from support.snapshots import SnapshotTrainer, Time
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
-from grpo_run.runtime.rank.saving import contents, reservation
+from grpo_run.runtime.rank.saving import contents, reservation, spare_files
 from grpo_run.runtime.rank.saving import snapshots as snapshots_module
 from grpo_run.runtime.rank.saving.contents import UPLOAD_VARIABLES
 from grpo_run.runtime.rank.saving.snapshots import Snapshots
 from grpo_run.runtime.snapshots.area import StagingArea
+from grpo_run.runtime.snapshots.headroom import Headroom
 
 
 @pytest.fixture
@@ -35,11 +36,9 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def snapshots(session: Any, tmp_path: Path) -> Iterator[Snapshots]:
+def snapshots(session: Any, tmp_path: Path) -> Snapshots:
     """The snapshots of one rank."""
-    made = Snapshots(session, StagingArea(tmp_path / "memory"))
-    yield made
-    made.close()
+    return Snapshots(session, StagingArea(tmp_path / "memory"))
 
 
 @pytest.fixture
@@ -69,11 +68,18 @@ def direct(tmp_path: Path, session: Any, call: TrainCall) -> Guarded:
 
 
 @pytest.fixture
-def staged(tmp_path: Path, session: Any, call: TrainCall) -> Iterator[Guarded]:
+def staged(tmp_path: Path, session: Any, call: TrainCall) -> Guarded:
     """A trainer that saves in memory."""
-    snapshots = Snapshots(session, StagingArea(tmp_path / "memory"))
-    yield Guarded(Trainer(tmp_path / "out"), session, call, snapshots)
-    snapshots.close()
+    return Guarded(
+        Trainer(tmp_path / "out"), session, call, Snapshots(session, StagingArea(tmp_path / "memory"))
+    )
+
+
+@pytest.fixture
+def lack_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let no file in memory grow from now on."""
+    full = Headroom(name="a full limit", free_bytes=0, total_bytes=1 << 30)
+    return lambda: monkeypatch.setattr(spare_files, "least_headroom", lambda folder: full)
 
 
 @pytest.fixture(params=["direct", "staged"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,13 +73,10 @@ class RankTrainer(Trainer):
 
 
 @pytest.fixture
-def ranks(tmp_path: Path, make_settings: Callable[..., RankSettings]) -> Iterator[list[Rank]]:
+def ranks(tmp_path: Path, make_settings: Callable[..., RankSettings]) -> list[Rank]:
     """Three ranks whose votes are connected."""
     votes = thread_votes(RANKS)
-    made = [Rank(rank, votes[rank], tmp_path, make_settings()) for rank in range(RANKS)]
-    yield made
-    for rank in made:
-        rank.snapshots.close()
+    return [Rank(rank, votes[rank], tmp_path, make_settings()) for rank in range(RANKS)]
 
 
 def step(ranks: list[Rank], number: int, *, scheduled: bool = False) -> list[int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from support.saving import Guarded, Trainer, memory_warnings, named
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
@@ -50,10 +51,11 @@ def test_a_directly_saved_step_gets_no_snapshot(staged: Guarded) -> None:
     assert len(staged.trainer.seen) == 1
 
 
-def test_a_snapshot_without_memory_is_skipped(staged: Guarded, tmp_path: Path) -> None:
+def test_a_snapshot_without_memory_is_skipped(
+    staged: Guarded, tmp_path: Path, lack_memory: Callable[[], None]
+) -> None:
     """The user is warned, and nothing is written to disk."""
-    for slot in staged.snapshots.staging.slots:
-        slot.buffer_path(0).symlink_to("nowhere")
+    lack_memory()
     staged.step(5)
     assert staged.staged == []
     assert not (tmp_path / "out").exists()
@@ -62,24 +64,26 @@ def test_a_snapshot_without_memory_is_skipped(staged: Guarded, tmp_path: Path) -
     assert staged.saver.saved_step == -1
 
 
-def test_snapshots_are_retried_after_some_steps(staged: Guarded) -> None:
+def test_snapshots_are_retried_after_some_steps(
+    staged: Guarded, lack_memory: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An abandoned copy costs as much as a full one, but the lack of memory may end."""
-    link = staged.snapshots.staging.slots[0].buffer_path(0)
-    link.symlink_to("nowhere")
+    lack_memory()
     staged.step(5)
-    link.unlink()
+    monkeypatch.undo()
     staged.step(6)
     staged.step(7, scheduled=True)
     assert staged.staged == []
-    assert len(staged.trainer.seen) == 1, "written directly"
+    assert len(staged.trainer.seen) == 2, "the one without memory, and one written directly"
     staged.step(5 + RETRY_STEPS)
     assert staged.staged == [(5 + RETRY_STEPS, False)]
 
 
-def test_missing_memory_is_warned_of_once_per_attempt(staged: Guarded) -> None:
+def test_missing_memory_is_warned_of_once_per_attempt(
+    staged: Guarded, lack_memory: Callable[[], None]
+) -> None:
     """The first warning states the consequence; later snapshots fail for the same reason."""
-    for slot in staged.snapshots.staging.slots:
-        slot.buffer_path(0).symlink_to("nowhere")
+    lack_memory()
     staged.step(5)
     staged.step(5 + RETRY_STEPS)
     assert memory_warnings(staged) == [5]

@@ -164,14 +164,13 @@ def test_a_relative_output_directory_is_resolved_at_the_start(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert guarded.drain() == tmp_path / "out" / "checkpoint-5"
-    snapshots.close()
 
 
 def test_without_memory_a_checkpoint_is_saved_directly(
-    staged: Guarded, events: Events, monkeypatch: pytest.MonkeyPatch
+    staged: Guarded, events: Events, lack_memory: Callable[[], None]
 ) -> None:
     """The user is warned, and no snapshot is recorded."""
-    staged.snapshots.staging.slots[0].buffer_path(0).symlink_to("nowhere")
+    lack_memory()
     path = staged.save(5)
     verify_digests(path, read_manifest(path).files)
     assert staged.staged == []

@@ -17,6 +17,7 @@ from support.vote_groups import ScriptedVotes
 from torch.distributed.checkpoint import CheckpointException
 
 from grpo_run.runtime.errors import NoHeadroomError
+from grpo_run.runtime.rank.saving import snapshots as snapshots_module
 from grpo_run.runtime.rank.saving.reservation import FIRST_SLOT
 from grpo_run.runtime.rank.saving.snapshots import Durability, Snapshots
 from grpo_run.runtime.snapshots.drain_messages import DrainPublished, DrainRequest
@@ -29,15 +30,14 @@ Events = Callable[[], list[dict[str, Any]]]
 def test_a_drained_snapshot_has_the_bytes_that_the_trainer_would_have_written(
     snapshots: Snapshots, trainer: SnapshotTrainer, out: Path, tmp_path: Path
 ) -> None:
-    """Only the small files that the trainer writes itself are in the slot's directory before."""
+    """Torch's archives have no checksums and another name inside; everything else is equal."""
     assert take(snapshots, trainer) == TAKEN
     slot, staged = snapshots.last or (None, None)
     assert slot is not None
     assert staged is not None
     assert staged == slot.read_snapshot()
     assert staged.model_copy(update={"files": None}) == snapshot(out, 5)
-    assert list(staged.files or {}) == ["trainer_state.json"]
-    assert os.listdir(slot.files / "checkpoint-5") == ["trainer_state.json"]
+    assert list(staged.files or {}) == ["model.safetensors", "optimizer.pt", "trainer_state.json"]
     trainer.weights = torch.zeros(1000)  # training continues
     assert isinstance(
         handle_request(snapshots.staging, DrainRequest(slot=slot.index), lambda written: None),
@@ -46,9 +46,10 @@ def test_a_drained_snapshot_has_the_bytes_that_the_trainer_would_have_written(
     direct = SnapshotTrainer(tmp_path / "direct")
     (direct.output / "checkpoint-5").mkdir(parents=True)
     direct.write(direct.output / "checkpoint-5")
-    for name in ("model.safetensors", "optimizer.pt", "trainer_state.json"):
+    for name in ("model.safetensors", "trainer_state.json"):
         drained, expected = out / "checkpoint-5" / name, direct.output / "checkpoint-5" / name
         assert drained.read_bytes() == expected.read_bytes()
+    assert torch.equal(torch.load(out / "checkpoint-5/optimizer.pt")["step"], torch.arange(1000.0))
 
 
 def test_the_cost_is_the_time_that_training_was_blocked(
@@ -66,26 +67,26 @@ def test_memory_is_reused(snapshots: Snapshots, trainer: SnapshotTrainer) -> Non
     for step in range(1, 8):
         assert take(snapshots, trainer, step, scheduled=False) == TAKEN
         for slot in snapshots.staging.slots:
-            if slot.buffer_path(0).exists():
-                kept.add((slot.index, slot.buffer_path(0).stat().st_ino))
+            for path in slot.files.glob("*/optimizer.pt"):
+                kept.add((slot.index, path.stat().st_ino))
     assert [index for index, _ in sorted(kept)] == [0, 1]
     assert steps(snapshots) == [7, 6]
 
 
-def test_a_buffer_that_somebody_has_deleted_costs_one_snapshot(
-    snapshots: Snapshots, trainer: SnapshotTrainer
+def test_memory_is_allocated_before_the_first_snapshot(
+    snapshots: Snapshots, trainer: SnapshotTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next ones are in a file that the drain worker can read, and not in the deleted one."""
-    assert take(snapshots, trainer, 1, scheduled=False) == TAKEN
-    assert take(snapshots, trainer, 2, scheduled=False) == TAKEN
-    for slot in snapshots.staging.slots:
-        slot.buffer_path(0).unlink(missing_ok=True)
-    for step in (3, 4):
-        assert take(snapshots, trainer, step, scheduled=False) == TAKEN
-        slot, staged = snapshots.last or (None, None)
-        assert slot is not None
-        assert staged is not None
-        slot.check_complete(staged)
+    """In the slots of the first two; what is not used is freed with the snapshot."""
+    monkeypatch.setattr(snapshots_module, "MINIMUM_PREPARED_BYTES", 1)
+    snapshots.prepare({"optimizer.pt": 8192, "other.pt": 8192})
+    assert take(snapshots, trainer, 1) == TAKEN
+    first, second, third = snapshots.staging.slots
+    assert not first.spare.exists()
+    assert sorted(os.listdir(second.spare)) == ["optimizer.pt", "other.pt"]
+    assert not third.spare.exists()
+    prepared = (second.spare / "optimizer.pt").stat().st_ino
+    assert take(snapshots, trainer, 2) == TAKEN
+    assert (second.files / "checkpoint-2/optimizer.pt").stat().st_ino == prepared
 
 
 def test_the_slot_is_locked_while_it_is_written(snapshots: Snapshots, trainer: SnapshotTrainer) -> None:
@@ -108,14 +109,14 @@ def test_ranks_write_after_the_slot_is_empty_and_it_is_complete_after_all_have_w
     order: list[Any] = []
 
     def answer(values: list[int]) -> list[int]:
-        files = sorted(os.listdir(slot.files))
-        order.append((files, slot.index_path(0).exists(), slot.read_snapshot() is not None))
+        files = sorted(path.name for path in slot.files.rglob("*"))
+        order.append((len(files), slot.read_snapshot() is not None))
         return values
 
     session.votes = ScriptedVotes(answer)
     trainer.during = lambda: order.append("written")
     take(snapshots, trainer)
-    assert order == [(["checkpoint-5"], False, False), "written", (["checkpoint-5"], True, False)]
+    assert order == [(1, False), "written", (4, False)]
     assert slot.read_snapshot() is not None
 
 
@@ -131,7 +132,7 @@ def test_only_rank_0_chooses_empties_and_declares(
     trainer.during = lambda: locked.append(busy(slot))
     assert take(snapshots, trainer) == TAKEN
     assert session.votes.sent == [[0, 0, 0, 0], [0, 0]]
-    assert slot.index_path(0).exists()
+    assert (slot.files / "checkpoint-5/optimizer.pt").exists()
     assert slot.read_snapshot() is None
     assert locked == [False]
     assert snapshots.last is None
@@ -200,14 +201,6 @@ def test_if_another_rank_lacks_memory_there_is_no_snapshot(
     assert session.votes.sent[1] == [0, 0]
     assert steps(snapshots) == []
     assert snapshots.last is None
-
-
-def test_a_buffer_that_cannot_be_opened_is_a_lack_of_memory(
-    snapshots: Snapshots, trainer: SnapshotTrainer, tmp_path: Path
-) -> None:
-    """Another file has its name."""
-    (snapshots.staging.slots[0].buffer_path(0)).symlink_to(tmp_path / "elsewhere")
-    assert take(snapshots, trainer) == NO_MEMORY
 
 
 def test_a_snapshot_that_cannot_be_declared_is_reported_as_lost(

@@ -38,14 +38,9 @@ def test_a_read_error_of_the_disk_does_not_mark_the_snapshot_broken(
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda slot: slot.index_path(0).unlink(),
-        lambda slot: slot.index_path(0).write_bytes(b'{"files": ['),
-        lambda slot: slot.index_path(0).write_bytes(
-            slot.index_path(0).read_bytes().replace(b"model-0", b"../../x")
-        ),
-        lambda slot: slot.buffer_path(0).unlink(),
-        lambda slot: os.truncate(slot.buffer_path(0), 0),
-        lambda slot: os.truncate(slot.buffer_path(0), 100),
+        lambda slot: (slot.files / "checkpoint-5/model-0.safetensors").unlink(),
+        lambda slot: os.truncate(slot.files / "checkpoint-5/optimizer/rank0.pt", 100),
+        lambda slot: (slot.files / "checkpoint-5/trainer_state.json").write_text(""),
     ],
 )
 def test_an_unreadable_snapshot_is_broken(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from support.builders.runtime.drained_slots import drain_slot, expect_published, set_free_space
 from support.slots import PLAIN, fill, snapshot, weights
 
@@ -33,8 +32,7 @@ def test_a_drained_snapshot_is_a_verified_checkpoint(staging: StagingArea, out: 
     verify_digests(path, manifest.files)
     for rank in (0, 1):
         assert (path / f"model-{rank}.safetensors").read_bytes() == weights(rank, 5)
-        record = torch._C.PyTorchFileReader(str(path / f"optimizer/rank{rank}.pt")).get_record("data/0")
-        assert record == weights(rank, 5)
+        assert (path / f"optimizer/rank{rank}.pt").read_bytes() == weights(rank, 5)
     for name, content in PLAIN.items():
         assert (path / name).read_bytes() == content
     assert os.listdir(out) == ["checkpoint-5"]
@@ -100,7 +98,7 @@ def test_reported_progress_is_synced_in_steps(
             continue
         unsynced += entry - before
         before = entry
-        assert unsynced <= 1000 + len(weights(0, 5))
+        assert unsynced <= 1000 + 2 * len(weights(0, 5))
     assert order.count("sync") >= 3
     assert order[-1] == "sync"
 

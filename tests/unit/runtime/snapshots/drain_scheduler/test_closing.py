@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from support.builders.runtime.draining_run import World
 
@@ -37,7 +39,7 @@ def test_closing_keeps_the_memory_of_an_undrained_scheduled_snapshot(world: Worl
 def test_closing_frees_the_memory_of_a_broken_snapshot(world: World) -> None:
     """It cannot be drained."""
     world.take(0, 9)
-    world.staging.slots[0].index_path(0).write_text("{")
+    shutil.rmtree(world.staging.slots[0].files)
     world.scheduler.flush(restore=False)
     world.scheduler.close()
     assert not world.staging.path.exists()

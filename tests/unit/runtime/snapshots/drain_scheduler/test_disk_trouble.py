@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from support.builders.runtime.draining_run import DIES, FULL, World
 
@@ -172,7 +174,7 @@ def test_a_broken_snapshot_is_skipped(world: World) -> None:
     """With an alert that does not blame the disk; a new snapshot in its slot is drained."""
     world.take(0, 5)
     world.take(1, 6)
-    world.staging.slots[0].index_path(0).write_text("{")
+    shutil.rmtree(world.staging.slots[0].files)
     for _ in range(6):
         world.poll()
     assert world.durable == ["checkpoint-6"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 from support.builders.runtime.draining_run import FULL, World
@@ -135,7 +136,7 @@ def test_if_the_newest_snapshot_is_broken_the_next_one_is_drained(world: World) 
     """The disk is not reported as failing."""
     world.take(0, 5)
     world.take(1, 9)
-    world.staging.slots[1].buffer_path(0).unlink()
+    shutil.rmtree(world.staging.slots[1].files)
     world.scheduler.flush(restore=True)
     assert world.durable == ["checkpoint-5"]
     assert not world.trouble

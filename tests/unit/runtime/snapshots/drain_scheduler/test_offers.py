@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from support.builders.runtime.draining_run import FULL, World
 
-from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.snapshots.drain_scheduler import HOLD_SECONDS
 
 
 def test_the_newest_snapshot_is_offered_to_an_attempt_and_drained_after_its_first_step(world: World) -> None:
     """Ranks start at once; nothing is written to disk while they load."""
-    world.take(0, 5, layout="ddp", recorded=True)
-    world.take(1, 9, scheduled=False, layout="ddp", recorded=True)
+    world.take(0, 5, layout="ddp")
+    world.take(1, 9, scheduled=False, layout="ddp")
     offered = world.scheduler.prepare_attempt(1)
     assert offered is not None
     assert (offered.slot, offered.train_call, offered.order[2]) == (1, 1, 9)
@@ -29,18 +28,18 @@ def test_the_newest_snapshot_is_offered_to_an_attempt_and_drained_after_its_firs
 
 def test_an_attempt_that_is_to_spare_memory_loads_from_disk(world: World) -> None:
     """The newest snapshot is written first, and the memory of all that is on disk is free when the ranks start."""
-    world.take(0, 5, layout="ddp", recorded=True)
-    world.take(1, 9, scheduled=False, layout="ddp", recorded=True)
+    world.take(0, 5, layout="ddp")
+    world.take(1, 9, scheduled=False, layout="ddp")
     assert world.scheduler.prepare_attempt(1, spare_memory=True) is None
     assert world.durable == ["snapshot-9"]
     assert [staged.step for staged, _ in world.staging.snapshots()] == [5]
-    assert not any(path.stat().st_blocks for path in world.staging.slots[1].path.glob("*.arena"))
+    assert not list(world.staging.slots[1].path.rglob("*.pt"))
 
 
 def test_a_disk_that_fails_leaves_the_only_copy_in_memory(world: World) -> None:
     """Sparing memory is no reason to lose steps."""
     world.replies = lambda request: [FULL]
-    world.take(0, 9, layout="ddp", recorded=True)
+    world.take(0, 9, layout="ddp")
     assert world.scheduler.prepare_attempt(1, spare_memory=True) is not None
     assert [staged.step for staged, _ in world.staging.snapshots()] == [9]
 
@@ -59,17 +58,17 @@ def test_short_memory_lets_the_newest_snapshot_be_drained_and_freed(world: World
     assert world.scheduler.free_memory() > 0
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp2", "per-rank"])
-def test_a_snapshot_of_a_loop_is_offered_however_its_state_is_spread(world: World, layout: str) -> None:
-    """Each rank of a loop loads its own files with `torch.load`."""
-    world.take(0, 5, layout=layout, recorded=True, trainer_class=LOOP, world_size=2)
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2", "deepspeed-zero3", "per-rank"])
+def test_a_snapshot_is_offered_however_its_state_is_spread(world: World, layout: str) -> None:
+    """The slot has the files of a checkpoint, which the trainer's own code loads."""
+    world.take(0, 5, layout=layout, world_size=2)
     assert world.scheduler.prepare_attempt(2) is not None
     assert world.requests == []
 
 
 def test_drains_are_not_held_for_ever(world: World) -> None:
     """A script may prepare its data for hours before it trains."""
-    world.take(0, 5, layout="ddp", recorded=True)
+    world.take(0, 5, layout="ddp")
     world.scheduler.prepare_attempt(1)
     world.now += HOLD_SECONDS + 1
     world.scheduler.poll(ranks_have_loaded=False)
@@ -80,25 +79,22 @@ def test_drains_are_not_held_for_ever(world: World) -> None:
     ("ranks", "changes"),
     [
         (2, {}),
-        (1, {"layout": "deepspeed-zero2"}),
-        (1, {"layout": "fsdp2"}),
-        (2, {"layout": "fsdp2", "trainer_class": LOOP}),
         (1, {"recorded": False}),
     ],
-    ids=["other ranks", "sharded", "FSDP2 of a Trainer", "a loop of other ranks", "without digests"],
+    ids=["other ranks", "without sizes"],
 )
 def test_a_snapshot_that_cannot_be_loaded_from_memory_is_drained_first(
     world: World, ranks: int, changes: dict[str, Any]
 ) -> None:
-    """As many ranks as wrote it load what each loads by itself; everything else is loaded from disk."""
-    world.take(0, 5, **({"layout": "ddp", "recorded": True} | changes))
+    """It is loaded by as many ranks as wrote it."""
+    world.take(0, 5, **({"layout": "ddp"} | changes))
     assert world.scheduler.prepare_attempt(ranks) is None
     assert world.durable == ["checkpoint-5"]
 
 
 def test_a_snapshot_is_not_offered_again_to_the_attempt_after_one_without_a_step(world: World) -> None:
     """Whatever the reason was: the next attempt loads from disk, and so do all until a step is finished."""
-    world.take(0, 5, layout="ddp", recorded=True)
+    world.take(0, 5, layout="ddp")
     assert world.scheduler.prepare_attempt(1) is not None
     for _ in range(2):
         assert world.scheduler.prepare_attempt(1) is None
@@ -109,9 +105,9 @@ def test_a_snapshot_is_not_offered_again_to_the_attempt_after_one_without_a_step
 
 def test_a_damaged_snapshot_is_not_offered(world: World) -> None:
     """It is reported as lost, and the next older one is offered."""
-    world.take(0, 5, layout="ddp", recorded=True)
-    world.take(1, 9, layout="ddp", recorded=True)
-    os.truncate(world.staging.slots[1].buffer_path(0), 1)
+    world.take(0, 5, layout="ddp")
+    world.take(1, 9, layout="ddp")
+    os.truncate(world.staging.slots[1].files / "checkpoint-9/model-0.safetensors", 1)
     offered = world.scheduler.prepare_attempt(1)
     assert offered is not None
     assert offered.slot == 0
@@ -122,10 +118,10 @@ def test_a_snapshot_on_disk_is_offered_from_memory_unless_a_later_checkpoint_was
     world: World,
 ) -> None:
     """Its digests need not be compared again. A rank may have written a later checkpoint itself."""
-    world.take(0, 5, scheduled=False, layout="ddp", recorded=True)
+    world.take(0, 5, scheduled=False, layout="ddp")
     world.scheduler.flush(restore=True)
     assert world.scheduler.prepare_attempt(1) is not None
     world.poll()
-    world.take(1, 7, scheduled=False, layout="ddp", recorded=True)
+    world.take(1, 7, scheduled=False, layout="ddp")
     world.scheduler.record_published(1, 8)
     assert world.scheduler.prepare_attempt(1) is None

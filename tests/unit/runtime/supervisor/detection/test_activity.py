@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.processes import usage as families
-from grpo_run.runtime.processes.usage import FamilyUsage, ThreadUsage
-from grpo_run.runtime.supervisor.detection import connections
+from grpo_run.runtime.processes import usage as process_usage
+from grpo_run.runtime.processes.usage import ThreadUsage, TreeUsage
 from grpo_run.runtime.supervisor.detection.activity import BUSY_FRACTION, RankActivity
-from grpo_run.runtime.supervisor.detection.connections import Connections
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import SESSION_PHASES, OpenPhase, Phase, Slot
 from grpo_run.watchdog.processes import MainThread
-from grpo_run.watchdog.stalls.stall import ProcessFacts
+from grpo_run.watchdog.run_processes import connections
+from grpo_run.watchdog.run_processes.connections import Connections
+from grpo_run.watchdog.stalls.observed import ProcessFacts
 
 PID = 900
 WORK = sorted(set(Phase) - SESSION_PHASES)
@@ -34,12 +34,12 @@ class Session:
         self.threads: dict[int, ThreadUsage] | None = {PID: ThreadUsage("python", "S", 1.0)}
         self.connections: Connections | None = Connections(outside=False, traffic_bytes=0)
 
-    def usage(self, members: object) -> FamilyUsage | None:
-        """Return the usage of the family."""
+    def usage(self, members: object) -> TreeUsage | None:
+        """Return the usage of the process tree."""
         assert members == [PID, PID + 1]
         if not self.readable:
             return None
-        return FamilyUsage(
+        return TreeUsage(
             members=frozenset({PID, PID + 1}), cpu_seconds=self.cpu_seconds, io_bytes=self.io_bytes
         )
 
@@ -49,9 +49,11 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Session:
     """A rank whose process sleeps."""
     told = Session()
     monkeypatch.setattr(processes, "read_main_thread", lambda pid: told.thread)
-    monkeypatch.setattr(families, "find_families", lambda pids: {pid: [pid, pid + 1] for pid in pids})
-    monkeypatch.setattr(families, "read_family", told.usage)
-    monkeypatch.setattr(families, "read_threads", lambda members: told.threads)
+    monkeypatch.setattr(
+        process_usage, "find_process_trees", lambda pids: {pid: [pid, pid + 1] for pid in pids}
+    )
+    monkeypatch.setattr(process_usage, "read_tree_usage", told.usage)
+    monkeypatch.setattr(process_usage, "read_threads", lambda members: told.threads)
     monkeypatch.setattr(
         connections, "read_connections", lambda members, supervisor: dict.fromkeys(members, told.connections)
     )
@@ -191,8 +193,8 @@ def test_a_process_that_cannot_be_read_is_unknown(session: Session, slot: Slot, 
     assert activity.active_at(0) == 0.0
 
 
-def test_facts_are_the_ranks_state_and_its_familys_sums(session: Session, slot: Slot) -> None:
-    """Without a heartbeat its age is NaN; a family that cannot be read counts as 0 and is never quiet."""
+def test_facts_are_the_ranks_state_and_its_process_trees_sums(session: Session, slot: Slot) -> None:
+    """Without a heartbeat its age is NaN; a process tree that cannot be read counts as 0 and is never quiet."""
     activity = RankActivity(60.0, 0.0)
     session.thread = MainThread(state="D", cpu_seconds=1.0)
     facts = look(activity, 0, replace(slot, heartbeat_seconds=97.0), PID, 100.0)
@@ -218,14 +220,14 @@ def quiet_seconds(session: Session, slot: Slot, seconds: float) -> tuple[float, 
     return facts.quiet_seconds, facts.connected
 
 
-def test_a_family_that_does_nothing_is_quiet_in_every_phase(session: Session, slot: Slot) -> None:
+def test_a_process_tree_that_does_nothing_is_quiet_in_every_phase(session: Session, slot: Slot) -> None:
     """As long as its slot has not changed; without connections to outside."""
     assert quiet_seconds(session, slot, 40.0) == (40.0, False)
     assert quiet_seconds(session, slot, 80.0) == (50.0, False), "the slot changed 50 s ago"
 
 
 @pytest.mark.parametrize("what", ["runnable", "debugger", "unreadable"])
-def test_a_family_that_may_work_is_not_quiet(session: Session, slot: Slot, what: str) -> None:
+def test_a_process_tree_that_may_work_is_not_quiet(session: Session, slot: Slot, what: str) -> None:
     """A thread that waits for a CPU, a debugger, or threads that may not be read."""
     state = {"runnable": "R", "debugger": "t"}.get(what)
     session.threads = None if state is None else {PID + 1: ThreadUsage("worker", state, 1.0)}

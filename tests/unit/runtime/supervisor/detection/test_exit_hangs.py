@@ -21,7 +21,6 @@ from grpo_run.watchdog.stalls.exit_hangs import QUIET_BYTES, ExitFacts, ProcessU
 from grpo_run.watchdog.stalls.stall import Stall
 
 SETTINGS = DeadlineSettings(exit_seconds=60.0, exit_connected_seconds=300.0, ceiling_seconds=3600.0)
-SERVER = 40
 
 
 class End:
@@ -32,8 +31,8 @@ class End:
         self.slots: dict[int, Slot | None] = {0: slot, 1: replace(slot, rank=1)}
         self.pids = {0: 900, 1: 901}
         self.state = "S"
-        self.cpu = {900: 10.0, 901: 10.0, SERVER: 0.0}
-        self.io: dict[int, int | None] = {900: 1000, 901: 1000, SERVER: 0}
+        self.cpu = {900: 10.0, 901: 10.0}
+        self.io: dict[int, int | None] = {900: 1000, 901: 1000}
         self.waits_for: tuple[str, ...] = ()
         self.cost = 0.0
         self.spent = 0.0
@@ -57,16 +56,14 @@ class End:
         self.looks.append((self.now, connections))
         self.spent += self.cost
         usages = {}
-        for pid in (*pids.values(), SERVER):
+        for pid in pids.values():
             transferred = self.io[pid]
             if transferred is None:
                 return None
             usages[pid, 1] = ProcessUsage(cpu_seconds=self.cpu[pid], io_bytes=transferred)
-        server = usages.pop((SERVER, 1))
         return ExitFacts(
             states=dict.fromkeys(pids, self.state),
             own=usages,
-            awaited={(SERVER, 1): server} if self.waits_for else {},
             waits_for=self.waits_for,
         )
 
@@ -155,21 +152,6 @@ def test_while_something_lives_that_it_may_wait_for_the_deadline_is_longer(end: 
     assert stall is not None
     assert stall.waited_seconds >= 300.0
     assert "while process 40 (wandb) was there to wait for (deadline 300.0 s)" in stall.sentence
-
-
-def test_what_the_awaited_process_does_resets_the_clock(end: End) -> None:
-    """A logger uploads in a process of its own."""
-    end.waits_for = ("process 40 (wandb)",)
-    assert end.wait(1000.0, writing=SERVER) is None
-    assert end.wait(290.0) is None
-    assert end.wait(20.0) is not None
-
-
-def test_a_server_that_is_always_busy_does_not_protect_for_ever(end: End) -> None:
-    """It serves others; the ceiling ends what it would hide."""
-    end.waits_for = ("process 40 (vllm)",)
-    assert end.wait(3600.0, busy=SERVER) is None
-    assert end.wait(310.0, busy=SERVER) is not None
 
 
 def test_a_busy_loop_is_ended_at_the_ceiling(end: End) -> None:

@@ -25,9 +25,8 @@ from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
-from grpo_run.watchdog.deadlocks.positions import Position, without_other_threads
+from grpo_run.watchdog.deadlocks.positions import Position, ThreadReport, with_threads, without_other_threads
 from grpo_run.watchdog.deadlocks.proof import prove
-from grpo_run.watchdog.deadlocks.threads import ThreadReport, with_threads
 
 SECONDS = 20.0
 
@@ -46,7 +45,7 @@ class Ranks:
             self.recorders.append(Recorder(own.writer(rank, rank=rank, pid=100 + rank, attempt=0)))
             self.groups.append(self.connect(rank, own))
         self.local = LocalRanks(
-            board=self.board, places={0: 0, 1: 1}, pids={0: 100, 1: 101}, sockets={}, world_size=2
+            board=self.board, local_ranks={0: 0, 1: 1}, pids={0: 100, 1: 101}, sockets={}, world_size=2
         )
         self.records = CollectiveRecords(self.local, time.monotonic)
         self.threads: list[threading.Thread] = []

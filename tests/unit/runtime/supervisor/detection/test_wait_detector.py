@@ -15,8 +15,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.supervisor.detection import wait_detector
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
-from grpo_run.runtime.supervisor.detection.slot_movement import SlotMovement
+from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks, SlotMovement
 from grpo_run.runtime.supervisor.detection.wait_detector import WaitDetector
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.causes import Cause
@@ -66,7 +65,7 @@ class World:
             writer.state = RankState.training
             writer.enter(Phase.reward)
         local = LocalRanks(
-            board=self.board, places={0: 0, 1: 1}, pids={0: 100, 1: 101}, sockets={}, world_size=2
+            board=self.board, local_ranks={0: 0, 1: 1}, pids={0: 100, 1: 101}, sockets={}, world_size=2
         )
         self.movement = SlotMovement()
         self.detector = WaitDetector(local, self.movement, self._overdue_at, 300.0)

@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 from support.builders.runtime.incident_scene import Scene, exited, stall, victim
 
-from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.incident import IncidentContext, investigate
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.memory.retries import Retries
-from grpo_run.watchdog.memory.shortage import MemoryPhase
 
 OUT_OF_MEMORY = {
     "type": "OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 2.00 GiB.", "traceback": "",
@@ -61,12 +58,3 @@ def test_ranks_that_wait_for_a_rank_without_memory_do_not_hang(scene: Scene) -> 
     write_error_of(context, 0, OUT_OF_MEMORY)
     verdict = investigate(scene.run, context).verdict
     assert (verdict.cause, verdict.culprit) == (Cause.gpu_oom, 0)
-
-
-def test_a_rank_whose_allocator_thrashes_is_out_of_memory(scene: Scene) -> None:
-    """With evidence, as for a hang."""
-    retries = Retries(rank=1, phase=MemoryPhase.backward, step=30, commits=10, count=40, slowdown=3.5)
-    outcome = scene.investigate(finding=HangFinding(retries=retries, began_at_seconds=0.0))
-    assert scene.done == ["evidence"]
-    assert outcome.folder.name == "0001-gpu_oom"
-    assert (outcome.verdict.culprit, outcome.verdict.step) == (1, 30)

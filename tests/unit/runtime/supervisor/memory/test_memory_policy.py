@@ -11,12 +11,11 @@ from support.memory_cases import COLOCATED, GRPO, facts
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory.ladder import OutOfMemoryContext, Rung
+from grpo_run.runtime.supervisor.memory.fallback_steps import FallbackStep, OutOfMemoryContext
 from grpo_run.runtime.supervisor.memory.policy import MemoryDecision, Situation, decide_out_of_memory
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
-from grpo_run.watchdog.memory.figures import Figures
-from grpo_run.watchdog.memory.shortage import MemoryPhase, Shortage
+from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase, Shortage
 
 GIB = 1 << 30
 FRAGMENTED = Figures(tried_bytes=GIB, unallocated_bytes=10 * GIB)
@@ -75,7 +74,7 @@ def test_a_full_gpu_changes_the_plan_and_never_restarts_unchanged() -> None:
     assert "per_device_train_batch_size 8 -> 4, gradient_accumulation_steps 1 -> 2" in found.decision.reason
 
 
-def test_changes_of_plan_spend_no_budget_and_the_ladder_bounds_them() -> None:
+def test_changes_of_plan_spend_no_budget_and_the_fallback_steps_bound_them() -> None:
     story = Story()
     actions = []
     while not actions or actions[-1] is not Action.stop:
@@ -101,7 +100,10 @@ def test_fragmentation_is_answered_by_expandable_segments_then_by_one_unchanged_
         Action.restart,
         Action.restart_with_plan_change,
     ]
-    assert [one.change.rung for one in found if one.change] == [Rung.expandable_segments, Rung.micro_batch]
+    assert [one.change.fallback_step for one in found if one.change] == [
+        FallbackStep.expandable_segments,
+        FallbackStep.micro_batch,
+    ]
 
 
 def test_memory_that_has_grown_is_freed_by_one_unchanged_restart() -> None:
@@ -121,7 +123,7 @@ def test_an_unchanged_restart_spends_the_budget() -> None:
     assert story.history.failures_without_progress == 1
 
 
-def test_an_exhausted_ladder_ends_the_run_and_says_why() -> None:
+def test_without_a_fallback_step_left_the_run_ends_and_it_is_said_why() -> None:
     plan = {"generation_sub_batches": 8, "expandable_segments": True}
     story = Story()
     story.history.apply({"event": "plan_changed", "plan": plan})
@@ -163,9 +165,9 @@ def test_without_a_phase_of_a_trainer_a_restart_as_it_is_comes_first_and_the_mic
     story = Story()
     given = situation(phase, figures=UNKNOWN, facts=facts(**COLOCATED))
     found = [story.out_of_memory(given) for _ in range(3)]
-    assert [one.change.rung if one.change else one.decision.action for one in found] == [
+    assert [one.change.fallback_step if one.change else one.decision.action for one in found] == [
         Action.restart,
-        Rung.vllm_sleep,
+        FallbackStep.vllm_sleep,
         Action.restart,
     ]
     assert story.history.memory.plan.micro_batch_divisor == 1
@@ -230,7 +232,7 @@ def test_a_user_who_wants_no_restart_gets_none() -> None:
     assert "--max-restarts 0" in found.decision.reason
 
 
-def test_a_refused_split_goes_on_with_the_next_rung() -> None:
+def test_a_refused_split_goes_on_with_the_next_step() -> None:
     found = Story().out_of_memory(situation(facts=facts(loss_type="bnpo")))
     assert found.change is not None
-    assert found.change.rung is Rung.gradient_checkpointing
+    assert found.change.fallback_step is FallbackStep.gradient_checkpointing

@@ -88,7 +88,7 @@ def test_a_rank_that_does_not_exit_is_terminated_with_a_warning(
     """After its deadline without activity. The run has finished."""
     monkeypatch.setattr(exit_hangs, "CHECK_SECONDS", 0.0)
     run = start(deadlines=DeadlineSettings(exit_seconds=1e-9))
-    run.remaining = ExitFacts(states={0: "S"}, own={}, awaited={})
+    run.remaining = ExitFacts(states={0: "S"}, own={})
     run.vote(100)
     run.done(0, 1)
     deadline = time.monotonic() + 10.0

@@ -9,7 +9,7 @@ from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import OpenPhase, Phase, Slot
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.durations import Durations
-from grpo_run.watchdog.stalls.overdue import NestedPhaseTime
+from grpo_run.watchdog.stalls.observed import NestedPhaseTime
 
 
 def test_a_fresh_inner_phase_does_not_hide_an_overdue_outer_one(make_slot: MakeSlot) -> None:

@@ -51,14 +51,22 @@ def test_the_phases_of_a_step(loop: Loop, reading: Reading) -> None:
 
 def test_logged_metrics_are_published(loop: Loop, reading: Reading, events: Events) -> None:
     """On the board and in the journal, under grpo-run's field names; other metrics are ignored."""
-    logs = {"reward": 0.5, "completions/mean_length": 12.0, "loss": 0.25, "learning_rate": 1e-5, "kl": 0.1}
+    logs = {
+        "reward": 0.5,
+        "completions/mean_length": 12.0,
+        "loss": 0.25,
+        "learning_rate": 1e-5,
+        "kl": 0.1,
+        "speed": 2.0,
+    }
     loop.state.global_step = 3
     loop.callback.on_log(loop.args, loop.state, TrainerControl(), logs=logs)
     slot = reading()
-    assert (slot.reward, slot.completion_length, slot.loss) == (0.5, 12.0, 0.25)
+    assert [slot.value(name) for name in ("reward", "completion_length", "loss")] == [0.5, 12.0, 0.25]
     (record,) = [record for record in events() if record["event"] == "step_logged"]
     assert (record["step"], record["reward"], record["completion_length"]) == (3, 0.5, 12.0)
-    assert "kl" not in record
+    assert record["kl"] == 0.1
+    assert "speed" not in record
 
 
 def test_the_summary_of_a_call_is_not_journaled_as_a_step(loop: Loop, events: Events) -> None:
@@ -71,4 +79,4 @@ def test_the_summary_of_a_call_is_not_journaled_as_a_step(loop: Loop, events: Ev
 def test_logs_without_numbers_are_ignored(loop: Loop, reading: Reading, logs: dict[str, Any] | None) -> None:
     """They neither change the board nor raise."""
     loop.callback.on_log(loop.args, loop.state, TrainerControl(), logs=logs)
-    assert math.isnan(reading().reward)
+    assert math.isnan(reading().value("reward"))

@@ -1,0 +1,246 @@
+"""How a run gets on: commits, step times, failure rate, wall time, durations of phases. Pure.
+
+A step is committed when all ranks have voted after its optimizer step. `runtime/rank/saving/cadence.py`
+computes the snapshot interval from the failure rate. Called by `history.py` in the order of the journal, and
+by the supervisor at each poll. Times are passed in. Does not know why a step was slow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from grpo_run.watchdog.observation import Phase, PhaseKey, Slot
+from grpo_run.watchdog.stalls.durations import Durations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """The newest step that every rank has voted on.
+
+    Args:
+        train_call: ordinal of its `train()` call.
+        step: the committed step.
+        resumed_step: the step that the call resumed from.
+        target_steps: number of steps of the call.
+        voted_at_seconds: when the last rank voted, on the monotonic clock.
+    """
+
+    train_call: int
+    step: int
+    resumed_step: int
+    target_steps: int
+    voted_at_seconds: float
+
+    def as_event(self, *, wall_time: float, now_seconds: float) -> dict[str, Any]:
+        """Return the fields of its journal event.
+
+        Args:
+            wall_time: now, in seconds since the epoch.
+            now_seconds: now, on the monotonic clock.
+        """
+        return {
+            "step": self.step,
+            "train_call": self.train_call,
+            "target_steps": self.target_steps,
+            "committed_at": wall_time - (now_seconds - self.voted_at_seconds),
+        }
+
+
+def newest_commit(slots: Mapping[int, Slot | None], world_size: int) -> Commit | None:
+    """Return the newest commit; None if a slot cannot be read or ranks are in different `train()` calls.
+
+    Args:
+        slots: of this node's ranks.
+        world_size: number of ranks on all nodes.
+    """
+    readings = [slot for slot in slots.values() if slot is not None]
+    if len(readings) < len(slots) or not readings:
+        return None
+    call = min(slot.train_call for slot in readings)
+    if any(slot.train_call != call for slot in readings) or call == 0:
+        return None
+    # if the board shows all ranks, a vote that each has begun commits the step; otherwise only the vote's
+    # result does
+    complete = len(readings) == world_size
+    return Commit(
+        train_call=call,
+        step=min(slot.voted_step for slot in readings)
+        if complete
+        else max(slot.committed_step for slot in readings),
+        resumed_step=readings[0].resumed_step,
+        target_steps=readings[0].target_steps,
+        voted_at_seconds=max(slot.voted_at_seconds for slot in readings),
+    )
+
+
+PRIOR_FAILURE_SECONDS = 4 * 3600.0
+"""Assumed before the run has shown otherwise: one failure in four hours. The 16,384 GPUs of Llama 3's
+pre-training failed about as often (arXiv:2407.21783, section 3.3.4: 466 interruptions in 54 days are one in
+2.8 hours), so it is pessimistic for 64 GPUs.
+"""
+
+
+def mean_time_between_failures(elapsed_seconds: float, failures: int) -> float:
+    """Return the mean time between failures in seconds: the run's history plus one prior observation.
+
+    Args:
+        elapsed_seconds: duration of the run, over all attempts.
+        failures: number of interruptions.
+    """
+    return (elapsed_seconds + PRIOR_FAILURE_SECONDS) / (failures + 1)
+
+
+_CALLBACK = "callback "
+"""Prefix that tells the durations of a callback from those of a phase."""
+
+
+@dataclass
+class PhaseRecords:
+    """By name of the phase or callback, the last durations written for it, as JSON."""
+
+    _records: dict[str, Any] = field(default_factory=dict)
+
+    def apply(self, record: Mapping[str, Any]) -> None:
+        """Apply a `phase_learned` event."""
+        callback = record.get("callback")
+        name = str(record.get("phase")) if callback is None else f"{_CALLBACK}{callback}"
+        self._records[name] = record.get("durations")
+
+    def of_phase(self, phase: Phase) -> Any:
+        """Return the durations of a phase as JSON; None if there are none."""
+        return self._records.get(phase.name)
+
+    def durations(self) -> dict[PhaseKey, Durations]:
+        """Return how long phases and callbacks took so far.
+
+        Invalid records are ignored; those phases are measured again.
+        """
+        learned: dict[PhaseKey, Durations] = {}
+        for name, value in self._records.items():
+            with contextlib.suppress(ValueError, KeyError):
+                key: PhaseKey = name[len(_CALLBACK) :] if name.startswith(_CALLBACK) else Phase[name]
+                learned[key] = Durations.from_json(value)
+        return learned
+
+
+RECENT_COMMITS = 20
+"""Commits whose median is the present step time."""
+MIN_COMMITS = 3
+"""The first step of an attempt includes compilation and connections; the median of three leaves it out."""
+
+
+@dataclass
+class StepTimes:
+    """Durations of the steps that were committed and not repeated later. Times are wall clock seconds."""
+
+    _commits: list[tuple[int, int, int, float]] = field(default_factory=list)
+    """(train call, step, steps since the commit before, seconds since it)."""
+    _last: tuple[int, int, float] | None = None
+
+    def interrupt(self) -> None:
+        """Do not count the time until training begins again: the ranks are started."""
+        self._last = None
+
+    def begin(self, call: int, step: int, at: float) -> None:
+        """Training begins or resumes after `step`; the steps after it are done again."""
+        self._commits = [known for known in self._commits if known[:2] <= (call, step)]
+        self._last = (call, step, at)
+
+    def commit(self, call: int, step: int, at: float) -> None:
+        """Count a committed step. Fast steps are not all observed: a commit may stand for several."""
+        last = self._last
+        if last is not None and last[0] == call and step > last[1]:
+            self._commits.append((call, step, step - last[1], at - last[2]))
+        self._last = (call, step, at)
+
+    def productive_seconds(self) -> float:
+        """Return the seconds spent on these steps."""
+        return sum(seconds for _, _, _, seconds in self._commits)
+
+    def gained_seconds(self, call: int, step: int) -> float:
+        """Return how long the steps beyond a position take at their median duration, in seconds."""
+        gained = [
+            (steps, seconds)
+            for ordinal, reached, steps, seconds in self._commits
+            if (ordinal, reached) > (call, step)
+        ]
+        if not gained:
+            return 0.0
+        return sum(steps for steps, _ in gained) * median(seconds / steps for steps, seconds in gained)
+
+    def typical_seconds(self, call: int) -> float | None:
+        """Return the median duration of a step over the last commits of a `train()` call; None until known."""
+        recent = [
+            seconds / steps
+            for ordinal, _, steps, seconds in self._commits[-RECENT_COMMITS:]
+            if ordinal == call
+        ]
+        return median(recent) if len(recent) >= MIN_COMMITS else None
+
+
+@dataclass
+class WallTime:
+    """Time of one run."""
+
+    first: float | None = None
+    """Of the first event."""
+    last: float | None = None
+    """Of the last event."""
+    _previous: float | None = None
+    _ended_at: float | None = None
+    _idle_seconds: float = 0.0
+
+    def apply_event(self, at: float) -> None:
+        """Note an event. Call it before what the event itself changes."""
+        if self.first is None:
+            self.first = at
+        self._previous, self.last = self.last, at
+
+    def apply_run_started(self, at: float) -> None:
+        """A supervisor has started: there was none since the end, or since the event before."""
+        absent_since = self._ended_at if self._ended_at is not None else self._previous
+        if absent_since is not None:
+            self._idle_seconds += max(0.0, at - absent_since)
+        self._ended_at = None
+
+    def apply_run_ended(self, at: float) -> None:
+        """The supervisor has ended the run."""
+        self._ended_at = at
+
+    def seconds_to_last_event(self) -> float:
+        """Return the time from the first event to the last one, in seconds."""
+        return max(0.0, (self.last or 0.0) - (self.first or 0.0) - self._idle_seconds)
+
+    def seconds(self, now: float | None) -> float:
+        """Return the time of the run so far, in seconds. There must have been an event.
+
+        Args:
+            now: for a run that is live; None for the time of the last event.
+        """
+        end = self._ended_at if self._ended_at is not None else (now if now is not None else self.last)
+        assert end is not None
+        assert self.first is not None
+        return end - self.first - self._idle_seconds
+
+
+@dataclass(kw_only=True)
+class MemoryRestarts:
+    """How many there were, and at which (train call, step) the last one was asked for; None without any."""
+
+    count: int = 0
+    last: tuple[int, int] | None = None
+    short: int = 0
+    """How often memory has become short."""
+
+    def apply_restart(self, record: Mapping[str, Any]) -> None:
+        """A restart was asked for."""
+        self.count += 1
+        self.last = int(record["train_call"]), int(record["step"])
+
+    def apply_short(self) -> None:
+        """Memory has become short."""
+        self.short += 1

@@ -1,0 +1,223 @@
+"""What a rank does at each event of an optimizer step, in order: one straight-line method per event.
+
+`runtime/rank/hooks/callback.py` calls `StepEvents` at the events of a Trainer, and `runtime/rank/loops/run.py`
+at those of a hand-written loop. After a step all ranks vote on it, and act on the result of the vote before:
+a stop, a save, a snapshot, memory cleanup. `docs/internals/step.md` lists the calls of a real step in their
+order; it is generated from a recording of this module.
+
+Does not know what a Trainer or a loop is: `StepSource` is what they contribute. The methods of a trainer
+that are wrapped within a step are listed in `runtime/rank/hooks/rollout_hooks.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
+from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.rank.learning import LearningGuards
+from grpo_run.runtime.rank.memory.cleanup import HostCaches, StepHygiene
+from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
+from grpo_run.runtime.rank.saving.saver import Saver
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.step.step_vote import StepVote
+from grpo_run.runtime.rank.vote import VoteResult
+from grpo_run.watchdog.learning_observations import StepValues
+from grpo_run.watchdog.observation import Phase, RankState
+
+
+class StepSource(Protocol):
+    """What a `train()` call or a loop contributes to its steps."""
+
+    def begin_step(self) -> None:
+        """The batches of a step have been read: note the position in the data, and forget the step before."""
+
+    def take_values(self) -> StepValues:
+        """Return what the finished step has shown of the learning."""
+
+
+class StepEvents:
+    """The events of one `train()` call or loop on this rank.
+
+    Args:
+        ordinal: the number of the call in the run, from 1.
+        step_vote: votes on the steps of this call.
+        saver: takes the checkpoints of this call.
+        guards: judge each step.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        ordinal: int,
+        step_vote: StepVote,
+        saver: Saver,
+        guards: LearningGuards,
+        source: StepSource,
+    ) -> None:
+        self._session = session
+        self._ordinal = ordinal
+        self._step_vote = step_vote
+        self._saver = saver
+        self._guards = guards
+        self._source = source
+        self._cleanup = self._make_cleanup(session.config.hygiene_every)
+        self._host_caches = HostCaches(session.board)
+        self._tokens = 0
+
+    def call_begins(
+        self,
+        step: int,
+        target_steps: int,
+        *,
+        record: Mapping[str, Any],
+        restoring: bool = False,
+        engine_sleeps: bool = False,
+    ) -> None:
+        """Publish that the call begins; its state is loaded.
+
+        Args:
+            step: the last finished step; above 0 if the call is resumed.
+            target_steps: how many steps the call takes; 0 if not known.
+            record: what the journal records of the call besides its steps.
+            restoring: the call was finished in an earlier attempt and takes no steps now.
+            engine_sleeps: a vLLM engine in this process releases its memory between rollouts. There is no memory
+                cleanup then: the trainer releases caches itself before it wakes the engine.
+        """
+        if engine_sleeps:
+            self._cleanup = self._make_cleanup(0)
+        self._session.record_imports()
+        slot = self._session.slot
+        slot.state = RankState.training
+        slot.train_call = self._ordinal
+        slot.step = slot.voted_step = slot.committed_step = slot.resumed_step = step
+        slot.target_steps = target_steps
+        slot.train_started_ns = slot.voted_at_ns = time.monotonic_ns()
+        slot.replace(Phase.data)
+        slot.publish()
+        self._saver.cadence.begin(step)
+        if restoring:
+            return  # a `train_started` event would count as a resume from the call's last step
+        self._session.journal.write(
+            "train_started",
+            rank=self._session.rank,
+            step=step,
+            train_call=self._ordinal,
+            target_steps=target_steps,
+            **record,
+        )
+
+    def step_begins(self, step: int) -> None:
+        """The batches of a step have been read; its forward and backward passes begin.
+
+        Args:
+            step: counted from 1.
+        """
+        self._source.begin_step()
+        self._guards.begin_step(step)
+        self._session.slot.replace(Phase.forward_backward)
+
+    def optimizer_begins(self) -> None:
+        """Commit the previous step before the optimizer changes the weights.
+
+        Raises:
+            ConsensusError: ranks disagree about the previous step or its phases.
+            GuardTripped: the ranks agree that a learning guard ends the attempt.
+        """
+        self._step_vote.collect()
+        self._session.slot.replace(Phase.optimizer)
+
+    def step_ends(self, step: int) -> None:
+        """Start the vote on a finished step, and act on the result of the previous vote.
+
+        The saver then knows what is due: call `checkpoint`.
+
+        Args:
+            step: counted from 1.
+
+        Raises:
+            GuardTripped: a learning guard ends the attempt.
+        """
+        session, slot = self._session, self._session.slot
+        self._step_vote.collect()  # if no optimizer has taken a step
+        self._host_caches.after_step()
+        learning = self._guards.end_step(step, self._source.take_values())
+        agreed = self._step_vote.start(
+            step,
+            snapshot=session.is_main and self._saver.cadence.wanted(step),
+            learning=learning,
+            hygiene=self._cleanup.take_need(),
+        )
+        self._cleanup.clean(step, CleanupNeed(agreed.flags.collect, agreed.flags.release))
+        slot.step = step
+        slot.replace(Phase.data)
+        self._cleanup.observe(step, session.accounting.step_ended())
+        self._trace_memory(step)
+        slot.publish()
+        if learning.tripped:  # before the next rollout, which may fail with such weights
+            self._step_vote.collect()
+        self._saver.decide(step, agreed.flags)
+        self._journal_timed_out(agreed)
+
+    def checkpoint(self) -> None:
+        """Take what is due of the finished step: a save that the user asked for, a snapshot, or the last save before a stop.
+
+        Raises:
+            Stopped: all ranks have agreed to stop.
+        """
+        self._saver.after_step()
+
+    def call_ends(self) -> None:
+        """Commit the last step."""
+        self._step_vote.collect()
+        self._session.slot.state = RankState.between
+        self._session.slot.publish()
+
+    def _trace_memory(self, step: int) -> None:
+        """Look at what is alive, under `--memory-trace`."""
+        session, tokens = self._session, self._session.slot.tokens_generated
+        if session.memory_trace is not None:
+            session.memory_trace.step_ended(
+                step, generated=tokens != self._tokens, last_step=session.slot.target_steps
+            )
+            self._tokens = tokens
+
+    def _journal_timed_out(self, agreed: VoteResult) -> None:
+        """Journal, on rank 0, that a deadline has ended a rollout of the step before."""
+        if agreed.flags.timed_out and self._session.is_main:
+            self._session.journal.write("rollout_timed_out", rank=self._session.rank, step=agreed.step)
+
+    def _make_cleanup(self, every: int) -> StepHygiene:
+        session = self._session
+        journal = functools.partial(session.journal.write, "hygiene", rank=session.rank)
+        return StepHygiene(
+            every,
+            session.slot,
+            session.device_memory,
+            session.host_memory,
+            journal=journal if session.is_main else None,
+        )
+
+
+def finish(session: Session, call: TrainCall, saver: Saver, step: int) -> None:
+    """Make the call's last step durable and mark its checkpoint as the end of the call. Collective."""
+    path = saver.finish()
+    if session.is_main:
+        if path is not None:
+            try:
+                mark_finished(path)
+            except (OSError, CheckpointError) as error:
+                session.warn(f"{path} could not be marked as the end of its {call.kind}: {error}")
+        session.journal.write("train_ended", rank=0, step=step, train_call=call.ordinal)
+    session.votes.maximum(0)
+
+
+def leave(session: Session) -> None:
+    """Publish that no call is running."""
+    session.keep_process_group()
+    session.slot.state = RankState.between
+    session.slot.replace(Phase.idle)
+    session.slot.publish()

@@ -1,0 +1,399 @@
+"""The fallback steps: which change of the memory plan comes next after a rank has run out of memory.
+
+    phase → the fallback steps in order → the first that applies and is predicted to lower that phase's peak
+
+Each fallback step is a single change of the plan: it returns the next plan, or the reason why it does not
+apply to the run. One change an attempt; the sequence ends because each step can be taken only so often.
+Predictions come from traces of the job, which the caller makes, and from the closed form where there is
+none. Called by `policy.py`. Pure but for the traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from grpo_run.runtime.memory.facts import MemoryFacts, split_differences, split_refusals
+from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.supervisor.memory.prediction import (
+    DeviceFigures,
+    PeakPrediction,
+    Traces,
+    predict,
+    rollout_rows,
+    vllm_share,
+)
+from grpo_run.watchdog.memory.shortage import OUTSIDE, MemoryPhase
+
+LEAST_VLLM_SHARE = 0.1
+"""Of a GPU. A smaller share holds the weights of no model that is worth vLLM."""
+MOST_VLLM_SHARE = 0.9
+"""vLLM's own default, for a GPU that it has to itself."""
+LEAST_COMPLETION_TOKENS = 16
+
+
+class FallbackStep(str, Enum):
+    """One change of a memory plan. The values appear in the journal."""
+
+    micro_batch = "micro_batch"
+    generation_sub_batches = "generation_sub_batches"
+    gradient_checkpointing = "gradient_checkpointing"
+    optimizer_offload = "optimizer_offload"
+    vllm_sleep = "vllm_sleep"
+    vllm_share = "vllm_share"
+    larger_vllm_share = "larger_vllm_share"
+    expandable_segments = "expandable_segments"
+    shorter_completions = "shorter_completions"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfMemoryContext:
+    """What the facts of a call do not say.
+
+    Attributes:
+        segments_refused: why expandable segments cannot be used with the installed vLLM, as a clause; empty if they can.
+        own_allocator_setting: the environment of the run sets `expandable_segments` itself.
+    """
+
+    segments_refused: str = ""
+    own_allocator_setting: bool = False
+
+
+Next = MemoryPlan | str | None
+"""The next plan, or why the step does not apply, as a clause; None if it does not concern the run at all."""
+
+
+def apply_step(step: FallbackStep, facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+    """Return the plan with one more change, or why it does not apply; None if it does not concern the run."""
+    return _CHANGES[step](facts, plan, around)
+
+
+def _with(plan: MemoryPlan, **changes: object) -> MemoryPlan:
+    return plan.model_copy(update=changes)
+
+
+def _micro_batch(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+    if refusals := split_refusals(facts):
+        return "; ".join(refusals)
+    rows = facts.per_device_train_batch_size
+    left, rest = divmod(rows, plan.micro_batch_divisor)
+    now = "" if plan.micro_batch_divisor == 1 else f" (divided by {plan.micro_batch_divisor})"
+    if left <= 1:
+        return f"a micro-batch is one sample already: per_device_train_batch_size={rows}{now}"
+    if rest or left % 2:
+        return f"per_device_train_batch_size={rows}{now} is odd"
+    return _with(plan, micro_batch_divisor=2 * plan.micro_batch_divisor)
+
+
+def _generation_sub_batches(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+    if facts.generates.startswith("vllm"):
+        return "vLLM forms its batches itself"
+    if facts.generates == "continuous_batching":
+        return "continuous batching forms its batches itself"
+    if facts.generates == "script":
+        return "a function of the script generates"
+    if not facts.generates:
+        return None
+    rows = rollout_rows(facts)
+    parts = 2 * plan.generation_sub_batches
+    if parts > rows:
+        return f"a part is one row already: {rows} rows in {plan.generation_sub_batches} parts"
+    return _with(plan, generation_sub_batches=parts)
+
+
+def _gradient_checkpointing(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+    if facts.gradient_checkpointing or plan.gradient_checkpointing:
+        return "gradient checkpointing is on already"
+    if facts.checkpointing_set_later:
+        return "gradient checkpointing is also set by an assignment after the configuration was built"
+    if not facts.supports_gradient_checkpointing:
+        return "the model does not support gradient checkpointing"
+    return _with(plan, gradient_checkpointing=True)
+
+
+def _optimizer_offload(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+    if facts.optimizer_offload or plan.optimizer_offload:
+        return "the optimizer's state is in host memory already"
+    if not facts.deepspeed or not facts.layout.startswith("deepspeed-zero"):
+        return "the optimizer's state can be moved to host memory only with DeepSpeed's ZeRO"
+    return _with(plan, optimizer_offload=True)
+
+
+def _vllm_sleep(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+    if facts.generates != "vllm_colocate":
+        return None
+    if facts.vllm_sleep or plan.vllm_sleep:
+        return "vLLM frees its memory during training already"
+    return _with(plan, vllm_sleep=True)
+
+
+def _vllm_share(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+    if facts.generates != "vllm_colocate":
+        return None
+    share = vllm_share(facts, plan)
+    if share > vllm_share(facts, MemoryPlan()):
+        return f"vLLM needs vllm_gpu_memory_utilization={share:g}"
+    lower = round(max(LEAST_VLLM_SHARE, share * 2 / 3), 2)
+    if not lower < share:
+        return f"vllm_gpu_memory_utilization={share:g} is as low as it can be"
+    return _with(plan, vllm_gpu_memory_utilization=lower)
+
+
+def _larger_vllm_share(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+    if facts.generates != "vllm_colocate":
+        return None
+    share = vllm_share(facts, plan)
+    if share < vllm_share(facts, MemoryPlan()):
+        return f"training left vLLM no more than vllm_gpu_memory_utilization={share:g}"
+    larger = round(min(MOST_VLLM_SHARE, share * 3 / 2), 2)
+    if not larger > share:
+        return f"vllm_gpu_memory_utilization={share:g} is as high as it can be"
+    return _with(plan, vllm_gpu_memory_utilization=larger)
+
+
+def _expandable_segments(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+    if plan.expandable_segments:
+        return "expandable segments are on already"
+    if around.own_allocator_setting:
+        return "the environment sets expandable_segments itself"
+    sleeps = facts.generates == "vllm_colocate" and (facts.vllm_sleep or plan.vllm_sleep)
+    if sleeps and around.segments_refused:
+        return around.segments_refused
+    return _with(plan, expandable_segments=True)
+
+
+def _shorter_completions(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+    if not facts.generates:
+        return None
+    tokens = plan.max_completion_length or facts.max_completion_length
+    if tokens is None:
+        return "max_completion_length is not set"
+    if tokens // 2 < LEAST_COMPLETION_TOKENS:
+        return f"max_completion_length={tokens} is as short as it can be"
+    return _with(plan, max_completion_length=tokens // 2)
+
+
+_CHANGES: dict[FallbackStep, Callable[[MemoryFacts, MemoryPlan, OutOfMemoryContext], Next]] = {
+    FallbackStep.micro_batch: _micro_batch,
+    FallbackStep.generation_sub_batches: _generation_sub_batches,
+    FallbackStep.gradient_checkpointing: _gradient_checkpointing,
+    FallbackStep.optimizer_offload: _optimizer_offload,
+    FallbackStep.vllm_sleep: _vllm_sleep,
+    FallbackStep.vllm_share: _vllm_share,
+    FallbackStep.larger_vllm_share: _larger_vllm_share,
+    FallbackStep.expandable_segments: _expandable_segments,
+    FallbackStep.shorter_completions: _shorter_completions,
+}
+
+
+_ELSEWHERE = (FallbackStep.vllm_sleep, FallbackStep.vllm_share, FallbackStep.expandable_segments)
+"""What leaves more memory free, whatever needs it."""
+_MICRO_BATCH = (FallbackStep.micro_batch, FallbackStep.gradient_checkpointing, *_ELSEWHERE)
+ORDER: Mapping[MemoryPhase, tuple[FallbackStep, ...]] = {
+    MemoryPhase.generate: (
+        FallbackStep.generation_sub_batches,
+        FallbackStep.vllm_share,
+        FallbackStep.vllm_sleep,
+        FallbackStep.expandable_segments,
+    ),
+    MemoryPhase.score: _MICRO_BATCH,
+    MemoryPhase.forward: _MICRO_BATCH,
+    MemoryPhase.backward: _MICRO_BATCH,
+    MemoryPhase.optimizer: (FallbackStep.optimizer_offload, *_ELSEWHERE),
+    MemoryPhase.evaluate: _ELSEWHERE,
+    MemoryPhase.save: _ELSEWHERE,
+    MemoryPhase.load: (FallbackStep.vllm_share, FallbackStep.expandable_segments),
+    **dict.fromkeys(OUTSIDE, _ELSEWHERE),
+}
+"""The steps that keep the update, by the phase that died."""
+DEGRADING = (FallbackStep.shorter_completions,)
+"""Steps that change the experiment; taken with `--allow-degrade` only, after all others."""
+
+TRACED_PHASES = frozenset({MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward})
+TRACED_STEPS = frozenset(
+    {FallbackStep.micro_batch, FallbackStep.gradient_checkpointing, FallbackStep.shorter_completions}
+)
+"""FallbackStep whose effect a trace of these phases shows. That of the others is arithmetic."""
+
+Tracer = Callable[[MemoryFacts, MemoryPhase, Sequence[MemoryPlan]], Traces]
+"""Traces plans, the first of which is the one in effect, until one needs less in a phase; may take seconds."""
+
+
+def no_traces(facts: MemoryFacts, phase: MemoryPhase, plans: Sequence[MemoryPlan]) -> Traces:
+    """Trace nothing."""
+    return Traces()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """A step that was not taken, and why, as a clause."""
+
+    fallback_step: FallbackStep
+    why: str
+
+    @property
+    def text(self) -> str:
+        """The step and the reason, for sentences."""
+        return f"{str(self.fallback_step).replace('_', ' ')}: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanChange:
+    """What the next attempt does otherwise.
+
+    Attributes:
+        fallback_step: the one change.
+        plan: with the change.
+        prediction: the peak of the phase that died, before and after.
+        skipped: earlier steps, and why they were not taken.
+        inexact: why the update is not the same; empty if it is, up to the rounding of sums.
+    """
+
+    fallback_step: FallbackStep
+    plan: MemoryPlan
+    prediction: PeakPrediction
+    skipped: tuple[Skipped, ...]
+    inexact: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhausted:
+    """No step is left, or none is to be taken: why, why each was not changed, and what the user could change."""
+
+    skipped: tuple[Skipped, ...]
+    proposals: tuple[str, ...]
+    why: str = "no change of the memory plan is left that keeps the update"
+
+
+def next_change(
+    phase: MemoryPhase,
+    facts: MemoryFacts,
+    plan: MemoryPlan,
+    *,
+    around: OutOfMemoryContext,
+    device: DeviceFigures,
+    fragmented: bool = False,
+    cache_too_small: bool = False,
+    allow_degrade: bool = False,
+    trace: Tracer = no_traces,
+) -> PlanChange | Exhausted:
+    """Return the next change of a plan, or why there is none.
+
+    Args:
+        phase: in which a rank ran out of memory.
+        facts: of the `train()` call.
+        plan: in effect.
+        around: what the facts do not say.
+        device: what the error says of the GPU.
+        fragmented: the allocator had reserved enough, so expandable segments come first.
+        cache_too_small: vLLM needs a larger share, not less memory in the phase.
+        allow_degrade: the experiment may be changed.
+        trace: called once at most, and only if the choice depends on it.
+
+    A change that the closed form alone takes for harmful is made if nothing else is left: it is not exact, and the run would end.
+    """
+    steps = ORDER[phase]
+    if fragmented:
+        steps = (
+            FallbackStep.expandable_segments,
+            *(step for step in steps if step is not FallbackStep.expandable_segments),
+        )
+    if cache_too_small:
+        steps = (FallbackStep.larger_vllm_share,)
+    exact = list(_candidates(steps, facts, plan, around))
+    degrading = list(_candidates(DEGRADING, facts, plan, around)) if allow_degrade else []
+    wanted = [] if cache_too_small else _to_trace(phase, [*exact, *degrading])
+    traces = trace(facts, phase, (plan, *wanted)) if wanted else Traces()
+    skipped: dict[Skipped, None] = {}
+    doubtful: PlanChange | None = None
+    for steps_taken in (exact, degrading):
+        for step, changed in steps_taken:
+            if step is FallbackStep.expandable_segments and not device.segments_may_suffice:
+                changed = "less is reserved and not allocated than was missing"
+            if isinstance(changed, str):
+                skipped[Skipped(fallback_step=step, why=changed)] = None
+                continue
+            asked = traces if changed in wanted else Traces()
+            prediction = predict(facts, phase, plan, changed, device, asked)
+            found = PlanChange(
+                fallback_step=step,
+                plan=changed,
+                prediction=prediction,
+                skipped=tuple(skipped),
+                inexact=inexact(facts, plan, changed),
+            )
+            if prediction.lowers or cache_too_small:
+                return found
+            if doubtful is None and not prediction.traced and not prediction.equal:
+                doubtful = found
+            skipped[Skipped(fallback_step=step, why="it would not lower the peak of this phase")] = None
+        if doubtful is not None:
+            return doubtful
+    return Exhausted(skipped=tuple(skipped), proposals=proposals(phase, facts, plan, around))
+
+
+def _candidates(
+    steps: Sequence[FallbackStep], facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext
+) -> Iterator[tuple[FallbackStep, MemoryPlan | str]]:
+    """Yield the plans of steps in their order, or why a step does not apply.
+
+    A micro-batch is halved again and again: where gradients were not accumulated before, halves need those of the first half too,
+    so that a quarter may lower a peak that a half does not.
+    """
+    for step in steps:
+        changed = apply_step(step, facts, plan, around)
+        if changed is not None:
+            yield step, changed
+        while step is FallbackStep.micro_batch and isinstance(changed, MemoryPlan):
+            changed = apply_step(step, facts, changed, around)
+            if isinstance(changed, MemoryPlan):
+                yield step, changed
+
+
+def _to_trace(
+    phase: MemoryPhase, changed: Sequence[tuple[FallbackStep, MemoryPlan | str]]
+) -> list[MemoryPlan]:
+    """Return the plans that traces can compare, up to the first that is chosen without one."""
+    wanted: list[MemoryPlan] = []
+    for step, plan in changed if phase in TRACED_PHASES else ():
+        if isinstance(plan, MemoryPlan):
+            if step not in TRACED_STEPS:
+                break
+            wanted.append(plan)
+    return wanted
+
+
+def inexact(facts: MemoryFacts, before: MemoryPlan, after: MemoryPlan) -> tuple[str, ...]:
+    """Return why the update is not the same after a change of plan; empty if it is, up to the rounding of sums."""
+    reasons: list[str] = []
+    if after.micro_batch_divisor != before.micro_batch_divisor:
+        reasons += split_differences(facts)
+    if after.generation_sub_batches != before.generation_sub_batches and not facts.greedy:
+        reasons.append("sampling in smaller batches gives different completions")
+    if after.vllm_gpu_memory_utilization != before.vllm_gpu_memory_utilization and not facts.greedy:
+        reasons.append(
+            "vLLM with another share of memory forms different batches and samples different completions"
+        )
+    if after.max_completion_length != before.max_completion_length:
+        reasons.append("completions are shorter than the script asks for")
+    return tuple(reasons)
+
+
+def proposals(
+    phase: MemoryPhase, facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext
+) -> tuple[str, ...]:
+    """Return what would lower the peak of a phase and changes the experiment, as phrases with the present values."""
+    if phase not in TRACED_PHASES | {MemoryPhase.generate}:
+        return ()
+    if facts.trainer == "sft":
+        return (f"shorter samples (max_length, now {facts.max_length})",) if facts.max_length else ()
+    shorter = apply_step(FallbackStep.shorter_completions, facts, plan, around)
+    if not isinstance(shorter, MemoryPlan):
+        return ()
+    tokens = plan.max_completion_length or facts.max_completion_length
+    values = f"max_completion_length={shorter.max_completion_length}, now {tokens}"
+    return (f"shorter completions ({values}; `--allow-degrade` halves it)",)

@@ -1,0 +1,323 @@
+"""The fallback steps: the next change of the memory plan after a rank ran out of memory in a phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from support.memory_cases import COLOCATED, GRPO, SFT, facts
+
+from grpo_run.runtime.memory.facts import MemoryFacts
+from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.supervisor.memory.fallback_steps import (
+    Exhausted,
+    FallbackStep,
+    OutOfMemoryContext,
+    PlanChange,
+    Tracer,
+    next_change,
+)
+from grpo_run.runtime.supervisor.memory.prediction import DeviceFigures, Traces
+from grpo_run.watchdog.memory.shortage import MemoryPhase
+
+
+def apply_step(
+    phase: MemoryPhase,
+    given: MemoryFacts = GRPO,
+    plan: MemoryPlan | None = None,
+    *,
+    around: OutOfMemoryContext | None = None,
+    device: DeviceFigures | None = None,
+    **more: Any,
+) -> PlanChange | Exhausted:
+    return next_change(
+        phase,
+        given,
+        plan or MemoryPlan(),
+        around=around or OutOfMemoryContext(),
+        device=device or DeviceFigures(),
+        **more,
+    )
+
+
+def plans(phase: MemoryPhase, given: MemoryFacts, **more: bool) -> list[str]:
+    """Return the plans of a run whose every attempt runs out of memory in one phase."""
+    plan, texts = MemoryPlan(), []
+    while isinstance(change := apply_step(phase, given, plan, **more), PlanChange):
+        plan = change.plan
+        assert plan.text not in texts, "a plan comes back, and the steps would have no end"
+        texts.append(plan.text)
+    return texts
+
+
+def traced(peaks: Mapping[MemoryPlan, float], *, asked: list[MemoryPlan], missing: str = "") -> Tracer:
+    """Return a tracer that knows some peaks, and notes the plans that it is asked for."""
+
+    def trace(given: MemoryFacts, phase: MemoryPhase, wanted: Sequence[MemoryPlan]) -> Traces:
+        asked.extend(wanted)
+        return Traces(peaks={plan: {str(phase): size} for plan, size in peaks.items()}, missing=missing)
+
+    return trace
+
+
+BATCH_PHASES = [MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward]
+
+
+@pytest.mark.parametrize("phase", BATCH_PHASES)
+@pytest.mark.parametrize("given", [GRPO, SFT])
+def test_phases_of_a_micro_batch_halve_it_first(phase: MemoryPhase, given: MemoryFacts) -> None:
+    change = apply_step(phase, given)
+    assert isinstance(change, PlanChange)
+    assert change.plan == MemoryPlan(micro_batch_divisor=2)
+    assert change.prediction.lowers
+    assert not change.inexact
+
+
+def test_a_micro_batch_is_halved_until_it_is_one_sample_and_then_the_next_step_follows() -> None:
+    assert plans(MemoryPhase.backward, GRPO) == [
+        "micro-batch=2",
+        "micro-batch=4",
+        "micro-batch=8",
+        "micro-batch=8,checkpointing",
+        "micro-batch=8,checkpointing,expandable-segments",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [(1, "one sample already"), (3, "is odd"), (6, None)], ids=["one", "odd", "even"]
+)
+def test_a_micro_batch_that_cannot_be_halved_leaves_it_to_the_next_step(rows: int, said: str | None) -> None:
+    change = apply_step(MemoryPhase.backward, facts(per_device_train_batch_size=rows))
+    assert isinstance(change, PlanChange)
+    assert change.fallback_step is (
+        FallbackStep.micro_batch if said is None else FallbackStep.gradient_checkpointing
+    )
+    assert [said in skipped.why for skipped in change.skipped if said] == ([True] if said else [])
+
+
+def test_a_size_of_six_is_halved_once() -> None:
+    change = apply_step(
+        MemoryPhase.backward, facts(per_device_train_batch_size=6), MemoryPlan(micro_batch_divisor=2)
+    )
+    assert isinstance(change, PlanChange)
+    assert change.fallback_step is FallbackStep.gradient_checkpointing
+
+
+def test_gradient_checkpointing_is_not_taken_for_scoring_which_keeps_no_activations() -> None:
+    change = apply_step(MemoryPhase.score, facts(per_device_train_batch_size=1))
+    assert isinstance(change, PlanChange)
+    assert change.fallback_step is FallbackStep.expandable_segments
+    skipped = {one.fallback_step: one.why for one in change.skipped}
+    assert "would not lower the peak" in skipped[FallbackStep.gradient_checkpointing]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"loss_type": "bnpo"}, "bnpo"),
+        ({"entropy_bonus": True}, "entropy bonus"),
+        ({"top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2"),
+        ({"auxiliary_loss": True}, "experts"),
+        ({"explicit_sizes": ("train_batch_size in DeepSpeed's configuration",)}, "DeepSpeed"),
+    ],
+)
+def test_each_refusal_of_a_split_is_named_and_the_next_step_is_taken(
+    changed: dict[str, Any], words: str
+) -> None:
+    change = apply_step(MemoryPhase.backward, facts(**changed))
+    assert isinstance(change, PlanChange)
+    assert change.fallback_step is FallbackStep.gradient_checkpointing
+    assert change.plan.micro_batch_divisor == 1
+    assert words in change.skipped[0].text
+
+
+def test_checkpointing_that_the_script_sets_later_is_left_to_it() -> None:
+    """A plan would not take effect, and the run would end."""
+    change = apply_step(
+        MemoryPhase.backward, facts(explicit_sizes=("an assignment",), checkpointing_set_later=True)
+    )
+    assert isinstance(change, PlanChange)
+    assert change.fallback_step is FallbackStep.expandable_segments
+
+
+def test_generation_is_split_into_parts_and_other_samples_are_said() -> None:
+    assert plans(MemoryPhase.generate, GRPO)[:3] == [f"sub-batches={parts}" for parts in (2, 4, 8)]
+    sampled, greedy = apply_step(MemoryPhase.generate), apply_step(MemoryPhase.generate, facts(greedy=True))
+    assert isinstance(sampled, PlanChange)
+    assert isinstance(greedy, PlanChange)
+    assert any("different completions" in reason for reason in sampled.inexact)
+    assert greedy.inexact == ()
+
+
+def test_dropout_and_a_ragged_last_batch_are_said_to_be_inexact() -> None:
+    dropout = apply_step(MemoryPhase.forward, facts(dropout=True))
+    ragged = apply_step(MemoryPhase.forward, facts(SFT, samples=63))
+    assert isinstance(dropout, PlanChange)
+    assert isinstance(ragged, PlanChange)
+    assert any("dropout" in reason for reason in dropout.inexact)
+    assert any("last batch" in reason for reason in ragged.inexact)
+
+
+def test_the_optimizer_is_offloaded_with_deepspeed_only() -> None:
+    zero = apply_step(MemoryPhase.optimizer, facts(deepspeed=True, layout="deepspeed-zero2"))
+    assert isinstance(zero, PlanChange)
+    assert zero.plan == MemoryPlan(optimizer_offload=True)
+    replicated = apply_step(MemoryPhase.optimizer)
+    assert isinstance(replicated, PlanChange)
+    assert replicated.plan == MemoryPlan(expandable_segments=True)
+
+
+def test_a_smaller_micro_batch_is_never_the_answer_to_the_optimizer_or_to_generation() -> None:
+    for phase in (MemoryPhase.optimizer, MemoryPhase.generate, MemoryPhase.save, MemoryPhase.load):
+        assert not any("micro-batch" in text for text in plans(phase, GRPO)), phase
+
+
+def test_vllm_gives_up_a_part_of_its_share_in_generation_and_sleeps_for_the_optimizer() -> None:
+    generation = apply_step(MemoryPhase.generate, facts(**COLOCATED))
+    optimizer = apply_step(MemoryPhase.optimizer, facts(**COLOCATED))
+    assert isinstance(generation, PlanChange)
+    assert isinstance(optimizer, PlanChange)
+    assert generation.plan == MemoryPlan(vllm_gpu_memory_utilization=0.2)
+    assert optimizer.plan == MemoryPlan(vllm_sleep=True)
+
+
+def test_a_cache_that_is_too_small_gets_a_larger_share_and_no_less_memory() -> None:
+    change = apply_step(MemoryPhase.load, facts(**COLOCATED), cache_too_small=True)
+    assert isinstance(change, PlanChange)
+    assert change.plan == MemoryPlan(vllm_gpu_memory_utilization=0.45)
+
+
+def test_a_share_of_vllm_never_goes_up_after_it_went_down_or_down_after_it_went_up() -> None:
+    lowered = apply_step(
+        MemoryPhase.load,
+        facts(**COLOCATED),
+        MemoryPlan(vllm_gpu_memory_utilization=0.2),
+        cache_too_small=True,
+    )
+    raised = apply_step(
+        MemoryPhase.generate, facts(**COLOCATED), MemoryPlan(vllm_gpu_memory_utilization=0.45)
+    )
+    assert isinstance(lowered, Exhausted)
+    assert isinstance(raised, PlanChange)
+    assert raised.fallback_step is FallbackStep.expandable_segments
+
+
+def test_expandable_segments_come_first_for_fragmented_memory() -> None:
+    change = apply_step(MemoryPhase.backward, fragmented=True)
+    assert isinstance(change, PlanChange)
+    assert change.plan == MemoryPlan(expandable_segments=True)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        OutOfMemoryContext(segments_refused="this version of vLLM"),
+        OutOfMemoryContext(own_allocator_setting=True),
+    ],
+    ids=["vllm", "user"],
+)
+def test_expandable_segments_are_left_out_where_they_do_not_work_or_the_user_decides(
+    around: OutOfMemoryContext,
+) -> None:
+    asleep = facts(**COLOCATED, vllm_sleep=True)
+    change = apply_step(MemoryPhase.backward, asleep, around=around, fragmented=True)
+    assert isinstance(change, PlanChange)
+    assert change.fallback_step is FallbackStep.micro_batch
+
+
+def test_expandable_segments_are_left_out_if_nothing_is_reserved_in_vain() -> None:
+    full = DeviceFigures(unallocated_bytes=0)
+    assert isinstance(apply_step(MemoryPhase.optimizer, device=full), Exhausted)
+
+
+def test_completions_are_shortened_only_if_the_user_allows_it_and_after_everything_else() -> None:
+    strict = plans(MemoryPhase.generate, GRPO)
+    degraded = plans(MemoryPhase.generate, GRPO, allow_degrade=True)
+    assert degraded[: len(strict)] == strict
+    assert not any("max_completion_length" in text for text in strict)
+    assert degraded[-1].endswith("max_completion_length=16")
+
+
+def test_without_a_fallback_step_left_changes_of_the_experiment_are_proposed() -> None:
+    plan = MemoryPlan(generation_sub_batches=8, expandable_segments=True)
+    end = apply_step(MemoryPhase.generate, GRPO, plan)
+    assert isinstance(end, Exhausted)
+    assert [proposal.split(" (")[0] for proposal in end.proposals] == ["shorter completions"]
+    assert all(skipped.why for skipped in end.skipped)
+
+
+@pytest.mark.parametrize("phase", [MemoryPhase.optimizer, MemoryPhase.reward, MemoryPhase.save])
+def test_nothing_is_proposed_that_does_not_lower_the_peak_of_the_phase(phase: MemoryPhase) -> None:
+    end = apply_step(phase, GRPO, MemoryPlan(expandable_segments=True), allow_degrade=True)
+    assert isinstance(end, Exhausted)
+    assert end.proposals == ()
+
+
+START, HALF, QUARTER, EIGHTH = (MemoryPlan(micro_batch_divisor=divisor) for divisor in (1, 2, 4, 8))
+CHECKPOINTED = MemoryPlan(gradient_checkpointing=True)
+
+
+def test_the_first_change_that_a_trace_shows_to_lower_the_peak_is_chosen() -> None:
+    """Here a half needs more than the whole, since gradients of the first half are kept, and a quarter less."""
+    asked: list[MemoryPlan] = []
+    trace = traced({START: 8e9, HALF: 9e9, QUARTER: 7e9}, asked=asked)
+    change = apply_step(MemoryPhase.backward, trace=trace)
+    assert isinstance(change, PlanChange)
+    assert (change.plan, change.prediction.traced) == (QUARTER, True)
+    assert asked == [START, HALF, QUARTER, EIGHTH, CHECKPOINTED]
+    assert [one.why for one in change.skipped] == ["it would not lower the peak of this phase"]
+
+
+def test_a_micro_batch_stays_if_a_trace_shows_that_no_division_lowers_the_peak() -> None:
+    peaks = {START: 8e9, HALF: 9e9, QUARTER: 9e9, EIGHTH: 9e9, CHECKPOINTED: 5e9}
+    change = apply_step(MemoryPhase.forward, trace=traced(peaks, asked=[]))
+    assert isinstance(change, PlanChange)
+    assert change.plan == CHECKPOINTED
+
+
+def test_plans_that_were_not_traced_in_time_are_compared_in_closed_form() -> None:
+    change = apply_step(
+        MemoryPhase.forward, trace=traced({START: 8e9, HALF: 9e9}, asked=[], missing="too slow")
+    )
+    assert isinstance(change, PlanChange)
+    assert (change.plan, change.prediction.source) == (QUARTER, "closed form, not traced: too slow")
+
+
+@pytest.mark.parametrize(
+    ("phase", "more"),
+    [
+        (MemoryPhase.generate, {}),
+        (MemoryPhase.optimizer, {}),
+        (MemoryPhase.load, {}),
+        (MemoryPhase.backward, {"fragmented": True}),
+    ],
+)
+def test_nothing_is_traced_where_a_trace_does_not_decide(phase: MemoryPhase, more: dict[str, bool]) -> None:
+    asked: list[MemoryPlan] = []
+    apply_step(phase, trace=traced({}, asked=asked), **more)
+    assert asked == []
+
+
+def test_a_change_that_only_the_closed_form_takes_for_harmful_is_made_before_the_run_ends() -> None:
+    """It is right to about 30 %, and the end of the run is worse than an attempt in vain. A trace is believed."""
+    given = facts(per_device_train_batch_size=2, gradient_checkpointing=True)
+    full = DeviceFigures(unallocated_bytes=0)
+    change = apply_step(MemoryPhase.forward, given, device=full)
+    assert isinstance(change, PlanChange)
+    assert change.plan == HALF
+    assert not change.prediction.lowers
+    trace = traced({START: 8e9, HALF: 9e9}, asked=[])
+    assert isinstance(apply_step(MemoryPhase.forward, given, device=full, trace=trace), Exhausted)
+
+
+@pytest.mark.parametrize("phase", list(MemoryPhase))
+@pytest.mark.parametrize(
+    "given",
+    [
+        GRPO, SFT, facts(**COLOCATED), facts(**COLOCATED, vllm_sleep=True), facts(per_device_train_batch_size=1024),
+        facts(deepspeed=True, layout="deepspeed-zero3"),
+    ],
+)  # fmt: skip
+def test_fallback_steps_end(phase: MemoryPhase, given: MemoryFacts) -> None:
+    assert len(plans(phase, given, allow_degrade=True)) < 30
