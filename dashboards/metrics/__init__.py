@@ -1,7 +1,7 @@
 """Prometheus metrics of a run: their definitions, how they are read, and the HTTP server.
 
 Start with `catalogue.py`, the table of all metrics. One that ranks publish or log is a row of
-`runtime/board/metrics.py`; to add another, add an entry there. `metric.py` defines the types and the closed sets of
+`watchdog/rank_metrics.py`; to add another, add an entry there. `metric.py` defines the types and the closed sets of
 label values, `readings.py` and `memory.py` compute samples, `collector.py` evaluates the table for every scrape,
 `server.py` serves the pages, and `address.py` opens the port. Stores nothing.
 """

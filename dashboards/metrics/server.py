@@ -32,7 +32,7 @@ SCRAPER_HEADER = "HTTP_X_PROMETHEUS_SCRAPE_TIMEOUT_SECONDS"
 POLL_SECONDS = 0.05
 ANSWER_SECONDS = 0.3
 """How long the answer to a scrape may take, after the run was read."""
-MAX_CONNECTIONS = 100
+MAX_CONNECTIONS = 256
 """Open connections and three descriptors of the server's own; further clients wait in the backlog."""
 SILENT_SECONDS = 5
 """A connection without a request is closed after this time, and about a second."""

@@ -2,7 +2,7 @@
 
 Ranks write their own slots; the supervisor, `grpo-run status` and the metrics read them, also after a
 rank's death. Start with `board.py` (the file), then `slot_layout.py` (what is where in a slot) and
-`metrics.py` (the table of what ranks publish).
+`watchdog/rank_metrics.py` (the table of what ranks publish).
 `slot_writer.py` is the rank's side, `storage.py` reads and writes the bytes, `header.py` has the requests,
 and `collective_log.py`, `phase_histogram.py` and `memory_area.py` are larger areas. In `exchange.py` the
 ranks of one node send messages to each other. Imports `watchdog/`, `runtime/errors.py` and

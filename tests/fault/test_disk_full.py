@@ -151,9 +151,7 @@ def test_run_continues_on_a_full_disk(disk: SmallDisk, runs: Callable[..., Run],
     assert run.events("resume_chosen")[-1]["in_memory"], run.tail()
     run.until_step(began + 2)
     assert run.status()["checkpoint_trouble"]
-    assert not [
-        event for event in run.events("checkpoint_published") if event["step"] >= began
-    ]
+    assert not [event for event in run.events("checkpoint_published") if event["step"] >= began]
     emptied_at = time.time()
     disk.empty()
     back = run.until(

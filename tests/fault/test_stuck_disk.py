@@ -66,9 +66,7 @@ def stall(run: Run, hold: Callable[[int], object]) -> int:
 def published_after(run: Run, moment: float) -> list[dict[str, object]]:
     """Wait for a durable checkpoint published after `moment`."""
     found: list[dict[str, object]] = run.until(
-        lambda events: [
-            e for e in events if e["event"] == "checkpoint_published" and e["time"] > moment
-        ]
+        lambda events: [e for e in events if e["event"] == "checkpoint_published" and e["time"] > moment]
     )
     return found
 

@@ -11,6 +11,7 @@ from grpo_run.runtime.history.recovery import Action, Decision, orders_of, pendi
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.supervisor.policy import SAME_PLACE_STEPS, decide
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.json_values import to_json
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Trip
 from grpo_run.watchdog.verdict import Verdict
 
@@ -35,7 +36,7 @@ class Story:
         self.history.apply(
             {
                 "event": "incident", "cause": "learning_collapse", "step": one.step, "train_call": call,
-                "guard": one.as_json(), "signature": f"{one.guard}",
+                "guard": to_json(one), "signature": f"{one.guard}",
             }
         )  # fmt: skip
         verdict = Verdict(
