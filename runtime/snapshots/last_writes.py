@@ -1,7 +1,8 @@
 """The last writes of a run: what is only in memory when its ranks have ended goes to disk, or is described.
 
 Called at the end of a run (`supervision.ending.run_end`) and by a later launch of the same command
-(`cli.launch_options.staging`). Waits for room, because nothing else has the model any more. Decides no exit code.
+(`cli.launch_options.staging`). Waits for room, because nothing else has the model any more. Decides no exit
+code.
 """
 
 from __future__ import annotations

@@ -214,7 +214,9 @@ class LoopState:
         for key, module in self.modules.items():
             found[self._name(key)] = sum(one.numel() * one.element_size() for one in module.parameters())
         for key, optimizer in self.optimizers.items():
-            trained = (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad)
+            trained = (
+                one for group in optimizer.param_groups for one in group["params"] if one.requires_grad
+            )
             found[self._name(key)] = 2 * sum(one.numel() * one.element_size() for one in trained)
         return found
 
