@@ -33,7 +33,8 @@ _LIBRARIES = ("grpo-run", "torch", "transformers", "trl", "accelerate", "deepspe
 class TrainCall(pydantic.BaseModel):
     """Identify one `train()` call or one hand-written loop of a run.
 
-    `ordinal` is its number in the run, also if the script skips others. `trainer_class` is `call_names.LOOP` for a loop.
+    `ordinal` is its number in the run, also if the script skips others. `trainer_class` is
+    `call_names.LOOP` for a loop.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")

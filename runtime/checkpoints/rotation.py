@@ -2,8 +2,8 @@
 
 Follows transformers' rotation, but deletes only after the new checkpoint is complete and on disk, so a
 loadable checkpoint always exists. Called by the drain worker, and by the ranks when they save directly. Never
-deletes the newest checkpoint, the best one, the last one of a finished `train()` call, a snapshot that the user
-has asked for, or snapshots of another run. `listing.py` is the user's command for the same purpose.
+deletes the newest checkpoint, the best one, the last one of a finished `train()` call, a snapshot that the
+user has asked for, or snapshots of another run. `listing.py` is the user's command for the same purpose.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Keep a run's checkpoints while its script starts: some scripts clear their output directory first.
 
-Before each attempt the supervisor makes hard links of the checkpoints (`CheckpointBackups`). When the ranks are about to
-choose one, rank 0 puts back those that are gone (`put_back`). If the start does not get so far, the next start puts them
-back, or the end of the run, or `grpo-run gc`. Nothing is copied. Links need one file system: the run
-directory's, else the output directory's parent; where neither works, nothing is kept.
+Before each attempt the supervisor makes hard links of the checkpoints (`CheckpointBackups`). When the ranks
+are about to choose one, rank 0 puts back those that are gone (`put_back`). If the start does not get so
+far, the next start puts them back, or the end of the run, or `grpo-run gc`. Nothing is copied. Links need
+one file system: the run directory's, else the output directory's parent; where neither works, nothing is
+kept.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class CheckpointBackups:
                 shutil.rmtree(place, ignore_errors=True)
 
     def release(self) -> None:
-        """Remove the links, except the last ones of a checkpoint: the script has started. The checkpoints are not changed.
+        """Remove the links, except the last ones of a checkpoint: the script has started. The checkpoints
+        are not changed.
 
         Called after every committed step; only the first one of an attempt has something to remove.
         """
@@ -80,7 +82,8 @@ class CheckpointBackups:
         remove(self._folder, self._directories or output_directories(self._calls))
 
     def end(self, *, finished: bool) -> None:
-        """Remove the links when all ranks have ended; put back what is missing, unless the run has finished."""
+        """Remove the links when all ranks have ended; put back what is missing, unless the run has
+        finished."""
         if finished:
             remove(self._folder, self._directories)
         else:
@@ -88,7 +91,8 @@ class CheckpointBackups:
             self._remove()
 
     def _remove(self) -> list[str]:
-        """Remove the links; return the output directories whose links are the last ones of a checkpoint, and stay."""
+        """Remove the links; return the output directories whose links are the last ones of a checkpoint,
+        and stay."""
         last = {
             one.output_dir
             for one in find_backups(self._folder, self._run_id, self._directories)

@@ -54,8 +54,8 @@ class DrainFailed:
         step: None if the slot held no snapshot or was locked.
         full: the disk has no free space.
         broken: the snapshot in memory cannot be read, so a retry cannot succeed.
-        free_bytes: space on the disk, if that was too little; None otherwise, as when a quota or a disk that has
-            become read-only refuses the write.
+        free_bytes: space on the disk, if that was too little; None otherwise, as when a quota or a disk
+            that has become read-only refuses the write.
     """
 
     slot: int

@@ -42,7 +42,8 @@ def within_limits(
     *,
     broken: Callable[[StagedSnapshot, StagingSlot], bool],
 ) -> list[tuple[StagedSnapshot, StagingSlot]]:
-    """Leave out what `save_total_limit` deletes once the newer ones are written, and what one of them replaces.
+    """Leave out what `save_total_limit` deletes once the newer ones are written, and what one of them
+    replaces.
 
     For the end of a run. Pure.
 

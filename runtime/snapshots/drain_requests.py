@@ -105,7 +105,8 @@ STALL_SECONDS = 60.0
 """Time without progress that counts as a stall. A slow device makes some progress; NFS first retries after 60
 s (nfs(5), timeo=600)."""
 UNSEEN_SECONDS = 5.0
-"""A longer gap between two looks was not observed, as when the whole job was suspended, and does not count."""
+"""A longer gap between two looks was not observed, as when the whole job was suspended, and does not
+count."""
 STOP_SECONDS = 5.0
 """How long the drain worker may take to exit before it is killed."""
 

@@ -1,8 +1,8 @@
 """Headroom in memory: how much a file may grow under the limits of tmpfs, MemAvailable and cgroups.
 
 The kernel kills a process whose memory cgroup is full, which cannot be handled, so headroom is checked before
-memory is taken. A full file system is an error of the write; `is_full` recognizes it. Called by the ranks when
-they save and by the drain worker. Reserves nothing.
+memory is taken. A full file system is an error of the write; `is_full` recognizes it. Called by the ranks
+when they save and by the drain worker. Reserves nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from grpo_run.watchdog.text import size_text
 FULL_BYTES = 1 << 20
 """A file system with less free space counts as full."""
 DISK_RESERVE_BYTES = 64 << 20
-"""Stays free on the disk of a checkpoint for the run's journal, logs and incidents. At the end of the run, when only its
-last events are still to be written, `FULL_BYTES` stay free."""
+"""Stays free on the disk of a checkpoint for the run's journal, logs and incidents. At the end of the run,
+when only its last events are still to be written, `FULL_BYTES` stay free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +37,12 @@ class Reserve:
 
 
 FILE_SYSTEM_RESERVE = Reserve(fraction=0.05, minimum_bytes=64 << 20, maximum_bytes=4 << 30)
-"""For other files in memory: data loaders, NCCL. At least what a Python process may allocate at once; 5 % of a large one are
-more than they need."""
+"""For other files in memory: data loaders, NCCL. At least what a Python process may allocate at once; 5 %
+of a large one are more than they need."""
 MEMORY_RESERVE = Reserve(fraction=0.15, minimum_bytes=256 << 20, maximum_bytes=48 << 30)
-"""For the ranks themselves. Files stay in memory when ranks are restarted, so they must end well below the share of
-the limit at which memory is short (`watchdog.memory.host_pressure`): otherwise every restart would find it short again."""
+"""For the ranks themselves. Files stay in memory when ranks are restarted, so they must end well below the
+share of the limit at which memory is short (`watchdog.memory.host_pressure`): otherwise every restart would
+find it short again."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The last writes of a run: what is only in memory when its ranks have ended goes to disk, or is described.
 
-Called at the end of a run (`supervision.ending.run_end`) and by a later launch of the same command
+Called at the end of a run (`runtime.supervisor.outcome`) and by a later launch of the same command
 (`cli.launching.staging`). Waits for room, because nothing else has the model any more. Decides no exit code.
 """
 

@@ -34,7 +34,8 @@ SCHEMA = 1
 class StagedSnapshot(Identity):
     """The contents of `STAGED.json`: what a snapshot is, and where its checkpoint belongs.
 
-    A snapshot that is neither `scheduled` nor `urgent` is written to disk only when it is needed for recovery.
+    A snapshot that is neither `scheduled` nor `urgent` is written to disk only when it is needed for
+    recovery.
 
     Attributes:
         urgent: it is written to disk like a scheduled one: of a stop, of the last step, or for the user.
@@ -43,8 +44,8 @@ class StagedSnapshot(Identity):
         limit: the script's `save_total_limit`.
         best: directory name of the script's best checkpoint so far.
         staged_at: when it was taken, in seconds since the epoch.
-        files: size of each file in bytes, by path relative to the checkpoint directory; None if there was no memory
-            to record them, and the snapshot must be written to disk before it is loaded.
+        files: size of each file in bytes, by path relative to the checkpoint directory; None if there was
+            no memory to record them, and the snapshot must be written to disk before it is loaded.
     """
 
     schema_version: int = SCHEMA
@@ -153,7 +154,8 @@ class StagingSlot:
         (self.path / DRAINED).touch(0o600)
 
     def mark_loaded(self) -> None:
-        """Record that ranks load this snapshot. They may keep its files mapped, so nothing is written over them."""
+        """Record that ranks load this snapshot. They may keep its files mapped, so nothing is written over
+        them."""
         (self.path / LOADED).touch(0o600)
 
     def begin_snapshot(self) -> None:
@@ -178,7 +180,8 @@ class StagingSlot:
         write_json(self.path / PREPARED, staged.model_dump())
 
     def record_files(self, staged: StagedSnapshot) -> StagedSnapshot:
-        """Add the sizes of all files to the prepared snapshot, and return it; without memory it stays as it is."""
+        """Add the sizes of all files to the prepared snapshot, and return it; without memory it stays as it
+        is."""
         if not (self.path / PREPARED).exists():
             return staged  # the slot was removed, and must not become complete without its files
         recorded = staged.model_copy(update={"files": _sizes(self.files / staged.folder)})

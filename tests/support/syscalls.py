@@ -4,7 +4,7 @@
 
 The work runs in a fork that the calling process traces with ptrace(2), so calls by torch and Rust code count
 too. Only calls on files below the given folders count, and `os.getppid()`, which work may call as a marker
-where it changes no file (between two copies into mapped memory).
+where it changes no file.
 """
 
 from __future__ import annotations

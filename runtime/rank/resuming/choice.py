@@ -151,8 +151,9 @@ def choose(
 
     Raises:
         UsageError: a checkpoint that the user named cannot be used, the newest checkpoint does not fit
-            this run's world size, batch or model, or the output directory has checkpoints of another run that has not
-            finished, or of an earlier run with the id of a new one. The message says what would help.
+            this run's world size, batch or model, or the output directory has checkpoints of another run
+            that has not finished, or of an earlier run with the id of a new one. The message says what
+            would help.
     """
     reported: set[Path] = set()
 
@@ -189,7 +190,8 @@ def _other_run_notice(request: ResumeRequest) -> str | None:
     """Return the message about checkpoints of another run in the output directory, or None.
 
     Raises:
-        UsageError: the other run has not finished, so training from step 0 would delete its checkpoints one by one.
+        UsageError: the other run has not finished, so training from step 0 would delete its checkpoints one
+            by one.
     """
     snapshots = snapshot_directories(request.output_dir)
     found = next(find_checkpoints(request.output_dir, *snapshots), None)

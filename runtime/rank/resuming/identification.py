@@ -236,7 +236,8 @@ def identify(
 
 
 def _owner_of_checkpoints(call: TrainCall, run_id: str) -> int | None:
-    """Return the number of the call that wrote the newest checkpoint of this run and class in the directory."""
+    """Return the number of the call that wrote the newest checkpoint of this run and class in the
+    directory."""
     for found in find_checkpoints(*directories_of_run(run_id, Path(call.output_dir))):
         if found.manifest.run_id == run_id and found.manifest.train_call.trainer_class == call.trainer_class:
             return found.manifest.train_call.ordinal

@@ -1,8 +1,9 @@
 """Resume from a snapshot in memory: open it on every rank, and load it as a checkpoint.
 
-All ranks can open the snapshot that the supervisor expects them to load, or none does: a rank that cannot says why,
-and all take the newest checkpoint on disk. The trainer's own code loads it, as from disk: the slot has the files of a
-checkpoint. Called at the start of each `train()` call; `choice.py` then decides whether the call resumes from it.
+All ranks can open the snapshot that the supervisor expects them to load, or none does: a rank that cannot
+says why, and all take the newest checkpoint on disk. The trainer's own code loads it, as from disk: the
+slot has the files of a checkpoint. Called at the start of each `train()` call; `choice.py` then decides
+whether the call resumes from it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.slot import SnapshotName, StagedSnapshot, StagingSlot
 
 LOCK_WAIT_SECONDS = 10.0
-"""No rank writes a slot while ranks resume, so the lock is free, except for a moment in which its state is read."""
+"""No rank writes a slot while ranks resume, so the lock is free, except for a moment in which its state is
+read."""
 
 
 class OpenSnapshot:
@@ -67,10 +69,12 @@ def open_expected(session: Session, begun: Container[int]) -> OpenSnapshot | Non
     """Open the expected snapshot on every rank. Collective if there is one.
 
     Args:
-        begun: numbers of the run's calls that were begun in this attempt. The snapshot of such a call was used.
+        begun: numbers of the run's calls that were begun in this attempt. The snapshot of such a call was
+            used.
 
     Returns:
-        None on every rank if the supervisor expects none, or a rank cannot open it; the journal has the reason.
+        None on every rank if the supervisor expects none, or a rank cannot open it; the journal has the
+        reason.
     """
     name, directory = session.settings.expected_snapshot, session.config.snapshot_directory
     if name is None or directory is None or name.train_call in begun:

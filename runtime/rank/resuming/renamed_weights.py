@@ -1,9 +1,10 @@
 """Weights that a checkpoint has under other names than the model.
 
-transformers saves some models in the format of their publisher: a mixture of experts has one tensor for each expert in the
-file, and one for all of them in the model. `from_pretrained` converts them. A resume does not: `Trainer` ignores names that the
-model does not have, so the experts would begin anew. `restore_renamed_weights` adds what was ignored. Called by
-`runtime/rank/hooks/train_call.py` around the resume of a call. Does not change what a checkpoint holds.
+transformers saves some models in the format of their publisher: a mixture of experts has one tensor for
+each expert in the file, and one for all of them in the model. `from_pretrained` converts them. A resume
+does not: `Trainer` ignores names that the model does not have, so the experts would begin anew.
+`restore_renamed_weights` adds what was ignored. Called by `runtime/rank/hooks/train_call.py` around the
+resume of a call. Does not change what a checkpoint holds.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from grpo_run.runtime.upstream.patches import override_attributes
 def restore_renamed_weights(trainer: Any, warn: Callable[[str], None]) -> Iterator[None]:
     """Within the block, a resume loads weights that the checkpoint has under other names too.
 
-    Weights that are trained and not in the checkpoint at all are named in a warning. Under DeepSpeed and FSDP, which save
-    the model's own names, and for adapters nothing changes.
+    Weights that are trained and not in the checkpoint at all are named in a warning. Under DeepSpeed and
+    FSDP, which save the model's own names, and for adapters nothing changes.
 
     Args:
         warn: called with one line.
@@ -82,7 +83,8 @@ class _LoadedNames:
 def _convert(
     model: Any, lost: Mapping[str, torch.Tensor], ignored: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Copy what transformers makes of the ignored tensors to the parameters that were lost; return those still lost."""
+    """Copy what transformers makes of the ignored tensors to the parameters that were lost; return those
+    still lost."""
     if not ignored or not hasattr(type(model), "from_pretrained"):
         return dict(lost)
     converted, report = type(model).from_pretrained(

@@ -43,7 +43,8 @@ class ResumeRequest:
     also_search: tuple[Path, ...] = field(default=())
     """Other directories that may contain checkpoints of this run; at equal steps, `output_dir` wins."""
     in_memory: FoundCheckpoint | None = None
-    """A complete snapshot of this call that every rank can load; it wins unless `output_dir` has a later step."""
+    """A complete snapshot of this call that every rank can load; it wins unless `output_dir` has a later
+    step."""
 
     @property
     def output_dir(self) -> Path:
@@ -146,13 +147,15 @@ ReshardingProblem = Callable[[Path, int], "str | None"]
 
 
 def output_directory(config: RunConfig, chosen: str) -> str:
-    """Return where a call writes: in the directory that the script names, or beside it if the run has started over."""
+    """Return where a call writes: in the directory that the script names, or beside it if the run has
+    started over."""
     suffix = _suffix(config)
     return chosen if chosen.endswith(suffix) else f"{chosen.rstrip('/')}{suffix}"
 
 
 def script_argument(config: RunConfig, chosen: str, argument: str | bool | None) -> str | bool | None:
-    """Return the script's `resume_from_checkpoint`; None if it means a checkpoint in the directory that is left alone."""
+    """Return the script's `resume_from_checkpoint`; None if it means a checkpoint in the directory that is
+    left alone."""
     if not config.starts_over or not argument:
         return argument
     left = Path(chosen.removesuffix(_suffix(config))).resolve()

@@ -129,7 +129,8 @@ class CheckpointContents(ABC):
         yield
 
     def large_files(self) -> Mapping[str, int]:
-        """Return about the size in bytes of this rank's large files, by path, as far as they are known in advance."""
+        """Return about the size in bytes of this rank's large files, by path, as far as they are known in
+        advance."""
         return {}
 
     def identity(self, *, scheduled: bool, kept: bool = False) -> Identity:

@@ -68,10 +68,11 @@ def manifest_fields(trainer: Any, world_size: int) -> dict[str, Any]:
 
 
 def file_bytes(trainer: Any) -> dict[str, int]:
-    """Return about the size of a checkpoint's large files by name: weights, and two Adam moments per trained weight.
+    """Return about the size of a checkpoint's large files by name: weights, and two Adam moments per
+    trained weight.
 
-    Nothing if the trainer builds its model later. With adapters (PEFT), only trained weights are saved. Moments
-    have the type of their weights; other optimizers need less or slightly more.
+    Nothing if the trainer builds its model later. With adapters (PEFT), only trained weights are saved.
+    Moments have the type of their weights; other optimizers need less or slightly more.
     """
     model = getattr(trainer, "model", None)
     if model is None or not hasattr(model, "parameters"):

@@ -144,7 +144,8 @@ class DirectSaves:
         return result
 
     def save_snapshot(self, identity: Identity, write: Callable[[Path], Any], *, began: float) -> None:
-        """Write and publish a snapshot in its own folder. Collective: two all-reduces. Arguments as in `save`."""
+        """Write and publish a snapshot in its own folder. Collective: two all-reduces. Arguments as in
+        `save`."""
         directory = directory_of(identity, self._output)
         writing = directory / WRITING
         if self._session.is_main:

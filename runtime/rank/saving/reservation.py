@@ -199,7 +199,8 @@ class Reserver:
         return FIRST_SLOT + slot.index
 
     def _report_discarded(self, slot: StagingSlot) -> None:
-        """Journal that a checkpoint of the script is lost: the disk does not take it, and its memory is needed."""
+        """Journal that a checkpoint of the script is lost: the disk does not take it, and its memory is
+        needed."""
         try:
             old = slot.read_snapshot()
         except CheckpointError:

@@ -68,7 +68,8 @@ class Saver:
     Args:
         contents: what is saved.
         snapshots: of this attempt; None to write every checkpoint directly.
-        collect_vote: called first, on every rank; collects the vote in progress, so that ranks save after agreeing.
+        collect_vote: called first, on every rank; collects the vote in progress, so that ranks save after
+            agreeing.
     """
 
     def __init__(
@@ -124,10 +125,12 @@ class Saver:
         )
 
     def after_step(self) -> None:
-        """Take the snapshot that is due after a step or at the end of an epoch; stop if all ranks have agreed to.
+        """Take the snapshot that is due after a step or at the end of an epoch; stop if all ranks have
+        agreed to.
 
-        A snapshot at the last step of an epoch waits for the end of the epoch, where the trainer may evaluate and
-        callbacks may change their state: a run that resumes from it does not repeat these events.
+        A snapshot at the last step of an epoch waits for the end of the epoch, where the trainer may
+        evaluate and callbacks may change their state: a run that resumes from it does not repeat these
+            events.
 
         Raises:
             Stopped: all ranks have agreed to, and the call has steps left.
@@ -207,7 +210,8 @@ class Saver:
         return returned
 
     def _take_snapshot(self, *, required: bool = False, kept: bool = False) -> None:
-        """Take a snapshot that the script did not ask for: in memory, or directly on disk if it is required."""
+        """Take a snapshot that the script did not ask for: in memory, or directly on disk if it is
+        required."""
         snapshots = None if self._memory_was_short() else self._snapshots
         if snapshots is None and not required:
             return

@@ -1,12 +1,13 @@
 """Write the files of a snapshot over spare files of an earlier one, whose memory is allocated already.
 
-Most of the time of a save into memory is the kernel's for pages that are used for the first time: a gigabyte takes
-about a second. `torch.save` and `safetensors.torch.save_file` truncate a file and so give its pages back.
-`reuse_files` replaces both for one thread, below one directory: `torch.save` itself writes into an open file, and
-safetensors' simple format is written here. What cannot be written so, the library writes as usual.
+Most of the time of a save into memory is the kernel's for pages that are used for the first time: a
+gigabyte takes about a second. `torch.save` and `safetensors.torch.save_file` truncate a file and so give
+its pages back. `reuse_files` replaces both for one thread, below one directory: `torch.save` itself writes
+into an open file, and safetensors' simple format is written here. What cannot be written so, the library
+writes as usual.
 
-Called by `snapshots.py` around the trainer's own checkpoint method. Does not decide where a checkpoint goes, and
-does not check who may write a slot.
+Called by `snapshots.py` around the trainer's own checkpoint method. Does not decide where a checkpoint
+goes, and does not check who may write a slot.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ HEADER_ALIGNMENT_BYTES = 8
 class ReusedFile:
     """A file that is written from its beginning, over the memory that it has.
 
-    A failed write is noted and not raised: torch's writer cannot be left in the middle of an archive, and other
-    ranks may wait in a collective of the same save. Everything after it is dropped.
+    A failed write is noted and not raised: torch's writer cannot be left in the middle of an archive, and
+    other ranks may wait in a collective of the same save. Everything after it is dropped.
 
     Args:
         path: of the file; created if it does not exist.
@@ -137,8 +138,8 @@ def allocate(path: Path, size_bytes: int) -> None:
 def reuse_files(folder: Path, spare: Path) -> Iterator[None]:
     """Within the block, write what this thread saves below `folder` over the files of `spare`.
 
-    If there is no memory for a file, the block still runs to its end, because other ranks may wait in collectives
-    of the same save.
+    If there is no memory for a file, the block still runs to its end, because other ranks may wait in
+    collectives of the same save.
 
     Args:
         folder: the checkpoint's directory.
@@ -249,9 +250,11 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def safetensors_header(tensors: Any, metadata: Mapping[str, str] | None) -> bytes | None:
-    """Return what stands before the tensors in the file that safetensors would write, or None if it must write it.
+    """Return what stands before the tensors in the file that safetensors would write, or None if it must
+    write it.
 
-    safetensors writes several metadata entries in random order; here they keep their order, which is one of those.
+    safetensors writes several metadata entries in random order; here they keep their order, which is one of
+    those.
     Sources: the README of huggingface/safetensors for the format; the function `prepare` in its
     `safetensors/src/tensor.rs` for the order (type, then name) and the padding.
 

@@ -1,6 +1,8 @@
-"""The checkpoints of a `train()` call: the trainer's own files and the exact state, and the trainer's own schedule.
+"""The checkpoints of a `train()` call: the trainer's own files and the exact state, and the trainer's own
+schedule.
 
-Called by `runtime/rank/hooks/train_call.py`, which makes the trainer's checkpoint method go through the `Saver` (`save_through`).
+Called by `runtime/rank/hooks/train_call.py`, which makes the trainer's checkpoint method go through the
+`Saver` (`save_through`).
 """
 
 from __future__ import annotations
@@ -144,9 +146,10 @@ class TrainerContents(CheckpointContents):
     def unnoticed(self) -> Iterator[None]:
         """Suppress the side effects of a save that the script did not ask for.
 
-        No model card, upload, progress bar or warning, and the checkpoint does not become the best one. The trainer's
-        record of callbacks stays that of the last save that the script asked for, also in the checkpoint: transformers
-        changes it at each save, and our exact state has the callbacks' present state.
+        No model card, upload, progress bar or warning, and the checkpoint does not become the best one. The
+        trainer's record of callbacks stays that of the last save that the script asked for, also in the
+        checkpoint: transformers changes it at each save, and our exact state has the callbacks' present
+            state.
         """
         from transformers.trainer_utils import SaveStrategy
 
@@ -184,9 +187,9 @@ class _UnchangedList(list[Any]):
 def _quiet() -> Iterator[None]:
     """Suppress progress bars and warnings.
 
-    Python forgets which warnings it has shown whenever a block changes its filters, and a save of torch does too. The
-    filters are those of before when the block ends, so Python is not told: else the script's own warnings would be printed
-    again after each snapshot.
+    Python forgets which warnings it has shown whenever a block changes its filters, and a save of torch
+    does too. The filters are those of before when the block ends, so Python is not told: else the script's
+    own warnings would be printed again after each snapshot.
     """
     from transformers.utils import logging
 
