@@ -13,7 +13,7 @@ from grpo_run.runtime.memory.facts import MemoryFacts, ModelFacts, split_refusal
 from grpo_run.runtime.memory.files import write_facts
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.rank.memory_plan.computation import computation_of
-from grpo_run.runtime.rank.memory_plan.settings import TrainerKind, record_of, set_later, settings_of
+from grpo_run.runtime.rank.memory_plan.settings import TrainerKind, kind_of, record_of, set_later, settings_of
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 
@@ -72,7 +72,7 @@ def collect_facts(
     """
     args, model = trainer.args, getattr(trainer, "model", None)
     record = record_of(args)
-    kind, base = _kind(trainer)
+    kind, base = kind_of(type(trainer).__mro__, TRAINERS)
     steps = getattr(args, "steps_per_generation", None)
     settings = settings_of(args)
     sizes_later, checkpointing_later = set_later(args)
@@ -115,17 +115,6 @@ def collect_facts(
         plan=plan or MemoryPlan(),
         divided_by=record.divided_by,
     )
-
-
-def _kind(trainer: Any) -> tuple[TrainerKind, type | None]:
-    """Return whose trainer it is, and that class; another trainer of TRL is no `transformers.Trainer` as it is."""
-    for base in type(trainer).__mro__:
-        kind = TRAINERS.get((base.__module__, base.__name__))
-        if kind is not None:
-            return kind, base
-        if f"{base.__module__}.".startswith("trl."):
-            return "other", None
-    return "other", None
 
 
 def _overridden(trainer: Any, base: type | None) -> Iterator[str]:

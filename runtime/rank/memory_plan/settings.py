@@ -12,7 +12,7 @@ nothing without a Trainer; it is called at a script's own first optimizer step a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -54,7 +54,7 @@ def why_not_divided(arguments: Any) -> str:
     facts = MemoryFacts(
         train_call=1,
         trainer_class=type(arguments).__name__,
-        trainer=_kind(type(arguments)),
+        trainer=kind_of(type(arguments).__mro__, CONFIGURATIONS)[0],
         world_size=1,
         layout="",
         per_device_train_batch_size=max(1, arguments.per_device_train_batch_size),
@@ -65,15 +65,22 @@ def why_not_divided(arguments: Any) -> str:
     return "; ".join(split_refusals(facts))
 
 
-def _kind(arguments_class: type) -> TrainerKind:
-    """Return whose configuration it is; another one of TRL is no `TrainingArguments` as it is."""
-    for base in arguments_class.__mro__:
-        kind = CONFIGURATIONS.get((base.__module__, base.__name__))
+def kind_of(
+    classes: Iterable[type], known: Mapping[tuple[str, str], TrainerKind]
+) -> tuple[TrainerKind, type | None]:
+    """Return which of a library's classes comes first, and that class; another one of TRL is none of transformers as it is.
+
+    Args:
+        classes: in the order of their resolution.
+        known: kinds by module and name of a class.
+    """
+    for base in classes:
+        kind = known.get((base.__module__, base.__name__))
         if kind is not None:
-            return kind
+            return kind, base
         if f"{base.__module__}.".startswith("trl."):
-            return "other"
-    return "other"
+            break
+    return "other", None
 
 
 def _explicit_sizes(arguments: Any) -> Iterator[str]:
