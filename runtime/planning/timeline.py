@@ -76,9 +76,10 @@ def unchanged(size: int, kind: str) -> float:
 def peaks(timeline: AllocationTimeline, step: int, weigh: Weigh = unchanged) -> dict[tuple[str, int], Peak]:
     """Return the peak of each phase of a step, by phase and window.
 
-    The tracker begins a window where the language-model head begins and ends. The last window of a phase is cut in two halves of
-    equally many events: in the first half of a backward pass the activations of most layers are alive, in the second the
-    gradients of most layers. In each window the peak grows linearly with the number of layers; the highest of them does not.
+    The tracker begins a window where the language-model head begins and ends. The last window of a phase is
+    cut in two halves of equally many events: in the first half of a backward pass the activations of most
+    layers are alive, in the second the gradients of most layers. In each window the peak grows linearly with
+    the number of layers; the highest of them does not.
 
     Args:
         timeline: of a trace.

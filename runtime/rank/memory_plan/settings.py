@@ -1,13 +1,14 @@
 """A configuration's own settings under a memory plan, and why its micro-batch must not be divided.
 
-`settings_of` and `why_not_divided` judge loss and batch from a configuration alone: `configuration.py` has no trainer yet. A
-script with several stages has one plan: the stage that ran out of memory may be split, while the loss of another may not
-allow it.
+`settings_of` and `why_not_divided` judge loss and batch from a configuration alone: `configuration.py` has
+no trainer yet. A script with several stages has one plan: the stage that ran out of memory may be split,
+while the loss of another may not allow it.
 
-`OriginalSettings` keeps what the script had set when a trainer was built, as an attribute of its configuration in plain values,
-because transformers pickles that into each checkpoint, which must load without grpo-run. Everything that must see a trainer
-as its script has built it reads it, such as the recognition of `train()` calls. `warn_of_no_effect` warns that a plan does
-nothing without a Trainer; it is called at a script's own first optimizer step and when a hand-written loop begins.
+`OriginalSettings` keeps what the script had set when a trainer was built, as an attribute of its
+configuration in plain values, because transformers pickles that into each checkpoint, which must load
+without grpo-run. Everything that must see a trainer as its script has built it reads it, such as the
+recognition of `train()` calls. `warn_of_no_effect` warns that a plan does nothing without a Trainer; it is
+called at a script's own first optimizer step and when a hand-written loop begins.
 """
 
 from __future__ import annotations
@@ -156,8 +157,8 @@ def set_later(configuration: Any) -> tuple[str, bool]:
     """Return what sets sizes after, or apart from, the configuration that a trainer is given, and whether checkpointing is.
 
     Returns:
-        A noun with a place for the name of the trainer, empty if the sizes are those that it was built with; and whether
-        gradient checkpointing is not.
+        A noun with a place for the name of the trainer, empty if the sizes are those that it was built with;
+        and whether gradient checkpointing is not.
     """
     if ATTRIBUTE not in vars(configuration):
         return "{trainer} itself, which was given no configuration", True
