@@ -1,7 +1,7 @@
 """`grpo-run plan`: its options, the requested job, and the output of a prediction.
 
-Start with `requested_job.py`, which combines the options (`options.py`) with the settings of a script or recipe.
-`sources.py` reads recipes and YAML files; `script.py` lets a training script run until its first `train()`
-(`script_process.py`). `report.py` is the result, and `output.py`, `explained.py` and `plot.py` show it. Called by
-`cli/plan.py`. Predicts nothing itself.
+Start with `requested_job.py`, which combines the options (`options.py`) with the settings of a script or
+recipe. `sources.py` reads recipes and YAML files; `script.py` lets a training script run until its first
+`train()` (`script_process.py`). `report.py` is the result, and `output.py`, `explained.py` and `plot.py`
+show it. Called by `cli/plan.py`. Predicts nothing itself.
 """

@@ -1,7 +1,7 @@
 """The process in which a script runs until its first `train()`, to tell `grpo-run plan` what it would train.
 
-Started by `script.py` as `python -m`, with a deadline. `Trainer.train` is replaced in this process: it writes what the
-live trainer says into a file and ends the process. Trains nothing and loads no weights.
+Started by `script.py` as `python -m`, with a deadline. `Trainer.train` is replaced in this process: it
+writes what the live trainer says into a file and ends the process. Trains nothing and loads no weights.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a recipe, a YAML file of TRL's scripts, or a script says of a job, as one value; and how the files are read.
 
-`read_file` reads a recipe, or a configuration of TRL's own scripts (`python -m trl.scripts.grpo --config FILE`), whose
-keys are those of `GRPOConfig`, `RLOOConfig` or `SFTConfig`, of `ModelConfig` and of the scripts' arguments. Keys that
-decide nothing about memory are not checked; TRL does that when it starts. `script.py` builds the value of a script.
-Called by `cli/plan.py`.
+`read_file` reads a recipe, or a configuration of TRL's own scripts (`python -m trl.scripts.grpo --config
+FILE`), whose keys are those of `GRPOConfig`, `RLOOConfig` or `SFTConfig`, of `ModelConfig` and of the
+scripts' arguments. Keys that decide nothing about memory are not checked; TRL does that when it starts.
+`script.py` builds the value of a script. Called by `cli/plan.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class JobSource:
     """What a script, a recipe or a configuration says.
 
     Attributes:
-        settings: by the names of TRL's settings; `model`, `dtype` and `attention` are among them if they are known.
+        settings: by the names of TRL's settings; `model`, `dtype` and `attention` are among them if they are
+            known.
         algorithm: `grpo`, `rloo` or `sft`.
         lora_rank: of peft's `LoraConfig`; 0 without adapters.
         lora_targets: names of the modules that get adapters; empty for peft's choice.

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-from grpo_run.runtime.planning.allocator import rounded
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.prediction import Prediction, Predictor
-from grpo_run.runtime.planning.terms import share_of_rank
+from grpo_run.runtime.planning.terms import counted
 from grpo_run.runtime.planning.timeline import KINDS, peaks
 from grpo_run.runtime.planning.trace import Trace, open_trace
 
@@ -99,9 +98,7 @@ def kept_by_a_loss(predictor: Predictor, job: Job) -> tuple[float, float]:
 def materialized_logits(predictor: Predictor, job: Job) -> dict[str, float]:
     """Return the peaks of forward and backward in a step whose loop computes the logits of all tokens, a log-softmax, and gathers."""
     windows: list[tuple[str, int]] = []
-
-    def weigh(size: int, kind: str) -> float:
-        return (rounded(size) if job.device == "cuda" else size) * share_of_rank(job, kind)
+    weigh = counted(job)
 
     def measure(trace: Trace) -> list[float]:
         import torch

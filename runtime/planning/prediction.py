@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_run.runtime.memory.closed_form import peaks as closed_form_peaks
-from grpo_run.runtime.planning.allocator import rounded, unused_bytes
+from grpo_run.runtime.planning.allocator import unused_bytes
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import (
     Shape,
@@ -21,7 +21,7 @@ from grpo_run.runtime.planning.model_config import (
     shape_of,
     with_layers,
 )
-from grpo_run.runtime.planning.terms import Term, share_of_rank, sizes_of, terms
+from grpo_run.runtime.planning.terms import Term, counted, sizes_of, terms
 from grpo_run.runtime.planning.timeline import Peak, extrapolate, highest, peaks
 from grpo_run.runtime.planning.trace import Trace, open_trace
 
@@ -234,10 +234,7 @@ class Predictor:
         """Return the peaks of the first step and of a later step for each size, what the allocator cannot use, and how many
         parameters are trained.
         """
-
-        def weigh(size: int, kind: str) -> float:
-            return (rounded(size) if job.device == "cuda" else size) * share_of_rank(job, kind)
-
+        weigh = counted(job)
         found: list[list[dict[tuple[str, int], Peak]]] = []
         unused, trained = 0, []
         for depth in self.depths:

@@ -5,13 +5,13 @@ The order of allocations is known, their times are not: instants are spread even
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from grpo_run.runtime.planning.allocator import rounded
 from grpo_run.runtime.planning.prediction import PredictedPhase, Prediction, Predictor
-from grpo_run.runtime.planning.terms import share_of_rank
-from grpo_run.runtime.planning.timeline import PHASES, AllocationTimeline
+from grpo_run.runtime.planning.terms import counted
+from grpo_run.runtime.planning.timeline import PHASES, AllocationTimeline, Part, Weigh, peaks_of
 from grpo_run.runtime.planning.trace import open_trace
 
 INSTANTS = 120
@@ -50,19 +50,13 @@ def over_a_step(predictor: Predictor, prediction: Prediction) -> list[StepPhase]
         trace.step(job.batch, job.completion)
         number = trace.step(job.batch, job.completion)
         timeline = trace.timeline
-    weights = [
-        (rounded(size) if job.device == "cuda" else size) * share_of_rank(job, kind)
-        for size, kind in zip(timeline.sizes, timeline.kinds, strict=True)
-    ]
-    found = _traced(timeline, number, weights)
+    found = _traced(timeline, number, counted(job))
     if GENERATE in prediction.phases and GENERATE not in found:  # by vLLM, which is not traced
         found[GENERATE] = [dict(prediction.phases[GENERATE].traced)] * INSTANTS
     return [_with_terms(phase, found[phase], prediction.phases[phase]) for phase in PHASES if phase in found]
 
 
-def _traced(
-    timeline: AllocationTimeline, step: int, weights: Sequence[float]
-) -> dict[str, list[dict[str, float]]]:
+def _traced(timeline: AllocationTimeline, step: int, weigh: Weigh) -> dict[str, list[Mapping[str, float]]]:
     """Return the instants of each traced phase of a step."""
     bounds: dict[str, tuple[int, int]] = {}
     for mark, end in zip(
@@ -70,36 +64,20 @@ def _traced(
     ):
         if mark.step == step and mark.phase in PHASES:
             bounds[mark.phase] = (bounds.get(mark.phase, (mark.event, 0))[0], end)
-    alive = dict.fromkeys(timeline.kinds, 0.0)
-    found: dict[str, list[dict[str, float]]] = {}
+    parts: list[Part] = []
     at = 0
     for phase, (start, end) in bounds.items():
-        for event in timeline.events[at:start]:
-            _apply(event, timeline, weights, alive)
-        at, instants, total = start, [], sum(alive.values())
-        for number in range(INSTANTS):
-            until = start + (end - start) * (number + 1) // INSTANTS
-            best, held = total, dict(alive)
-            for event in timeline.events[at:until]:
-                total += _apply(event, timeline, weights, alive)
-                if total > best:
-                    best, held = total, dict(alive)
-            at = until
-            instants.append(held)
-        found[phase] = instants
-    return found
+        edges = [start + (end - start) * number // INSTANTS for number in range(INSTANTS + 1)]
+        parts += [
+            (None, at, start),
+            *(((phase, number), *edge) for number, edge in enumerate(pairwise(edges))),
+        ]
+        at = end
+    found = peaks_of(timeline, parts, weigh)
+    return {phase: [found[phase, number].bytes_by_kind for number in range(INSTANTS)] for phase in bounds}
 
 
-def _apply(
-    event: int, timeline: AllocationTimeline, weights: Sequence[float], alive: dict[str, float]
-) -> float:
-    number = event if event >= 0 else ~event
-    change = weights[number] if event >= 0 else -weights[number]
-    alive[timeline.kinds[number]] += change
-    return change
-
-
-def _with_terms(phase: str, instants: Sequence[dict[str, float]], memory: PredictedPhase) -> StepPhase:
+def _with_terms(phase: str, instants: Sequence[Mapping[str, float]], memory: PredictedPhase) -> StepPhase:
     added: dict[str, float] = {}
     for name, (low, _) in memory.extra.items():
         kind = _kind(name)

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from grpo_run.runtime.memory.closed_form import Sizes
+from grpo_run.runtime.planning.allocator import rounded
 from grpo_run.runtime.planning.job import DTYPE_BYTES, NAMED_OPTIMIZERS, Job
 from grpo_run.runtime.planning.model_config import Shape
-from grpo_run.runtime.planning.timeline import PHASES
+from grpo_run.runtime.planning.timeline import PHASES, Weigh
 
 MIB = 1 << 20
 CONTEXT_BYTES = (226 * MIB, 501 * MIB)
@@ -28,7 +29,8 @@ BUCKET = 500_000_000
 """DeepSpeed's default of `reduce_bucket_size`, in values; transformers and accelerate turn `auto` into the hidden size squared."""
 REUSED_WITHIN = 1_000_000_000
 """DeepSpeed's defaults of `stage3_max_reuse_distance` and `stage3_max_live_parameters`. Where transformers generates, TRL removes
-DeepSpeed's hooks and sets them again, and with them what DeepSpeed knows of reuse: then weights are freed after each use."""
+DeepSpeed's hooks and sets them again, and with them what DeepSpeed knows of reuse: then weights are freed
+after each use."""
 TRACED = tuple(phase for phase in PHASES if phase != "optimizer")
 
 
@@ -195,6 +197,15 @@ def _deepspeed(job: Job, shape: Shape, trained: int) -> Iterator[Term]:
         provenance='reduce_bucket_size: from "auto" to DeepSpeed\'s default of 500 M values',
         in_allocator=True,
     )
+
+
+def counted(job: Job) -> Weigh:
+    """Return what one rank's allocator counts for a traced allocation of a job."""
+
+    def weigh(size: int, kind: str) -> float:
+        return (rounded(size) if job.device == "cuda" else size) * share_of_rank(job, kind)
+
+    return weigh
 
 
 def share_of_rank(job: Job, kind: str) -> float:

@@ -5,7 +5,7 @@ Written by `tracker.py`, read by `prediction.py` and `allocator.py`. Pure: knows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "rollout")
@@ -64,6 +64,10 @@ Weigh = Callable[[int, str], float]
 """Bytes that count for an allocation, from its bytes and its kind: rounding, or the share of one rank."""
 
 
+Part = tuple[tuple[str, int] | None, int, int]
+"""Events of a timeline under a phase and a number, or under no name: the first, and the one after the last."""
+
+
 def unchanged(size: int, kind: str) -> float:
     """Count an allocation as it is."""
     return size
@@ -72,34 +76,48 @@ def unchanged(size: int, kind: str) -> float:
 def peaks(timeline: AllocationTimeline, step: int, weigh: Weigh = unchanged) -> dict[tuple[str, int], Peak]:
     """Return the peak of each phase of a step, by phase and window.
 
-    The tracker begins a window where the language-model head begins and ends. The last window of a phase is cut in two halves of
-    equally many events: in the first half of a backward pass the activations of most layers are alive, in the second the
-    gradients of most layers. In each window the peak grows linearly with the number of layers; the highest of them does not.
+    The tracker begins a window where the language-model head begins and ends. The last window of a phase is
+    cut in two halves of equally many events: in the first half of a backward pass the activations of most
+    layers are alive, in the second the gradients of most layers. In each window the peak grows linearly with
+    the number of layers; the highest of them does not.
 
     Args:
         timeline: of a trace.
         step: its number.
         weigh: what counts for an allocation.
     """
+    return peaks_of(timeline, _windows(timeline, step), weigh)
+
+
+def peaks_of(
+    timeline: AllocationTimeline, parts: Iterable[Part], weigh: Weigh
+) -> dict[tuple[str, int], Peak]:
+    """Return the peak of each part that has a name.
+
+    Args:
+        timeline: of a trace.
+        parts: of its events, in order and without gaps, from the first one on.
+        weigh: what counts for an allocation.
+    """
     found: dict[tuple[str, int], Peak] = {}
     weights = [weigh(size, kind) for size, kind in zip(timeline.sizes, timeline.kinds, strict=True)]
     alive = dict.fromkeys(timeline.kinds, 0.0)
     total = 0.0
-    for window, start, end in _windows(timeline, step):
+    for name, start, end in parts:
         best, held = total, dict(alive)
         for event in timeline.events[start:end]:
             number = event if event >= 0 else ~event
             change = weights[number] if event >= 0 else -weights[number]
             alive[timeline.kinds[number]] += change
             total += change
-            if total > best and window is not None:
+            if total > best and name is not None:
                 best, held = total, dict(alive)
-        if window is not None:
-            found[window] = Peak(bytes_by_kind=held)
+        if name is not None:
+            found[name] = Peak(bytes_by_kind=held)
     return found
 
 
-def _windows(timeline: AllocationTimeline, step: int) -> Iterator[tuple[tuple[str, int] | None, int, int]]:
+def _windows(timeline: AllocationTimeline, step: int) -> Iterator[Part]:
     """Yield every part of a timeline with its first event and the one after its last; no name for what is not asked for."""
     following = [*timeline.marks[1:], Mark(event=len(timeline.events), step=-1, phase="")]
     for mark, after in zip(timeline.marks, following, strict=True):

@@ -1,7 +1,8 @@
 """Let a script build its trainer without weights, other ranks or a vLLM engine, in a process that never trains.
 
-`prepare` is called before the script runs, by the process that `grpo-run plan SCRIPT` starts. It replaces private and public names of
-transformers, torch and TRL for the rest of that process, and puts nothing back. Never called in a rank.
+`prepare` is called before the script runs, by the process that `grpo-run plan SCRIPT` starts. It replaces
+private and public names of transformers, torch and TRL for the rest of that process, and puts nothing back.
+Never called in a rank.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def prepare(ranks: int) -> None:
     """Leave out weights and engines from now on, and stand in for the other ranks.
 
     Args:
-        ranks: of the job. Above 1, collectives go to torch's fake process group, which has nobody on the other side.
+        ranks: of the job. Above 1, collectives go to torch's fake process group, which has nobody on the
+        other side.
     """
     if ranks > 1:
         import torch

@@ -1,10 +1,11 @@
 """Apply a memory plan where a trainer is built, and check at `train()` that it stayed in effect.
 
-`install` wraps the constructor of `transformers.Trainer` and of every subclass. The outermost constructor that is given a
-configuration passes on a copy with the plan's settings, so TRL's trainers derive everything from them, and the script's own
-configuration, which may be the source of others, stays as the script has set it. Values are absolute. Without a plan
-nothing is copied; what the trainer was built with is noted in any case (`settings.py`), because a setting that changes
-between there and `train()` is one that no plan can change.
+`install` wraps the constructor of `transformers.Trainer` and of every subclass. The outermost constructor
+that is given a configuration passes on a copy with the plan's settings, so TRL's trainers derive everything
+from them, and the script's own configuration, which may be the source of others, stays as the script has set
+it. Values are absolute. Without a plan nothing is copied; what the trainer was built with is noted in any
+case (`settings.py`), because a setting that changes between there and `train()` is one that no plan can
+change.
 
 Called by `runtime/rank/hooks/attach.py`.
 """

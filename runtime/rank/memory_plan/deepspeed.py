@@ -1,7 +1,7 @@
 """DeepSpeed's configuration from a script or accelerate: which batch settings it fixes, and optimizer offload.
 
-Called by `configuration.py` and `facts.py`. transformers fills in `auto` later, so sizes are read from where they were given.
-Does not import DeepSpeed.
+Called by `configuration.py` and `facts.py`. transformers fills in `auto` later, so sizes are read from where
+they were given. Does not import DeepSpeed.
 """
 
 from __future__ import annotations
@@ -72,11 +72,12 @@ def offload_optimizer(arguments: Any) -> None:
 def keep_optimizer(plugin: Any) -> None:
     """Let an optimizer that is offloaded from now on be the one that the run began with.
 
-    accelerate would put DeepSpeed's own Adam for the host in its place, which cannot load the state of the run's: its groups
-    have other fields. It would also be compiled first, which takes minutes.
+    accelerate would put DeepSpeed's own Adam for the host in its place, which cannot load the state of the
+    run's: its groups have other fields. It would also be compiled first, which takes minutes.
 
     Args:
-        plugin: accelerate's, before it has prepared the optimizer. One whose configuration builds the optimizer is left.
+        plugin: accelerate's, before it has prepared the optimizer. One whose configuration builds the
+        optimizer is left.
     """
     configuration = plugin.deepspeed_config
     if "optimizer" not in configuration:

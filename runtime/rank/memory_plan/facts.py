@@ -1,7 +1,8 @@
 """Collect the facts of a `train()` call that decide how it could use less memory, and publish them for the supervisor.
 
-Called by `runtime/rank/hooks/train_call.py` when a call begins, before anything of the trainer is hooked. After an out-of-memory error no rank
-is left to ask, so the facts are in the run directory (`runtime.memory.facts`). Changes nothing.
+Called by `runtime/rank/hooks/train_call.py` when a call begins, before anything of the trainer is hooked.
+After an out-of-memory error no rank is left to ask, so the facts are in the run directory
+(`runtime.memory.facts`). Changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from grpo_run.runtime.memory.facts import MemoryFacts, ModelFacts, split_refusal
 from grpo_run.runtime.memory.files import write_facts
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.rank.memory_plan.computation import computation_of
-from grpo_run.runtime.rank.memory_plan.settings import TrainerKind, record_of, set_later, settings_of
+from grpo_run.runtime.rank.memory_plan.settings import TrainerKind, kind_of, record_of, set_later, settings_of
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 
@@ -31,8 +32,8 @@ NO_DROPOUT = 0.0
 def publish_facts(trainer: Any, session: Session, train_call: int, *, layout: str) -> None:
     """Write the facts of a call that begins into the run directory, on the first rank of each node.
 
-    A trainer that is like no other, or a full disk, loses them, with a note in the journal: without them no plan can be
-    chosen. A warning says that the plan has
+    A trainer that is like no other, or a full disk, loses them, with a note in the journal: without them no
+    plan can be chosen. A warning says that the plan has
     divided a micro-batch whose update is not the same then, which only the trainer shows.
 
     Args:
@@ -72,7 +73,7 @@ def collect_facts(
     """
     args, model = trainer.args, getattr(trainer, "model", None)
     record = record_of(args)
-    kind, base = _kind(trainer)
+    kind, base = kind_of(type(trainer).__mro__, TRAINERS)
     steps = getattr(args, "steps_per_generation", None)
     settings = settings_of(args)
     sizes_later, checkpointing_later = set_later(args)
@@ -117,21 +118,11 @@ def collect_facts(
     )
 
 
-def _kind(trainer: Any) -> tuple[TrainerKind, type | None]:
-    """Return whose trainer it is, and that class; another trainer of TRL is no `transformers.Trainer` as it is."""
-    for base in type(trainer).__mro__:
-        kind = TRAINERS.get((base.__module__, base.__name__))
-        if kind is not None:
-            return kind, base
-        if f"{base.__module__}.".startswith("trl."):
-            return "other", None
-    return "other", None
-
-
 def _overridden(trainer: Any, base: type | None) -> Iterator[str]:
     """Yield what of a library's trainer a script replaces, in a subclass or on the object.
 
-    Also a method that passes on what the trainer's own returns: no look at it could tell that it changes nothing.
+    Also a method that passes on what the trainer's own returns: no look at it could tell that it changes
+    nothing.
     """
     if base is None:
         return
@@ -146,8 +137,8 @@ def _overridden(trainer: Any, base: type | None) -> Iterator[str]:
 def _counts_tokens(trainer: Any, kind: TrainerKind) -> bool:
     """Whether the loss is divided by the tokens of the whole step.
 
-    transformers takes any model that accepts further keywords for one that does so. Its language models do; a model of the
-    script's own, or one that classifies, may take the mean over each micro-batch all the same.
+    transformers takes any model that accepts further keywords for one that does so. Its language models do;
+    a model of the script's own, or one that classifies, may take the mean over each micro-batch all the same.
     """
     if not getattr(trainer, "model_accepts_loss_kwargs", False):
         return False

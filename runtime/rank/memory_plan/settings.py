@@ -1,18 +1,19 @@
 """A configuration's own settings under a memory plan, and why its micro-batch must not be divided.
 
-`settings_of` and `why_not_divided` judge loss and batch from a configuration alone: `configuration.py` has no trainer yet. A
-script with several stages has one plan: the stage that ran out of memory may be split, while the loss of another may not
-allow it.
+`settings_of` and `why_not_divided` judge loss and batch from a configuration alone: `configuration.py` has
+no trainer yet. A script with several stages has one plan: the stage that ran out of memory may be split,
+while the loss of another may not allow it.
 
-`OriginalSettings` keeps what the script had set when a trainer was built, as an attribute of its configuration in plain values,
-because transformers pickles that into each checkpoint, which must load without grpo-run. Everything that must see a trainer
-as its script has built it reads it, such as the recognition of `train()` calls. `warn_of_no_effect` warns that a plan does
-nothing without a Trainer; it is called at a script's own first optimizer step and when a hand-written loop begins.
+`OriginalSettings` keeps what the script had set when a trainer was built, as an attribute of its
+configuration in plain values, because transformers pickles that into each checkpoint, which must load
+without grpo-run. Everything that must see a trainer as its script has built it reads it, such as the
+recognition of `train()` calls. `warn_of_no_effect` warns that a plan does nothing without a Trainer; it is
+called at a script's own first optimizer step and when a hand-written loop begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -54,7 +55,7 @@ def why_not_divided(arguments: Any) -> str:
     facts = MemoryFacts(
         train_call=1,
         trainer_class=type(arguments).__name__,
-        trainer=_kind(type(arguments)),
+        trainer=kind_of(type(arguments).__mro__, CONFIGURATIONS)[0],
         world_size=1,
         layout="",
         per_device_train_batch_size=max(1, arguments.per_device_train_batch_size),
@@ -65,15 +66,22 @@ def why_not_divided(arguments: Any) -> str:
     return "; ".join(split_refusals(facts))
 
 
-def _kind(arguments_class: type) -> TrainerKind:
-    """Return whose configuration it is; another one of TRL is no `TrainingArguments` as it is."""
-    for base in arguments_class.__mro__:
-        kind = CONFIGURATIONS.get((base.__module__, base.__name__))
+def kind_of(
+    classes: Iterable[type], known: Mapping[tuple[str, str], TrainerKind]
+) -> tuple[TrainerKind, type | None]:
+    """Return which of a library's classes comes first, and that class; another one of TRL is none of transformers as it is.
+
+    Args:
+        classes: in the order of their resolution.
+        known: kinds by module and name of a class.
+    """
+    for base in classes:
+        kind = known.get((base.__module__, base.__name__))
         if kind is not None:
-            return kind
+            return kind, base
         if f"{base.__module__}.".startswith("trl."):
-            return "other"
-    return "other"
+            break
+    return "other", None
 
 
 def _explicit_sizes(arguments: Any) -> Iterator[str]:
@@ -149,8 +157,8 @@ def set_later(configuration: Any) -> tuple[str, bool]:
     """Return what sets sizes after, or apart from, the configuration that a trainer is given, and whether checkpointing is.
 
     Returns:
-        A noun with a place for the name of the trainer, empty if the sizes are those that it was built with; and whether
-        gradient checkpointing is not.
+        A noun with a place for the name of the trainer, empty if the sizes are those that it was built with;
+        and whether gradient checkpointing is not.
     """
     if ATTRIBUTE not in vars(configuration):
         return "{trainer} itself, which was given no configuration", True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo_run.runtime.planning import series
-from grpo_run.runtime.planning.timeline import AllocationTimeline, Mark
+from grpo_run.runtime.planning.timeline import AllocationTimeline, Mark, unchanged
 
 
 def test_an_instant_keeps_the_highest_of_all_events_that_fall_into_it() -> None:
@@ -22,7 +22,7 @@ def test_an_instant_keeps_the_highest_of_all_events_that_fall_into_it() -> None:
             Mark(event=len(events), step=1, phase="end"),
         ],
     )
-    found = series._traced(timeline, 1, [float(size) for size in sizes])
+    found = series._traced(timeline, 1, unchanged)
     totals = [sum(held.values()) for held in found["forward"]]
     assert len(totals) == series.INSTANTS
     assert max(totals) == 80
@@ -42,7 +42,7 @@ def test_windows_of_a_phase_are_one_phase() -> None:
             Mark(event=3, step=1, phase="backward"),
         ],
     )
-    found = series._traced(timeline, 1, [5.0, 7.0, 9.0])
+    found = series._traced(timeline, 1, unchanged)
     assert list(found) == ["forward", "backward"]
     assert max(sum(held.values()) for held in found["forward"]) == 12
     assert found["backward"][-1] == {"weights": 5.0, "logits": 0.0, "activations": 9.0}
