@@ -1,4 +1,4 @@
-"""Measure what accounting and the forecast of memory add to a step, and what hygiene costs and frees with and without garbage.
+"""Measure what accounting and the forecast of memory add to a step, and what cleanup costs and frees with and without garbage.
 
 Accounting: one run under `grpo-run launch` on two ranks switches it off and on in blocks of ten steps, and each pair of
 neighboring blocks is compared. While it is off, time passes in which it spends nothing, so that it may measure twice as much
@@ -6,8 +6,8 @@ while it is on: the result is an upper bound.
 
 Forecast: the same with a forecast of each rollout that never splits one, for a simulated limit; one rollout a step.
 
-Hygiene: runs of 60 steps in which one rank leaves 32 MiB in reference cycles of the oldest generation in each step, or nothing;
-without hygiene, with that of grpo-run, and with a collection every ten steps. The interpreters are fresh (`--no-preload`), which
+Cleanup: runs of 60 steps in which one rank leaves 32 MiB in reference cycles of the oldest generation in each step, or nothing;
+without cleanup, with that of grpo-run, and with a collection every ten steps. The interpreters are fresh (`--no-preload`), which
 makes a collection as expensive as it can be: the objects of all libraries are looked at.
 """
 
@@ -40,12 +40,12 @@ BLOCK = 10
 STEP_SECONDS = 0.05
 AMPLE = "oom@rank0:step1:phase=backward:tokens=1000000"
 """A simulated limit that no micro-batch exceeds."""
-HYGIENE_STEPS = 60
+CLEANUP_STEPS = 60
 GARBAGE_MIB = 32
 ARMS: dict[str, tuple[list[str], list[str]]] = {
-    "no hygiene": (["--hygiene-every", "0"], []),
+    "no cleanup": (["--cleanup-every", "0"], []),
     "grpo-run": ([], []),
-    "every 10 steps": (["--hygiene-every", "0"], ["--collect-every", "10"]),
+    "every 10 steps": (["--cleanup-every", "0"], ["--collect-every", "10"]),
 }
 """By name: options of the launcher, and of the script."""
 
@@ -132,19 +132,19 @@ def _added(what: str, results: dict[str, Any], console: Console) -> list[float]:
     return added
 
 
-def hygiene(repeats: int, padding: list[str], console: Console) -> list[dict[str, Any]]:
+def cleanup(repeats: int, padding: list[str], console: Console) -> list[dict[str, Any]]:
     """Measure all arms, with and without garbage, in turn."""
     samples = []
     for number in range(repeats):
         for garbage in (0, GARBAGE_MIB):
             for arm in list(ARMS)[:: 1 if number % 2 == 0 else -1]:
                 launcher, script = ARMS[arm]
-                words = ["--max-steps", str(HYGIENE_STEPS), "--garbage-mib", str(garbage), *script, *padding]
+                words = ["--max-steps", str(CLEANUP_STEPS), "--garbage-mib", str(garbage), *script, *padding]
                 results = run(["--no-preload", *launcher], words)
                 samples.append({"arm": arm, "garbage_mib": garbage, **results})
-    table = Table(title=f"Hygiene in {HYGIENE_STEPS} steps, means of {repeats} runs")
+    table = Table(title=f"Cleanup in {CLEANUP_STEPS} steps, means of {repeats} runs")
     for column in (
-        "garbage per step", "hygiene", "mean step", "its time", "its runs", "freed by it", "highest private memory",
+        "garbage per step", "cleanup", "mean step", "its time", "its runs", "freed by it", "highest private memory",
     ):  # fmt: skip
         table.add_column(column, justify="right")
     for garbage in (0, GARBAGE_MIB):
@@ -155,8 +155,8 @@ def hygiene(repeats: int, padding: list[str], console: Console) -> list[dict[str
                 f"{garbage} MiB",
                 arm,
                 f"{1000 * mean(mean(one['steps']) for one in of):.1f} ms",
-                f"{mean(one['hygiene_seconds'] for one in of):.2f} s" if ours else "",
-                f"{mean(one['hygiene_runs'] for one in of):.1f}" if ours else "",
+                f"{mean(one['cleanup_seconds'] for one in of):.2f} s" if ours else "",
+                f"{mean(one['cleanup_runs'] for one in of):.1f}" if ours else "",
                 f"{mean(one['freed_bytes'] for one in of) / 2**20:.0f} MiB" if ours else "",
                 f"{mean(one['highest_anonymous_bytes'] for one in of) / 2**20:.0f} MiB",
             )
@@ -169,7 +169,7 @@ def main() -> int:
     parser = machine.argument_parser(__doc__)
     parser.add_argument("--pairs", type=machine.count, default=30, help="pairs of blocks; default 30")
     parser.add_argument(
-        "--repeats", type=machine.count, default=2, help="runs of each kind of hygiene; default 2"
+        "--repeats", type=machine.count, default=2, help="runs of each kind of cleanup; default 2"
     )
     options = parser.parse_args()
     facts = machine.facts()
@@ -182,7 +182,7 @@ def main() -> int:
         "settings": {"pairs": options.pairs, "repeats": options.repeats, "padding": padding},
         "accounting": accounting(options.pairs, padding, console),
         "forecast": forecast(options.pairs, padding, console),
-        "hygiene": hygiene(options.repeats, padding, console),
+        "cleanup": cleanup(options.repeats, padding, console),
     }
     machine.finish(console, result, options.json)
     return 0

@@ -1,4 +1,4 @@
-"""Measure the components that run inside a training step: board, vote, hygiene and journal.
+"""Measure the components that run inside a training step: board, vote, cleanup and journal.
 
 The benchmark calls the code that runs in a rank. Votes are measured between two real processes, through the board as on
 one node, and on Gloo and a TCPStore as between nodes. For the total overhead per step, see `overhead.py`.
@@ -184,8 +184,8 @@ def vote(folder: Path, number: int) -> dict[str, list[float]]:
     return samples
 
 
-def hygiene_rank(folder: str, number: int, supervisor: int, answer: Connection) -> None:
-    """Measure hygiene with and without the freeze, in a fork that has imported TRL, like a rank."""
+def cleanup_rank(folder: str, number: int, supervisor: int, answer: Connection) -> None:
+    """Measure cleanup with and without the freeze, in a fork that has imported TRL, like a rank."""
     from grpo_run.runtime.processes.forkserver import SUPERVISOR_PID
 
     os.environ[SUPERVISOR_PID] = str(supervisor)
@@ -199,7 +199,7 @@ def hygiene_rank(folder: str, number: int, supervisor: int, answer: Connection) 
         child.start()
         there.close()
         if not here.poll(CHILD_SECONDS / 2):
-            raise TimeoutError("a forked rank did not finish its hygiene runs")
+            raise TimeoutError("a forked rank did not finish its cleanup runs")
         results.update(here.recv())
         child.join(10)
     answer.send(results)
@@ -215,9 +215,9 @@ def _clean(folder: str, number: int, frozen: bool, answer: Connection) -> None:
 
     if not frozen:
         gc.unfreeze()
-    shared = Board.create(Path(folder) / f"hygiene-{frozen}.mmap", 1)
+    shared = Board.create(Path(folder) / f"cleanup-{frozen}.mmap", 1)
     slot = shared.writer(0, rank=0, pid=os.getpid(), attempt=0)
-    name = "hygiene: preloaded and frozen" if frozen else "hygiene: preloaded, not frozen"
+    name = "cleanup: preloaded and frozen" if frozen else "cleanup: preloaded, not frozen"
     # The first run in a fork also copies the memory pages that it modifies.
     device, host = DeviceMemory(), ResidentMemory()
 
@@ -288,7 +288,7 @@ def main() -> int:
             **board(Path(name), options.number),
             **journal(Path(name), options.number),
             **vote(Path(name), options.number),
-            **_children(hygiene_rank, [(name, options.number, os.getpid())]),
+            **_children(cleanup_rank, [(name, options.number, os.getpid())]),
         }
     summary = {name: figures(values) for name, values in samples.items()}
     rendered = Table(title="Cost of the components of a step")

@@ -6,7 +6,7 @@ equally. Every step performs a fixed amount of work, half sleeping and half comp
 "until a deadline" would hide the overhead. The script measures the times; start-up and the first steps do not
 count. `--control` compares torchrun with itself, and thereby shows the resolution of the method.
 
-Metrics and all other settings have their defaults: the memory of each phase is measured, and hygiene is considered, but
+Metrics and all other settings have their defaults: the memory of each phase is measured, and cleanup is considered, but
 not needed. No checkpoints are saved.
 """
 

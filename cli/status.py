@@ -65,7 +65,7 @@ def print_text(status: RunStatus) -> None:
     if history.memory.plan.changed:
         facts.add_row("memory plan", history.memory.plan.text)
     if history.masked:
-        facts.add_row("excluded", history.masked.summary)
+        facts.add_row("masked", history.masked.summary)
     console.print(facts)
     for rank in fields["ranks"]:
         console.print(f"  {_rank_line(rank, status.state)}")

@@ -72,7 +72,7 @@ class RunEntry:
             "live": self.status is not None and self.live,
             "step": None if history is None else history.step,
             "target_steps": None if history is None else history.target_steps,
-            "own_training": None if history is None else history.no_trainer.seen,
+            "trains_without_trainer": None if history is None else history.no_trainer.seen,
             "exit_code": None if history is None else history.exit_code,
             "last_event_at": self.last_time,
             "size_bytes": self.size_bytes,

@@ -28,7 +28,7 @@ class Phase(IntEnum):
     vote = 8
     checkpoint = 9
     eval = 10
-    hygiene = 11
+    cleanup = 11
     idle = 12
     callback = 13
 
@@ -130,8 +130,8 @@ class Slot:
     rewards_scored: int
     votes: int
     vote_wait_seconds: float
-    hygiene_runs: int
-    hygiene_seconds: float
+    cleanup_runs: int
+    cleanup_seconds: float
     checkpoint_step: int
     checkpoint_seconds: float
     heartbeat_seconds: float = 0.0

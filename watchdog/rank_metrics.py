@@ -70,13 +70,13 @@ COUNTED = (
         help="Time the rank waited for the other ranks in votes during this attempt.",
     ),
     RankMetric(
-        field="hygiene_runs",
+        field="cleanup_runs",
         unit="count",
         kind="counter",
         help="Memory cleanups of the rank in this attempt.",
     ),
     RankMetric(
-        field="hygiene_seconds",
+        field="cleanup_seconds",
         unit="seconds",
         kind="counter",
         help="Time the rank spent on memory cleanup in this attempt.",

@@ -29,7 +29,7 @@ from grpo_run.runtime.checkpoints.search import (
 from grpo_run.runtime.errors import CheckpointError, UsageError
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory, default_run_id
-from grpo_run.runtime.launch.config import Exclusion, RunConfig
+from grpo_run.runtime.launch.config import MaskingSettings, RunConfig
 from grpo_run.runtime.launch.imported_files import digests, read_record
 from grpo_run.runtime.launch.inputs import (
     Inputs,
@@ -167,11 +167,11 @@ PARALLELISM = ("ACCELERATE_", "FSDP_")
 def inputs_of(config: RunConfig, script: Path) -> Inputs:
     """Read what the result of a run depends on besides its command, with the file that will run."""
     settings: dict[str, object] = {f"--generation {name}": value for name, value in config.generation.items()}
-    exclusion, usual = config.exclusion, Exclusion()
-    if exclusion.masked_ends != usual.masked_ends:
-        settings["--mask-capped"] = ",".join(exclusion.masked_ends) or "none"
-    if exclusion.repeat_rewards_above != usual.repeat_rewards_above:
-        settings["--repeat-rewards-above"] = exclusion.repeat_rewards_above
+    masking, usual = config.masking, MaskingSettings()
+    if masking.masked_ends != usual.masked_ends:
+        settings["--mask-capped"] = ",".join(masking.masked_ends) or "none"
+    if masking.repeat_rewards_above != usual.repeat_rewards_above:
+        settings["--repeat-rewards-above"] = masking.repeat_rewards_above
     parallelism = {name: value for name, value in config.environment.items() if name.startswith(PARALLELISM)}
     return collect([script, *files_named(config.arguments)], os.environ, {**settings, **parallelism})
 
@@ -306,7 +306,7 @@ def check_against_run(config: RunConfig, directory: RunDirectory, history: Histo
     value = config.resume_from
     if value is None or value == config.run_id:
         return
-    named = _own_checkpoint(Path(value), config.run_id)
+    named = _script_checkpoint(Path(value), config.run_id)
     newest = _newest_saved(config.run_id, directory, history, Path(value) if named is not None else None)
     if newest is None or (named is not None and newest[:2] <= named[:2]):
         return
@@ -325,7 +325,7 @@ def check_against_run(config: RunConfig, directory: RunDirectory, history: Histo
     )
 
 
-def _own_checkpoint(path: Path, run_id: str) -> _Saved | None:
+def _script_checkpoint(path: Path, run_id: str) -> _Saved | None:
     """Return the checkpoint in a directory if it is of this run."""
     if not (path / MANIFEST).is_file():
         return None

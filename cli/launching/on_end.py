@@ -91,8 +91,8 @@ SCHEMA = 1
 MAX_VERDICT_BYTES = 1 << 20
 """A verdict has a few kilobytes; with the tracebacks of all ranks, some hundred."""
 STATUS_FIELDS = (
-    "step", "target_steps", "attempts", "goodput", "checkpoint", "snapshot_step", "own_training",
-    "own_checkpoint", "recoveries", "warnings",
+    "step", "target_steps", "attempts", "goodput", "checkpoint", "snapshot_step", "trains_without_trainer",
+    "script_checkpoint", "recoveries", "warnings",
 )  # fmt: skip
 """Fields of `grpo-run status --json` that say how a run has ended."""
 

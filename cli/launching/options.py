@@ -21,7 +21,7 @@ from grpo_run.cli.launching.values import HELP as MEMORY_PLAN_HELP
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
-from grpo_run.runtime.launch.config import CAPPED_ENDS, Exclusion, RunConfig, Timeouts
+from grpo_run.runtime.launch.config import CAPPED_ENDS, MaskingSettings, RunConfig, Timeouts
 from grpo_run.runtime.launch.guard_options import GRAMMAR as GUARD_GRAMMAR
 from grpo_run.runtime.launch.injections import GRAMMAR, help_text
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
@@ -279,9 +279,9 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
 
 def _add_memory(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--hygiene-every",
+        "--cleanup-every",
         type=int,
-        default=RunConfig.hygiene_every,
+        default=RunConfig.cleanup_every,
         metavar="STEPS",
         help="steps after which to consider collecting garbage and releasing cached GPU memory, at the same"
         " step on all ranks; 0 for never (default: %(default)s)",
@@ -341,7 +341,7 @@ def _add_rewards(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--mask-capped",
-        default=",".join(Exclusion.masked_ends),
+        default=",".join(MaskingSettings.masked_ends),
         metavar="ENDS|none",
         help="completions to leave out of baseline and loss, by how a cap has ended them:"
         f" {', '.join(CAPPED_ENDS)} (default: %(default)s)",
@@ -349,7 +349,7 @@ def _add_rewards(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--repeat-rewards-above",
         type=float,
-        default=Exclusion.repeat_rewards_above,
+        default=MaskingSettings.repeat_rewards_above,
         metavar="SHARE",
         help="compute the rewards of a rollout once more if more than this share of its samples has no valid"
         " reward; 1 for never (default: %(default)g)",

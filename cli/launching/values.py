@@ -18,7 +18,7 @@ import pydantic
 
 from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
-from grpo_run.runtime.launch.config import Exclusion, Output, Timeouts
+from grpo_run.runtime.launch.config import MaskingSettings, Output, Timeouts
 from grpo_run.runtime.memory.plan import OPTION_NAMES, MemoryPlan
 from grpo_run.runtime.snapshots.ownership import private_folder
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
@@ -40,7 +40,7 @@ def timeouts(options: argparse.Namespace) -> Timeouts:
     return replace(limits, stop_seconds=options.stop_timeout, handler_seconds=options.stop_timeout)
 
 
-def exclusion(options: argparse.Namespace) -> Exclusion:
+def masking(options: argparse.Namespace) -> MaskingSettings:
     """Return which samples are excluded.
 
     Raises:
@@ -48,7 +48,7 @@ def exclusion(options: argparse.Namespace) -> Exclusion:
     """
     text = options.mask_capped
     ends = () if text == "none" else tuple(word.strip() for word in text.split(","))
-    return Exclusion(repeat_rewards_above=options.repeat_rewards_above, masked_ends=ends)
+    return MaskingSettings(repeat_rewards_above=options.repeat_rewards_above, masked_ends=ends)
 
 
 def snapshot_every(text: str) -> int | None:

@@ -24,7 +24,7 @@ PHASE_COLORS = {
     "vote": "#d8a92f",
     "checkpoint": "#5b7fb5",
     "eval": "#4db3b0",
-    "hygiene": "#a3adb8",
+    "cleanup": "#a3adb8",
     "idle": "#c3ccd4",
     "callback": "#7a6f9b",
 }

@@ -19,10 +19,10 @@ from grpo_run.dashboards.metrics.metric import (
     CAUSE,
     CULPRIT,
     END_REASON,
-    EXCLUSION,
     GUARD,
     LAST_ACTION,
     LAST_CAUSE,
+    MASKING,
     PHASE,
     RANK,
     RANK_STATE,
@@ -49,7 +49,6 @@ from grpo_run.dashboards.metrics.readings import (
     last_incident,
     last_known,
     lost_steps,
-    own_checkpoint_age,
     rank_observable,
     rank_phase,
     rank_phase_age,
@@ -61,7 +60,8 @@ from grpo_run.dashboards.metrics.readings import (
     run_info,
     run_state,
     run_value,
-    samples_excluded,
+    samples_masked,
+    script_checkpoint_age,
     snapshot_step,
 )
 from grpo_run.watchdog.rank_metrics import TABLE, RankMetric
@@ -145,12 +145,12 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         help="1 while checkpoints cannot be written because the disk is full or not responding.",
     ),
     Metric(
-        name="grpo_own_training", kind="gauge", unit="boolean",
+        name="grpo_trains_without_trainer", kind="gauge", unit="boolean",
         read=run_value(lambda run: float(run.status.history.no_trainer.current)),
         help="1 while the script trains without a Trainer or a loop: its steps are not counted, and nothing is saved.",
     ),
     Metric(
-        name="grpo_own_checkpoint_age_seconds", kind="gauge", unit="seconds", read=run_value(own_checkpoint_age),
+        name="grpo_script_checkpoint_age_seconds", kind="gauge", unit="seconds", read=run_value(script_checkpoint_age),
         help="Time since the script has saved its own state with Accelerator.save_state; absent before the first time.",
     ),
     Metric(
@@ -200,11 +200,11 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         help="Restarts that repeated or left out work of which the run had a checkpoint.",
     ),
     Metric(
-        name="grpo_samples_excluded_total", kind="counter", unit="count", labels=(EXCLUSION,), read=samples_excluded,
+        name="grpo_samples_masked_total", kind="counter", unit="count", labels=(MASKING,), read=samples_masked,
         help="Samples left out of baseline and loss, by reason; steps repeated after a recovery count again.",
     ),
     Metric(
-        name="grpo_groups_excluded_total", kind="counter", unit="count",
+        name="grpo_groups_masked_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.masked.groups)),
         help="Groups of completions of which no sample was left.",
     ),

@@ -151,14 +151,14 @@ MEMORY_METRICS: tuple[Metric[RunObservation], ...] = (
         help="Rollouts of this attempt whose micro-batches were split, because their peak would not have fitted.",
     ),
     Metric(
-        name="grpo_rank_hygiene_freed_bytes_total", kind="counter", unit="bytes", labels=(RANK,),
+        name="grpo_rank_cleanup_freed_bytes_total", kind="counter", unit="bytes", labels=(RANK,),
         read=_rank(lambda memory: memory.freed_bytes),
-        help="Host memory that memory hygiene has freed in this attempt.",
+        help="Host memory that memory cleanup has freed in this attempt.",
     ),
     Metric(
-        name="grpo_rank_hygiene_released_bytes_total", kind="counter", unit="bytes", labels=(RANK,),
+        name="grpo_rank_cleanup_released_bytes_total", kind="counter", unit="bytes", labels=(RANK,),
         read=_device(lambda memory: memory.released_bytes),
-        help="GPU memory that memory hygiene has returned to the device in this attempt.",
+        help="GPU memory that memory cleanup has returned to the device in this attempt.",
     ),
     Metric(
         name="grpo_rank_memory_accounting_seconds_total", kind="counter", unit="seconds", labels=(RANK,),

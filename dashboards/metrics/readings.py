@@ -89,7 +89,7 @@ def goodput(observation: RunObservation) -> float | None:
     return status.history.goodput(observation.wall_seconds if status.supervisor_pid else None)
 
 
-def own_checkpoint_age(observation: RunObservation) -> float | None:
+def script_checkpoint_age(observation: RunObservation) -> float | None:
     """Seconds since the script has saved its own state, or None."""
     checkpoint = observation.status.history.no_trainer.checkpoint
     return None if checkpoint is None else max(0.0, observation.wall_seconds - checkpoint.saved_at)
@@ -163,7 +163,7 @@ def lost_steps(observation: RunObservation) -> float:
     return float(sum(recovery.lost_steps or 0 for recovery in observation.status.history.recoveries))
 
 
-def samples_excluded(observation: RunObservation) -> Iterator[Sample]:
+def samples_masked(observation: RunObservation) -> Iterator[Sample]:
     """The number of samples excluded from the loss, by reason."""
     counts = observation.status.history.masked.samples
     for reason in MaskingReason:

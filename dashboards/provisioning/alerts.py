@@ -29,7 +29,7 @@ _MEANT_TO_CONTINUE = "|".join(state.value for state in RunState if state in LIVE
 NO_PROGRESS = {
     "alert": "GrpoRunNoProgress",
     "expr": f'changes(grpo_step[5m]) == 0 and on (run_id) grpo_run_state{{state=~"{_LIVE}"}} == 1'
-    " unless on (run_id) grpo_own_training == 1",
+    " unless on (run_id) grpo_trains_without_trainer == 1",
     "for": "25m",
     "labels": {"severity": "critical"},
     "annotations": {

@@ -70,10 +70,10 @@ def memory_rows(run: str) -> list[BuiltPanel]:
             " Empty if there were none.",
         ),
         time_series(
-            "Freed by memory hygiene", width=12, height=8, unit="bytes",
+            "Freed by memory cleanup", width=12, height=8, unit="bytes",
             queries={
-                "rank {{rank}}, host": f"max by (rank) (grpo_rank_hygiene_freed_bytes_total{{{run}}}) > 0",
-                "rank {{rank}}, GPU": f"max by (rank) (grpo_rank_hygiene_released_bytes_total{{{run}}}) > 0",
+                "rank {{rank}}, host": f"max by (rank) (grpo_rank_cleanup_freed_bytes_total{{{run}}}) > 0",
+                "rank {{rank}}, GPU": f"max by (rank) (grpo_rank_cleanup_released_bytes_total{{{run}}}) > 0",
             },
             description="Host memory freed by collecting garbage, and GPU memory returned to the device, in this attempt."
             " Empty if there was none to free.",
@@ -168,7 +168,7 @@ PHASE_COLORS = {
     "vote": "orange",
     "checkpoint": "dark-yellow",
     "eval": "light-green",
-    "hygiene": "light-orange",
+    "cleanup": "light-orange",
     "idle": "text",
     "callback": "dark-purple",
 }
@@ -351,10 +351,10 @@ def _overhead() -> list[BuiltPanel]:
             description="Fraction of time each rank waits for the others. The slowest rank waits least.",
         ),
         time_series(
-            "Time in memory hygiene", width=12, height=8, unit="percentunit",
+            "Time in memory cleanup", width=12, height=8, unit="percentunit",
             queries={
                 "rank {{rank}}": "max by (rank)"
-                f" (rate(grpo_rank_hygiene_seconds_total{{{RUN}}}[$__rate_interval]))",
+                f" (rate(grpo_rank_cleanup_seconds_total{{{RUN}}}[$__rate_interval]))",
             },
             description="Fraction of time spent on garbage collection and on returning memory to the system.",
         ),
@@ -408,8 +408,8 @@ def _training() -> list[BuiltPanel]:
             " and tokens whose probability ratio was clipped.",
         ),
         time_series(
-            "Excluded samples", width=12, height=8, unit="short",
-            queries={"{{reason}}": f"max by (reason) (increase(grpo_samples_excluded_total{{{RUN}}}[$__rate_interval])) > 0"},
+            "Masked samples", width=12, height=8, unit="short",
+            queries={"{{reason}}": f"max by (reason) (increase(grpo_samples_masked_total{{{RUN}}}[$__rate_interval])) > 0"},
             description="Samples left out of baseline and loss, by reason; empty if there are none.",
         ),
         time_series(
@@ -432,7 +432,7 @@ def _training() -> list[BuiltPanel]:
             "Steps without samples", width=8, height=8, unit="short",
             queries={
                 "steps without samples": f"max(grpo_steps_without_samples_total{{{RUN}}})",
-                "groups without samples": f"max(grpo_groups_excluded_total{{{RUN}}})",
+                "groups without samples": f"max(grpo_groups_masked_total{{{RUN}}})",
                 "rewards computed again": f"max(grpo_rewards_repeated_total{{{RUN}}})",
             },
             description="Steps and groups of which no sample is left, and rollouts whose rewards were computed once more.",

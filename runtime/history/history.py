@@ -216,11 +216,11 @@ class History:
             self.target_steps = int(record["target_steps"])
         apply_progress(self.recoveries, at)
 
-    def _on_own_training(self, record: dict[str, Any], time: float) -> None:
+    def _on_trains_without_trainer(self, record: dict[str, Any], time: float) -> None:
         if self.no_trainer.apply_noted(record):
             apply_progress(self.recoveries, time)
 
-    def _on_own_checkpoint(self, record: dict[str, Any], time: float) -> None:
+    def _on_script_checkpoint(self, record: dict[str, Any], time: float) -> None:
         if self.no_trainer.apply_saved(record, time):
             self._reset_budget()
 
@@ -368,8 +368,8 @@ class History:
 
 _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "checkpoint_rejected": lambda history, record: history.lost.apply_failed(record),
-    "sample_excluded": lambda history, record: history.masked.apply_sample_excluded(record),
-    "group_excluded": lambda history, record: history.masked.apply_group_excluded(record),
+    "sample_masked": lambda history, record: history.masked.apply_sample_masked(record),
+    "group_masked": lambda history, record: history.masked.apply_group_masked(record),
     "prompt_quarantined": lambda history, record: history.quarantine.apply(record),
     "reward_moved": lambda history, record: history.rewards.apply_moved(record),
     "reward_failed": lambda history, record: history.rewards.apply_failed(record),

@@ -123,7 +123,7 @@ class RewardRecord:
         """A call in a worker has failed."""
         kind = str(record["kind"])
         self.failures[kind] = self.failures.get(kind, 0) + 1
-        self.excluded += int(record.get("excluded") or 0)
+        self.excluded += int(record.get("masked") or 0)
 
     def apply_latency(self, record: Mapping[str, Any]) -> None:
         """The calls of one function so far."""

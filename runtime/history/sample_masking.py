@@ -52,7 +52,7 @@ class MaskedSamples:
     """Counts of the run so far. `apply_*` are the only methods that change them."""
 
     samples: Counter[str] = field(default_factory=Counter)
-    """Excluded samples by reason; an unknown reason counts as `failed`."""
+    """Masked samples by reason; an unknown reason counts as `failed`."""
     groups: int = 0
     """Groups of which no sample is left."""
     steps_without_samples: int = 0
@@ -69,13 +69,13 @@ class MaskedSamples:
         """Count NaN that was read as None."""
         self.nan_read_as_none += int(record["count"])
 
-    def apply_sample_excluded(self, record: dict[str, Any]) -> None:
+    def apply_sample_masked(self, record: dict[str, Any]) -> None:
         """Count samples that one rank has excluded for one reason."""
         reason = str(record["reason"])
         known = reason in MaskingReason._value2member_map_
         self.samples[reason if known else MaskingReason.failed.value] += int(record["count"])
 
-    def apply_group_excluded(self, record: dict[str, Any]) -> None:
+    def apply_group_masked(self, record: dict[str, Any]) -> None:
         """Count groups of which no sample is left, and steps without samples."""
         self.groups += int(record["count"])
         self.steps_without_samples += int(record.get("steps_without_samples") or 0)

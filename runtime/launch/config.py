@@ -100,7 +100,7 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exclusion:
+class MaskingSettings:
     """Which samples leave baseline and loss, besides those without a valid reward, and when rewards are
     repeated.
 
@@ -159,7 +159,7 @@ class RunConfig:
     """Faults to inject."""
     strict_faults: bool = False
     """Whether a run in which an injected fault never happened has failed."""
-    hygiene_every: int = 10
+    cleanup_every: int = 10
     """Optimizer steps after which it is considered whether freeing memory pays; 0 for never."""
     snapshot_every: int | None = None
     """Optimizer steps between snapshots in memory; None to choose the interval at run time, 0 for never."""
@@ -179,7 +179,7 @@ class RunConfig:
     """Longest time of one call of a reward function in a worker; None to learn it."""
     allow_degrade: bool = False
     """Whether the memory plan may change the experiment when nothing else is left (`--allow-degrade`)."""
-    exclusion: Exclusion = field(default_factory=Exclusion)
+    masking: MaskingSettings = field(default_factory=MaskingSettings)
     """Which samples leave baseline and loss."""
     guards: Rules = field(default_factory=Rules)
     """What the learning guards do."""
@@ -205,8 +205,8 @@ class RunConfig:
     """How it is shown."""
 
     def __post_init__(self) -> None:
-        if self.hygiene_every < 0:
-            raise ConfigError(f"--hygiene-every must be 0 (never) or more, not {self.hygiene_every}")
+        if self.cleanup_every < 0:
+            raise ConfigError(f"--cleanup-every must be 0 (never) or more, not {self.cleanup_every}")
         if self.snapshot_every is not None and self.snapshot_every < 0:
             raise ConfigError(
                 f"--snapshot-every must be 0 (never), 1 or more, or auto, not {self.snapshot_every}"

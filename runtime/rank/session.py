@@ -234,7 +234,7 @@ class Session:
 
     def _phase_changes(self, ended: Phase | None, begun: Phase | None) -> None:
         self.accounting.changed(ended)
-        if self.config.hygiene_every:
+        if self.config.cleanup_every:
             self._automatic_collection.changed(begun)
 
     def _trace_memory(self) -> None:

@@ -118,7 +118,7 @@ class NoTrainerWatch:
                 self._reporter.notify(f"{call.place} begins: its steps are counted and saved")
         if not self._saves.observe(slots, now, ended=ended):
             return False
-        self._reporter.write("own_checkpoint", path=own.newest_path, saved_at=self._wall_clock())
+        self._reporter.write("script_checkpoint", path=own.newest_path, saved_at=self._wall_clock())
         if not self._said_of_saves:
             self._said_of_saves = True
             self._reporter.notify(

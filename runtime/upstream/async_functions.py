@@ -1,6 +1,6 @@
 """Asynchronous functions of a script: detect them, and limit the time of one call.
 
-Called by `hooks`, `exclusion` and `rewards`, which wrap reward functions and tools. Imports no training library.
+Called by `hooks`, `masking` and `rewards`, which wrap reward functions and tools. Imports no training library.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keys of the dictionary that GRPO's and RLOO's `_generate_and_score_completions` return, and of their tables.
 
-Used by `exclusion`. TRL has no documentation of them.
+Used by `masking`. TRL has no documentation of them.
 """
 
 from __future__ import annotations

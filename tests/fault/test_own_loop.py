@@ -72,7 +72,7 @@ def test_a_killed_rank_restarts_the_script_from_its_beginning(
         "Finished after 1 restart. The script used no Trainer and no loop, so no steps were counted." in text
     )
     record = json.loads((tmp_path / "end.json").read_bytes())
-    assert (record["state"], record["own_training"], record["goodput"]) == ("finished", True, None)
+    assert (record["state"], record["trains_without_trainer"], record["goodput"]) == ("finished", True, None)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_the_budget_counts_restarts(runs: Callable[..., Run]) -> None:
     """Kills without end: the run gives up, and says that nothing was saved."""
     run = runs("--max-restarts", "1", "--nproc-per-node", "2", SCRIPT, *LONG)
     begun(run).kill(1)
-    run.until(lambda events: sum(event["event"] == "own_training" for event in events) >= 4, 120)
+    run.until(lambda events: sum(event["event"] == "trains_without_trainer" for event in events) >= 4, 120)
     run.kill(1)
     assert run.wait(120) == 93, run.tail()
     assert "2 failures in a row, and nothing is saved (budget 1)" in check_said(run)
@@ -124,7 +124,7 @@ def test_a_stop_is_short_and_does_not_ask_for_a_requeue(runs: Callable[..., Run]
         runs("--on-end", "cat > end.json", "--nproc-per-node", "2", SCRIPT, *LONG, metrics="127.0.0.1:0")
     )
     status = run.status()
-    assert (status["state"], status["own_training"], status["goodput"]) == ("running", True, None)
+    assert (status["state"], status["trains_without_trainer"], status["goodput"]) == ("running", True, None)
     assert status["sentence"] == f"Running. {SAID[0].upper()}{SAID[1:]}."
     saved = subprocess.run(
         [str(BIN / "grpo-run"), "save", str(run.directory)], capture_output=True, text=True
@@ -173,7 +173,7 @@ def test_the_script_s_own_handler_decides_how_a_stop_ends(
 
 def own_saves(run: Run) -> list[dict[str, Any]]:
     """The saves of the script that were complete."""
-    return run.events("own_checkpoint")
+    return run.events("script_checkpoint")
 
 
 @pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=full)])
@@ -183,7 +183,7 @@ def test_a_stop_waits_for_the_script_s_next_save(
     """No rank is ended during a save, and the code is 75: the script resumes by itself, to equal weights."""
     steps = ("--steps", "60", "--save-every", "5", "--seconds", "0.05", "--save-seconds", "0.3")
     run = begun(runs("--nproc-per-node", "2", ACCELERATE, *steps))
-    run.until(lambda events: any(event["event"] == "own_checkpoint" for event in events), 60)
+    run.until(lambda events: any(event["event"] == "script_checkpoint" for event in events), 60)
     assert run.process is not None
     before = len(own_saves(run))
     run.process.send_signal(signal.SIGTERM)

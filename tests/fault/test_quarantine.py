@@ -50,7 +50,7 @@ def test_a_prompt_on_which_generation_fails_twice_is_replaced(
     listed = json.loads((run.directory / "quarantine.json").read_text())
     assert event["prompts"] == listed
     assert [(one["preview"], one["from_step"]) for one in listed] == [("pxesgx", 4)]
-    (excluded,) = run.events("sample_excluded")
+    (excluded,) = run.events("sample_masked")
     assert (excluded["rank"], excluded["step"], excluded["reason"]) == (1, 4, "quarantined")
     assert "1 prompt is replaced from step 4 on" in run.printed()
 
@@ -101,7 +101,7 @@ def test_a_prompt_that_a_reward_in_the_rank_raises_on_is_replaced(runs: Callable
     (moved,) = run.events("reward_moved")
     assert moved["function"] == "reward"
     assert "reward function reward has raised 2 times at one step" in run.printed()
-    (excluded,) = run.events("sample_excluded")
+    (excluded,) = run.events("sample_masked")
     assert (excluded["rank"], excluded["step"], excluded["reason"]) == (1, 4, "quarantined")
     assert "1 prompt is replaced from step 4 on, because rewards failed twice" in run.printed()
 
@@ -115,7 +115,7 @@ def test_a_prompt_that_a_reward_fails_on_costs_its_samples_where_a_worker_can_ru
     assert run.wait(150) == 0, run.tail()
     assert [event["action"] for event in run.events("action")] == ["restart", "restart"], run.tail()
     assert run.events("prompt_quarantined") == []
-    (excluded,) = run.events("sample_excluded")
+    (excluded,) = run.events("sample_masked")
     assert (excluded["rank"], excluded["step"], len(excluded["samples"])) == (1, 4, 4)
 
 

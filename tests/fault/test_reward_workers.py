@@ -63,7 +63,7 @@ def test_rewards_in_workers_that_hang_or_raise_cost_their_samples_only(runs: Cal
     assert run.events("incident") == []
     for event in failed:
         assert (event["function"], event["kind"]) == ("faulty", "timeout")
-        assert len(event["samples"]) == event["excluded"] < event["batch"]
+        assert len(event["samples"]) == event["masked"] < event["batch"]
     check_nothing_is_left(run)
 
 
@@ -114,9 +114,9 @@ def test_five_hundred_steps_finish_whatever_one_sample_in_fifty_does(
     kinds = {event["kind"] for event in run.events("reward_failed")}
     if fault in KINDS:
         assert KINDS[fault] in kinds
-        assert sum(event["excluded"] for event in run.events("reward_failed")) > 5
+        assert sum(event["masked"] for event in run.events("reward_failed")) > 5
     elif fault == "nan":
-        assert {event["reason"] for event in run.events("sample_excluded")} >= {"nan"}
+        assert {event["reason"] for event in run.events("sample_masked")} >= {"nan"}
     elif fault == "leak":
         reasons = [event["reason"] for event in run.events("reward_worker_replaced")]
         assert reasons

@@ -55,7 +55,7 @@ CASES = [
     ),
     (("launch", "--generation", "max_time=soon", str(SCRIPTS / "sft.py")), ("max_time=soon", "a number")),
     (("launch", "--metrics-addr", "here", str(SCRIPTS / "sft.py")), ("here",)),
-    (("launch", "--hygiene-every", "-1", str(SCRIPTS / "sft.py")), ("--hygiene-every",)),
+    (("launch", "--cleanup-every", "-1", str(SCRIPTS / "sft.py")), ("--cleanup-every",)),
     (
         ("launch", "--accelerate-config", str(CONFIGS / "fsdp2.yaml"), str(SCRIPTS / "sft.py")),
         ("fsdp2.yaml", "DDP"),

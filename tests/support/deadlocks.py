@@ -69,7 +69,7 @@ def campaign(
         for word in fault(one.kind, rank=one.rank, step=step, phase=one.phase)
     ]
     run = runs(
-        *words, "--hygiene-every", "2", "--nproc-per-node", str(ranks), str(SCRIPTS / script),
+        *words, "--cleanup-every", "2", "--nproc-per-node", str(ranks), str(SCRIPTS / script),
         "--output-dir", f"{name}-out", "--max-steps", str(steps[-1] + 4), "--save-steps", "2",
         "--save-total-limit", "2", "--per-device-train-batch-size", "4", name=name,
     ).start()  # fmt: skip

@@ -129,7 +129,7 @@ class ExportedRun:
     def count_on(self) -> None:
         """Let everything happen once more that is counted while a run goes on."""
         write = self._journal.write
-        write("sample_excluded", rank=0, step=8, reason=MaskingReason.failed.value, count=1)
+        write("sample_masked", rank=0, step=8, reason=MaskingReason.failed.value, count=1)
         write("reward_failed", rank=0, step=8, kind=FailureKind.exception.value, reward="length")
         write("reward_worker_replaced", rank=0, step=8)
         write("incident", step=8, cause="signal", culprit=1, detection_seconds=0.25, signature="9")

@@ -6,12 +6,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from grpo_run.runtime.rank.rollouts.quarantine import PromptQuarantine
-from grpo_run.runtime.rank.rollouts.sample_masking import SampleExclusion
+from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
 from grpo_run.runtime.rank.rollouts.sub_batches import in_sub_batches
 from grpo_run.runtime.upstream.patches import wrapped_methods
 
 
-def masked(trainer: Any, masking: SampleExclusion) -> AbstractContextManager[None]:
+def masked(trainer: Any, masking: SampleMasking) -> AbstractContextManager[None]:
     """Mask samples of the trainer's rollouts for the length of the block."""
     handlers = {
         "_generate_and_score_completions": [masking.mask_samples],

@@ -30,7 +30,7 @@ def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
     def make(**changes: Any) -> RunConfig:
         fields: dict[str, Any] = {
             "run_id": "run-1", "run_directory": tmp_path, "target": "train.py", "module": False,
-            "arguments": (), "command": ("train.py",), "hygiene_every": 0,
+            "arguments": (), "command": ("train.py",), "cleanup_every": 0,
         }  # fmt: skip
         return RunConfig(**(fields | changes))
 
@@ -71,7 +71,7 @@ def make_slot() -> Callable[..., Slot]:
             "train_call": 1, "step": 7, "target_steps": 100, "voted_step": 7, "voted_at_seconds": 979.0,
             "committed_step": 7, "train_started_seconds": 900.0, "resumed_step": 0,
             "last_progress_seconds": 995.0, "writes": 50, "tokens_generated": 4096, "rewards_scored": 64,
-            "votes": 7, "vote_wait_seconds": 1.5, "hygiene_runs": 2, "hygiene_seconds": 0.25,
+            "votes": 7, "vote_wait_seconds": 1.5, "cleanup_runs": 2, "cleanup_seconds": 0.25,
             "checkpoint_step": 5, "checkpoint_seconds": 0.5,
         }  # fmt: skip
         logged = {

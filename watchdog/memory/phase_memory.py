@@ -79,9 +79,9 @@ class RankMemory:
     ooms: int
     """Allocations that have failed for want of memory, also those that the script has handled."""
     released_bytes: int
-    """What hygiene has returned to the device."""
+    """What cleanup has returned to the device."""
     freed_bytes: int
-    """What hygiene has freed of the rank's memory on the host."""
+    """What cleanup has freed of the rank's memory on the host."""
     phases: Mapping[Phase, PhaseMemory]
     forecast: MemoryForecast | None = None
     """None without a forecast."""

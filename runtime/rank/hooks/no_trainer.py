@@ -46,7 +46,7 @@ def watch_optimizer_steps(module: Any, session: Session, guarded: Callable[[], b
                 return
             slot.no_trainer_after = slot.train_call + 1
             slot.publish()
-            session.journal.write("own_training", rank=session.rank, trainer=trainer)
+            session.journal.write("trains_without_trainer", rank=session.rank, trainer=trainer)
             if not trainer:
                 warn_of_no_effect(session)
         session.own_steps += 1

@@ -21,7 +21,7 @@ from grpo_run.runtime.rank.rollouts.forecast import Forecasts
 from grpo_run.runtime.rank.rollouts.forecast_splitting import TrainerPasses
 from grpo_run.runtime.rank.rollouts.quarantine import PromptQuarantine
 from grpo_run.runtime.rank.rollouts.repeated_masking import read_earlier
-from grpo_run.runtime.rank.rollouts.sample_masking import SampleExclusion
+from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
 from grpo_run.runtime.rank.rollouts.sub_batches import in_sub_batches
 from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.session import Session
@@ -53,7 +53,7 @@ def rollouts_hooked(
         sub_batches = in_sub_batches(trainer, parts, sharded=sharded, warn=session.warn)
         caps = capping_of(trainer, session, train_call, step_vote.report_timed_out)
         quarantine = PromptQuarantine(trainer, session, train_call)
-        masking = SampleExclusion(
+        masking = SampleMasking(
             trainer,
             session,
             quarantine.row_reasons(_end_reasons(caps)),

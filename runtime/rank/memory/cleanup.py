@@ -23,7 +23,7 @@ from grpo_run.runtime.rank.memory.cleanup_policy import (
     NOTHING,
     CleanupNeed,
     CleanupOutcome,
-    HygienePolicy,
+    CleanupPolicy,
     StepMemory,
 )
 from grpo_run.runtime.rank.memory.device import DeviceMemory
@@ -36,13 +36,13 @@ def clean(
 ) -> tuple[CleanupOutcome, StepMemory]:
     """Free what the ranks have agreed on. Return the outcome, and the memory afterwards."""
     began = time.perf_counter()
-    slot.enter(Phase.hygiene)
+    slot.enter(Phase.cleanup)
     before = _memory(device, host)
     collected = gc.collect() if what.collect else 0
     if what.release:
         device.release()
     after = _memory(device, host)
-    slot.leave(Phase.hygiene)
+    slot.leave(Phase.cleanup)
     outcome = CleanupOutcome(
         seconds=time.perf_counter() - began,
         freed_bytes=max(0, before.anonymous - after.anonymous),
@@ -50,8 +50,8 @@ def clean(
         released_bytes=max(0, before.reserved - after.reserved),
         collected=collected,
     )
-    slot.hygiene_runs += 1
-    slot.hygiene_seconds += outcome.seconds
+    slot.cleanup_runs += 1
+    slot.cleanup_seconds += outcome.seconds
     totals = slot.memory_area.totals
     totals.released_bytes += outcome.released_bytes
     totals.freed_bytes += outcome.freed_bytes
@@ -68,12 +68,12 @@ def _memory(device: DeviceMemory, host: HostReader) -> StepMemory:
     )  # fmt: skip
 
 
-class StepHygiene:
-    """Hygiene of one call on this rank.
+class StepCleanup:
+    """Cleanup of one call on this rank.
 
     Args:
-        every: steps that are looked at together; 0 for no hygiene.
-        journal: takes the fields of a `hygiene` event; None on ranks that journal nothing.
+        every: steps that are looked at together; 0 for no cleanup.
+        journal: takes the fields of a `cleanup` event; None on ranks that journal nothing.
         clock: monotonic seconds.
     """
 
@@ -87,7 +87,7 @@ class StepHygiene:
         journal: Callable[..., object] | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._policy = HygienePolicy(every, clock)
+        self._policy = CleanupPolicy(every, clock)
         self._slot = slot
         self._device = device
         self._host = host

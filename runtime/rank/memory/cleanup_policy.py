@@ -87,7 +87,7 @@ class CleanupOutcome:
     """Objects in reference cycles."""
 
 
-class HygienePolicy:
+class CleanupPolicy:
     """Decides on one rank; the ranks then agree by vote.
 
     Args:

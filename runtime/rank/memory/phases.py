@@ -54,7 +54,7 @@ SHARE_ON_HOST = 0.0005
 take 50 µs, so steps of 0.5 s and more are all measured; without one it takes 30 µs (docs/benchmarks.md), and steps of 50 ms
 cost 0.025 ms on average."""
 SELDOM_NS = 200_000_000
-"""How often memory is read at the end of steps whose phases are not measured: hygiene needs it."""
+"""How often memory is read at the end of steps whose phases are not measured: cleanup needs it."""
 ADVANCE_NS = 500_000
 """What may be spent in addition, so that the steps after the first one, in which memory still grows, are measured as well."""
 

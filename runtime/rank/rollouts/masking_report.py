@@ -1,6 +1,6 @@
 """Tells the user and the journal which samples were excluded.
 
-Called by `sample_masking.py` once for each rollout with exclusions. A rank writes the events of its own samples, rank 0 those of groups
+Called by `sample_masking.py` once for each rollout with masking. A rank writes the events of its own samples, rank 0 those of groups
 and rollouts. The first sample of an attempt is a line on the terminal; then the counts tell the rest.
 """
 
@@ -28,7 +28,7 @@ SENTENCES = {
 
 
 class OwnSample(NamedTuple):
-    """What a rank knows of an excluded sample of its own.
+    """What a rank knows of an masked sample of its own.
 
     Attributes:
         digest: of the completion, if a function's reward of it failed.
@@ -39,7 +39,7 @@ class OwnSample(NamedTuple):
 
 
 class MaskingReporter:
-    """Reports the exclusions of one call.
+    """Reports the masking of one call.
 
     Args:
         functions: names of the reward functions, as TRL logs them.
@@ -64,10 +64,10 @@ class MaskingReporter:
         evaluating: bool,
         steps_without_samples: int,
     ) -> None:
-        """Report the exclusions of a rollout.
+        """Report the masking of a rollout.
 
         Args:
-            own: the excluded samples of this rank, by their numbers in the rollout of all ranks.
+            own: the masked samples of this rank, by their numbers in the rollout of all ranks.
             step: the optimizer step that is being computed.
             rollout: its number: the micro-step for which it was generated.
             steps_without_samples: optimizer steps to which the rollout gives no sample.
@@ -77,7 +77,7 @@ class MaskingReporter:
             by_cause.setdefault((self._function(selection.samples[number]), sample.reason), []).append(number)
         for (function, reason), numbers in by_cause.items():
             self._session.journal.write(
-                "sample_excluded",
+                "sample_masked",
                 rank=self._session.rank,
                 step=step,
                 train_call=self._train_call,
@@ -91,7 +91,7 @@ class MaskingReporter:
             )
         if selection.groups and self._session.is_main:
             self._session.journal.write(
-                "group_excluded",
+                "group_masked",
                 rank=self._session.rank,
                 step=step,
                 groups=list(selection.groups[:MOST_NUMBERS]),
@@ -160,7 +160,7 @@ class MaskingReporter:
             )
 
     def _say_first(self, selection: Selection, own: Mapping[int, OwnSample], step: int) -> None:
-        """Say the first exclusion once, on the rank that has the sample, because only this one knows the reason."""
+        """Say the first masking once, on the rank that has the sample, because only this one knows the reason."""
         first = min(
             number for number, why in selection.samples.items() if why.kind is not MaskingKind.small_group
         )
@@ -185,7 +185,7 @@ class MaskingReporter:
         )
         return (
             f"step {step}: sample {number} of the rollout is excluded from baseline and loss: {cause}. Further ones are"
-            " counted in grpo_samples_excluded_total and by `grpo-run status`"
+            " counted in grpo_samples_masked_total and by `grpo-run status`"
         )
 
     def _say(self, text: str) -> None:

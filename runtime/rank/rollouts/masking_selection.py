@@ -46,7 +46,7 @@ class Selection:
     """What leaves a rollout.
 
     Args:
-        samples: the excluded samples by their number in the rollout of all ranks.
+        samples: the masked samples by their number in the rollout of all ranks.
         groups: numbers of the groups of which no sample is left.
         group_count: groups of the rollout.
         not_applicable: by column, for how many samples NaN of a whole group is read as None.

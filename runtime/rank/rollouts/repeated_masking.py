@@ -17,7 +17,7 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.session import Session
 
-EVENT = "sample_excluded"
+EVENT = "sample_masked"
 MAX_JOURNAL_BYTES = 8 * 1024 * 1024
 """How much of the journal's end is read: thousands of steps, where a recovery repeats some."""
 
@@ -38,24 +38,24 @@ def completion_checksum(tokens: Sequence[int]) -> int:
     return zlib.crc32(",".join(map(str, tokens)).encode())
 
 
-def read_earlier(session: Session, train_call: int) -> EarlierExclusions:
+def read_earlier(session: Session, train_call: int) -> EarlierMasking:
     """Read what earlier attempts have excluded in a call."""
     attempt = session.settings.attempt
     if attempt == 0:
-        return EarlierExclusions({})
+        return EarlierMasking({})
     journal = RunDirectory(path=session.config.run_directory).journal
     records = read_newest(journal, EVENT, MAX_JOURNAL_BYTES)
-    return EarlierExclusions.of(records, train_call=train_call, attempt=attempt)
+    return EarlierMasking.of(records, train_call=train_call, attempt=attempt)
 
 
-class EarlierExclusions:
+class EarlierMasking:
     """Failed rewards of earlier attempts."""
 
     def __init__(self, failures: Failures) -> None:
         self._failures = failures
 
     @classmethod
-    def of(cls, records: Iterable[dict[str, Any]], *, train_call: int, attempt: int) -> EarlierExclusions:
+    def of(cls, records: Iterable[dict[str, Any]], *, train_call: int, attempt: int) -> EarlierMasking:
         """Take them from events of the journal.
 
         Args:

@@ -33,7 +33,7 @@ from grpo_run.runtime.rank.memory_plan.settings import record_of
 from grpo_run.runtime.rank.rollouts.masking_report import MaskingReporter, OwnSample
 from grpo_run.runtime.rank.rollouts.masking_selection import MaskingKind, Selection, select
 from grpo_run.runtime.rank.rollouts.repeated_masking import (
-    EarlierExclusions,
+    EarlierMasking,
     FailedReward,
     completion_checksum,
 )
@@ -69,7 +69,7 @@ def mask(rollout: dict[str, Any], rows: Collection[int], gather: Callable[[Any],
 
     Args:
         rollout: what TRL's method returned; changed in place.
-        rows: the excluded rows of this rank.
+        rows: the masked rows of this rank.
         gather: the accelerator's, which concatenates over the ranks.
     """
     keep = rollout[COMPLETION_MASK].new_ones(len(rollout[COMPLETION_MASK]))
@@ -212,7 +212,7 @@ class _Scored:
     faults: RowFaults
 
 
-class SampleExclusion:
+class SampleMasking:
     """Excludes samples of one trainer's rollouts.
 
     Args:
@@ -229,17 +229,17 @@ class SampleExclusion:
         end_reasons: EndReasons = lambda: None,
         *,
         train_call: int = 1,
-        earlier: EarlierExclusions | None = None,
+        earlier: EarlierMasking | None = None,
         generators: tuple[Callable[[], Any], Callable[[Any], None]] = (lambda: None, lambda states: None),
     ) -> None:
         self._trainer = trainer
-        self._config = session.config.exclusion
+        self._config = session.config.masking
         self._end_reasons = end_reasons
         self._cut: list[str] = []
         self._selection: Selection | None = None
         self._functions = list(getattr(trainer, "reward_func_names", ()))
         self._reporter = MaskingReporter(session, self._functions, train_call)
-        self._earlier = earlier or EarlierExclusions({})
+        self._earlier = earlier or EarlierMasking({})
         self._read_generators, self._set_generators = generators
         self._rollouts_without_reward = 0
         """In a row, up to the last one."""
@@ -360,7 +360,7 @@ class SampleExclusion:
         )
 
     def _own(self, scored: _Scored, number: int, row: int) -> OwnSample:
-        """What this rank knows of one of its excluded samples."""
+        """What this rank knows of one of its masked samples."""
         excluded = scored.selection.samples[number]
         if excluded.kind is MaskingKind.small_group:
             return OwnSample(MaskingReason.small_group)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.rank.learning import LearningGuards
-from grpo_run.runtime.rank.memory.cleanup import HostCaches, StepHygiene
+from grpo_run.runtime.rank.memory.cleanup import HostCaches, StepCleanup
 from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
@@ -64,7 +64,7 @@ class StepEvents:
         self._saver = saver
         self._guards = guards
         self._source = source
-        self._cleanup = self._make_cleanup(session.config.hygiene_every)
+        self._cleanup = self._make_cleanup(session.config.cleanup_every)
         self._host_caches = HostCaches(session.board)
         self._tokens = 0
 
@@ -149,7 +149,7 @@ class StepEvents:
             step,
             snapshot=session.is_main and self._saver.cadence.wanted(step),
             learning=learning,
-            hygiene=self._cleanup.take_need(),
+            cleanup=self._cleanup.take_need(),
         )
         self._cleanup.clean(step, CleanupNeed(agreed.flags.collect, agreed.flags.release))
         slot.step = step
@@ -190,10 +190,10 @@ class StepEvents:
         if agreed.flags.timed_out and self._session.is_main:
             self._session.journal.write("rollout_timed_out", rank=self._session.rank, step=agreed.step)
 
-    def _make_cleanup(self, every: int) -> StepHygiene:
+    def _make_cleanup(self, every: int) -> StepCleanup:
         session = self._session
-        journal = functools.partial(session.journal.write, "hygiene", rank=session.rank)
-        return StepHygiene(
+        journal = functools.partial(session.journal.write, "cleanup", rank=session.rank)
+        return StepCleanup(
             every,
             session.slot,
             session.device_memory,

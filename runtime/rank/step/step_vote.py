@@ -79,7 +79,7 @@ class StepVote:
         self._timed_out = True
 
     def start(
-        self, step: int, *, snapshot: bool, learning: Flags, hygiene: CleanupNeed = NOTHING
+        self, step: int, *, snapshot: bool, learning: Flags, cleanup: CleanupNeed = NOTHING
     ) -> VoteResult:
         """Start the vote on a finished step; the vote before must have been collected.
 
@@ -87,7 +87,7 @@ class StepVote:
             step: the optimizer step that is done.
             snapshot: whether this rank wants a snapshot.
             learning: the flags that its learning guards set.
-            hygiene: what this rank needs freed.
+            cleanup: what this rank needs freed.
 
         Returns:
             The result of the votes collected since the last `start`, to act on now; without flags if there were none.
@@ -100,8 +100,8 @@ class StepVote:
             save=save and not result.flags.save,
             snapshot=snapshot,
             timed_out=self._timed_out,
-            collect=hygiene.collect,
-            release=hygiene.release,
+            collect=cleanup.collect,
+            release=cleanup.release,
         )
         self._timed_out = False
         self._in_progress = True

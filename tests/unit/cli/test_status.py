@@ -193,18 +193,18 @@ def test_a_script_without_a_trainer_is_not_at_a_step(
 def test_excluded_samples_are_counted_by_reason(run: RunDirectory, capsys: Captured) -> None:
     """Nothing is said of them if there are none."""
     assert main(["status", "night"]) == 0
-    assert "excluded" not in capsys.readouterr().out
+    assert "masked" not in capsys.readouterr().out
     journal = Journal(run.journal, "night")
     journal.write(
-        "sample_excluded", rank=1, step=8, function="accuracy", reason="nan", samples=[5, 6], count=2
+        "sample_masked", rank=1, step=8, function="accuracy", reason="nan", samples=[5, 6], count=2
     )
-    journal.write("sample_excluded", rank=0, step=8, function=None, reason="deadline", samples=[1], count=1)
-    journal.write("group_excluded", rank=0, step=8, groups=[1], count=1, of=2, steps_without_samples=0)
+    journal.write("sample_masked", rank=0, step=8, function=None, reason="deadline", samples=[1], count=1)
+    journal.write("group_masked", rank=0, step=8, groups=[1], count=1, of=2, steps_without_samples=0)
     journal.close()
     assert main(["status", "night"]) == 0
     assert "3 samples (nan 2, deadline 1), 1 whole group" in capsys.readouterr().out
     assert main(["status", "night", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["excluded"]["samples"] == {"nan": 2, "deadline": 1}
+    assert json.loads(capsys.readouterr().out)["masked"]["samples"] == {"nan": 2, "deadline": 1}
 
 
 def test_a_memory_plan_is_shown_where_there_is_one(run: RunDirectory, capsys: Captured) -> None:

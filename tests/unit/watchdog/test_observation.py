@@ -22,7 +22,7 @@ def test_before_the_first_phase_there_is_none(make_slot: Callable[..., Slot]) ->
 
 def test_the_names_of_phases_are_fixed() -> None:
     """They are metric labels."""
-    names = """startup data generate reward score forward_backward optimizer vote checkpoint eval hygiene idle
+    names = """startup data generate reward score forward_backward optimizer vote checkpoint eval cleanup idle
     callback"""
     assert [phase.name for phase in Phase] == names.split()
 

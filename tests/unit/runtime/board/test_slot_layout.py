@@ -13,11 +13,11 @@ from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
 INTEGERS = [
     "train_call", "step", "target_steps", "voted_step", "committed_step", "resumed_step", "checkpoint_step",
-    "voted_at_ns", "train_started_ns", "tokens_generated", "rewards_scored", "votes", "hygiene_runs",
+    "voted_at_ns", "train_started_ns", "tokens_generated", "rewards_scored", "votes", "cleanup_runs",
     "no_trainer_after", "save_state_calls",
 ]  # fmt: skip
 FLOATS = [
-    "vote_wait_seconds", "hygiene_seconds", "checkpoint_seconds", "ended_eos", "ended_length", "ended_repetition",
+    "vote_wait_seconds", "cleanup_seconds", "checkpoint_seconds", "ended_eos", "ended_length", "ended_repetition",
     "ended_deadline", "generation_limit",
 ]  # fmt: skip
 

@@ -22,16 +22,16 @@ def record(event: str, attempt: int = 0, **fields: Any) -> dict[str, Any]:
 
 def saved(path: str) -> dict[str, Any]:
     """A save of the script's own that is complete."""
-    return record("own_checkpoint", path=path, saved_at=1000.0)
+    return record("script_checkpoint", path=path, saved_at=1000.0)
 
 
 def test_it_trains_by_itself_until_a_train_call_or_the_next_attempt_begins() -> None:
     """That it was seen stays."""
-    history = History.of([record("own_training")])
+    history = History.of([record("trains_without_trainer")])
     assert (history.no_trainer.seen, history.no_trainer.current) == (True, True)
     history.apply(record("train_started", train_call=1, step=0))
     assert (history.no_trainer.seen, history.no_trainer.current) == (True, False)
-    history.apply(record("own_training"))
+    history.apply(record("trains_without_trainer"))
     assert history.no_trainer.current
     history.apply(record("attempt_started", attempt=1, world_size=1))
     assert (history.no_trainer.seen, history.no_trainer.current) == (True, False)
@@ -40,12 +40,12 @@ def test_it_trains_by_itself_until_a_train_call_or_the_next_attempt_begins() -> 
 def test_a_restart_is_over_when_the_script_trains_again() -> None:
     """There is no committed step that would show it."""
     history = History.of([
-        record("attempt_started"), record("own_training"),
+        record("attempt_started"), record("trains_without_trainer"),
         record("incident", cause="signal", failed_at=998.0), record("action", action="restart", reason="x"),
         record("attempt_started", attempt=1),
     ])  # fmt: skip
     assert history.restarting
-    history.apply(record("own_training", attempt=1))
+    history.apply(record("trains_without_trainer", attempt=1))
     assert not history.restarting
     assert history.recoveries[0].recovery_seconds == 2.0
 
@@ -73,13 +73,13 @@ def test_a_directory_that_is_written_again_is_no_progress(saves: list[list[str]]
 
 def test_the_goodput_of_steps_that_are_not_counted_is_unknown() -> None:
     """It would be 0."""
-    history = History.of([record("run_started"), record("own_training")])
+    history = History.of([record("run_started"), record("trains_without_trainer")])
     assert history.goodput(NOW) is None
 
 
 def test_a_stop_with_code_0_leaves_a_run_that_is_not_finished() -> None:
     """The same command starts the script again."""
-    history = History.of([record("own_training"), record("run_ended", exit_code=0, stopped=True)])
+    history = History.of([record("trains_without_trainer"), record("run_ended", exit_code=0, stopped=True)])
     assert (history.state, history.finished) == ("stopped", False)
 
 
@@ -106,7 +106,7 @@ def test_the_state_is_said_without_steps_or_checkpoints(
 
 def test_checkpoints_of_the_script_are_named_with_their_age() -> None:
     """What the script does with them is not claimed."""
-    own = History.of([record("own_training"), saved("out/a")]).no_trainer
+    own = History.of([record("trains_without_trainer"), saved("out/a")]).no_trainer
     assert own.restart(NOW) == f"restarts the script from its beginning; {SAVED}"
     assert (
         summarize(own, "stopped", 75, restarts=0, now=NOW)
@@ -119,7 +119,7 @@ def test_a_script_that_trained_before_is_summarized_by_its_steps() -> None:
     history = History.of(
         [record("train_started", train_call=1, step=0), record("step_committed", train_call=1, step=4)]
     )
-    history.apply(record("own_training"))
+    history.apply(record("trains_without_trainer"))
     assert summarize_run("running", history).endswith(
         "no faults. The script takes optimizer steps of its own since its last train() call; they are not saved."
     )
@@ -127,5 +127,5 @@ def test_a_script_that_trained_before_is_summarized_by_its_steps() -> None:
 
 def test_a_trainer_that_is_not_guarded_is_named() -> None:
     """It would be false to say that there is none."""
-    own = History.of([record("own_training", trainer="PPOTrainer")]).no_trainer
+    own = History.of([record("trains_without_trainer", trainer="PPOTrainer")]).no_trainer
     assert own.what_trains() == "PPOTrainer takes optimizer steps outside a guarded train() call"

@@ -59,8 +59,8 @@ def test_moved_functions_stay_moved_for_a_later_supervisor() -> None:
 
 
 def test_failures_and_exclusions_are_counted_by_kind() -> None:
-    failed = {"event": "reward_failed", "function": "judge", "kind": "timeout", "excluded": 3}
-    record = History.of([failed, failed, {**failed, "kind": "output", "excluded": 1}]).rewards
+    failed = {"event": "reward_failed", "function": "judge", "kind": "timeout", "masked": 3}
+    record = History.of([failed, failed, {**failed, "kind": "output", "masked": 1}]).rewards
     assert record.failures == {"timeout": 2, "output": 1}
     assert record.excluded == 7
 

@@ -40,10 +40,10 @@ def test_a_timeout_of_0_or_less_is_refused(name: str, shown: str, value: float) 
         Timeouts(**{name: value})
 
 
-def test_a_negative_hygiene_interval_is_refused() -> None:
+def test_a_negative_cleanup_interval_is_refused() -> None:
     """0 means never."""
-    with pytest.raises(ConfigError, match="--hygiene-every"):
-        make_config(hygiene_every=-1)
+    with pytest.raises(ConfigError, match="--cleanup-every"):
+        make_config(cleanup_every=-1)
 
 
 def test_the_environment_is_not_recorded() -> None:

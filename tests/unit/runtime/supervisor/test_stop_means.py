@@ -13,8 +13,8 @@ from grpo_run.runtime.supervisor.stop_means import StopMeans, choose, describe, 
 from grpo_run.watchdog.observation import Exit, RankError, RankState, Slot
 
 MakeSlot = Callable[..., Slot]
-OWN = {"event": "own_training", "time": 1000.0}
-SAVED = {"event": "own_checkpoint", "time": 1000.0, "path": "out/a"}
+OWN = {"event": "trains_without_trainer", "time": 1000.0}
+SAVED = {"event": "script_checkpoint", "time": 1000.0, "path": "out/a"}
 BEGUN = {"event": "run_started", "time": 1000.0, "run": "r"}
 CALL = {
     "event": "train_started", "time": 1000.0, "train_call": 1, "rank": 0, "step": 0, "trainer_class": "T",

@@ -200,7 +200,7 @@ def test_a_deadline_learned_from_one_first_occurrence(
 
 @pytest.mark.parametrize(
     ("phase", "expected"),
-    [(Phase.reward, 1800.0), (Phase.hygiene, 1800.0), (Phase.startup, 3600.0), (Phase.eval, 3600.0)],
+    [(Phase.reward, 1800.0), (Phase.cleanup, 1800.0), (Phase.startup, 3600.0), (Phase.eval, 3600.0)],
 )
 def test_a_first_occurrence_without_a_known_first_gets_the_unlearned_deadline(
     phase: Phase, expected: float

@@ -14,7 +14,7 @@ from grpo_run.cli.launching.options import build_parser
 
 OUR_FLAGS = {
     "--accelerate-config", "--accept-change", "--allow-degrade", "--allow-untested", "--deadline-ceiling", "--deadline-exit",
-    "--deadline-first", "--deadline-floor", "--fresh", "--generation", "--guard", "--hygiene-every", "--inject",
+    "--deadline-first", "--deadline-floor", "--fresh", "--generation", "--guard", "--cleanup-every", "--inject",
     "--keep", "--mask-capped", "--memory-plan", "--memory-trace", "--metrics-addr", "--no-memory-forecast", "--no-preload", "--on-end",
     "--repeat-rewards-above",
     "--on-resume-failure", "--require-resume", "--resume-from", "--reward-timeout", "--reward-workers", "--run-dir", "--run-id",
@@ -78,7 +78,7 @@ def test_help_and_wrong_words_are_answered_without_importing_torch(tmp_path: Pat
     )
     for words, expected in (
         (["--help"], 0), (["--version"], 0), (["launch", "--help"], 0), (["launch", "--nproc-per-nod", "2", "x.py"], 2),
-        (["launch", "--hygiene-every", "x", "x.py"], 2), (["launch"], 2), (["launch", "--inject", "help"], 0),
+        (["launch", "--cleanup-every", "x", "x.py"], 2), (["launch"], 2), (["launch", "--inject", "help"], 0),
     ):  # fmt: skip
         ran = subprocess.run(
             [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True

@@ -21,7 +21,7 @@ def identity(words: list[str]) -> list[str]:
         ["--run-dir", "elsewhere"], ["--metrics-addr", "off"], ["--fresh"], ["--show-ranks", "all"], ["--snapshot-dir", "off"],
         ["--max-restarts", "10"], ["--stop-timeout", "9"], ["--deadline-floor", "9"], ["--inject", "kill@rank0:step3"],
         ["--strict-faults"], ["--on-end", "true"],
-        ["--no-preload"], ["--accept-change"], ["--vote-timeout", "60"], ["--snapshot-every", "5"], ["--hygiene-every", "7"],
+        ["--no-preload"], ["--accept-change"], ["--vote-timeout", "60"], ["--snapshot-every", "5"], ["--cleanup-every", "7"],
         ["--generation", "max_time=3"], ["--generation", "max_time=3", "max_completion_length=5"],
         ["--accelerate-config", "zero2.yaml"], ["--resume-from", "x"], ["--require-resume"], ["--on-resume-failure", "fresh"], ["--allow-untested"],
     ],

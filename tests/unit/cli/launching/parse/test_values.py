@@ -24,7 +24,7 @@ def test_a_plain_command_has_the_defaults() -> None:
     assert config.preload
     assert config.run_directory == Path("runs").resolve() / config.run_id
     assert config.run_id.startswith("train-")
-    assert (config.hygiene_every, config.budget.failures_without_progress) == (10, 3)
+    assert (config.cleanup_every, config.budget.failures_without_progress) == (10, 3)
     assert made.elastic.nproc_per_node == "2"
 
 

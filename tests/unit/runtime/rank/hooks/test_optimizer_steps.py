@@ -42,7 +42,7 @@ def _watched(session: Any) -> Iterator[None]:
 
 def noticed(events: Callable[[], list[dict[str, Any]]]) -> list[str]:
     """The Trainer of each event."""
-    return [event["trainer"] for event in events() if event["event"] == "own_training"]
+    return [event["trainer"] for event in events() if event["event"] == "trains_without_trainer"]
 
 
 def test_the_first_step_is_on_the_board_and_in_the_journal(

@@ -11,7 +11,7 @@ import pytest
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.rank.memory.cleanup import StepHygiene, clean
+from grpo_run.runtime.rank.memory.cleanup import StepCleanup, clean
 from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
 from grpo_run.runtime.rank.memory.device import DeviceMemory
 from grpo_run.runtime.rank.memory.phases import ResidentMemory
@@ -57,9 +57,9 @@ def test_a_reference_cycle_is_freed_and_counted(
     finally:
         gc.enable()
     slot.publish()
-    assert during == [Phase.hygiene]
+    assert during == [Phase.cleanup]
     assert reading().phases == ()
-    assert (reading().hygiene_runs, reading().hygiene_seconds) == (1, outcome.seconds)
+    assert (reading().cleanup_runs, reading().cleanup_seconds) == (1, outcome.seconds)
     assert outcome.collected >= 1
     assert outcome.freed_bytes > 60 * 2**20
     assert memory.anonymous > 0
@@ -83,10 +83,10 @@ def test_only_what_was_agreed_on_is_done(
 def test_cost_and_effect_are_journaled(slot: SlotWriter) -> None:
     """With what was done; nothing is done and journaled if nothing was agreed on."""
     events: list[dict[str, Any]] = []
-    hygiene = StepHygiene(10, slot, Gpu(), ResidentMemory(), journal=lambda **fields: events.append(fields))
-    hygiene.clean(6, CleanupNeed())
+    cleanup = StepCleanup(10, slot, Gpu(), ResidentMemory(), journal=lambda **fields: events.append(fields))
+    cleanup.clean(6, CleanupNeed())
     assert events == []
-    hygiene.clean(7, CleanupNeed(release=True))
+    cleanup.clean(7, CleanupNeed(release=True))
     (event,) = events
     assert (event["step"], event["garbage"], event["caches"], event["released_bytes"]) == (
         7,

@@ -228,7 +228,7 @@ def test_the_hosts_figures_are_those_of_this_process() -> None:
 
 
 def test_the_memory_at_the_end_of_a_step_is_returned_with_its_own_peak(rank: Rank) -> None:
-    """Hygiene looks at it; the peak is that of the step, not of the attempt."""
+    """Cleanup looks at it; the peak is that of the step, not of the attempt."""
     for peak in (900, 300):
         rank.slot.replace(Phase.data)
         rank.device.use(peak=peak, left=40)

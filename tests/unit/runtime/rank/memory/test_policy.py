@@ -1,4 +1,4 @@
-"""Hygiene is asked for when it pays, and less and less often where it did not."""
+"""Cleanup is asked for when it pays, and less and less often where it did not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo_run.runtime.rank.memory.cleanup_policy import (
     SETTLING_STEPS,
     CleanupNeed,
     CleanupOutcome,
-    HygienePolicy,
+    CleanupPolicy,
     StepMemory,
 )
 
@@ -25,7 +25,7 @@ class Rank:
 
     def __init__(self, every: int = 10) -> None:
         self.now = 0.0
-        self.policy = HygienePolicy(every, lambda: self.now)
+        self.policy = CleanupPolicy(every, lambda: self.now)
         self.step = 0
         self.allocated, self.reserved, self.peak, self.anonymous = 10 * GIB, 60 * GIB, 58 * GIB, GIB
         self.capacity, self.free = 80 * GIB, 5 * GIB
@@ -163,8 +163,8 @@ def test_a_release_that_does_not_last_is_repeated_less_and_less_often() -> None:
     assert 1 <= len(rank.steps(2000)) <= 3
 
 
-def test_nothing_is_asked_for_if_hygiene_is_off() -> None:
-    """`--hygiene-every 0`."""
+def test_nothing_is_asked_for_if_cleanup_is_off() -> None:
+    """`--cleanup-every 0`."""
     rank = Rank(every=0)
     rank.reserved = 70 * GIB
     assert rank.steps(300, device=GIB, host=GIB) == []

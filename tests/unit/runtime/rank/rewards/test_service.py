@@ -86,7 +86,7 @@ def test_a_function_that_raises_on_one_sample_loses_that_one_only(serving: Servi
     assert values[2].reason == "exception"
     assert serving.extra == [("answers", ["a", "b", None, "d", "e"])]
     (event,) = serving.events
-    assert (event["excluded"], event["batch"]) == (1, 5)
+    assert (event["masked"], event["batch"]) == (1, 5)
     assert event["samples"][0]["index"] == 2
     assert event["samples"][0]["prompt"] == "bad"
     assert "in reward\n" in event["traceback"]
@@ -167,7 +167,7 @@ def test_a_batch_that_returns_in_parts_loses_nothing(serving: Serving) -> None:
         return [len(prompt) for prompt in prompts]
 
     assert serving.score(serving.add(stalls)) == [1, 1, 3, 1, 1]
-    assert serving.events[0]["excluded"] == 0
+    assert serving.events[0]["masked"] == 0
 
 
 class Criteria:
@@ -228,7 +228,7 @@ def test_a_function_that_raises_everywhere_costs_its_samples(serving: Serving) -
         trial.values = raises(PROMPTS)
     assert [type(value) for value in trial.values] == [Failed] * 5
     assert random.random() == expected
-    assert [event["excluded"] for event in serving.events] == [5]
+    assert [event["masked"] for event in serving.events] == [5]
     assert len(serving.score(moved) or ()) == 5
 
 

@@ -116,21 +116,21 @@ def either(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def rollout() -> Callable[..., Any]:
-    """Score the given completions with the given rewards, with exclusion attached, and return what TRL returns."""
+    """Score the given completions with the given rewards, with masking attached, and return what TRL returns."""
 
     def score(trainer: Any, session: Any, *columns: Any, ends: Any = None) -> Any:
         import torch
         from support.wrapped import masked
 
-        from grpo_run.runtime.rank.rollouts.sample_masking import SampleExclusion
+        from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
 
         functions = [column if callable(column) else returning(column) for column in columns]
         trainer.reward_funcs = functions
         trainer.reward_func_names = [f"reward_{index}" for index in range(len(functions))]
         trainer.reward_processing_classes = [None] * len(functions)
         trainer.reward_weights = torch.ones(len(functions))
-        exclusion = SampleExclusion(trainer, session, lambda: ends)
-        with masked(trainer, exclusion):
+        masking = SampleMasking(trainer, session, lambda: ends)
+        with masked(trainer, masking):
             return trainer._generate_and_score_completions(
                 [{"prompt": prompt} for prompt in PROMPTS for _ in range(GENERATIONS)]
             )

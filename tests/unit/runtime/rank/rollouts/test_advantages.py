@@ -1,4 +1,4 @@
-"""Survivors have the advantages of a computation by hand over survivors, and excluded samples have none."""
+"""Survivors have the advantages of a computation by hand over survivors, and masked samples have none."""
 
 from __future__ import annotations
 

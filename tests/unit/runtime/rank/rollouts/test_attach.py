@@ -16,10 +16,10 @@ from grpo_run.runtime.errors import RewardError
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.sample_masking import MaskingReason
-from grpo_run.runtime.launch.config import CAPPED_ENDS, Exclusion
+from grpo_run.runtime.launch.config import CAPPED_ENDS, MaskingSettings
 from grpo_run.runtime.rank.rollouts.masking_report import EMPTY_ROLLOUTS
 from grpo_run.runtime.rank.rollouts.reward_outputs import failed
-from grpo_run.runtime.rank.rollouts.sample_masking import ROLLOUTS_WITHOUT_REWARD, SampleExclusion
+from grpo_run.runtime.rank.rollouts.sample_masking import ROLLOUTS_WITHOUT_REWARD, SampleMasking
 from grpo_run.watchdog.observation import EndReason
 
 NAN = math.nan
@@ -44,19 +44,19 @@ def test_each_exclusion_is_accounted_for(
     ends = ["eos"] * 7 + ["deadline"]
     rollout(either, session, [NAN, *REWARDS[1:]], [failed(MaskingReason.timeout), 1.0, failed(MaskingReason.exception), math.inf, *REWARDS[4:]], ends=ends)  # fmt: skip
     excluded = [
-        (record["function"], record["reason"], record["samples"]) for record in events("sample_excluded")
+        (record["function"], record["reason"], record["samples"]) for record in events("sample_masked")
     ]
     assert excluded == [
         ("reward_0", "nan", [0]), (None, "small_group", [1]), ("reward_1", "exception", [2]),
         ("reward_1", "infinite", [3]), (None, "deadline", [7]),
     ]  # fmt: skip
-    (group,) = events("group_excluded")
+    (group,) = events("group_masked")
     assert (group["groups"], group["of"], group["step"], group["steps_without_samples"]) == ([0], 2, 1, 0)
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if line.startswith("grpo-run:")] == [
         (
             "grpo-run: step 1: sample 0 of the rollout is excluded from baseline and loss: reward function reward_0 returned"
-            " NaN for it. Further ones are counted in grpo_samples_excluded_total and by `grpo-run status`"
+            " NaN for it. Further ones are counted in grpo_samples_masked_total and by `grpo-run status`"
         )
     ]
     history = History.of(read_journal(Path(session.config.run_directory) / "journal.jsonl"))
@@ -76,7 +76,7 @@ def test_steps_without_samples_are_counted(
         rollout(either, session, [NAN] * 8)
     finally:
         either.args.steps_per_generation = before
-    (group,) = events("group_excluded")
+    (group,) = events("group_masked")
     assert group["steps_without_samples"] == 8
 
 
@@ -108,7 +108,7 @@ def test_rewards_are_computed_again_past_the_share(
     assert either._metrics["train"]["calls"] == [2]
     (event,) = events("rewards_repeated")
     assert (event["share"], event["left"], event["step"]) == (0.625, 0, 1)
-    assert not events("sample_excluded")
+    assert not events("sample_masked")
 
 
 def test_rewards_that_are_no_better_the_second_time_are_not_used(
@@ -119,7 +119,7 @@ def test_rewards_that_are_no_better_the_second_time_are_not_used(
     rollout(either, session, function)
     assert function.calls == 2
     assert list(either._logs["extra"]["call"]) == [1] * 8
-    assert [record["reason"] for record in events("sample_excluded")] == ["timeout"]
+    assert [record["reason"] for record in events("sample_masked")] == ["timeout"]
 
 
 def test_half_of_the_samples_may_fail_without_computing_again(
@@ -131,12 +131,12 @@ def test_half_of_the_samples_may_fail_without_computing_again(
     assert function.calls == 1
 
 
-def attached(trainer: Any, session: Any, function: Any) -> SampleExclusion:
-    """Exclusion for a trainer with one function."""
+def attached(trainer: Any, session: Any, function: Any) -> SampleMasking:
+    """MaskingSettings for a trainer with one function."""
     trainer.reward_funcs, trainer.reward_func_names = [function], ["broken"]
     trainer.reward_weights = trainer.reward_weights[:1]
     trainer.reward_processing_classes = [None]
-    return SampleExclusion(trainer, session)
+    return SampleMasking(trainer, session)
 
 
 @pytest.mark.parametrize(
@@ -156,11 +156,11 @@ def test_ten_rollouts_in_a_row_without_one_valid_reward_end_the_run(
     either: Any, session: Any, broken: Any, returned: str, valid_before: int
 ) -> None:
     """Wherever in the run; the function and what it returned are named at the first, and in the error."""
-    session.config = replace(session.config, exclusion=Exclusion(repeat_rewards_above=1))
+    session.config = replace(session.config, masking=MaskingSettings(repeat_rewards_above=1))
     answers = [REWARDS] * valid_before + [broken] * ROLLOUTS_WITHOUT_REWARD
-    exclusion = attached(either, session, lambda **_: answers.pop(0))
+    masking = attached(either, session, lambda **_: answers.pop(0))
     said = f"in step 1 reward function broken returned {returned}"
-    with masked(either, exclusion):
+    with masked(either, masking):
         for _ in range(valid_before):
             either._generate_and_score_completions(INPUTS)
         assert not any("valid reward" in text for text in session.notified)
@@ -175,11 +175,11 @@ def test_ten_rollouts_in_a_row_without_one_valid_reward_end_the_run(
 
 def test_a_valid_reward_begins_the_count_anew(either: Any, session: Any) -> None:
     """Nine and nine end nothing, and neither do rewards that are all 0."""
-    session.config = replace(session.config, exclusion=Exclusion(repeat_rewards_above=1))
+    session.config = replace(session.config, masking=MaskingSettings(repeat_rewards_above=1))
     almost = [[None] * 8] * (ROLLOUTS_WITHOUT_REWARD - 1)
     answers = [*almost, [None] * 7 + [0.0], *almost, *[[0.0] * 8] * (2 * ROLLOUTS_WITHOUT_REWARD)]
-    exclusion = attached(either, session, lambda **_: answers.pop(0))
-    with masked(either, exclusion):
+    masking = attached(either, session, lambda **_: answers.pop(0))
+    with masked(either, masking):
         while answers:
             either._generate_and_score_completions(INPUTS)
 
@@ -187,9 +187,9 @@ def test_a_valid_reward_begins_the_count_anew(either: Any, session: Any) -> None
 def test_evaluations_without_rewards_end_nothing(either: Any, session: Any) -> None:
     """They are counted neither themselves nor as a break in the count."""
     either.model.eval()
-    exclusion = attached(either, session, lambda **_: [None] * 8)
+    masking = attached(either, session, lambda **_: [None] * 8)
     try:
-        with masked(either, exclusion):
+        with masked(either, masking):
             for _ in range(ROLLOUTS_WITHOUT_REWARD + 1):
                 either._generate_and_score_completions(INPUTS)
     finally:
@@ -199,9 +199,9 @@ def test_evaluations_without_rewards_end_nothing(either: Any, session: Any) -> N
 def test_the_trainer_is_as_before_afterwards(either: Any, session: Any) -> None:
     """Functions that the script calls itself are never checked."""
     function = lambda **_: [NAN] * 8
-    exclusion = attached(either, session, function)
+    masking = attached(either, session, function)
     functions = either.reward_funcs
-    with masked(either, exclusion):
+    with masked(either, masking):
         either._generate_and_score_completions(INPUTS)
         assert either.reward_funcs is functions
     assert "_calculate_rewards" not in vars(either)
@@ -218,17 +218,17 @@ def test_an_evaluation_with_one_completion_loses_only_what_failed(
         rollout(either, session, [NAN, *REWARDS[1:]])
     finally:
         either.model.train()
-    (record,) = events("sample_excluded")
+    (record,) = events("sample_masked")
     assert (record["samples"], record["evaluating"]) == ([0], True)
 
 
 def test_many_rollouts_without_samples_are_a_warning(either: Any, session: Any) -> None:
     """One for each series of them."""
-    session.config = replace(session.config, exclusion=Exclusion(repeat_rewards_above=1))
+    session.config = replace(session.config, masking=MaskingSettings(repeat_rewards_above=1))
     empty: list[Any] = [[NAN] * 8]
     answers = [*empty * (EMPTY_ROLLOUTS + 1), REWARDS, *empty * (EMPTY_ROLLOUTS - 1)]
-    exclusion = attached(either, session, lambda **_: answers.pop(0))
-    with masked(either, exclusion):
+    masking = attached(either, session, lambda **_: answers.pop(0))
+    with masked(either, masking):
         while answers:
             either._generate_and_score_completions(INPUTS)
     assert ["nothing is learned" in text for text in session.notified].count(True) == 1
@@ -236,10 +236,10 @@ def test_many_rollouts_without_samples_are_a_warning(either: Any, session: Any) 
 
 def test_a_subclass_that_combines_the_rewards_gets_failures_as_none(either: Any, session: Any) -> None:
     """What it returns is no table of functions, so nobody knows what a failure does to it."""
-    exclusion = attached(either, session, lambda **_: [NAN, math.inf, *REWARDS[2:]])
+    masking = attached(either, session, lambda **_: [NAN, math.inf, *REWARDS[2:]])
     original = either._calculate_rewards
     either._calculate_rewards = lambda *arguments: original(*arguments).sum(1)
-    with masked(either, exclusion):
+    with masked(either, masking):
         found = either._calculate_rewards(INPUTS, [row["prompt"] for row in INPUTS], [""] * 8, [[1]] * 8)
     assert found.isnan().tolist() == [True] * 2 + [False] * 6
 
@@ -259,8 +259,8 @@ def test_other_trainers_are_left_alone(session: Any) -> None:
             return self._calculate_rewards()
 
     trainer = OtherTrainer()
-    exclusion = SampleExclusion(trainer, session)
-    with masked(trainer, exclusion):
+    masking = SampleMasking(trainer, session)
+    with masked(trainer, masking):
         assert trainer._generate_and_score_completions() == "mine"
         assert vars(trainer) == {}
 
@@ -270,7 +270,7 @@ def test_the_ends_of_caps_are_the_reasons_of_exclusions() -> None:
     capped = [end.value for end in EndReason if end is not EndReason.eos]
     assert sorted(capped) == sorted(CAPPED_ENDS)
     assert [MaskingReason(end).value for end in EndReason if end is not EndReason.eos] == capped
-    assert set(Exclusion().masked_ends) <= set(CAPPED_ENDS)
+    assert set(MaskingSettings().masked_ends) <= set(CAPPED_ENDS)
 
 
 @pytest.mark.parametrize("improves", [True, False])
@@ -284,10 +284,10 @@ def test_rewards_that_are_computed_again_draw_the_same_numbers(
         drawn.append(random.random())
         return REWARDS if improves and len(drawn) > 1 else [failed(MaskingReason.timeout)] * 5 + REWARDS[5:]
 
-    exclusion = attached(either, session, noisy)
-    exclusion = SampleExclusion(either, session, generators=(random.getstate, random.setstate))
+    masking = attached(either, session, noisy)
+    masking = SampleMasking(either, session, generators=(random.getstate, random.setstate))
     random.seed(4)
-    with masked(either, exclusion):
+    with masked(either, masking):
         either._generate_and_score_completions(INPUTS)
     later = random.random()
     random.seed(4)

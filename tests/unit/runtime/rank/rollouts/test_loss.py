@@ -1,4 +1,4 @@
-"""The loss and its gradient equal a computation by hand in which excluded samples do not occur.
+"""The loss and its gradient equal a computation by hand in which masked samples do not occur.
 
 By hand: each completion alone through the model, without padding, and the published formula of each `loss_type`.
 """

@@ -13,12 +13,12 @@ from grpo_run.runtime.history.journal import Journal, read_newest
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.rollouts.repeated_masking import (
     EVENT,
-    EarlierExclusions,
+    EarlierMasking,
     completion_checksum,
     read_earlier,
 )
 from grpo_run.runtime.rank.rollouts.reward_outputs import failed
-from grpo_run.runtime.rank.rollouts.sample_masking import SampleExclusion
+from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
 
 TOKENS = [[1, 2], [3, 4], [5, 6]]
 
@@ -36,7 +36,7 @@ def rows(
     *records: dict[str, Any], rollout: int = 6, function: str = "judge", first: int = 3
 ) -> dict[int, MaskingReason]:
     """What fails again in a rank whose samples begin with number 3, in attempt 2."""
-    earlier = EarlierExclusions.of(records, train_call=1, attempt=2)
+    earlier = EarlierMasking.of(records, train_call=1, attempt=2)
     return earlier.rows(rollout, function, first, TOKENS)
 
 
@@ -94,8 +94,8 @@ def test_the_next_attempt_excludes_what_the_last_one_has_excluded(
         journal.attempt = attempt
         session.settings = session.settings.model_copy(update={"attempt": attempt})
         either.reward_funcs = [lambda values=values, **_: list(values)]
-        exclusion = SampleExclusion(either, session, train_call=3, earlier=read_earlier(session, 3))
-        with masked(either, exclusion):
+        masking = SampleMasking(either, session, train_call=3, earlier=read_earlier(session, 3))
+        with masked(either, masking):
             found.append(either._generate_and_score_completions(inputs)["advantages"].tolist())
     assert found[0] == found[1]
     assert found[1][1] == found[1][2] == 0

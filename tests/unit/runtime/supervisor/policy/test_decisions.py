@@ -220,7 +220,7 @@ def test_memory_and_collectives_are_not_the_scripts_exceptions(cause: Cause) -> 
     [
         {"event": "step_committed", "step": 1, "train_call": 1, "time": 1.0},
         {"event": "checkpoint_published", "step": 1, "train_call": 1, "path": "p", "time": 1.0},
-        {"event": "own_training", "time": 1.0},
+        {"event": "trains_without_trainer", "time": 1.0},
     ],
 )
 def test_a_run_with_a_step_or_without_a_trainer_is_started_again(event: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""Generation caps and hygiene, set on the command line for an unmodified script."""
+"""Generation caps and cleanup, set on the command line for an unmodified script."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_garbage_of_one_rank_is_collected_on_the_same_steps_on_all(
 ) -> None:
     """It is freed, its cost is journaled, the weights are unchanged, and no training step has an automatic collection."""
     run = runs(
-        "--hygiene-every", "2", "--nproc-per-node", "2", str(SCRIPTS / "garbage.py"), "--output-dir", "out", "--max-steps", "16",
+        "--cleanup-every", "2", "--nproc-per-node", "2", str(SCRIPTS / "garbage.py"), "--output-dir", "out", "--max-steps", "16",
         "--save-steps", "100", "--step-seconds", "0.2", "--garbage-rank", "1", "--garbage-mib", "128", "--own-choice", "threshold",
     ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
-    cleaned = run.events("hygiene")
+    cleaned = run.events("cleanup")
     steps = [event["step"] for event in cleaned]
     assert steps
     assert {(event["rank"], event["garbage"], event["caches"]) for event in cleaned} == {(0, True, False)}
@@ -74,7 +74,7 @@ def test_garbage_of_one_rank_is_collected_on_the_same_steps_on_all(
         assert (record["enabled"], record["threshold"], record["in_child"]) == (True, [500, 9, 100_000], 500)
         slot = board.read(rank)
         assert slot is not None
-        assert slot.hygiene_runs == len(steps)
+        assert slot.cleanup_runs == len(steps)
     memory = board.rank_memory(1)
     assert memory is not None
     assert memory.freed_bytes > 256 * 2**20
@@ -85,11 +85,11 @@ def test_garbage_of_one_rank_is_collected_on_the_same_steps_on_all(
 def test_a_script_that_disables_collection_keeps_that(runs: Callable[..., Run], tmp_path: Path) -> None:
     """Nothing is collected automatically, in a phase or outside; and without garbage nothing is collected at all."""
     run = runs(
-        "--hygiene-every", "2", "--nproc-per-node", "2", str(SCRIPTS / "garbage.py"), "--output-dir", "out", "--max-steps", "16",
+        "--cleanup-every", "2", "--nproc-per-node", "2", str(SCRIPTS / "garbage.py"), "--output-dir", "out", "--max-steps", "16",
         "--save-steps", "100", "--own-choice", "disable",
     ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
-    assert run.events("hygiene") == []
+    assert run.events("cleanup") == []
     for record in recorded(tmp_path / "out"):
         assert record["enabled"] is False
         assert record["inside"] == 0

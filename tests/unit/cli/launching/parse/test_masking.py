@@ -22,8 +22,8 @@ from grpo_run.runtime.errors import UsageError
 )
 def test_exclusion(at_home: Path, words: Sequence[str], ends: tuple[str, ...], share: float) -> None:
     """Which completions leave the loss, and when rewards are computed once more."""
-    exclusion = parse([*words, "train.py"]).config.exclusion
-    assert (exclusion.masked_ends, exclusion.repeat_rewards_above) == (ends, share)
+    masking = parse([*words, "train.py"]).config.masking
+    assert (masking.masked_ends, masking.repeat_rewards_above) == (ends, share)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_groups_that_two_ranks_share(
         weights.append(digest(folder / "out"))
         excluded = {
             (event["step"], event["reason"], sample)
-            for event in run.events("sample_excluded")
+            for event in run.events("sample_masked")
             for sample in event["samples"]
         }
         counts.append(excluded)

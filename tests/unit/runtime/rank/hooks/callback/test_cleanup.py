@@ -22,25 +22,25 @@ def growing(session: Any) -> None:
             allocated=0, reserved=0, peak_allocated=0, resident=size, anonymous=size, capacity=0
         )
 
-    session.config = replace(session.config, hygiene_every=2)
+    session.config = replace(session.config, cleanup_every=2)
     session.accounting = SimpleNamespace(step_ended=step_ended)
 
 
-def test_hygiene_follows_the_vote_on_it(session: Any, events: Events, reading: Reading) -> None:
+def test_cleanup_follows_the_vote_on_it(session: Any, events: Events, reading: Reading) -> None:
     """Steps 1 to 3 are not looked at, 4 and 5 are compared with 6 and 7, and the vote on step 8 is collected before step 9 ends."""
     growing(session)
     loop = Loop(session)
     loop.begin()
     for _ in range(8):
         loop.step()
-    assert reading().hygiene_runs == 0
+    assert reading().cleanup_runs == 0
     loop.step()
-    (record,) = [record for record in events() if record["event"] == "hygiene"]
+    (record,) = [record for record in events() if record["event"] == "cleanup"]
     assert (record["step"], record["garbage"], record["caches"]) == (9, True, False)
-    assert reading().hygiene_runs == 1
+    assert reading().cleanup_runs == 1
 
 
-def test_there_is_no_hygiene_beside_a_vllm_engine_that_sleeps(session: Any, reading: Reading) -> None:
+def test_there_is_no_cleanup_beside_a_vllm_engine_that_sleeps(session: Any, reading: Reading) -> None:
     """Between two rollouts its memory is not mapped."""
     growing(session)
     loop = Loop(session)
@@ -48,4 +48,4 @@ def test_there_is_no_hygiene_beside_a_vllm_engine_that_sleeps(session: Any, read
     loop.begin()
     for _ in range(12):
         loop.step()
-    assert reading().hygiene_runs == 0
+    assert reading().cleanup_runs == 0
