@@ -30,7 +30,7 @@ test: $(STAMP) system $(EXTENSION)
 test-unit: $(STAMP)
 	$(PYTEST) tests/unit -q -m "not full" $(UNIT_WORKERS)
 
-# All tests and the campaigns, which take hours: prints its plan first. Results of the last run: docs/campaigns.md.
+# All tests and the campaigns, which take hours: prints its plan first. Results of the last run: docs/reference/campaigns.md.
 test-full: $(STAMP) system $(EXTENSION)
 	$(PYTEST) tests -q --campaigns
 

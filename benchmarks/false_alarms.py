@@ -3,7 +3,7 @@
 Simulates the durations of a phase: log-normal or of two lengths, one in a thousand 20 times as long, the
 median doubling over the run. As in a run, each rule learns from the occurrences that it accepted; an
 occurrence that it ended is not learned. Calls the watchdog's own deadline function. `--write` writes the
-tables to docs/benchmarks.md.
+tables to docs/reference/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from parts.deadline_rules import (
 from parts.deadline_simulation import DETECT_AFTER, SHORT_LENGTH, RuleResult, check, simulate
 
 SHORT_RUNS = 1_000
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "reference" / "benchmarks.md"
 BEGIN, END = "<!-- false alarms: begin -->", "<!-- false alarms: end -->"
 
 
@@ -91,7 +91,7 @@ def tables(results: dict[str, dict[tuple[str, float], RuleResult]], short_runs: 
 
 
 def write(lines: list[str], facts: dict[str, Any], seeds: int, short_runs: int) -> None:
-    """Write the tables between the markers in docs/benchmarks.md.
+    """Write the tables between the markers in docs/reference/benchmarks.md.
 
     Raises:
         RuntimeError: the markers are missing.
@@ -119,7 +119,7 @@ def main() -> int:
     parser.add_argument(
         "--short-runs", type=machine.count, default=SHORT_RUNS, help="short runs per cell; default 1000"
     )
-    parser.add_argument("--write", action="store_true", help="write the tables to docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the tables to docs/reference/benchmarks.md")
     options = parser.parse_args()
     console = Console(soft_wrap=True)
     facts = machine.facts()

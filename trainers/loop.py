@@ -11,7 +11,7 @@
 Under `grpo-run launch` the loop resumes after the last finished step with everything in `state` restored in place, all
 ranks vote on each step, and checkpoints are taken and verified as for a Trainer. Under `torchrun` and plain `python` the
 same script yields the same steps; nothing is saved or resumed then. Called by users' scripts, from the main thread of
-every rank. See docs/loops.md.
+every rank. See docs/guide/loops.md.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def log(values: Mapping[str, Any]) -> None:
 
         loop.log({"loss": loss, "reward": rewards.mean()})
 
-    `loss`, `reward`, `completion_length`, `grad_norm`, `learning_rate` (or `lr`) and the other names in `docs/metrics.md` are
+    `loss`, `reward`, `completion_length`, `grad_norm`, `learning_rate` (or `lr`) and the other names in `docs/reference/metrics.md` are
     known, also with `train/` before them. Other entries are ignored, so the dictionary may be the one that a logger
     gets. The numbers of rank 0 are those of the run; each rank's own are on the board. The
     learning guards judge the loss and the reward. Does nothing outside a loop and outside `grpo-run launch`.

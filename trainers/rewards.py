@@ -9,7 +9,7 @@ Under `grpo-run launch`, reward functions can run in worker processes, so that o
 costs its own samples and not the run. After a failure a function is called again with parts of its batch,
 to find the samples that it fails on. Parts would change the rewards of a marked function, so all samples of
 its failed call are masked instead. The mark has no effect elsewhere. The reward service is
-`runtime/rank/rewards/`. See docs/rewards.md.
+`runtime/rank/rewards/`. See docs/guide/rewards.md.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ SHORT = {
     "rollout": "rollout",
 }
 NOT_COMPARED = (
-    "Compared with real runs on a CPU only (docs/planning.md). Figures for a GPU have never been compared with one: kernels,"
+    "Compared with real runs on a CPU only (docs/guide/planning.md). Figures for a GPU have never been compared with one: kernels,"
     " context, workspaces and NCCL are modelled by name."
 )
 

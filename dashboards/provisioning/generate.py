@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2]
 GENERATED: dict[str, Callable[[], str]] = {
     "dashboards/grafana/grpo-run.json": dashboard_text,
     "dashboards/prometheus/alerts.yml": alert_rules,
-    "docs/metrics.md": metrics_page,
+    "docs/reference/metrics.md": metrics_page,
 }
 """Path in the repository, and the function that returns the file's text."""
 

@@ -1,4 +1,4 @@
-"""The page that lists every metric, `docs/metrics.md`, from the catalogue. Written by `generate.py`."""
+"""The page that lists every metric, `docs/reference/metrics.md`, from the catalogue. Written by `generate.py`."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Lifecycle:
 
 
 def diagram() -> str:
-    """Return the table as a Mermaid state diagram, for `docs/lifecycle.md`."""
+    """Return the table as a Mermaid state diagram, for `docs/reference/lifecycle.md`."""
     lines = ["stateDiagram-v2", "    [*] --> starting"]
     lines += [
         f"    {old} --> {new}: {event.value}" for (old, event), new in TRANSITIONS.items() if old is not new

@@ -108,7 +108,7 @@ def test_twenty_of_twenty_with_rotating_phases_and_culprits(
 
 
 def report(rows: list[Row]) -> None:
-    """Print the rows of docs/campaigns.md; the promised latency is one second."""
+    """Print the rows of docs/reference/campaigns.md; the promised latency is one second."""
     places: dict[str, list[Row]] = {"all": rows}
     for row in rows:
         places.setdefault(row.phase, []).append(row)

@@ -1,6 +1,6 @@
 """The ways in which a run can end: exit code, last line, what is on disk, and what the same command does next.
 
-The table in `docs/campaigns.md` is made of `ENDS`; each row is a real run, and the same command started once more.
+The table in `docs/reference/campaigns.md` is made of `ENDS`; each row is a real run, and the same command started once more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from support.runs import SCRIPTS, Run
 from support.whole_runs import PATCHED, kill_all, memory_of
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs" / "campaigns.md"
+PAGE = REPOSITORY / "docs" / "reference" / "campaigns.md"
 DISK_BYTES = 100 << 20
 SMALL_MEMORY_BYTES = 65 << 20
 """Less than a megabyte beyond what stays free in a file system in memory."""

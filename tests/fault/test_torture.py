@@ -68,7 +68,7 @@ def every_call(mode: str, trial: Callable[[Stop], Trace]) -> int:
 
 
 def row(mode: str, what: str, killed: int) -> None:
-    """Print a row for `docs/campaigns.md`."""
+    """Print a row for `docs/reference/campaigns.md`."""
     where = "half-way through each write" if mode == "half" else f"{mode} each call"
     print(
         f"\n| SIGKILL {where} of {what} | {killed} | newest checkpoint verified {killed} of {killed}, no partial checkpoint |"

@@ -172,7 +172,7 @@ def test_each_assumption_is_ranked_first_on_its_own_figure_and_its_arithmetic_ad
 @pytest.mark.full
 def test_the_report_in_the_documentation_is_explained_as_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     """Its command, and the figures of both readings."""
-    text = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "guide" / "planning.md").read_text()
     section = text[text.index("## A report explained") :]
     command = next(line for line in section.splitlines() if line.startswith("grpo-run plan "))
     words = shlex.split(command)[1:]

@@ -1,4 +1,4 @@
-"""docs/step.md shows what a rank does in a step, in the order of a real run."""
+"""docs/internals/step.md shows what a rank does in a step, in the order of a real run."""
 
 from __future__ import annotations
 

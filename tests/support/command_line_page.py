@@ -1,10 +1,10 @@
-"""Write the options of `grpo-run launch` into docs/command-line.md; run by `make generated`."""
+"""Write the options of `grpo-run launch` into docs/reference/command-line.md; run by `make generated`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "command-line.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "command-line.md"
 BEGIN, END = "<!-- generated: launch -->", "<!-- end: launch -->"
 
 

@@ -2,7 +2,7 @@
 
 A cell is a situation and a fault. Its latency runs from the time that the script wrote just before it hung to
 the event of the incident, whose verdict is then on disk. `tests/fault/test_hang_matrix.py` runs the cells;
-`python -m support.hang_matrix ROWS` prints the table for `docs/campaigns.md` from the file that it appends to.
+`python -m support.hang_matrix ROWS` prints the table for `docs/reference/campaigns.md` from the file that it appends to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read the imports between our folders from the sources, and draw them in docs/architecture.md.
+"""Read the imports between our folders from the sources, and draw them in docs/internals/architecture.md.
 
 Used by the tests of the documentation and by `make generated`. Runs no code of the project.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support.imports import FILES, PACKAGES, REPOSITORY, edges
 
-PAGE = REPOSITORY / "docs" / "architecture.md"
+PAGE = REPOSITORY / "docs" / "internals" / "architecture.md"
 Graph = Mapping[str, set[str]]
 
 

@@ -2,7 +2,7 @@
 
 Run with `make mutation`. It works on a copy of the repository, with cosmic-ray from an environment of its own. One
 server imports pytest once and forks a process for each mutant, which makes a mutant cost about a tenth of a cold pytest.
-Prints one row per module and the changed line of every survivor; docs/testing.md has the last result and explains
+Prints one row per module and the changed line of every survivor; docs/internals/testing.md has the last result and explains
 survivors.
 
 With `--sample`, at most that many mutants of each module are run: a random choice, the same every time.

@@ -1,7 +1,7 @@
 """Run healthy runs with oddities and collect their results; the scenarios are in `oddity_scenarios.py`.
 
 `tests/fault/test_healthy_oddities.py` runs them; `python -m support.oddities RESULTS` prints the table for
-`docs/campaigns.md` from the file that it appends to.
+`docs/reference/campaigns.md` from the file that it appends to.
 """
 
 from __future__ import annotations

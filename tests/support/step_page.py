@@ -1,4 +1,4 @@
-"""Write docs/step.md: what a rank does in one step, as recorded in a real run; run by `make generated`."""
+"""Write docs/internals/step.md: what a rank does in one step, as recorded in a real run; run by `make generated`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGE = REPOSITORY / "docs" / "step.md"
+PAGE = REPOSITORY / "docs" / "internals" / "step.md"
 SCRIPT = REPOSITORY / "tests" / "scripts" / "recorded_step.py"
 OPTIONS = ("--snapshot-every", "1", "--generation", "repetition=16")
 BEGIN, END = "<!-- generated: step -->", "<!-- end: step -->"

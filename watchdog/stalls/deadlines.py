@@ -1,7 +1,7 @@
 """Deadlines of phases: learned from the durations that the run has shown, within configured bounds.
 
 For hangs that collectives cannot prove. The formula and its constants were chosen by simulation
-(`benchmarks/false_alarms.py`, docs/benchmarks.md). Called by `overdue.py`. Pure; measures and terminates
+(`benchmarks/false_alarms.py`, docs/reference/benchmarks.md). Called by `overdue.py`. Pure; measures and terminates
 nothing.
 """
 

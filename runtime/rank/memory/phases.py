@@ -51,7 +51,7 @@ class ResidentMemory:
 SHARE_WITH_DEVICE = 0.002
 SHARE_ON_HOST = 0.0005
 """What measuring may take of the time since the first step. A step has 5 to 20 readings. With a device each is estimated to
-take 50 µs, so steps of 0.5 s and more are all measured; without one it takes 30 µs (docs/benchmarks.md), and steps of 50 ms
+take 50 µs, so steps of 0.5 s and more are all measured; without one it takes 30 µs (docs/reference/benchmarks.md), and steps of 50 ms
 cost 0.025 ms on average."""
 SELDOM_NS = 200_000_000
 """How often memory is read at the end of steps whose phases are not measured: cleanup needs it."""

@@ -1,4 +1,4 @@
-"""What a launch does after each of these changes: the table in `docs/checkpoints.md`, row by row, by the code that decides."""
+"""What a launch does after each of these changes: the table in `docs/guide/checkpoints.md`, row by row, by the code that decides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.imported_files import digests
 from grpo_run.runtime.launch.inputs import commit_of
 
-PAGE = Path(__file__).parents[4] / "docs" / "checkpoints.md"
+PAGE = Path(__file__).parents[4] / "docs" / "guide" / "checkpoints.md"
 CONTINUES, SAID = "continues", "continues, and says so"
 ASKED = "refused, names the change; `--accept-change` continues"
 OTHER = "another run, which does not touch the first"

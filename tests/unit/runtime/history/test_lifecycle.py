@@ -21,7 +21,7 @@ from grpo_run.runtime.history.lifecycle import (
     diagram,
 )
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "lifecycle.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "lifecycle.md"
 PATHS: dict[RunState, list[RunEvent]] = {RunState.starting: []}
 """The shortest way to every state that can be reached."""
 _waiting = [RunState.starting]
@@ -146,6 +146,6 @@ def test_the_listener_is_optional() -> None:
 
 
 def test_the_documentation_contains_this_table() -> None:
-    """The diagram in docs/lifecycle.md is the generated one."""
+    """The diagram in docs/reference/lifecycle.md is the generated one."""
     blocks = re.findall(r"```mermaid\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks == [diagram()]

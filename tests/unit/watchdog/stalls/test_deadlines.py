@@ -155,7 +155,7 @@ def test_contradictory_settings_are_rejected(changes: dict[str, float]) -> None:
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
-    """docs/watchdog.md states them, and `launch --help` those that have a flag."""
+    """docs/internals/watchdog.md states them, and `launch --help` those that have a flag."""
     assert (
         DeadlineSettings(
             floor_seconds=60.0,
