@@ -60,7 +60,7 @@ class CheckpointBenchmark:
 
     def reused(self) -> float:
         """Save as a rank does."""
-        from grpo_run.runtime.rank.saving.spare_files import reuse_files
+        from grpo_run.runtime.rank.saving._spare_files import reuse_files
 
         began = time.perf_counter()
         self.slot.begin_snapshot()

@@ -119,7 +119,9 @@ def main() -> int:
     parser.add_argument(
         "--short-runs", type=machine.count, default=SHORT_RUNS, help="short runs per cell; default 1000"
     )
-    parser.add_argument("--write", action="store_true", help="write the tables to docs/reference/benchmarks.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write the tables to docs/reference/benchmarks.md"
+    )
     options = parser.parse_args()
     console = Console(soft_wrap=True)
     facts = machine.facts()

@@ -27,8 +27,8 @@ from transformers import TrainerState
 
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.rank.rewards import host
-from grpo_run.runtime.rank.rewards.failures import FailureLog
-from grpo_run.runtime.rank.rewards.service import MovedFunction, RewardService
+from grpo_run.runtime.rank.rewards._failures import FailureLog
+from grpo_run.runtime.rank.rewards._service import MovedFunction, RewardService
 
 WARM_CALLS = 20
 SHAPES = ((8, 512), (64, 1024))

@@ -1,10 +1,10 @@
 """The table of what each rank publishes as a number, one row per metric. Pure data.
 
-Everything else follows from a row: `runtime/board/slot_layout.py` reserves its place in the slot,
+Everything else follows from a row: `runtime/board/_slot_layout.py` reserves its place in the slot,
 `runtime/rank/step/logged.py` finds it in what a Trainer or a script logs, `dashboards/metrics/catalogue.py`
 exports it as `grpo_rank_<field>`, and `docs/reference/metrics.md` lists it. To add a metric that TRL logs, add a row with
-its name in the log; to show it, add a panel in `dashboards/provisioning/rows.py`. A value that is computed from
-several (goodput) has a reader in `dashboards/metrics/readings.py` instead.
+its name in the log; to show it, add a panel in `dashboards/provisioning/_rows.py`. A value that is computed from
+several (goodput) has a reader in `dashboards/metrics/_readings.py` instead.
 """
 
 from __future__ import annotations

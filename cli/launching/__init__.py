@@ -2,7 +2,7 @@
 code.
 
 `command.py` turns the words of a command into a `LaunchCommand`; `options.py` declares the options and their
-help, `values.py` checks single values, `identity.py` finds the run. `supervise.py` connects the parts of a
-run in order: `ranks.py` is what starts them, `staging.py` the memory of snapshots, `stop_signals.py` what
+help, `_values.py` checks single values, `identity.py` finds the run. `supervise.py` connects the parts of a
+run in order: `_ranks.py` is what starts them, `staging.py` the memory of snapshots, `stop_signals.py` what
 signals do, and `on_end.py` runs after the end. Called by `cli/launch.py`. Decides nothing about the run.
 """

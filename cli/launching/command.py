@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-from grpo_run.cli.launching import values
+from grpo_run.cli.launching import _values as values
+from grpo_run.cli.launching._values import parse_memory_plan
 from grpo_run.cli.launching.identity import check_resume_from, locate
 from grpo_run.cli.launching.options import OptionWords, build_parser
-from grpo_run.cli.launching.values import parse_memory_plan
 from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.config import Budget, RunConfig

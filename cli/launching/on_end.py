@@ -5,7 +5,7 @@
 The command gets the outcome of the run as a JSON object on its standard input, after every end: finished,
 stopped, failed, and a failure of grpo-run itself. It has a minute, and its failure is a warning: the exit
 code is decided before. The exporter runs until a regular scraper has read how the run ended; how long is
-decided in `dashboards/metrics/collector.py`. Called by `supervise.py` and `cli/launch.py`.
+decided in `dashboards/metrics/_collector.py`. Called by `supervise.py` and `cli/launch.py`.
 """
 
 from __future__ import annotations

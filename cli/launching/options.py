@@ -3,9 +3,9 @@ words.
 
 `-h` shows the most used options, `--help` all of them: ours by group, exit codes, examples, then torchrun's.
 torchrun's are declared again so that help and a wrong option are answered without importing torch; a contract
-test compares them with torch's own parser, and `ranks.py` adds what a newer torch has. Options come before
+test compares them with torch's own parser, and `_ranks.py` adds what a newer torch has. Options come before
 the script; every word after it belongs to the script, even if it looks like an option. Used by `command.py`,
-and by the commands that pass options on: `train` and `resume`. Checks no value (`values.py`).
+and by the commands that pass options on: `train` and `resume`. Checks no value (`_values.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from grpo_run.cli.launching.values import HELP as MEMORY_PLAN_HELP
+from grpo_run.cli.launching._values import HELP as MEMORY_PLAN_HELP
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT

@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo_run.cli.launching._ranks import build_agent, own_processes, rank_environment
 from grpo_run.cli.launching.command import LaunchCommand
 from grpo_run.cli.launching.identity import ChangedFiles
 from grpo_run.cli.launching.on_end import await_last_scrapes, end_record, leave_at, run_on_end
-from grpo_run.cli.launching.ranks import build_agent, own_processes, rank_environment
 from grpo_run.cli.launching.stop_signals import (
     StoppedWithoutRanks,
     handle_signals,

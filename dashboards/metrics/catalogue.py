@@ -12,31 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_run.dashboards.metrics.memory import HOST_MEMORY_METRICS, MEMORY_METRICS
-from grpo_run.dashboards.metrics.metric import (
-    AWAITED_PHASE,
-    AWAITED_RANK,
-    CAUSE,
-    CULPRIT,
-    END_REASON,
-    GUARD,
-    LAST_ACTION,
-    LAST_CAUSE,
-    MASKING,
-    PHASE,
-    RANK,
-    RANK_STATE,
-    RESTART,
-    REWARD_FAILURE,
-    REWARD_FUNCTION,
-    RUN_ID,
-    RUN_STATE,
-    VERSION,
-    Exporter,
-    Metric,
-    RunObservation,
-)
-from grpo_run.dashboards.metrics.readings import (
+from grpo_run.dashboards.metrics._memory import HOST_MEMORY_METRICS, MEMORY_METRICS
+from grpo_run.dashboards.metrics._readings import (
     awaited_rank_deadline,
     awaited_rank_seconds,
     checkpoint_step,
@@ -63,6 +40,29 @@ from grpo_run.dashboards.metrics.readings import (
     samples_masked,
     script_checkpoint_age,
     snapshot_step,
+)
+from grpo_run.dashboards.metrics.metric import (
+    AWAITED_PHASE,
+    AWAITED_RANK,
+    CAUSE,
+    CULPRIT,
+    END_REASON,
+    GUARD,
+    LAST_ACTION,
+    LAST_CAUSE,
+    MASKING,
+    PHASE,
+    RANK,
+    RANK_STATE,
+    RESTART,
+    REWARD_FAILURE,
+    REWARD_FUNCTION,
+    RUN_ID,
+    RUN_STATE,
+    VERSION,
+    Exporter,
+    Metric,
+    RunObservation,
 )
 from grpo_run.watchdog.rank_metrics import TABLE, RankMetric
 

@@ -22,8 +22,8 @@ import structlog
 from prometheus_client import make_wsgi_app
 from waitress import create_server, wasyncore
 
+from grpo_run.dashboards.metrics._collector import ObservationFailed, RunCollector
 from grpo_run.dashboards.metrics.address import BACKLOG, DEFAULT_ADDRESS, Listener, open_listener
-from grpo_run.dashboards.metrics.collector import ObservationFailed, RunCollector
 from grpo_run.runtime.history.status import RunStatus
 
 METHODS = ("GET", "HEAD")

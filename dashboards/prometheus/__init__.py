@@ -1,1 +1,1 @@
-"""Data only: the generated alert rules and their tests, from `dashboards/provisioning/alerts.py`."""
+"""Data only: the generated alert rules and their tests, from `dashboards/provisioning/_alerts.py`."""

@@ -1,8 +1,8 @@
 """Generators of the Grafana dashboard and the Prometheus alert rules.
 
 Start with `generate.py`, which writes `dashboards/grafana/grpo-run.json` and
-`dashboards/prometheus/alerts.yml`. `alerts.py` holds the alert rules; `grafana.py` assembles the dashboard
-from the rows in `rows.py` and the panel models in `panels.py`; `promql.py` checks every query against the
+`dashboards/prometheus/alerts.yml`. `_alerts.py` holds the alert rules; `_grafana.py` assembles the dashboard
+from the rows in `_rows.py` and the panel models in `_panels.py`; `_promql.py` checks every query against the
 metric catalogue. May import `dashboards/metrics/`, `runtime/` and `watchdog/`. Not used while a run is
 supervised.
 """

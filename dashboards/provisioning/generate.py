@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_run.dashboards.provisioning.alerts import alert_rules
-from grpo_run.dashboards.provisioning.grafana import dashboard_text
-from grpo_run.dashboards.provisioning.metrics_page import metrics_page
+from grpo_run.dashboards.provisioning._alerts import alert_rules
+from grpo_run.dashboards.provisioning._grafana import dashboard_text
+from grpo_run.dashboards.provisioning._metrics_page import metrics_page
 
 FOLDER = Path(__file__).parents[2]
 

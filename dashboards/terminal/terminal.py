@@ -5,7 +5,7 @@ every printed line stays, `PipeSchedule` says when the line is printed (asked tw
 clock is passed in), every event is one line, and no control codes are written. Events go to
 standard error. Output of ranks is passed on byte for byte where it is not a terminal that takes it, as
 under torchrun. A terminal gets lines, with the rank before each, and without tracebacks that end a rank
-(`tracebacks.py`) if it gets all that the ranks print. Made by `cli/launching/supervise.py`; thread-safe.
+(`_tracebacks.py`) if it gets all that the ranks print. Made by `cli/launching/supervise.py`; thread-safe.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from grpo_run.dashboards.terminal.incidents import LABEL_WIDTH, fault_lines, inspection_line, recovered_line
-from grpo_run.dashboards.terminal.progress import LineKind, count, progress_line
-from grpo_run.dashboards.terminal.tracebacks import HeldTracebacks
+from grpo_run.dashboards.terminal._incidents import LABEL_WIDTH, fault_lines, inspection_line, recovered_line
+from grpo_run.dashboards.terminal._progress import LineKind, count, progress_line
+from grpo_run.dashboards.terminal._tracebacks import HeldTracebacks
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.memory_findings import FindingLines
 from grpo_run.runtime.history.recovery import Recovery

@@ -1,6 +1,6 @@
 """The board file of a run: one slot per local rank and the areas behind the slots.
 
-A board has a header (`header.py`) and, for each local rank, a slot, a callback table, an exchange area and
+A board has a header (`_header.py`) and, for each local rank, a slot, a callback table, an exchange area and
 a memory area; `FileLayout` says where they are. The supervisor creates and reads it. Each rank maps it
 and writes its own slot (`slot_writer.py`) and messages (`exchange.py`). It stays readable after a rank's
 death.
@@ -21,9 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_run.runtime.board.collective_log import LOG_BYTES, read_collective_log
-from grpo_run.runtime.board.exchange import CHANNELS, EXCHANGE_BYTES, Exchange, messages_sent
-from grpo_run.runtime.board.header import (
+from grpo_run.runtime.board._header import (
     HEADER_BYTES,
     BoardHeader,
     read_awaited,
@@ -32,15 +30,14 @@ from grpo_run.runtime.board.header import (
     write_disagreement,
     write_header,
 )
-from grpo_run.runtime.board.memory_area import MEMORY_AREA_BYTES, read_memory_area
-from grpo_run.runtime.board.phase_histogram import (
+from grpo_run.runtime.board._phase_histogram import (
     CALLBACKS_BYTES,
     HISTOGRAMS_BYTES,
     read_callback_durations,
     read_callback_name,
     read_phase_histograms,
 )
-from grpo_run.runtime.board.slot_layout import (
+from grpo_run.runtime.board._slot_layout import (
     COLLECTIVE_LOG_AT,
     HISTOGRAMS_AT,
     READING_BYTES,
@@ -50,8 +47,11 @@ from grpo_run.runtime.board.slot_layout import (
     read_slot,
     with_marks,
 )
+from grpo_run.runtime.board._storage import BoardBytes, BoardFile, MappedBoard
+from grpo_run.runtime.board.collective_log import LOG_BYTES, read_collective_log
+from grpo_run.runtime.board.exchange import CHANNELS, EXCHANGE_BYTES, Exchange, messages_sent
+from grpo_run.runtime.board.memory_area import MEMORY_AREA_BYTES, read_memory_area
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.board.storage import BoardBytes, BoardFile, MappedBoard
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import move_directory_away
 from grpo_run.watchdog.deadlocks.collectives import Collective

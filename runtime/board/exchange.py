@@ -26,8 +26,8 @@ import time
 import zlib
 from typing import NamedTuple
 
-from grpo_run.runtime.board.header import read_disagreement
-from grpo_run.runtime.board.storage import BoardBytes, MappedBoard
+from grpo_run.runtime.board._header import read_disagreement
+from grpo_run.runtime.board._storage import BoardBytes, MappedBoard
 
 POLL_SECONDS = 0.001
 """Interval at which a waiter returns where futexes cannot be used."""

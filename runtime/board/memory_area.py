@@ -2,7 +2,7 @@
 
 The last entry is no phase's: it holds the forecast. The areas follow all others. Written by `runtime.rank.memory`, read by
 `board.py`. The header begins with a sequence number that is odd during a write (see `slot_writer.py`). Fields must not
-move, see `slot_layout.py`. Does not measure anything.
+move, see `_slot_layout.py`. Does not measure anything.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import mmap
 import struct
 
-from grpo_run.runtime.board.storage import BoardBytes
+from grpo_run.runtime.board._storage import BoardBytes
 from grpo_run.watchdog.memory.phase_memory import MemoryForecast, PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Phase
 

@@ -15,10 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import NamedTuple
 
-from grpo_run.runtime.board.collective_log import CollectiveLogWriter
-from grpo_run.runtime.board.memory_area import MemoryAreaWriter
-from grpo_run.runtime.board.phase_histogram import CallbackTableWriter, PhaseHistogramWriter
-from grpo_run.runtime.board.slot_layout import (
+from grpo_run.runtime.board._phase_histogram import CallbackTableWriter, PhaseHistogramWriter
+from grpo_run.runtime.board._slot_layout import (
     COLLECTIVE_LOG_AT,
     COLLECTIVES_ISSUED_AT,
     FLOATS_AT,
@@ -46,6 +44,8 @@ from grpo_run.runtime.board.slot_layout import (
     write_floats,
     write_integers,
 )
+from grpo_run.runtime.board.collective_log import CollectiveLogWriter
+from grpo_run.runtime.board.memory_area import MemoryAreaWriter
 from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 

@@ -2,7 +2,7 @@
 
 Transformers resumes silently without an optimizer, a scheduler or random states; this module requires them.
 Called when a run resumes from a checkpoint that it did not write, and by `grpo-run checkpoints`. Does not
-read tensors and does not compare digests; see `file_checks.py` for what is checked in each file.
+read tensors and does not compare digests; see `_file_checks.py` for what is checked in each file.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.checkpoints.compatibility import SavedTensor
-from grpo_run.runtime.checkpoints.file_checks import (
+from grpo_run.runtime.checkpoints._file_checks import (
     DamagedFileError,
     check_distributed_folder,
     check_torch_file,
@@ -23,6 +22,7 @@ from grpo_run.runtime.checkpoints.file_checks import (
     read_safetensors_header,
     read_shard_names,
 )
+from grpo_run.runtime.checkpoints.compatibility import SavedTensor
 
 TRAINER_STATE = "trainer_state.json"
 WEIGHT_STEMS = ("model", "adapter_model")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
-from grpo_run.runtime.history.lost_checkpoints import LostCheckpoints
+from grpo_run.runtime.history._lost_checkpoints import LostCheckpoints
 from grpo_run.runtime.history.memory_findings import MemoryFindings
 from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
 from grpo_run.runtime.history.progress import (

@@ -1,6 +1,6 @@
 """How a run gets on: commits, step times, failure rate, wall time, durations of phases. Pure.
 
-A step is committed when all ranks have voted after its optimizer step. `runtime/rank/saving/cadence.py`
+A step is committed when all ranks have voted after its optimizer step. `runtime/rank/saving/_cadence.py`
 computes the snapshot interval from the failure rate. Called by `history.py` in the order of the journal, and
 by the supervisor at each poll. Times are passed in. Does not know why a step was slow.
 """

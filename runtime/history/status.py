@@ -17,12 +17,12 @@ from typing import Any
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.history._wait_line import WaitLine, find_wait
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.progress import newest_commit
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.summary import summarize
-from grpo_run.runtime.history.wait_line import WaitLine, find_wait
 from grpo_run.runtime.memory.host_last_sample import read_last_sample
 from grpo_run.watchdog.json_values import to_json
 from grpo_run.watchdog.memory.host_sample import HostSample

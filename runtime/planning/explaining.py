@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
+from grpo_run.runtime.planning._trace import Trace, open_trace
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.prediction import Prediction, Predictor
 from grpo_run.runtime.planning.terms import counted
 from grpo_run.runtime.planning.timeline import KINDS, peaks
-from grpo_run.runtime.planning.trace import Trace, open_trace
 
 GENERATED = (2, 4, 6)
 """Generated tokens after which the kept graph is measured; it grows with the square of their number."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_run.runtime.memory.closed_form import peaks as closed_form_peaks
-from grpo_run.runtime.planning.allocator import unused_bytes
+from grpo_run.runtime.planning._allocator import unused_bytes
+from grpo_run.runtime.planning._trace import Trace, open_trace
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import (
     Shape,
@@ -23,7 +24,6 @@ from grpo_run.runtime.planning.model_config import (
 )
 from grpo_run.runtime.planning.terms import Term, counted, sizes_of, terms
 from grpo_run.runtime.planning.timeline import Peak, extrapolate, highest, peaks
-from grpo_run.runtime.planning.trace import Trace, open_trace
 
 
 @dataclass(frozen=True, kw_only=True)

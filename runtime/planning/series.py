@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from grpo_run.runtime.planning._trace import open_trace
 from grpo_run.runtime.planning.prediction import PredictedPhase, Prediction, Predictor
 from grpo_run.runtime.planning.terms import counted
 from grpo_run.runtime.planning.timeline import PHASES, AllocationTimeline, Part, Weigh, peaks_of
-from grpo_run.runtime.planning.trace import open_trace
 
 INSTANTS = 120
 """Instants of a phase; of all that fall into one, the highest is kept."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from grpo_run.runtime.memory.closed_form import Sizes
-from grpo_run.runtime.planning.allocator import rounded
+from grpo_run.runtime.planning._allocator import rounded
 from grpo_run.runtime.planning.job import DTYPE_BYTES, NAMED_OPTIMIZERS, Job
 from grpo_run.runtime.planning.model_config import Shape
 from grpo_run.runtime.planning.timeline import PHASES, Weigh

@@ -1,6 +1,6 @@
 """The allocations of a trace in order, and what follows from them: the peak of each phase and what was alive then.
 
-Written by `tracker.py`, read by `prediction.py` and `allocator.py`. Pure: knows neither torch nor the job.
+Written by `_tracker.py`, read by `prediction.py` and `_allocator.py`. Pure: knows neither torch nor the job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Torch's worker server, which serves the Flight Recorder from C++ threads even while Python is stuck, and
 reports of the rank's threads while Python runs.
 
-Started by the session when `torch.distributed` is imported; `runtime/supervisor/detection/collective_records.py` is its
+Started by the session when `torch.distributed` is imported; `runtime/supervisor/detection/_collective_records.py` is its
 client. The watchdog asks for a report of the threads when the collective records alone would prove a
 deadlock: it says which threads wait in collectives, and which may still act. Does not judge.
 """

@@ -7,8 +7,8 @@
     at the end         every snapshot that is not superseded
 
 Training never waits for the disk. A full disk raises an alert and is retried until it has free space; a disk
-that hangs is reported as a stall. Called by the supervisor at every poll. `drain_policy.py` chooses the snapshot,
-`drain_requests.py` speaks to the drain worker, which writes it, and `drain_requests.py` says what became of it.
+that hangs is reported as a stall. Called by the supervisor at every poll. `_drain_policy.py` chooses the snapshot,
+`_drain_requests.py` speaks to the drain worker, which writes it, and `_drain_requests.py` says what became of it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from collections.abc import Callable
 from typing import Any
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.snapshots.area import StagingArea
-from grpo_run.runtime.snapshots.drain_messages import DrainFailed, DrainPublished, DrainRequest
-from grpo_run.runtime.snapshots.drain_policy import (
+from grpo_run.runtime.snapshots._drain_messages import DrainFailed, DrainPublished, DrainRequest
+from grpo_run.runtime.snapshots._drain_policy import (
     PublishedCheckpoints,
     next_to_drain,
     within_limits,
 )
-from grpo_run.runtime.snapshots.drain_requests import DrainReports, DrainRequests, WriteEvent
-from grpo_run.runtime.snapshots.drain_worker import DrainProcess
+from grpo_run.runtime.snapshots._drain_requests import DrainReports, DrainRequests, WriteEvent
+from grpo_run.runtime.snapshots._drain_worker import DrainProcess
+from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.slot import SnapshotName, StagedSnapshot, StagingSlot
 
 POLL_SECONDS = 0.2

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.snapshots.drain_messages import DrainFailed
+from grpo_run.runtime.snapshots._drain_messages import DrainFailed
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from grpo_run.runtime.snapshots.headroom import FULL_BYTES
 from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot, path_of

@@ -20,9 +20,9 @@ from support.slots import snapshot
 from support.torture import contents, resume, unexpected_files, verified_checkpoints
 from support.whole_runs import PATCHED, kill_all, resumed_at
 
+from grpo_run.runtime.snapshots._drain_messages import DrainFailed, DrainPublished, DrainRequest
+from grpo_run.runtime.snapshots._drain_worker import DISK_RESERVE_BYTES, handle_request
 from grpo_run.runtime.snapshots.area import StagingArea
-from grpo_run.runtime.snapshots.drain_messages import DrainFailed, DrainPublished, DrainRequest
-from grpo_run.runtime.snapshots.drain_worker import DISK_RESERVE_BYTES, handle_request
 from grpo_run.runtime.snapshots.slot import StagingSlot
 
 DISK_BYTES = DISK_RESERVE_BYTES + (24 << 20)

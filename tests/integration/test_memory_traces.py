@@ -12,10 +12,10 @@ import pytest
 from grpo_run.cli.main import main
 from grpo_run.cli.planning import requested_job
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.planning._trace import open_trace
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import load_model_config
 from grpo_run.runtime.planning.prediction import Predictor
-from grpo_run.runtime.planning.trace import open_trace
 from grpo_run.runtime.upstream import memory_names
 
 SHALLOW = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"

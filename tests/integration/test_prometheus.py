@@ -18,7 +18,7 @@ from support.exported_run import ExportedRun
 from support.prometheus import DEADLINE_SECONDS, RULES, eventually, promtool, query, tool, values
 
 from grpo_run.dashboards.metrics.server import MetricsServer, start
-from grpo_run.dashboards.provisioning.grafana import dashboard, queries_of
+from grpo_run.dashboards.provisioning._grafana import dashboard, queries_of
 from grpo_run.watchdog.observation import Phase
 
 

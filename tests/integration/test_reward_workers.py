@@ -19,12 +19,12 @@ from support import memory_cgroups
 from support.memory_cgroups import memory_cgroup
 
 from grpo_run.runtime.history.rewards import FailureKind
+from grpo_run.runtime.rank.rewards import _packing as packing
 from grpo_run.runtime.rank.rewards import host as hosts
-from grpo_run.runtime.rank.rewards import packing
-from grpo_run.runtime.rank.rewards.deadlines import CallClock, Learned
+from grpo_run.runtime.rank.rewards._deadlines import CallClock, Learned
+from grpo_run.runtime.rank.rewards._messages import Reply, Task
+from grpo_run.runtime.rank.rewards._pool import RewardCall, WorkerPool
 from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
-from grpo_run.runtime.rank.rewards.messages import Reply, Task
-from grpo_run.runtime.rank.rewards.pool import RewardCall, WorkerPool
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 PROMPTS = ["a", "bb", "ccc"]

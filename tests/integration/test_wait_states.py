@@ -22,7 +22,7 @@ from support.waiting_programs.registry import (
     UNTIL_SOON,
 )
 
-from grpo_run.runtime.supervisor.detection.wait_looks import LookReader, read_channels
+from grpo_run.runtime.supervisor.detection._wait_looks import LookReader, read_channels
 from grpo_run.watchdog.waits.looks import WaitingThread
 from grpo_run.watchdog.waits.proof import StuckRank, prove_stuck
 

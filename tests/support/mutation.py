@@ -38,7 +38,7 @@ MODULES = {
     "watchdog/deadlocks/positions.py": "tests/unit/watchdog/deadlocks/proof",
     "watchdog/deadlocks/proof.py": "tests/unit/watchdog/deadlocks/proof",
     "watchdog/deadlocks/collectives.py": "tests/unit/watchdog/deadlocks/proof",
-    "watchdog/deadlocks/culprit.py": "tests/unit/watchdog/deadlocks/proof",
+    "watchdog/deadlocks/_culprit.py": "tests/unit/watchdog/deadlocks/proof",
     "watchdog/diagnosis/hangs.py": "tests/unit/watchdog/diagnosis/exits",
     "watchdog/waits/proof.py": "tests/unit/watchdog/waits",
     "watchdog/stalls/step_clock.py": "tests/unit/watchdog/stalls/detection",

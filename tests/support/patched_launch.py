@@ -11,7 +11,8 @@ import sys
 
 if __name__ == "__main__":
     from grpo_run.cli.main import main
-    from grpo_run.runtime.snapshots import drain_requests, drain_scheduler, last_writes
+    from grpo_run.runtime.snapshots import _drain_requests as drain_requests
+    from grpo_run.runtime.snapshots import drain_scheduler, last_writes
     from grpo_run.runtime.supervisor import policy
 
     for name, value in json.loads(os.environ["TEST_DRAINS"]).items():

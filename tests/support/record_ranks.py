@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.supervisor.detection import collective_records
+from grpo_run.runtime.supervisor.detection import _collective_records as collective_records
 from grpo_run.watchdog.deadlocks.collectives import Collective
 from grpo_run.watchdog.deadlocks.positions import THREADS_HANDLER, ThreadReport
 from grpo_run.watchdog.deadlocks.recording import parse_recording

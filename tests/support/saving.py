@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
-from grpo_run.runtime.rank.saving.cadence import Cadence
+from grpo_run.runtime.rank.saving._cadence import Cadence
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.saving.snapshots import Snapshots
 from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents, save_through
-from grpo_run.runtime.snapshots.drain_messages import DrainPublished, DrainRequest
-from grpo_run.runtime.snapshots.drain_worker import handle_request
+from grpo_run.runtime.snapshots._drain_messages import DrainPublished, DrainRequest
+from grpo_run.runtime.snapshots._drain_worker import handle_request
 
 Events = Callable[[], list[dict[str, Any]]]
 

@@ -6,7 +6,7 @@ after the other while the ranks go on.
 
 from __future__ import annotations
 
-from grpo_run.runtime.supervisor.detection.deadlock_detector import Poll
+from grpo_run.runtime.supervisor.detection._deadlock_detector import Poll
 from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.deadlocks.positions import Position, ThreadReport, with_threads, without_other_threads

@@ -11,7 +11,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from grpo_run.runtime.rank.saving.reservation import SaveFlags
+from grpo_run.runtime.rank.saving._reservation import SaveFlags
 from grpo_run.runtime.rank.saving.snapshots import Snapshots
 from grpo_run.runtime.snapshots.slot import StagingSlot
 from support.slots import snapshot

@@ -25,10 +25,10 @@ from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, TrainCall, read_manifest
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
 from grpo_run.runtime.checkpoints.search import directories_of_run, snapshot_directories, step_of
+from grpo_run.runtime.snapshots._drain_messages import DrainPublished, DrainRequest
+from grpo_run.runtime.snapshots._drain_policy import next_to_drain
+from grpo_run.runtime.snapshots._drain_worker import handle_request
 from grpo_run.runtime.snapshots.area import StagingArea
-from grpo_run.runtime.snapshots.drain_messages import DrainPublished, DrainRequest
-from grpo_run.runtime.snapshots.drain_policy import next_to_drain
-from grpo_run.runtime.snapshots.drain_worker import handle_request
 from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
 from grpo_run.runtime.upstream.patches import override_attributes
 from grpo_run.runtime.upstream.process_names import hidden_main
@@ -115,7 +115,7 @@ def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) 
     import torch
     from transformers import set_seed
 
-    from grpo_run.runtime.rank.saving.reservation import SaveFlags
+    from grpo_run.runtime.rank.saving._reservation import SaveFlags
     from grpo_run.runtime.rank.saving.snapshots import Snapshots
 
     trainer = _trainer()

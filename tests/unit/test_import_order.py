@@ -21,6 +21,9 @@ PROCESSES = ("runtime.supervisor", "runtime.rank")
 """What runs in one process only. Neither imports the other, and what both share imports neither."""
 INDEPENDENT = {"watchdog.deadlocks", "watchdog.stalls", "watchdog.waits", "watchdog.evidence"}
 """Rooms that do not import one another: each proves or collects by itself."""
+MAINS = {name for name in FILES if name.endswith(".__main__")}
+PUBLIC_BY_PURPOSE = {name for name in FILES if name.startswith("trainers.recipes.")}
+"""Recipes are read and copied, whoever imports them."""
 PURE_ROOMS: dict[str, set[str]] = {
     "watchdog": {"processes"},
     "watchdog.deadlocks": set(),
@@ -95,9 +98,17 @@ def pure_modules() -> set[str]:
     of_rooms = {
         name
         for folder, others in PURE_ROOMS.items()
-        for name in modules_in(folder) - {f"{folder}.{o}" for o in others}
+        for name in modules_in(folder)
+        if name.rpartition(".")[2].lstrip("_") not in others
     }
-    return of_rooms | {f"{folder}.{name}" for folder, names in DECIDERS.items() for name in names}
+    single = {f"{folder}.{name}" for folder, names in DECIDERS.items() for name in names}
+    return of_rooms | {name if name in FILES else private_name(name) for name in single}
+
+
+def private_name(name: str) -> str:
+    """Return the name of a module as only its room uses it."""
+    folder, _, last = name.rpartition(".")
+    return f"{folder}._{last}"
 
 
 def modules_loaded_with(name: str) -> tuple[set[str], set[str]]:
@@ -172,6 +183,19 @@ def test_what_the_processes_share_imports_neither_and_they_never_import_each_oth
         if process(imported) not in ("", process(name))
     }
     assert wrong == set()
+
+
+def test_a_module_is_private_exactly_if_only_its_room_imports_it() -> None:
+    """A reader of another room need not look at `_name.py`. Modules that a command or a process starts are public."""
+    users: dict[str, set[str]] = {}
+    for name in FILES:
+        for imported in edges(name):
+            users.setdefault(imported, set()).add(room(name))
+    modules = {name for name, file in FILES.items() if file.name != "__init__.py" and room(name) != name}
+    private = {name for name in modules if name.rpartition(".")[2].startswith("_") and name not in MAINS}
+    assert {name for name in private if users.get(name, set()) != {room(name)}} == set()
+    only_inside = {name for name in modules if users.get(name) == {room(name)}}
+    assert only_inside - private - PUBLIC_BY_PURPOSE == set()
 
 
 def test_independent_rooms_do_not_import_one_another() -> None:

@@ -3,7 +3,7 @@
 Called by `runtime.supervisor.detection.deadlock_detector` with observations that have not changed over two
 polls, and by the incident investigation. Uses no clock: a rank that is only late is never proof, and neither
 is a rank that could not be observed or that has a thread which may still act. Does no I/O and finds no cause
-outside collectives. `collectives.py` says which ranks a collective needs, `culprit.py` which rank is at
+outside collectives. `collectives.py` says which ranks a collective needs, `_culprit.py` which rank is at
 fault.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from itertools import combinations
 
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.deadlocks._culprit import find_culprits
 from grpo_run.watchdog.deadlocks.collectives import (
     BACKWARD,
     CONSENSUS_GROUP,
@@ -21,7 +22,6 @@ from grpo_run.watchdog.deadlocks.collectives import (
     needed_members,
     share_group,
 )
-from grpo_run.watchdog.deadlocks.culprit import find_culprits
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock, describe_deadlock, describe_operation
 from grpo_run.watchdog.deadlocks.positions import MIN_TIMEOUT_SECONDS, BlockedThread, ObservedRanks, Position
 

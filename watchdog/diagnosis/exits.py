@@ -14,8 +14,8 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from grpo_run.watchdog.causes import Cause, Origin, origin_of
-from grpo_run.watchdog.diagnosis.out_of_memory import memory_advice, memory_sentence, memory_signature
-from grpo_run.watchdog.diagnosis.place import last_step, phases_of, position_of
+from grpo_run.watchdog.diagnosis._out_of_memory import memory_advice, memory_sentence, memory_signature
+from grpo_run.watchdog.diagnosis._place import last_step, phases_of, position_of
 from grpo_run.watchdog.learning_rules import LearningGuard
 from grpo_run.watchdog.memory.error_patterns import recognize
 from grpo_run.watchdog.memory.shortage import Shortage, shortage_of, shortage_of_bus_error

@@ -1,6 +1,6 @@
 """Find ranks that are in a phase for too long without progress, and those of them to blame.
 
-The last resort, after exits and after proofs. Called by `runtime/supervisor/detection/stall_detector.py`
+The last resort, after exits and after proofs. Called by `runtime/supervisor/detection/_stall_detector.py`
 with what it observed. What could not be read is unknown: never a culprit, and never a reason to act. Pure.
 """
 

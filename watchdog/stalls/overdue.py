@@ -3,7 +3,7 @@
 A phase's clock pauses while another phase is open inside it: a checkpoint of one minute inside a `data`
 phase of milliseconds is not a stall. Two shorter clocks run in every phase: of a rank that does nothing while
 nobody works, and of one whose interpreter is frozen. Called by `detection.py`, and by
-`runtime/supervisor/detection/stall_detector.py` for the rank that others wait for.
+`runtime/supervisor/detection/_stall_detector.py` for the rank that others wait for.
 Does not decide whether the rank is to blame. Pure.
 """
 

@@ -7,7 +7,7 @@ whether weights and optimizer can be resharded.
 For another micro-batch size, for example after a change of the memory plan, the number of ranks stays the
 same. The counter of micro-steps is scaled, and buffered micro-batches are joined and split again by TRL's
 own functions: the rows keep their order, so each optimizer step has the rows that it would have had. Called
-by `state.py`, `trainer_state.py` and `runtime/rank/resuming/fit.py`.
+by `state.py`, `_trainer_state.py` and `runtime/rank/resuming/_fit.py`.
 """
 
 from __future__ import annotations

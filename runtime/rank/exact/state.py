@@ -1,10 +1,10 @@
 """Save and restore what a Hugging Face checkpoint lacks for a bit-exact resume.
 
 `Trainer` saves weights, optimizer, scheduler, random number generators and its own state; TRL adds nothing.
-This package adds, per rank: the micro-step counter and the rollout in use (`trainer_state.py`), the order of the
-epoch (`data_order.py`), values accumulated for the next log line (`trainer_state.py`), a synced reference model
-(`trainer_state.py`), the order in which DDP reduces gradients (`gradient_order.py`), stateful reward
-functions (`trainer_state.py`), the script's callbacks (`callback_state.py`), whether one of them ended the call, and what
+This package adds, per rank: the micro-step counter and the rollout in use (`_trainer_state.py`), the order of the
+epoch (`data_order.py`), values accumulated for the next log line (`_trainer_state.py`), a synced reference model
+(`_trainer_state.py`), the order in which DDP reduces gradients (`gradient_order.py`), stateful reward
+functions (`_trainer_state.py`), the script's callbacks (`callback_state.py`), whether one of them ended the call, and what
 the learning guards have seen.
 
 The guard creates one `ExactState` per `train()` call and calls `begin`, `begin_epoch`, `begin_step` and `end`
@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.rank.exact import data_order, format, trainer_state
+from grpo_run.runtime.rank.exact import _trainer_state as trainer_state
+from grpo_run.runtime.rank.exact import data_order, format
 from grpo_run.runtime.rank.exact.callback_state import CallbackStates
 from grpo_run.runtime.rank.exact.data_order import DataOrder
 from grpo_run.runtime.rank.exact.encoding import Decoder, Encoder

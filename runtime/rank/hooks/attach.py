@@ -16,7 +16,7 @@ import wrapt
 
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.rank.hooks.no_trainer import watch_optimizer_steps, watch_state_saving
+from grpo_run.runtime.rank.hooks._no_trainer import watch_optimizer_steps, watch_state_saving
 from grpo_run.runtime.rank.memory_plan import configuration, deepspeed
 from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings
 from grpo_run.runtime.rank.rollouts import caps_settings as caps

@@ -23,10 +23,10 @@ from typing import Any
 from transformers import TrainerCallback
 
 from grpo_run.runtime.rank.exact.state import ExactState
-from grpo_run.runtime.rank.hooks.callback import GuardCallback, TrainerSource
-from grpo_run.runtime.rank.hooks.phases import mark_callbacks
-from grpo_run.runtime.rank.hooks.resume import RestoredCall, facts_of, skip_training
-from grpo_run.runtime.rank.hooks.rollout_hooks import rollouts_hooked
+from grpo_run.runtime.rank.hooks._callback import GuardCallback, TrainerSource
+from grpo_run.runtime.rank.hooks._phases import mark_callbacks
+from grpo_run.runtime.rank.hooks._resume import RestoredCall, facts_of, skip_training
+from grpo_run.runtime.rank.hooks._rollout_hooks import rollouts_hooked
 from grpo_run.runtime.rank.learning import LearningGuards, StepReader, read_steps
 from grpo_run.runtime.rank.memory_plan.facts import publish_facts
 from grpo_run.runtime.rank.resuming import request

@@ -26,11 +26,11 @@ from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.rank.exact.gradient_order import GradientOrder, needs_gradient_order
 from grpo_run.runtime.rank.learning import LearningGuards
-from grpo_run.runtime.rank.loops import rank_state
+from grpo_run.runtime.rank.loops import _rank_state as rank_state
+from grpo_run.runtime.rank.loops._optimizers import OptimizerSteps
+from grpo_run.runtime.rank.loops._rank_state import LoadedRankState, Randomness
+from grpo_run.runtime.rank.loops._state import LoopState
 from grpo_run.runtime.rank.loops.data_position import DataPosition
-from grpo_run.runtime.rank.loops.optimizers import OptimizerSteps
-from grpo_run.runtime.rank.loops.rank_state import LoadedRankState, Randomness
-from grpo_run.runtime.rank.loops.state import LoopState
 from grpo_run.runtime.rank.memory_plan.settings import warn_of_no_effect
 from grpo_run.runtime.rank.resuming.request import ResumeChoice, output_directory
 from grpo_run.runtime.rank.saving.contents import CheckpointContents

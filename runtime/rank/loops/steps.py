@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 from typing_extensions import Self
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.rank.loops._optimizers import OptimizerSteps
 from grpo_run.runtime.rank.loops.data_position import DataPosition
-from grpo_run.runtime.rank.loops.optimizers import OptimizerSteps
 from grpo_run.runtime.rank.loops.run import SupervisedLoop
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from grpo_run.runtime.memory.facts import MemoryFacts, ModelFacts, split_refusals
 from grpo_run.runtime.memory.files import write_facts
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.rank.memory_plan.computation import computation_of
+from grpo_run.runtime.rank.memory_plan._computation import computation_of
 from grpo_run.runtime.rank.memory_plan.settings import TrainerKind, kind_of, record_of, set_later, settings_of
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names

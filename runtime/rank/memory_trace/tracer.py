@@ -4,7 +4,7 @@ Made by the session under `--memory-trace`, before the script runs, with `trace_
 `runtime/rank/step/events.py` calls `step_ended` after the steps of a Trainer or loop; in a script with
 neither, each optimizer step counts as one. Most steps cost one census. Only if tensors of several steps stay
 alive, where such tensors are made is recorded in the next steps, and then their holder is looked for.
-Everything is held weakly. Decides with `growth.py` and `padding.py`; changes nothing.
+Everything is held weakly. Decides with `_growth.py` and `_padding.py`; changes nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 import wrapt
 
 from grpo_run.runtime.history.memory_findings import NOTICE
-from grpo_run.runtime.rank.memory_trace import finding, growth
-from grpo_run.runtime.rank.memory_trace.allocator_history import AllocatorHistory
-from grpo_run.runtime.rank.memory_trace.census import (
+from grpo_run.runtime.rank.memory_trace import _finding as finding
+from grpo_run.runtime.rank.memory_trace import _growth as growth
+from grpo_run.runtime.rank.memory_trace._census import (
     Census,
     Group,
     Ledger,
@@ -32,20 +32,21 @@ from grpo_run.runtime.rank.memory_trace.census import (
     take_census,
     tensor_types,
 )
-from grpo_run.runtime.rank.memory_trace.cycles import (
+from grpo_run.runtime.rank.memory_trace._cycles import (
     CollectedTensors,
     Cycle,
     collections_postponed,
     find_cycle,
 )
-from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
-from grpo_run.runtime.rank.memory_trace.growth import Gain, HolderSizes, LongerTensors, Made
-from grpo_run.runtime.rank.memory_trace.holders import Holder, find_holder
-from grpo_run.runtime.rank.memory_trace.kept_exceptions import KeptExceptions
-from grpo_run.runtime.rank.memory_trace.names import name_of
-from grpo_run.runtime.rank.memory_trace.padding import PaddingWatch
-from grpo_run.runtime.rank.memory_trace.referrers import running_locals
-from grpo_run.runtime.rank.memory_trace.sites import SiteRecorder
+from grpo_run.runtime.rank.memory_trace._finding import TraceFinding
+from grpo_run.runtime.rank.memory_trace._growth import Gain, HolderSizes, LongerTensors, Made
+from grpo_run.runtime.rank.memory_trace._holders import Holder, find_holder
+from grpo_run.runtime.rank.memory_trace._kept_exceptions import KeptExceptions
+from grpo_run.runtime.rank.memory_trace._names import name_of
+from grpo_run.runtime.rank.memory_trace._padding import PaddingWatch
+from grpo_run.runtime.rank.memory_trace._referrers import running_locals
+from grpo_run.runtime.rank.memory_trace._sites import SiteRecorder
+from grpo_run.runtime.rank.memory_trace.allocator_history import AllocatorHistory
 
 Suspicion = tuple[Group, str]
 """Tensors that may be kept, and what is suspected."""

@@ -34,7 +34,7 @@ from grpo_run.runtime.checkpoints.search import (
     step_of,
 )
 from grpo_run.runtime.errors import CheckpointError, ConfigError, UsageError
-from grpo_run.runtime.rank.resuming.fit import (
+from grpo_run.runtime.rank.resuming._fit import (
     check_model,
     check_world_size,
     exact_resharding_problem,

@@ -1,6 +1,6 @@
 """The arguments of one reward call by sample, split for workers and joined, and the `whole_batch` mark.
 
-`RewardBatch` gives parts of a call's arguments to a worker and puts the results together; `service.py` uses it.
+`RewardBatch` gives parts of a call's arguments to a worker and puts the results together; `_service.py` uses it.
 `whole_batch` marks a reward function that must not be called with a part of a batch; scripts import it from
 `trainers/rewards.py`. Calls no reward function.
 """
@@ -11,8 +11,8 @@ import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from grpo_run.runtime.rank.rewards.messages import Reply
-from grpo_run.runtime.rank.rewards.worker import NOT_COLUMNS, RECORDED
+from grpo_run.runtime.rank.rewards._messages import Reply
+from grpo_run.runtime.rank.rewards._worker import NOT_COLUMNS, RECORDED
 
 
 class RewardBatch:

@@ -1,7 +1,7 @@
 """States of the global random generators of Python, NumPy and torch, sent to a worker and back.
 
 A reward function in a worker thus draws what it would have drawn in the rank, and the rank's next draws are those after it.
-Called by `service.py` in the rank and by `worker.py`. Generators that are not loaded here are left alone.
+Called by `_service.py` in the rank and by `_worker.py`. Generators that are not loaded here are left alone.
 """
 
 from __future__ import annotations

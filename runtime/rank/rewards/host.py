@@ -2,7 +2,7 @@
 
 The host is forked from the rank before its script runs, while the rank has no threads and has not opened an
 accelerator; it shares the memory of the preloaded modules. `start` is called by
-`runtime/rank/bootstrap.py`; `WorkerHost` is the rank's side, used by `pool.py`. The host dies with the rank.
+`runtime/rank/bootstrap.py`; `WorkerHost` is the rank's side, used by `_pool.py`. The host dies with the rank.
 
 The host forks a keeper for each worker when the rank asks for one. As a subreaper the keeper adopts every
 process that descends from its worker and loses its parent, also one in a session of its own. At the end it
@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from grpo_run.runtime.processes.starting import die_with_parent
-from grpo_run.runtime.rank.rewards.messages import receive_frame, send_frame
-from grpo_run.runtime.rank.rewards.worker import work
+from grpo_run.runtime.rank.rewards._messages import receive_frame, send_frame
+from grpo_run.runtime.rank.rewards._worker import work
 from grpo_run.watchdog.processes import list_processes, read_stat
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -304,7 +304,7 @@ def _prepare(surroundings: WorkerEnvironment) -> None:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     if surroundings.has_process_group:
-        from grpo_run.runtime.rank.rewards import process_group
+        from grpo_run.runtime.rank.rewards import _process_group as process_group
 
         process_group.install()
 

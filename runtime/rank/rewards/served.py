@@ -22,10 +22,10 @@ from typing import Any
 from grpo_run.runtime.history.rewards import ALL, FailureKind, MovedReward
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.rewards import host
-from grpo_run.runtime.rank.rewards.failures import FailureLog, Sample
-from grpo_run.runtime.rank.rewards.messages import Failure
-from grpo_run.runtime.rank.rewards.pool import memory_limit_bytes
-from grpo_run.runtime.rank.rewards.service import MovedFunction, RewardService
+from grpo_run.runtime.rank.rewards._failures import FailureLog, Sample
+from grpo_run.runtime.rank.rewards._messages import Failure
+from grpo_run.runtime.rank.rewards._pool import memory_limit_bytes
+from grpo_run.runtime.rank.rewards._service import MovedFunction, RewardService
 from grpo_run.runtime.rank.rollouts.reward_outputs import failed
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.headroom import least_headroom

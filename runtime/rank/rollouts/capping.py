@@ -1,6 +1,6 @@
 """Cap the generation of one GRPO or RLOO trainer, and report why its completions ended.
 
-`capping_of` makes it for a `train()` call, whose `runtime/rank/hooks/rollout_hooks.py` puts its handlers around
+`capping_of` makes it for a `train()` call, whose `runtime/rank/hooks/_rollout_hooks.py` puts its handlers around
 two methods of the trainer: `_generate` begins a rollout, and what `_generate_single_turn` returns is cut where
 a cap ended a completion. `apply` is the same for a script without `grpo-run launch` (`trainers/caps.py`). The trainer itself builds ids, mask and lengths from it, before rewards and log-probabilities
 are computed. Without a cap the trainer stays as it is.
@@ -27,6 +27,8 @@ from typing import Any
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.rank.rollouts import generate_calls
+from grpo_run.runtime.rank.rollouts._prompts import check_prompts
+from grpo_run.runtime.rank.rollouts._rollout import CAPPED, CappedRollout, Cut
 from grpo_run.runtime.rank.rollouts.caps_settings import APPLIED, CapSettings, settings_of
 from grpo_run.runtime.rank.rollouts.criteria import CapCriteria, Repetition
 from grpo_run.runtime.rank.rollouts.deadline import (
@@ -36,8 +38,6 @@ from grpo_run.runtime.rank.rollouts.deadline import (
     RolloutKey,
     read_decisions,
 )
-from grpo_run.runtime.rank.rollouts.prompts import check_prompts
-from grpo_run.runtime.rank.rollouts.rollout import CAPPED, CappedRollout, Cut
 from grpo_run.runtime.rank.session import Session, current
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes, wrapped_methods

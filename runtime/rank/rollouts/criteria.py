@@ -21,8 +21,8 @@ import torch
 from transformers import StoppingCriteria
 
 from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.rank.rollouts._rollout import Cut
 from grpo_run.runtime.rank.rollouts.caps_settings import DEFAULT_WINDOW, MIN_WINDOW
-from grpo_run.runtime.rank.rollouts.rollout import Cut
 from grpo_run.watchdog.observation import EndReason
 
 MAX_PERIOD = 256

@@ -1,6 +1,6 @@
 """A time limit for one rollout or generation loop, and the record of what it did to each rollout.
 
-`Deadline` is used by `rollout.py` and by hand-written generation loops. It is the time of this rank alone:
+`Deadline` is used by `_rollout.py` and by hand-written generation loops. It is the time of this rank alone:
 a loop with collectives ends on all ranks together only through `trainers/consensus.py`, or through
 generation that all ranks leave together. Interrupts nothing.
 

@@ -9,7 +9,7 @@ rank, so the next attempt begins with them and repeats the decisions of rollouts
 
 The limit is the memory of the GPU, or a simulated one: the injected fault with `tokens=N` runs out of
 memory above so many tokens, so the forecast takes a token for 1 MiB. The prediction itself is
-`forecast_fit.py`.
+`_forecast_fit.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from grpo_run.runtime.memory.files import (
 )
 from grpo_run.runtime.rank.memory.device import DeviceMemory
 from grpo_run.runtime.rank.memory_plan.facts import collect_facts
-from grpo_run.runtime.rank.rollouts.forecast_fit import (
+from grpo_run.runtime.rank.rollouts._forecast_fit import (
     Agreement,
     ForecastNeed,
     Needed,

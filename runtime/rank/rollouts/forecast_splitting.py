@@ -7,7 +7,7 @@ pieces are weighted so that their sum is the loss of the whole: by the share of 
 mean over rows, by 1 where it is a sum over tokens divided by a number of the whole rollout. All passes but
 the last are differentiated at once, without communication; the caller differentiates the last one.
 
-`runtime/rank/hooks/rollout_hooks.py` puts its methods around the trainer's, outside the phases of generation.
+`runtime/rank/hooks/_rollout_hooks.py` puts its methods around the trainer's, outside the phases of generation.
 Evaluation is left alone, and without forecasts the trainer stays as it is.
 """
 
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from grpo_run.runtime.rank.rollouts._forecast_fit import rows_of_pieces
 from grpo_run.runtime.rank.rollouts.forecast import Forecasts, GeneratedRollout
-from grpo_run.runtime.rank.rollouts.forecast_fit import rows_of_pieces
 from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.runtime.upstream import trainer_names, training_passes
 

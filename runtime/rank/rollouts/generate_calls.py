@@ -21,8 +21,8 @@ import torch
 from transformers import GenerationMixin, StoppingCriteriaList
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.rank.rollouts._rollout import Cut
 from grpo_run.runtime.rank.rollouts.criteria import CapCriteria
-from grpo_run.runtime.rank.rollouts.rollout import Cut
 
 ROWS = frozenset({"inputs", "input_ids", "attention_mask", "token_type_ids", "position_ids"})
 """Tensors with one row for each prompt. Any other, as images have, makes a call that is not divided."""

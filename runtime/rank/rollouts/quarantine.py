@@ -1,6 +1,6 @@
 """Replace quarantined prompts in the rollouts of a GRPO or RLOO trainer.
 
-`runtime/rank/hooks/rollout_hooks.py` puts `replace_prompts` around each rollout. The sampler's order is not
+`runtime/rank/hooks/_rollout_hooks.py` puts `replace_prompts` around each rollout. The sampler's order is not
 touched: a quarantined prompt keeps its place, and its rows are replaced before generation. Every rank
 replaces the prompts of the same list, so the rows of a group leave together; `sample_masking.py` leaves
 them out of baseline and loss. `replaced_rows` chooses the rows, and is pure. Which prompts are quarantined

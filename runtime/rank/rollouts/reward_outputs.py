@@ -3,7 +3,7 @@
 A failure is a `Failed`, which is minus infinity to TRL, so that it survives TRL's conversion to a tensor and its gather over
 the ranks; `None` keeps TRL's meaning. Called by `sample_masking.py` around every function; code that calls a
 function on its own, for example in another process, returns `failed(reason)`. Does not decide what becomes of
-the sample (`masking_selection.py`).
+the sample (`_masking_selection.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Mask samples of a GRPO or RLOO trainer: leave them out of baseline, advantages and loss.
 
-`runtime/rank/hooks/rollout_hooks.py` puts `mask_samples` around TRL's scoring of a rollout, inside its phase,
+`runtime/rank/hooks/_rollout_hooks.py` puts `mask_samples` around TRL's scoring of a rollout, inside its phase,
 and `choose_samples` around the computation of its rewards, outside that phase: rewards that are computed
 again count as a phase of their own in the vote's fingerprint. TRL computes baselines and advantages and leaves out a row of its table of rewards in which every column is NaN, so a masked sample
 becomes such a row. TRL gathers the table over the ranks, so every rank finds the same, and nothing is sent
@@ -14,7 +14,7 @@ cispo, vespo and bnpo divide by tokens that count, the others by rows.
 
 What TRL logs of the rollout is corrected. Results of reward functions are checked while TRL computes
 rewards, and those of reward models in the gathered table. Which samples are masked is decided in
-`masking_selection.py`.
+`_masking_selection.py`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import torch
 from grpo_run.runtime.errors import RewardError
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.memory_plan.settings import record_of
-from grpo_run.runtime.rank.rollouts.masking_report import MaskingReporter, OwnSample
-from grpo_run.runtime.rank.rollouts.masking_selection import MaskingKind, Selection, select
+from grpo_run.runtime.rank.rollouts._masking_report import MaskingReporter, OwnSample
+from grpo_run.runtime.rank.rollouts._masking_selection import MaskingKind, Selection, select
 from grpo_run.runtime.rank.rollouts.repeated_masking import (
     EarlierMasking,
     FailedReward,

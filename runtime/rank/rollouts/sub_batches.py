@@ -1,6 +1,6 @@
 """Generate the rollouts of one trainer in parts, as the memory plan requires.
 
-`runtime/rank/hooks/rollout_hooks.py` puts the handler around each turn of generation, inside the caps. Every
+`runtime/rank/hooks/_rollout_hooks.py` puts the handler around each turn of generation, inside the caps. Every
 rank makes as many calls of `generate` as every other: where parameters are sharded, each call gathers them
 on all ranks, so turns with tools, which not every rank has, are not divided there. Does not divide what vLLM
 or a script's own function generates.

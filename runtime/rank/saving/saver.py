@@ -1,11 +1,11 @@
 """Make a call's checkpoints complete and verified, most of them without waiting for a disk.
 
     in memory   the usual way: a snapshot (`snapshots.py`) that the supervisor makes durable
-    directly    where memory is not possible (`direct.py`): several nodes, no memory, or a script that
+    directly    where memory is not possible (`_direct.py`): several nodes, no memory, or a script that
                 reads the checkpoint during the save
 
 What is written is for `contents.py` to say. Non-finite weights are never saved. Between the script's own
-checkpoints, the saver takes snapshots when `cadence.py` says that one is due, at a stop, for the user, and
+checkpoints, the saver takes snapshots when `_cadence.py` says that one is due, at a stop, for the user, and
 at the last step. The script does not notice them: they lie in a folder of their own, and its callbacks are
 not called. Created for each `train()` call (`runtime/rank/hooks/train_call.py`) and for each loop
 (`runtime/rank/loops/run.py`).
@@ -24,10 +24,10 @@ import torch
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.checkpoints.search import name_of, snapshot_directory
 from grpo_run.runtime.errors import CheckpointError, Stopped
-from grpo_run.runtime.rank.saving.cadence import Cadence
+from grpo_run.runtime.rank.saving._cadence import Cadence
+from grpo_run.runtime.rank.saving._direct import DirectSaves
+from grpo_run.runtime.rank.saving._reservation import SaveFlags, Written
 from grpo_run.runtime.rank.saving.contents import CheckpointContents, SaveMode
-from grpo_run.runtime.rank.saving.direct import DirectSaves
-from grpo_run.runtime.rank.saving.reservation import SaveFlags, Written
 from grpo_run.runtime.rank.saving.snapshots import Snapshots
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.vote import Flags

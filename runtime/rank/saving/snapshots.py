@@ -1,7 +1,7 @@
 """Take snapshots: copies of a checkpoint in memory, so that training does not wait for a disk.
 
 The checkpoint is written as usual, but into a slot of the staging area, over the files of an earlier snapshot
-(`spare_files.py`). A snapshot costs two all-reduces:
+(`_spare_files.py`). A snapshot costs two all-reduces:
 
     reserve   rank 0 chooses, locks and empties a slot; all ranks agree on it and on their `SaveFlags`
     write     each rank writes its part; all ranks agree whether every part is complete
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import NoHeadroomError
-from grpo_run.runtime.rank.saving.reservation import (
+from grpo_run.runtime.rank.saving._reservation import (
     POLL_SECONDS,
     SLICE_SECONDS,
     WAIT_SECONDS,
@@ -30,7 +30,7 @@ from grpo_run.runtime.rank.saving.reservation import (
     SaveFlags,
     Written,
 )
-from grpo_run.runtime.rank.saving.spare_files import allocate, reuse_files
+from grpo_run.runtime.rank.saving._spare_files import allocate, reuse_files
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.headroom import is_full

@@ -1,12 +1,12 @@
 """What a rank does at each event of an optimizer step, in order: one straight-line method per event.
 
-`runtime/rank/hooks/callback.py` calls `StepEvents` at the events of a Trainer, and `runtime/rank/loops/run.py`
+`runtime/rank/hooks/_callback.py` calls `StepEvents` at the events of a Trainer, and `runtime/rank/loops/run.py`
 at those of a hand-written loop. After a step all ranks vote on it, and act on the result of the vote before:
 a stop, a save, a snapshot, memory cleanup. `docs/internals/step.md` lists the calls of a real step in their
 order; it is generated from a recording of this module.
 
 Does not know what a Trainer or a loop is: `StepSource` is what they contribute. The methods of a trainer
-that are wrapped within a step are listed in `runtime/rank/hooks/rollout_hooks.py`.
+that are wrapped within a step are listed in `runtime/rank/hooks/_rollout_hooks.py`.
 """
 
 from __future__ import annotations

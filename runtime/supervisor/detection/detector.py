@@ -1,9 +1,9 @@
 """The hang detector: scans the local ranks and reports a proved deadlock, a stuck rank or a missed deadline.
 
     every scan     five per second: has any slot changed? Shared memory only; more often when `due_at` says so
-    deadlocks      `deadlock_detector.py`, while ranks stand still in collectives
-    waits          `wait_detector.py`, while every rank stands still for seconds
-    stalls         `stall_detector.py`, once per second
+    deadlocks      `_deadlock_detector.py`, while ranks stand still in collectives
+    waits          `_wait_detector.py`, while every rank stands still for seconds
+    stalls         `_stall_detector.py`, once per second
     exit hangs     `exit_hangs.py`, once every script has run its last line
 
 Called by the supervisor. Every decision is a pure function of what was read; this file composes the detectors
@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable, Mapping
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.supervisor.detection.collective_records import CollectiveRecords
-from grpo_run.runtime.supervisor.detection.deadlock_detector import DeadlockDetector
+from grpo_run.runtime.supervisor.detection._collective_records import CollectiveRecords
+from grpo_run.runtime.supervisor.detection._deadlock_detector import DeadlockDetector
+from grpo_run.runtime.supervisor.detection._local_ranks import LocalRanks, PhaseDurations, SlotMovement
+from grpo_run.runtime.supervisor.detection._stall_detector import StallDetector
+from grpo_run.runtime.supervisor.detection._wait_detector import WaitDetector
 from grpo_run.runtime.supervisor.detection.exit_hangs import ExitHangDetector, Observe
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks, PhaseDurations, SlotMovement
-from grpo_run.runtime.supervisor.detection.stall_detector import StallDetector
-from grpo_run.runtime.supervisor.detection.wait_detector import WaitDetector
 from grpo_run.watchdog.deadlocks.positions import Position
 from grpo_run.watchdog.observation import Slot, all_done
 from grpo_run.watchdog.stalls.awaited import AwaitedRank

@@ -16,7 +16,7 @@ from enum import Enum
 
 from grpo_run.runtime.memory.facts import MemoryFacts, split_differences, split_refusals
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory.prediction import (
+from grpo_run.runtime.supervisor.memory._prediction import (
     DeviceFigures,
     PeakPrediction,
     Traces,

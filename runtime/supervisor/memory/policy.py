@@ -18,6 +18,14 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action, Decision
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.supervisor.memory._prediction import (
+    GPU_BYTES,
+    DeviceFigures,
+    PeakPrediction,
+    divisor,
+    micro_batch_rows,
+    vllm_share,
+)
 from grpo_run.runtime.supervisor.memory.fallback_steps import (
     Exhausted,
     FallbackStep,
@@ -27,14 +35,6 @@ from grpo_run.runtime.supervisor.memory.fallback_steps import (
     next_change,
     no_traces,
     proposals,
-)
-from grpo_run.runtime.supervisor.memory.prediction import (
-    GPU_BYTES,
-    DeviceFigures,
-    PeakPrediction,
-    divisor,
-    micro_batch_rows,
-    vllm_share,
 )
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource

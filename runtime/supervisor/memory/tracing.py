@@ -29,7 +29,7 @@ from grpo_run.runtime.memory.files import (
 )
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
-from grpo_run.runtime.supervisor.memory.prediction import Traces, sizes_of
+from grpo_run.runtime.supervisor.memory._prediction import Traces, sizes_of
 from grpo_run.watchdog.memory.shortage import MemoryPhase
 
 TRACE_SECONDS = 20.0

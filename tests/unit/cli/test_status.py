@@ -195,9 +195,7 @@ def test_excluded_samples_are_counted_by_reason(run: RunDirectory, capsys: Captu
     assert main(["status", "night"]) == 0
     assert "masked" not in capsys.readouterr().out
     journal = Journal(run.journal, "night")
-    journal.write(
-        "sample_masked", rank=1, step=8, function="accuracy", reason="nan", samples=[5, 6], count=2
-    )
+    journal.write("sample_masked", rank=1, step=8, function="accuracy", reason="nan", samples=[5, 6], count=2)
     journal.write("sample_masked", rank=0, step=8, function=None, reason="deadline", samples=[1], count=1)
     journal.write("group_masked", rank=0, step=8, groups=[1], count=1, of=2, steps_without_samples=0)
     journal.close()

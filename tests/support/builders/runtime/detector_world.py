@@ -15,10 +15,10 @@ from grpo_run.runtime.board import collective_log, slot_writer
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.processes import usage as process_usage
 from grpo_run.runtime.processes.usage import ThreadUsage, TreeUsage
-from grpo_run.runtime.supervisor.detection import collective_records
+from grpo_run.runtime.supervisor.detection import _collective_records as collective_records
+from grpo_run.runtime.supervisor.detection._wait_looks import LookReader
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.runtime.supervisor.detection.wait_looks import LookReader
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import THREADS_HANDLER, ThreadReport

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from grpo_run.runtime.snapshots._drain_messages import DrainFailed, DrainPublished, DrainRequest
+from grpo_run.runtime.snapshots._drain_worker import handle_request
 from grpo_run.runtime.snapshots.area import StagingArea
-from grpo_run.runtime.snapshots.drain_messages import DrainFailed, DrainPublished, DrainRequest
-from grpo_run.runtime.snapshots.drain_worker import handle_request
 
 Usage = namedtuple("Usage", "total used free")
 

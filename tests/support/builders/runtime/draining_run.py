@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from grpo_run.runtime.snapshots._drain_messages import DrainFailed, DrainRequest
+from grpo_run.runtime.snapshots._drain_worker import handle_request
 from grpo_run.runtime.snapshots.area import StagingArea
-from grpo_run.runtime.snapshots.drain_messages import DrainFailed, DrainRequest
 from grpo_run.runtime.snapshots.drain_scheduler import POLL_SECONDS, DrainScheduler
-from grpo_run.runtime.snapshots.drain_worker import handle_request
 from grpo_run.runtime.snapshots.slot import StagedSnapshot
 from support.slots import fill, snapshot
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from transformers import TrainerControl, TrainerState
 
-from grpo_run.runtime.rank.hooks.callback import GuardCallback, TrainerSource
+from grpo_run.runtime.rank.hooks._callback import GuardCallback, TrainerSource
 from grpo_run.runtime.rank.learning import LearningGuards
-from grpo_run.runtime.rank.saving.cadence import Cadence
+from grpo_run.runtime.rank.saving._cadence import Cadence
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.step.events import StepEvents
 from grpo_run.runtime.rank.step.step_vote import StepVote, UserRequests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.cli.launching.values import parse_memory_plan
+from grpo_run.cli.launching._values import parse_memory_plan
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.memory.plan import OPTION_NAMES, MemoryPlan
 

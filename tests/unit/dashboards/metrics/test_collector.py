@@ -12,8 +12,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
+from grpo_run.dashboards.metrics._collector import ObservationFailed, RunCollector
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS
-from grpo_run.dashboards.metrics.collector import ObservationFailed, RunCollector
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import RankState
 

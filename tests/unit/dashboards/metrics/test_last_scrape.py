@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.dashboards.metrics.collector import stay_seconds, wait_seconds
+from grpo_run.dashboards.metrics._collector import stay_seconds, wait_seconds
 from grpo_run.dashboards.metrics.server import MetricsServer, start
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_run.dashboards.provisioning.alerts import RULES, alert_rules, check_rules
+from grpo_run.dashboards.provisioning._alerts import RULES, alert_rules, check_rules
 from grpo_run.dashboards.provisioning.generate import FOLDER
 
 

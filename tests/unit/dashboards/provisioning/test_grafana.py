@@ -9,9 +9,9 @@ import pytest
 
 from grpo_run.dashboards.metrics.catalogue import LABELS
 from grpo_run.dashboards.metrics.metric import PHASES, RUN_STATES
-from grpo_run.dashboards.provisioning.grafana import check_dashboard, dashboard, queries_of
-from grpo_run.dashboards.provisioning.promql import unknown_names
-from grpo_run.dashboards.provisioning.rows import PHASE_COLORS, STATE_COLORS, one_hot_number
+from grpo_run.dashboards.provisioning._grafana import check_dashboard, dashboard, queries_of
+from grpo_run.dashboards.provisioning._promql import unknown_names
+from grpo_run.dashboards.provisioning._rows import PHASE_COLORS, STATE_COLORS, one_hot_number
 
 
 @pytest.fixture

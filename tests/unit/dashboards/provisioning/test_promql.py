@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.dashboards.provisioning.promql import unknown_names
+from grpo_run.dashboards.provisioning._promql import unknown_names
 
 LABELS = {
     "grpo_step": frozenset({"run_id"}),

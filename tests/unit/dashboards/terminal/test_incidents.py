@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.dashboards.terminal.incidents import fault_lines
+from grpo_run.dashboards.terminal._incidents import fault_lines
 from grpo_run.runtime.history.history import History
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 
 import pytest
 
-from grpo_run.dashboards.terminal.progress import LineKind
+from grpo_run.dashboards.terminal._progress import LineKind
 from grpo_run.dashboards.terminal.terminal import PipeSchedule
 
 Text = Callable[[float], tuple[LineKind, str, Hashable]]

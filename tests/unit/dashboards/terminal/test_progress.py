@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.dashboards.terminal.progress import LineKind, ProgressLine, count, progress_line
+from grpo_run.dashboards.terminal._progress import LineKind, ProgressLine, count, progress_line
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.progress import StepTimes
 from grpo_run.runtime.history.recovery import Checkpoint, Recovery

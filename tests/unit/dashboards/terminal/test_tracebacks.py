@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo_run.dashboards.terminal.tracebacks import MAX_HELD_LINES, HeldTracebacks
+from grpo_run.dashboards.terminal._tracebacks import MAX_HELD_LINES, HeldTracebacks
 
 START = "Traceback (most recent call last):"
 OWN = [START, '  File "train.py", line 31, in reward', "    raise ValueError(text)", "ValueError: bad"]

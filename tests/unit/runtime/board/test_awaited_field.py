@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from grpo_run.runtime.board._header import AWAITED_FIELD_AT, HEADER_BYTES, MAX_AWAITED_TEXT_BYTES
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.board.header import AWAITED_FIELD_AT, HEADER_BYTES, MAX_AWAITED_TEXT_BYTES
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 

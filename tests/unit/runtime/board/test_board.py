@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from support.collective_entries import add_entry
 
+from grpo_run.runtime.board._header import HEADER_BYTES
+from grpo_run.runtime.board._phase_histogram import CALLBACKS_BYTES
+from grpo_run.runtime.board._slot_layout import SLOT_BYTES
+from grpo_run.runtime.board._storage import BoardFile
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.collective_log import ENTRIES, LOG_BYTES, is_blocked, may_be_in_collective
 from grpo_run.runtime.board.exchange import EXCHANGE_BYTES
-from grpo_run.runtime.board.header import HEADER_BYTES
 from grpo_run.runtime.board.memory_area import MEMORY_AREA_BYTES
-from grpo_run.runtime.board.phase_histogram import CALLBACKS_BYTES
-from grpo_run.runtime.board.slot_layout import SLOT_BYTES
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.board.storage import BoardFile
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.observation import Phase, RankState, Slot

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from grpo_run.runtime.board._header import HEADER_BYTES
+from grpo_run.runtime.board._phase_histogram import CALLBACKS_BYTES, ENTRIES, OTHERS
+from grpo_run.runtime.board._slot_layout import SLOT_BYTES
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.exchange import EXCHANGE_BYTES
-from grpo_run.runtime.board.header import HEADER_BYTES
 from grpo_run.runtime.board.memory_area import MEMORY_AREA_BYTES
-from grpo_run.runtime.board.phase_histogram import CALLBACKS_BYTES, ENTRIES, OTHERS
-from grpo_run.runtime.board.slot_layout import SLOT_BYTES
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.watchdog.observation import Phase
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_run.runtime.board._header import MAX_DISAGREEMENT_TEXT_BYTES
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.exchange import CHANNELS
-from grpo_run.runtime.board.header import MAX_DISAGREEMENT_TEXT_BYTES
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.runtime.board.phase_histogram import (
+from grpo_run.runtime.board._phase_histogram import (
     HISTOGRAMS_BYTES,
     PHASES,
     PhaseHistogramWriter,

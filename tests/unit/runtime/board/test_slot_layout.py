@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+from grpo_run.runtime.board._header import HEADER_BYTES
+from grpo_run.runtime.board._slot_layout import SLOT_BYTES
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.board.header import HEADER_BYTES
-from grpo_run.runtime.board.slot_layout import SLOT_BYTES
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 

@@ -14,9 +14,9 @@ import pytest
 
 from grpo_run.runtime.board import board as reading_module
 from grpo_run.runtime.board import slot_writer
+from grpo_run.runtime.board._header import HEADER_BYTES
+from grpo_run.runtime.board._slot_layout import SLOT_BYTES
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.board.header import HEADER_BYTES
-from grpo_run.runtime.board.slot_layout import SLOT_BYTES
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.watchdog.observation import Slot
 

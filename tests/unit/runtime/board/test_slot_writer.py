@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_run.runtime.board._slot_layout import MAX_OPEN_PHASES
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.board.slot_layout import MAX_OPEN_PHASES
 from grpo_run.runtime.board.slot_writer import SlotWriter, phases_of
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import save_file
 from support import checkpoint_files as made
 
-from grpo_run.runtime.checkpoints.compatibility import SavedTensor
-from grpo_run.runtime.checkpoints.file_checks import (
+from grpo_run.runtime.checkpoints._file_checks import (
     DamagedFileError,
     check_distributed_folder,
     check_torch_file,
     read_safetensors_header,
 )
+from grpo_run.runtime.checkpoints.compatibility import SavedTensor
 
 
 def test_the_header_of_a_file_that_safetensors_wrote_is_read(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.history.wait_line import WaitLine, find_wait, waiting_text
+from grpo_run.runtime.history._wait_line import WaitLine, find_wait, waiting_text
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 

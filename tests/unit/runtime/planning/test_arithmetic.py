@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.planning.allocator import unused_bytes
+from grpo_run.runtime.planning._allocator import unused_bytes
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.prediction import Fit, Point, fit
 from grpo_run.runtime.planning.timeline import AllocationTimeline, Mark, highest, peaks

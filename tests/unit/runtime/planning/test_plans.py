@@ -15,7 +15,7 @@ from grpo_run.runtime.memory.files import TracedJob, TraceRequest
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.planning.plan_worker import answers, job_of, refusals
 from grpo_run.runtime.rank.memory_plan.facts import collect_facts
-from grpo_run.runtime.supervisor.memory.prediction import sizes_of
+from grpo_run.runtime.supervisor.memory._prediction import sizes_of
 
 START, HALF, QUARTER = (MemoryPlan(micro_batch_divisor=divisor) for divisor in (1, 2, 4))
 KNOWN = Computation(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.slots import snapshot
 
-from grpo_run.runtime.snapshots.drain_policy import PublishedCheckpoints, next_to_drain, within_limits
+from grpo_run.runtime.snapshots._drain_policy import PublishedCheckpoints, next_to_drain, within_limits
 from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
 
 FLAGS = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=3)

@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 from support.slots import fill, snapshot
 
-from grpo_run.runtime.snapshots import drain_worker
+from grpo_run.runtime.snapshots import _drain_worker as drain_worker
+from grpo_run.runtime.snapshots._drain_messages import (
+    DrainFailed,
+    DrainProgress,
+    DrainPublished,
+    DrainRequest,
+)
+from grpo_run.runtime.snapshots._drain_worker import serve
 from grpo_run.runtime.snapshots.area import StagingArea
-from grpo_run.runtime.snapshots.drain_messages import DrainFailed, DrainProgress, DrainPublished, DrainRequest
-from grpo_run.runtime.snapshots.drain_worker import serve
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.builders.runtime.draining_run import World
 
-from grpo_run.runtime.snapshots.drain_messages import DrainFailed, DrainRequest
+from grpo_run.runtime.snapshots._drain_messages import DrainFailed, DrainRequest
 from grpo_run.runtime.snapshots.last_writes import OnlyInMemory, write_last
 
 FREE = 100_000

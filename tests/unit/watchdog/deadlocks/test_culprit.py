@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from grpo_run.watchdog.deadlocks._culprit import find_culprits, find_departed_rank
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
-from grpo_run.watchdog.deadlocks.culprit import find_culprits, find_departed_rank
 from grpo_run.watchdog.verdict import Location
 
 Call = tuple[str, str, int | None, int]  # group, operation, line (None: issued from C++), elements

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from grpo_run.runtime.supervisor.detection import activity
+from grpo_run.runtime.supervisor.detection import _activity as activity
 from grpo_run.watchdog.run_processes import connections
 from grpo_run.watchdog.run_processes.connections import (
     Connections,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.builders.refused_commands import error
 
-from grpo_run.cli.launching import values
+from grpo_run.cli.launching import _values as values
 from grpo_run.cli.launching.command import parse
 from grpo_run.cli.launching.options import build_parser
 

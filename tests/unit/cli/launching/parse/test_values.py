@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.cli.launching import values
+from grpo_run.cli.launching import _values as values
 from grpo_run.cli.launching.command import LaunchCommand, parse
 from grpo_run.cli.launching.options import OptionWords, build_parser
 from grpo_run.runtime.launch.config import Output
@@ -132,7 +132,7 @@ def test_the_form_of_the_output_follows_from_where_the_streams_lead(
     tmp_path: Path, redirection: str, output: Output
 ) -> None:
     """A terminal is asked for by `os.isatty`; nothing else in a test is one."""
-    code = "from grpo_run.cli.launching.values import output as o; open('form', 'w').write(o().value)"
+    code = "from grpo_run.cli.launching._values import output as o; open('form', 'w').write(o().value)"
     subprocess.run(
         f'{sys.executable} -c "{code}" {redirection}', shell=True, cwd=tmp_path, check=True, stdin=subprocess.DEVNULL,
         capture_output=True,

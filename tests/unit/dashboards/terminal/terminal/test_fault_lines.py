@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.builders.screen import fault
 
-from grpo_run.dashboards.terminal.incidents import fault_lines, inspection_line, recovered_line
+from grpo_run.dashboards.terminal._incidents import fault_lines, inspection_line, recovered_line
 from grpo_run.runtime.files import short_path
 
 

@@ -9,9 +9,9 @@ import pytest
 from support.exact import Begun, Trainer
 
 from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.rank.exact._trainer_state import geometry_of
 from grpo_run.runtime.rank.exact.format import Geometry, RewardState, SavedRankState
 from grpo_run.runtime.rank.exact.geometry import ReshardError, resharded, resharding_problem
-from grpo_run.runtime.rank.exact.trainer_state import geometry_of
 
 OLD = Geometry(steps_per_generation=2, num_iterations=2, accumulation=2)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from support.exact import Begun, Trainer
 
-from grpo_run.runtime.rank.exact.trainer_state import stateful_rewards
+from grpo_run.runtime.rank.exact._trainer_state import stateful_rewards
 
 
 class Stateful:

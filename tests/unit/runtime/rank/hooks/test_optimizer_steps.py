@@ -15,7 +15,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.rank.hooks.no_trainer import watch_optimizer_steps
+from grpo_run.runtime.rank.hooks._no_trainer import watch_optimizer_steps
 from grpo_run.watchdog.observation import RankState, Slot
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.rank.hooks.phases import callback_name, mark_callbacks, mark_reward, marked
+from grpo_run.runtime.rank.hooks._phases import callback_name, mark_callbacks, mark_reward, marked
 from grpo_run.runtime.rank.step.step_vote import PhaseFingerprint
 from grpo_run.runtime.upstream.patches import wrapped_methods
 from grpo_run.watchdog.observation import Phase, Slot

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.rank.hooks.resume import RestoredCall, skip_training
+from grpo_run.runtime.rank.hooks._resume import RestoredCall, skip_training
 
 Events = Callable[[], list[dict[str, Any]]]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.rank.hooks.no_trainer import watch_state_saving
+from grpo_run.runtime.rank.hooks._no_trainer import watch_state_saving
 from grpo_run.watchdog.observation import RankState, Slot
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.launch.config import Timeouts
-from grpo_run.runtime.rank.hooks.tools import mark_tools, uneven_turns
+from grpo_run.runtime.rank.hooks._tools import mark_tools, uneven_turns
 from grpo_run.watchdog.observation import Phase, Slot
 
 Reading = Callable[[], Slot]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from grpo_run.runtime.rank.exact.encoding import decode, encode
-from grpo_run.runtime.rank.loops.rank_state import InPlace, path_of, shared_objects
+from grpo_run.runtime.rank.loops._rank_state import InPlace, path_of, shared_objects
 
 
 class Pair(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from grpo_run.runtime.rank.loops.optimizers import OptimizerSteps
+from grpo_run.runtime.rank.loops._optimizers import OptimizerSteps
 
 
 class Training:

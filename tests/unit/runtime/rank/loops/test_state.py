@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from grpo_run.runtime.errors import CheckpointError, ConfigError
-from grpo_run.runtime.rank.loops.rank_state import LoadedRankState, Randomness, check_values, save
-from grpo_run.runtime.rank.loops.state import LoopState
+from grpo_run.runtime.rank.loops._rank_state import LoadedRankState, Randomness, check_values, save
+from grpo_run.runtime.rank.loops._state import LoopState
 
 
 def entries(seed: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from grpo_run.runtime.rank.memory_trace import tracer
-from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
+from grpo_run.runtime.rank.memory_trace._finding import TraceFinding
 
 STEPS = 30
 LAST_STEP = 1000

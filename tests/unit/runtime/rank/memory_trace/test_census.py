@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from grpo_run.runtime.rank.memory_trace.census import Ledger, take_census, tensor_types
-from grpo_run.runtime.rank.memory_trace.sites import SiteRecorder
+from grpo_run.runtime.rank.memory_trace._census import Ledger, take_census, tensor_types
+from grpo_run.runtime.rank.memory_trace._sites import SiteRecorder
 
 
 def saved_sizes(root: torch.Tensor) -> set[int]:
@@ -111,7 +111,7 @@ def test_a_mode_of_the_script_is_not_disturbed() -> None:
 
 def groups(tensor: torch.Tensor) -> set[object]:
     """The group of a tensor."""
-    from grpo_run.runtime.rank.memory_trace.census import group_of
+    from grpo_run.runtime.rank.memory_trace._census import group_of
 
     return {group_of(tensor)}
 

@@ -10,10 +10,10 @@ import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from grpo_run.runtime.rank.memory_trace import tracer
-from grpo_run.runtime.rank.memory_trace.census import Ledger
-from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
-from grpo_run.runtime.rank.memory_trace.padding import PaddingWatch
-from grpo_run.runtime.rank.memory_trace.sites import SiteRecorder
+from grpo_run.runtime.rank.memory_trace._census import Ledger
+from grpo_run.runtime.rank.memory_trace._finding import TraceFinding
+from grpo_run.runtime.rank.memory_trace._padding import PaddingWatch
+from grpo_run.runtime.rank.memory_trace._sites import SiteRecorder
 
 
 def fails(*_: Any) -> None:

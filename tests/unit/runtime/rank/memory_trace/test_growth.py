@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.runtime.rank.memory_trace.growth import (
+from grpo_run.runtime.rank.memory_trace._growth import (
     FIRST_STEPS,
     Gain,
     HolderSizes,

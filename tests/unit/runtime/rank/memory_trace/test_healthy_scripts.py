@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from grpo_run.runtime.rank.memory_trace.finding import TraceFinding
+from grpo_run.runtime.rank.memory_trace._finding import TraceFinding
 
 RunScript = Callable[..., list[TraceFinding]]
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_run.runtime.rank.memory_trace.census import Ledger, take_census, tensor_types
-from grpo_run.runtime.rank.memory_trace.cycles import collections_postponed, find_cycle
-from grpo_run.runtime.rank.memory_trace.growth import ENOUGH
-from grpo_run.runtime.rank.memory_trace.holders import Holder, find_holder
-from grpo_run.runtime.rank.memory_trace.kept_exceptions import KeptExceptions
-from grpo_run.runtime.rank.memory_trace.names import name_of
-from grpo_run.runtime.rank.memory_trace.referrers import running_frames, running_locals
+from grpo_run.runtime.rank.memory_trace._census import Ledger, take_census, tensor_types
+from grpo_run.runtime.rank.memory_trace._cycles import collections_postponed, find_cycle
+from grpo_run.runtime.rank.memory_trace._growth import ENOUGH
+from grpo_run.runtime.rank.memory_trace._holders import Holder, find_holder
+from grpo_run.runtime.rank.memory_trace._kept_exceptions import KeptExceptions
+from grpo_run.runtime.rank.memory_trace._names import name_of
+from grpo_run.runtime.rank.memory_trace._referrers import running_frames, running_locals
 
 MANY = 5
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_run.runtime.rank.memory_trace import growth
-from grpo_run.runtime.rank.memory_trace.finding import TraceFinding, sentence
+from grpo_run.runtime.rank.memory_trace import _growth as growth
+from grpo_run.runtime.rank.memory_trace._finding import TraceFinding, sentence
 
 Traced = Callable[..., list[TraceFinding]]
 RunScript = Callable[..., list[TraceFinding]]

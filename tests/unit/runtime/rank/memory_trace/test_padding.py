@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from grpo_run.runtime.rank.memory_trace.padding import Padded, PaddingWatch, wasteful
+from grpo_run.runtime.rank.memory_trace._padding import Padded, PaddingWatch, wasteful
 
 
 class Model:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.rank.memory_trace.finding import Place, TraceFinding, sentence
+from grpo_run.runtime.rank.memory_trace._finding import Place, TraceFinding, sentence
 
 
 def finding(**fields: Any) -> TraceFinding:

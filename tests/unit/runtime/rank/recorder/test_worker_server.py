@@ -13,7 +13,7 @@ import torch.distributed as dist
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.rank.collective_recorder import Recorder
 from grpo_run.runtime.rank.worker_server import start_worker_server
-from grpo_run.runtime.supervisor.detection import collective_records
+from grpo_run.runtime.supervisor.detection import _collective_records as collective_records
 from grpo_run.watchdog.deadlocks.recording import parse_recording
 
 

@@ -17,9 +17,9 @@ from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.rank.resuming import memory
 from grpo_run.runtime.rank.resuming.memory import OpenSnapshot
 from grpo_run.runtime.rank.saving.snapshots import Snapshots
+from grpo_run.runtime.snapshots._drain_messages import DrainPublished, DrainRequest
+from grpo_run.runtime.snapshots._drain_worker import handle_request
 from grpo_run.runtime.snapshots.area import StagingArea
-from grpo_run.runtime.snapshots.drain_messages import DrainPublished, DrainRequest
-from grpo_run.runtime.snapshots.drain_worker import handle_request
 from grpo_run.runtime.snapshots.slot import SnapshotName, StagingSlot
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.runtime.rank.rewards.bisection import Bisection
+from grpo_run.runtime.rank.rewards._bisection import Bisection
 
 
 def searched(samples: int, bad: set[int]) -> tuple[Bisection[str], int]:

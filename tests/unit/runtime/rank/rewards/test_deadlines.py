@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.runtime.rank.rewards.deadlines import CallClock, Learned
+from grpo_run.runtime.rank.rewards._deadlines import CallClock, Learned
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings, Occurrence, deadline_seconds
 from grpo_run.watchdog.stalls.durations import Durations

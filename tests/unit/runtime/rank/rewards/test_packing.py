@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_run.runtime.rank.rewards import packing
+from grpo_run.runtime.rank.rewards import _packing as packing
 
 Reward = Callable[..., list[float]]
 calls = 0

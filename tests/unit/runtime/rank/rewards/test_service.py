@@ -14,8 +14,8 @@ from transformers import TrainerState
 
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.rank.rewards import host
-from grpo_run.runtime.rank.rewards.failures import FailureLog
-from grpo_run.runtime.rank.rewards.service import MovedFunction, RewardService
+from grpo_run.runtime.rank.rewards._failures import FailureLog
+from grpo_run.runtime.rank.rewards._service import MovedFunction, RewardService
 from grpo_run.runtime.rank.rollouts.reward_outputs import Failed
 from grpo_run.trainers.rewards import whole_batch
 

@@ -17,7 +17,7 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.launch.config import CAPPED_ENDS, MaskingSettings
-from grpo_run.runtime.rank.rollouts.masking_report import EMPTY_ROLLOUTS
+from grpo_run.runtime.rank.rollouts._masking_report import EMPTY_ROLLOUTS
 from grpo_run.runtime.rank.rollouts.reward_outputs import failed
 from grpo_run.runtime.rank.rollouts.sample_masking import ROLLOUTS_WITHOUT_REWARD, SampleMasking
 from grpo_run.watchdog.observation import EndReason

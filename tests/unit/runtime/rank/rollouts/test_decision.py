@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.runtime.rank.rollouts.forecast_fit import (
+from grpo_run.runtime.rank.rollouts._forecast_fit import (
     MARGIN,
     ForecastNeed,
     Needed,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from grpo_run.runtime.rank.rollouts._rollout import CappedRollout, Cut, EndReason, continued, cut, end_reason
 from grpo_run.runtime.rank.rollouts.deadline import Deadline, DeadlineDecision, RolloutKey, read_decisions
-from grpo_run.runtime.rank.rollouts.rollout import CappedRollout, Cut, EndReason, continued, cut, end_reason
 
 EOS = 1
 

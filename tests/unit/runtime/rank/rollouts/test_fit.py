@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.runtime.memory import files
-from grpo_run.runtime.rank.rollouts.forecast_fit import MOST_SIZES, PeakFit
+from grpo_run.runtime.rank.rollouts._forecast_fit import MOST_SIZES, PeakFit
 
 SIZES = st.tuples(st.integers(1, 64), st.integers(1, 8192))
 

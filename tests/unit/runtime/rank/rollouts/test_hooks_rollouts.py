@@ -10,10 +10,10 @@ import pytest
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.rank.rollouts import capping
+from grpo_run.runtime.rank.rollouts._prompts import check_prompts
+from grpo_run.runtime.rank.rollouts._rollout import CappedRollout, Cut
 from grpo_run.runtime.rank.rollouts.caps_settings import CapSettings
 from grpo_run.runtime.rank.rollouts.deadline import DeadlineDecision
-from grpo_run.runtime.rank.rollouts.prompts import check_prompts
-from grpo_run.runtime.rank.rollouts.rollout import CappedRollout, Cut
 from grpo_run.watchdog.observation import EndReason, Slot
 
 Events = Callable[[], list[dict[str, Any]]]

@@ -15,6 +15,7 @@ from grpo_run.runtime.launch.injections import parse_all
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.memory.files import FORECAST_FOLDER, MOST_ROLLOUTS, MOST_SIZES, read_forecast
 from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.rank.rollouts._forecast_fit import Size
 from grpo_run.runtime.rank.rollouts.forecast import (
     SIMULATED_TOKEN_BYTES,
     Forecasts,
@@ -22,7 +23,6 @@ from grpo_run.runtime.rank.rollouts.forecast import (
     memory_of,
     prepare,
 )
-from grpo_run.runtime.rank.rollouts.forecast_fit import Size
 from grpo_run.watchdog.memory.phase_memory import MemoryForecast
 from grpo_run.watchdog.observation import Phase
 

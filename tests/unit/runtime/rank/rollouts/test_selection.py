@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.runtime.rank.rollouts.masking_selection import Excluded, MaskingKind, Selection, select
+from grpo_run.runtime.rank.rollouts._masking_selection import Excluded, MaskingKind, Selection, select
 from grpo_run.runtime.rank.rollouts.reward_outputs import RETURNED_NAN
 
 NONE, NAN, FAIL = math.nan, RETURNED_NAN, -math.inf

@@ -12,7 +12,9 @@ from support.saving import Guarded, Trainer
 from support.snapshots import SnapshotTrainer, Time
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
-from grpo_run.runtime.rank.saving import contents, reservation, spare_files
+from grpo_run.runtime.rank.saving import _reservation as reservation
+from grpo_run.runtime.rank.saving import _spare_files as spare_files
+from grpo_run.runtime.rank.saving import contents
 from grpo_run.runtime.rank.saving import snapshots as snapshots_module
 from grpo_run.runtime.rank.saving.contents import UPLOAD_VARIABLES
 from grpo_run.runtime.rank.saving.snapshots import Snapshots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.runtime.rank.saving.cadence import Cadence, steps_between_snapshots
+from grpo_run.runtime.rank.saving._cadence import Cadence, steps_between_snapshots
 
 FAILURE_SECONDS = 2000.0
 

@@ -14,7 +14,7 @@ from support.vote_groups import ThreadVotes, run_ranks, thread_votes
 from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
 from grpo_run.runtime.errors import NoHeadroomError
 from grpo_run.runtime.launch.rank_settings import RankSettings
-from grpo_run.runtime.rank.saving import reservation
+from grpo_run.runtime.rank.saving import _reservation as reservation
 from grpo_run.runtime.rank.saving.saver import RETRY_STEPS
 from grpo_run.runtime.rank.saving.snapshots import Snapshots
 from grpo_run.runtime.snapshots.area import StagingArea

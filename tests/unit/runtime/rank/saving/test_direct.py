@@ -15,8 +15,8 @@ from support.vote_groups import ScriptedVotes
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, TrainCall, read_manifest
-from grpo_run.runtime.rank.saving import direct as direct_module
-from grpo_run.runtime.rank.saving.reservation import SaveFlags
+from grpo_run.runtime.rank.saving import _direct as direct_module
+from grpo_run.runtime.rank.saving._reservation import SaveFlags
 from grpo_run.runtime.snapshots.headroom import DISK_RESERVE_BYTES
 
 Events = Callable[[], list[dict[str, Any]]]

@@ -20,9 +20,9 @@ from support.snapshots import (
 )
 from support.vote_groups import ScriptedVotes
 
-from grpo_run.runtime.rank.saving import reservation
+from grpo_run.runtime.rank.saving import _reservation as reservation
+from grpo_run.runtime.rank.saving._reservation import SaveFlags
 from grpo_run.runtime.rank.saving.contents import SaveMode
-from grpo_run.runtime.rank.saving.reservation import SaveFlags
 from grpo_run.runtime.rank.saving.snapshots import Snapshots
 
 Events = Callable[[], list[dict[str, Any]]]

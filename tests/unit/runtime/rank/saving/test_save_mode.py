@@ -9,7 +9,7 @@ import pytest
 from transformers import PrinterCallback, TrainerCallback
 from transformers.integrations import WandbCallback
 
-from grpo_run.runtime.rank.hooks.callback import GuardCallback
+from grpo_run.runtime.rank.hooks._callback import GuardCallback
 from grpo_run.runtime.rank.saving.contents import NON_READING_CALLBACKS, UPLOAD_VARIABLES, SaveMode, save_mode
 
 

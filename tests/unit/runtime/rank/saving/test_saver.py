@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
 from grpo_run.runtime.checkpoints.search import find_checkpoints
-from grpo_run.runtime.rank.saving.reservation import SaveFlags
+from grpo_run.runtime.rank.saving._reservation import SaveFlags
 from grpo_run.runtime.rank.saving.snapshots import Snapshots
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.watchdog.observation import Phase, Slot

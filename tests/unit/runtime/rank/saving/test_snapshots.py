@@ -18,10 +18,10 @@ from torch.distributed.checkpoint import CheckpointException
 
 from grpo_run.runtime.errors import NoHeadroomError
 from grpo_run.runtime.rank.saving import snapshots as snapshots_module
-from grpo_run.runtime.rank.saving.reservation import FIRST_SLOT
+from grpo_run.runtime.rank.saving._reservation import FIRST_SLOT
 from grpo_run.runtime.rank.saving.snapshots import Durability, Snapshots
-from grpo_run.runtime.snapshots.drain_messages import DrainPublished, DrainRequest
-from grpo_run.runtime.snapshots.drain_worker import handle_request
+from grpo_run.runtime.snapshots._drain_messages import DrainPublished, DrainRequest
+from grpo_run.runtime.snapshots._drain_worker import handle_request
 from grpo_run.runtime.snapshots.slot import PREPARED
 
 Events = Callable[[], list[dict[str, Any]]]

@@ -16,8 +16,8 @@ import safetensors.torch
 import torch
 
 from grpo_run.runtime.errors import NoHeadroomError
-from grpo_run.runtime.rank.saving import spare_files
-from grpo_run.runtime.rank.saving.spare_files import allocate, reuse_files
+from grpo_run.runtime.rank.saving import _spare_files as spare_files
+from grpo_run.runtime.rank.saving._spare_files import allocate, reuse_files
 from grpo_run.runtime.snapshots.headroom import Headroom
 
 STATE = {"weight": torch.arange(1000.0)}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.runtime.rank.saving.cadence import MAX_STEPS, steps_between_snapshots
+from grpo_run.runtime.rank.saving._cadence import MAX_STEPS, steps_between_snapshots
 
 SECONDS = st.floats(0.0, 1e7)
 

@@ -13,7 +13,7 @@ from support.builders.runtime.drained_slots import drain_slot, expect_failed, ex
 from support.slots import fill, snapshot
 
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.snapshots import drain_worker
+from grpo_run.runtime.snapshots import _drain_worker as drain_worker
 from grpo_run.runtime.snapshots.area import StagingArea
 
 

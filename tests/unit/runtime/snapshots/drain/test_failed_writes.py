@@ -17,10 +17,10 @@ from support.slots import fill, snapshot
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
-from grpo_run.runtime.snapshots import drain_worker
+from grpo_run.runtime.snapshots import _drain_worker as drain_worker
+from grpo_run.runtime.snapshots._drain_messages import DrainRequest
+from grpo_run.runtime.snapshots._drain_worker import handle_request
 from grpo_run.runtime.snapshots.area import StagingArea
-from grpo_run.runtime.snapshots.drain_messages import DrainRequest
-from grpo_run.runtime.snapshots.drain_worker import handle_request
 
 
 def test_an_empty_slot_fails_without_a_step(staging: StagingArea, out: Path) -> None:

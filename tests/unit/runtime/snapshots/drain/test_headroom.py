@@ -14,9 +14,9 @@ from support.builders.runtime.drained_slots import (
 )
 from support.slots import fill, snapshot
 
-from grpo_run.runtime.rank.saving.spare_files import allocate
+from grpo_run.runtime.rank.saving._spare_files import allocate
+from grpo_run.runtime.snapshots._drain_worker import DISK_RESERVE_BYTES
 from grpo_run.runtime.snapshots.area import StagingArea
-from grpo_run.runtime.snapshots.drain_worker import DISK_RESERVE_BYTES
 
 
 @pytest.mark.parametrize("free", [0, 1 << 20, DISK_RESERVE_BYTES])

@@ -17,10 +17,10 @@ from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import Manifest, read_manifest
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import sync_tree
-from grpo_run.runtime.snapshots import drain_worker
+from grpo_run.runtime.snapshots import _drain_worker as drain_worker
+from grpo_run.runtime.snapshots._drain_messages import DrainRequest
+from grpo_run.runtime.snapshots._drain_worker import handle_request
 from grpo_run.runtime.snapshots.area import StagingArea
-from grpo_run.runtime.snapshots.drain_messages import DrainRequest
-from grpo_run.runtime.snapshots.drain_worker import handle_request
 
 
 def test_a_drained_snapshot_is_a_verified_checkpoint(staging: StagingArea, out: Path) -> None:

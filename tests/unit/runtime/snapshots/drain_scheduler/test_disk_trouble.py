@@ -7,8 +7,8 @@ import shutil
 import pytest
 from support.builders.runtime.draining_run import DIES, FULL, World
 
-from grpo_run.runtime.snapshots.drain_messages import DrainFailed, DrainProgress
-from grpo_run.runtime.snapshots.drain_requests import RETRY_SECONDS, STALL_SECONDS
+from grpo_run.runtime.snapshots._drain_messages import DrainFailed, DrainProgress
+from grpo_run.runtime.snapshots._drain_requests import RETRY_SECONDS, STALL_SECONDS
 from grpo_run.runtime.snapshots.drain_scheduler import POLL_SECONDS
 
 

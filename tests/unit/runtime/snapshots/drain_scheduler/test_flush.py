@@ -7,8 +7,8 @@ import shutil
 import pytest
 from support.builders.runtime.draining_run import World
 
-from grpo_run.runtime.snapshots.drain_messages import DrainProgress
-from grpo_run.runtime.snapshots.drain_requests import STALL_SECONDS
+from grpo_run.runtime.snapshots._drain_messages import DrainProgress
+from grpo_run.runtime.snapshots._drain_requests import STALL_SECONDS
 
 
 def test_before_a_restart_the_newest_snapshot_is_drained_first(world: World) -> None:

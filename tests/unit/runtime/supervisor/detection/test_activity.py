@@ -11,7 +11,7 @@ import pytest
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.processes import usage as process_usage
 from grpo_run.runtime.processes.usage import ThreadUsage, TreeUsage
-from grpo_run.runtime.supervisor.detection.activity import BUSY_FRACTION, RankActivity
+from grpo_run.runtime.supervisor.detection._activity import BUSY_FRACTION, RankActivity
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import SESSION_PHASES, OpenPhase, Phase, Slot
 from grpo_run.watchdog.processes import MainThread

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo_run.runtime.supervisor.detection import collective_records
-from grpo_run.runtime.supervisor.detection.collective_records import MAX_ANSWER_BYTES, NoAnswer, fetch
+from grpo_run.runtime.supervisor.detection import _collective_records as collective_records
+from grpo_run.runtime.supervisor.detection._collective_records import MAX_ANSWER_BYTES, NoAnswer, fetch
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
 PATIENT = 20.0

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.supervisor.detection.local_ranks import REFRESH_SECONDS, PhaseDurations
+from grpo_run.runtime.supervisor.detection._local_ranks import REFRESH_SECONDS, PhaseDurations
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings, Occurrence, deadline_seconds
 from grpo_run.watchdog.stalls.durations import Durations

@@ -8,7 +8,7 @@ from pathlib import Path
 from support.collective_entries import add_entry
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.supervisor.detection.local_ranks import (
+from grpo_run.runtime.supervisor.detection._local_ranks import (
     START_SECONDS,
     UNREADABLE_SECONDS,
     SlotMovement,

@@ -20,8 +20,8 @@ from grpo_run.runtime.rank.collective_recorder import Recorder
 from grpo_run.runtime.rank.unseen_collectives import OwnLog
 from grpo_run.runtime.rank.vote import Vote, VoteGroup, connect_transport
 from grpo_run.runtime.rank.worker_server import report_threads
-from grpo_run.runtime.supervisor.detection.collective_records import CollectiveRecords
-from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks
+from grpo_run.runtime.supervisor.detection._collective_records import CollectiveRecords
+from grpo_run.runtime.supervisor.detection._local_ranks import LocalRanks
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock

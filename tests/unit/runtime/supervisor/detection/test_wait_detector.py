@@ -12,11 +12,11 @@ from support.collective_entries import add_entry
 
 from grpo_run.runtime.board import slot_writer
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.supervisor.detection import wait_detector
+from grpo_run.runtime.supervisor.detection import _wait_detector as wait_detector
+from grpo_run.runtime.supervisor.detection._local_ranks import LocalRanks, SlotMovement
+from grpo_run.runtime.supervisor.detection._wait_detector import WaitDetector
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
-from grpo_run.runtime.supervisor.detection.local_ranks import LocalRanks, SlotMovement
-from grpo_run.runtime.supervisor.detection.wait_detector import WaitDetector
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress

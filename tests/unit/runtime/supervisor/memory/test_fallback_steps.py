@@ -10,6 +10,7 @@ from support.memory_cases import COLOCATED, GRPO, SFT, facts
 
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.supervisor.memory._prediction import DeviceFigures, Traces
 from grpo_run.runtime.supervisor.memory.fallback_steps import (
     Exhausted,
     FallbackStep,
@@ -18,7 +19,6 @@ from grpo_run.runtime.supervisor.memory.fallback_steps import (
     Tracer,
     next_change,
 )
-from grpo_run.runtime.supervisor.memory.prediction import DeviceFigures, Traces
 from grpo_run.watchdog.memory.shortage import MemoryPhase
 
 

@@ -7,7 +7,7 @@ from support.memory_cases import COLOCATED, GRPO, facts
 
 from grpo_run.runtime.memory.facts import ModelFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory.prediction import DeviceFigures, Traces, peak_bytes, predict
+from grpo_run.runtime.supervisor.memory._prediction import DeviceFigures, Traces, peak_bytes, predict
 from grpo_run.watchdog.memory.shortage import MemoryPhase
 
 NONE = DeviceFigures(unallocated_bytes=0)

@@ -7,8 +7,8 @@ import signal
 import pytest
 from support.builders.watchdog.failed_ranks import MakeError, MakeExit, MakeSlot
 
+from grpo_run.watchdog.diagnosis._place import position
 from grpo_run.watchdog.diagnosis.exits import diagnose_exits
-from grpo_run.watchdog.diagnosis.place import position
 from grpo_run.watchdog.observation import OpenPhase, Phase
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from support.builders.trainers.callback_loop import FakeCadence, Loop, with_flags
 
-from grpo_run.runtime.rank.saving.cadence import Cadence
+from grpo_run.runtime.rank.saving._cadence import Cadence
 
 
 def due_steps(session: Any, cadence: Cadence, steps: int = 7) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.builders.runtime.detector_world import World, mismatch
 
-from grpo_run.runtime.supervisor.detection.local_ranks import UNREADABLE_SECONDS
+from grpo_run.runtime.supervisor.detection._local_ranks import UNREADABLE_SECONDS
 from grpo_run.watchdog.observation import Phase
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 from support.builders.runtime.detector_world import World, mismatch
 
-from grpo_run.runtime.supervisor.detection.collective_records import SILENT_SECONDS, NoAnswer
+from grpo_run.runtime.supervisor.detection._collective_records import SILENT_SECONDS, NoAnswer
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from support.builders.runtime.detector_world import World, mismatch
 
-from grpo_run.runtime.supervisor.detection.collective_records import MAX_UNANSWERED
+from grpo_run.runtime.supervisor.detection._collective_records import MAX_UNANSWERED
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress

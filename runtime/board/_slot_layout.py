@@ -1,0 +1,211 @@
+"""Layout of a slot: the table of the fields that a rank publishes, and the structs that follow from it.
+
+    0      sequence number (seqlock)       344    marks: heartbeat, last work, collectives, forward passes of generation
+    8      identity                        384    floating-point fields
+    64     open phases                     512    threads that wake no other thread
+    256    integer fields                  576    what was logged
+                                          1024    phase histograms
+                                          4352    collective log
+
+To add a field, append it to `SlotFields` and declare its type in `watchdog.observation.Slot`: the structs,
+the writer (`slot_writer.py`) and `read_slot` derive from the table. What a Trainer or a script logs is added in
+`watchdog/rank_metrics.py` alone. Does not read or write the board itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import mmap
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from grpo_run.runtime.board._phase_histogram import HISTOGRAMS_BYTES
+from grpo_run.runtime.board.collective_log import LOG_BYTES
+from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
+from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
+
+SLOT_BYTES = 65536
+MAX_OPEN_PHASES = 8
+
+SEQUENCE = struct.Struct("<Q")
+IDENTITY = struct.Struct("<IIII")  # rank, local rank, pid, attempt
+OPEN_PHASES = struct.Struct(  # last progress (ns), state, depth, phases, start of each phase (ns), callbacks
+    f"<QII{MAX_OPEN_PHASES}I{MAX_OPEN_PHASES}Q{MAX_OPEN_PHASES}I"
+)
+MARK = struct.Struct("<Q")
+MARKS = struct.Struct("<5Q")
+"""Heartbeat, last work (ns), collectives issued, time of the last one (ns), forward passes of generation."""
+MAX_IDLE_THREADS = 7
+THREADS = struct.Struct(f"<{1 + MAX_IDLE_THREADS}Q")  # native ids: of the heartbeat, of idle threads
+LOGGED_VALUES = struct.Struct(f"<{len(LOGGED_FIELDS)}d")
+NEVER_LOGGED = (math.nan,) * len(LOGGED_FIELDS)
+
+IDENTITY_AT = 8
+OPEN_PHASES_AT = 64
+INTEGERS_AT = 256
+HEARTBEAT_AT = 344  # the marks are 8-byte stores outside the seqlock
+LAST_WORK_AT = 352
+COLLECTIVES_ISSUED_AT = 360
+LAST_COLLECTIVE_AT = 368
+GENERATION_PASSES_AT = 376
+FLOATS_AT = 384
+THREADS_AT = 512  # written by the heartbeat, outside the seqlock
+LOGGED_AT = 576
+HISTOGRAMS_AT = 1024
+COLLECTIVE_LOG_AT = 4352
+READING_BYTES = LOGGED_AT + LOGGED_VALUES.size
+"""Size of the part that `read_slot` decodes: everything except the phase histograms and the collective log."""
+
+VERSION = struct.Struct(
+    f"<Q{HEARTBEAT_AT - SEQUENCE.size}x{MARKS.size}s{THREADS_AT - HEARTBEAT_AT - MARKS.size}x{THREADS.size}s"
+)
+"""The sequence number, the marks and the threads of a slot: if they are equal, so is the whole slot."""
+
+
+def _stored(code: str, default: float) -> Any:
+    """A field of the table: `code` is its format character in `struct`."""
+    return dataclasses.field(default=default, metadata={"code": code})
+
+
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class SlotFields:
+    """The table: every field that a rank publishes, in the order and with the format that it has in the slot.
+
+    A name that ends in `_ns` holds nanoseconds of the monotonic clock and is read as `_seconds`. NaN means
+    never set.
+    """
+
+    train_call: int = _stored("i", 0)
+    step: int = _stored("i", 0)
+    target_steps: int = _stored("i", 0)
+    voted_step: int = _stored("i", 0)
+    committed_step: int = _stored("i", 0)
+    resumed_step: int = _stored("i", 0)
+    checkpoint_step: int = _stored("i", 0)
+    voted_at_ns: int = _stored("Q", 0)
+    train_started_ns: int = _stored("Q", 0)
+    tokens_generated: int = _stored("Q", 0)
+    rewards_scored: int = _stored("Q", 0)
+    votes: int = _stored("Q", 0)
+    cleanup_runs: int = _stored("Q", 0)
+    no_trainer_after: int = _stored("H", 0)
+    save_state_calls: int = _stored("I", 0)
+
+    vote_wait_seconds: float = _stored("d", 0.0)
+    cleanup_seconds: float = _stored("d", 0.0)
+    checkpoint_seconds: float = _stored("d", 0.0)
+    ended_eos: float = _stored("d", 0.0)
+    ended_length: float = _stored("d", 0.0)
+    ended_repetition: float = _stored("d", 0.0)
+    ended_deadline: float = _stored("d", 0.0)
+    generation_limit: float = _stored("d", math.nan)
+
+
+def _writer_of(layout: struct.Struct, names: tuple[str, ...]) -> Callable[[mmap.mmap, int, SlotFields], None]:
+    """Compile a function that packs these fields into memory at an offset.
+
+    `layout.pack_into(memory, at, *attrgetter(*names)(fields))` would take more than twice as long.
+    """
+    values = ", ".join(f"fields.{name}" for name in names)
+    write: Callable[[mmap.mmap, int, SlotFields], None] = eval(
+        f"lambda memory, at, fields: pack_into(memory, at, {values})", {"pack_into": layout.pack_into}
+    )
+    return write
+
+
+_CODES = {field.name: field.metadata["code"] for field in dataclasses.fields(SlotFields)}
+_INTEGER_NAMES = tuple(name for name, code in _CODES.items() if code != "d")
+_FLOAT_NAMES = tuple(name for name, code in _CODES.items() if code == "d")
+_STORED_NAMES = (*_INTEGER_NAMES, *_FLOAT_NAMES)
+_READING_NAMES = tuple(
+    name.removesuffix("_ns") + "_seconds" if name.endswith("_ns") else name for name in _STORED_NAMES
+)
+_NANOSECOND_INDICES = tuple(index for index, name in enumerate(_STORED_NAMES) if name.endswith("_ns"))
+
+INTEGERS = struct.Struct("<" + "".join(_CODES[name] for name in _INTEGER_NAMES))
+FLOATS = struct.Struct("<" + "".join(_CODES[name] for name in _FLOAT_NAMES))
+write_integers = _writer_of(INTEGERS, _INTEGER_NAMES)
+write_floats = _writer_of(FLOATS, _FLOAT_NAMES)
+
+assert OPEN_PHASES_AT + OPEN_PHASES.size <= INTEGERS_AT
+assert INTEGERS_AT + INTEGERS.size <= HEARTBEAT_AT
+assert HEARTBEAT_AT + MARKS.size <= FLOATS_AT
+assert FLOATS_AT + FLOATS.size <= THREADS_AT
+assert THREADS_AT + THREADS.size <= LOGGED_AT <= READING_BYTES <= HISTOGRAMS_AT
+assert HISTOGRAMS_AT + HISTOGRAMS_BYTES <= COLLECTIVE_LOG_AT
+assert COLLECTIVE_LOG_AT + LOG_BYTES <= SLOT_BYTES
+
+
+def stored_phase(phase: int) -> int:
+    """Return the number that stands for a phase on the board.
+
+    A callback is stored as `idle`, with the number of its entry in the callback table.
+    """
+    return Phase.idle if phase == Phase.callback else phase
+
+
+def read_slot(raw: bytes, sequence: int, callback_name: Callable[[int], str] = lambda number: "") -> Slot:
+    """Decode a consistent copy of a slot's first `READING_BYTES` bytes.
+
+    Args:
+        callback_name: returns the name of an entry of the rank's callback table.
+    """
+    rank, local_rank, pid, attempt = IDENTITY.unpack_from(raw, IDENTITY_AT)
+    progress_ns, state, depth, *phases = OPEN_PHASES.unpack_from(raw, OPEN_PHASES_AT)
+    heartbeat_ns, last_work_ns, collectives, last_collective_ns, passes = MARKS.unpack_from(raw, HEARTBEAT_AT)
+    heartbeat_thread, *idle_threads = THREADS.unpack_from(raw, THREADS_AT)
+    values: list[Any] = [*INTEGERS.unpack_from(raw, INTEGERS_AT), *FLOATS.unpack_from(raw, FLOATS_AT)]
+    for index in _NANOSECOND_INDICES:
+        values[index] /= 1e9
+    return Slot(
+        rank=rank,
+        local_rank=local_rank,
+        pid=pid,
+        attempt=attempt,
+        state=RankState(state),
+        phases=tuple(
+            _open_phase(
+                phases[i], phases[MAX_OPEN_PHASES + i], phases[2 * MAX_OPEN_PHASES + i], callback_name
+            )
+            for i in range(depth)
+        ),
+        last_progress_seconds=progress_ns / 1e9,
+        writes=sequence // 2,
+        heartbeat_seconds=heartbeat_ns / 1e9,
+        last_work_seconds=last_work_ns / 1e9,
+        collectives_issued=collectives,
+        last_collective_seconds=last_collective_ns / 1e9,
+        generation_passes=passes,
+        heartbeat_thread=heartbeat_thread,
+        idle_threads=tuple(thread for thread in idle_threads if thread),
+        logged=LOGGED_VALUES.unpack_from(raw, LOGGED_AT),
+        **dict(zip(_READING_NAMES, values, strict=True)),
+    )
+
+
+def _open_phase(stored: int, since_ns: int, callback: int, callback_name: Callable[[int], str]) -> OpenPhase:
+    if callback:
+        return OpenPhase(phase=Phase.callback, since_seconds=since_ns / 1e9, callback=callback_name(callback))
+    return _plain_phase(stored, since_ns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plain_phase(stored: int, since_ns: int) -> OpenPhase:
+    """One object for each open phase: most of them are the same in the next reading."""
+    return OpenPhase(phase=Phase(stored), since_seconds=since_ns / 1e9)
+
+
+def with_marks(reading: Slot, raw: bytes) -> Slot:
+    """Return an earlier reading with the marks of a copy of the slot: they are stored outside the seqlock."""
+    heartbeat_ns, last_work_ns, collectives, last_collective_ns, passes = MARKS.unpack_from(raw, HEARTBEAT_AT)
+    return dataclasses.replace(
+        reading,
+        heartbeat_seconds=heartbeat_ns / 1e9,
+        last_work_seconds=last_work_ns / 1e9,
+        collectives_issued=collectives,
+        last_collective_seconds=last_collective_ns / 1e9,
+        generation_passes=passes,
+    )

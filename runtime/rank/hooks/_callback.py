@@ -1,0 +1,158 @@
+"""The guard's `TrainerCallback`: what happens at the events of a `train()` call.
+
+Calls `runtime/rank/step/events.py` at the events of a step, restores the exact state, and publishes what the
+trainer logs. One callback per `train()` call, added by `train_call.py`. Does not wrap methods
+(`_rollout_hooks.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from grpo_run.runtime.rank.exact.state import ExactState
+from grpo_run.runtime.rank.hooks._resume import RestoredCall
+from grpo_run.runtime.rank.learning import StepReader
+from grpo_run.runtime.rank.saving.saver import Saver
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.step.events import StepEvents
+from grpo_run.runtime.rank.step.logged import known_metrics, publish_metrics
+from grpo_run.watchdog.learning_observations import StepValues
+
+
+class TrainerSource:
+    """What a Trainer contributes to its steps: the position in its data, and what a step has shown."""
+
+    def __init__(self, exact: ExactState, reader: StepReader) -> None:
+        self._exact = exact
+        self._reader = reader
+
+    def begin_step(self) -> None:
+        """Note the position in the data, and what was logged before the step."""
+        self._exact.begin_step()
+        self._reader.begin_step()
+
+    def take_values(self) -> StepValues:
+        """Return the step's loss, norm of the gradient and metrics, as far as guards judge them."""
+        return self._reader.take()
+
+
+class GuardCallback(TrainerCallback):  # type: ignore[misc]
+    """The callback of one `train()` call.
+
+    Args:
+        ordinal: the number of the call, from 1.
+        events: of the call's steps.
+        restoring: the call was finished in an earlier attempt and takes no steps now.
+        resumed_from: the checkpoint directory that `train()` loads, if any.
+        restored: the call as that checkpoint has it.
+        record: what the journal records of the call besides its steps.
+        loaded: called when everything is loaded.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        ordinal: int,
+        events: StepEvents,
+        saver: Saver,
+        exact: ExactState,
+        *,
+        restoring: bool = False,
+        resumed_from: Path | None = None,
+        restored: RestoredCall | None = None,
+        record: Mapping[str, Any] = MappingProxyType({}),
+        loaded: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._session = session
+        self._ordinal = ordinal
+        self._saver = saver
+        self._events = events
+        self._exact = exact
+        self._restoring = restoring
+        self._resumed_from = resumed_from
+        self._restored = restored
+        self._record = record
+        self._loaded = loaded
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Restore the exact state and publish the call; the checkpoint's weights are loaded already."""
+        self._exact.begin(self._resumed_from)
+        self._loaded()
+        # what one rollout takes at most; other trainers do not generate
+        self._session.slot.generation_limit = float(getattr(args, "max_completion_length", None) or math.nan)
+        self._events.call_begins(
+            state.global_step,
+            state.max_steps,
+            record=self._record,
+            restoring=self._restoring,
+            engine_sleeps=bool(
+                getattr(args, "use_vllm", False) and getattr(args, "vllm_enable_sleep_mode", False)
+            ),
+        )
+        if self._restored is not None and not self._restoring:
+            self._saver.saved_step = state.global_step
+            self._restored.begin()
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Record the sampler's state before it draws the epoch's order."""
+        self._exact.begin_epoch()
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The step's batches have been read."""
+        self._events.step_begins(state.global_step + 1)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The gradient of the step is complete."""
+        self._events.optimizer_begins()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The step is finished; `save_through` calls the saver when transformers has logged, evaluated and saved."""
+        self._events.step_ends(state.global_step)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Let the saver take a snapshot after the events at the end of the epoch."""
+        self._exact.end_epoch()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Publish the logged metrics on the board; rank 0 also journals those of a step."""
+        logs = logs or {}
+        publish_metrics(
+            self._session,
+            known_metrics(logs),
+            step=state.global_step,
+            train_call=self._ordinal,
+            # the summary at the end of training carries train_runtime; its loss is a mean over the call
+            journaled="train_runtime" not in logs,
+        )
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Commit the last step."""
+        self._exact.end()
+        self._events.call_ends()

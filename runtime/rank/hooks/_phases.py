@@ -1,0 +1,144 @@
+"""Marks on the board what a rank is doing, by wrapping methods, reward functions and callbacks.
+
+A wrapper opens a phase on the board, calls the original with its arguments unchanged, and closes the phase.
+It keeps the function's name, which TRL uses as a metric name, and its kind (coroutine or not). Called by
+`train_call.py` and `_rollout_hooks.py`. Does not change arguments or results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.rank.step.step_vote import PhaseFingerprint
+from grpo_run.runtime.upstream.async_functions import is_coroutine_function
+from grpo_run.runtime.upstream.patches import Handler, override_attributes
+from grpo_run.watchdog.observation import Phase
+
+UNMARKED_CALLBACKS = ("transformers.trainer_callback", "transformers.utils.notebook", "grpo_run.")
+"""Modules whose callbacks return quickly and are not marked."""
+
+
+def marked(phase: Phase, slot: SlotWriter, fingerprint: PhaseFingerprint) -> Handler:
+    """Return a handler that marks a phase around a method of a trainer."""
+
+    def mark(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Mark the phase on the board, and count it in what the ranks compare."""
+        fingerprint.enter(phase)
+        try:
+            slot.enter(phase)
+            return original(*args, **kwargs)
+        finally:
+            slot.leave(phase)
+
+    return mark
+
+
+def mark_rewards(trainer: Any, slot: SlotWriter) -> None:
+    """Mark the reward functions of a trainer. They stay so, because the script may call them between `train()` calls."""
+    functions = getattr(trainer, "reward_funcs", None)
+    if isinstance(functions, list):
+        functions[:] = [
+            mark_reward(function, slot, counts_tokens=index == 0) for index, function in enumerate(functions)
+        ]
+
+
+def mark_reward(
+    function: Callable[..., Any], slot: SlotWriter, *, counts_tokens: bool = False
+) -> Callable[..., Any]:
+    """Wrap a reward function to mark its phase and count the completions it scored.
+
+    Reward models (modules) and functions that are marked already are returned unchanged.
+
+    Args:
+        counts_tokens: also count the tokens of the completions. Set it for one of several reward functions,
+            as all of them score the same completions.
+    """
+    if (
+        isinstance(function, type)
+        or hasattr(function, "forward")
+        or getattr(function, "_grpo_run_marked", False)
+    ):
+        return function
+
+    counted: Any = None  # the trainer's list: the rewards of one rollout may be computed again
+
+    def count(result: Any, completion_ids: Any) -> Any:
+        nonlocal counted
+        if hasattr(result, "__len__"):
+            slot.rewards_scored += len(result)
+        if counts_tokens and completion_ids is not None and completion_ids is not counted:
+            counted = completion_ids
+            slot.tokens_generated += sum(len(ids) for ids in completion_ids)
+        slot.publish()
+        return result
+
+    if is_coroutine_function(function):
+
+        async def marked_async(*args: Any, **kwargs: Any) -> Any:
+            return count(await function(*args, **kwargs), kwargs.get("completion_ids"))
+
+        wrapper: Callable[..., Any] = marked_async
+    else:
+
+        def marked_call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                slot.enter(Phase.reward)
+                return count(function(*args, **kwargs), kwargs.get("completion_ids"))
+            finally:
+                slot.leave(Phase.reward)
+
+        wrapper = marked_call
+    functools.update_wrapper(wrapper, function)
+    if not hasattr(function, "__name__"):
+        wrapper.__name__ = type(function).__name__
+    wrapper._grpo_run_marked = True  # type: ignore[attr-defined]
+    return wrapper
+
+
+@contextmanager
+def mark_callbacks(handler: Any, base: type, slot: SlotWriter) -> Iterator[None]:
+    """Mark the user's own callbacks for the length of the block.
+
+    A callback may upload or evaluate for a long time. That time must not count as the phase that calls it. It is
+    measured by class and event.
+
+    Args:
+        handler: the trainer's `callback_handler`.
+        base: transformers' `TrainerCallback`. Only methods that a callback overrides are wrapped.
+    """
+    events = [name for name in dir(base) if name.startswith("on_")]
+    with ExitStack() as marks:
+        for callback in handler.callbacks:
+            if type(callback).__module__.startswith(UNMARKED_CALLBACKS):
+                continue
+            for name in events:
+                method = getattr(type(callback), name, None)
+                set_on_instance = name in getattr(callback, "__dict__", {})
+                if method is not None and method is not getattr(base, name) and not set_on_instance:
+                    wrapper = _as_callback(getattr(callback, name), slot, callback_name(callback, name))
+                    # a frozen or slotted callback stays unmarked
+                    with contextlib.suppress(AttributeError, TypeError):
+                        marks.enter_context(override_attributes(callback, **{name: wrapper}))
+        yield
+
+
+def callback_name(callback: object, event: str) -> str:
+    """Return the name that a callback's durations are kept by: `MyCallback.on_step_end`."""
+    return f"{type(callback).__qualname__.rpartition('<locals>.')[2]}.{event}"
+
+
+def _as_callback(method: Callable[..., Any], slot: SlotWriter, name: str) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            slot.enter_callback(name)
+            return method(*args, **kwargs)
+        finally:
+            slot.leave(Phase.callback)
+
+    return marked

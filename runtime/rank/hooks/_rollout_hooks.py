@@ -1,0 +1,102 @@
+"""The methods of a trainer that are wrapped around generation, rewards and losses, in one table.
+
+Called by `train_call.py`. The table lists for each method what is called around it, from the outside in. The
+order matters: quarantined prompts are replaced before anything is generated, samples are masked outside
+everything that TRL computes for them but inside the phase, and caps see what sub-batches return. What each
+part does is described in its own module; this one knows only their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from grpo_run.runtime.rank.hooks._phases import mark_rewards, marked
+from grpo_run.runtime.rank.hooks._tools import mark_tools
+from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
+from grpo_run.runtime.rank.rewards.served import rewards_of
+from grpo_run.runtime.rank.rollouts.capping import Capping, capping_of
+from grpo_run.runtime.rank.rollouts.forecast import Forecasts
+from grpo_run.runtime.rank.rollouts.forecast_splitting import TrainerPasses
+from grpo_run.runtime.rank.rollouts.quarantine import PromptQuarantine
+from grpo_run.runtime.rank.rollouts.repeated_masking import read_earlier
+from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
+from grpo_run.runtime.rank.rollouts.sub_batches import in_sub_batches
+from grpo_run.runtime.rank.saving import description
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.step.step_vote import StepVote
+from grpo_run.runtime.upstream import trainer_names, training_passes
+from grpo_run.runtime.upstream.patches import Handler, wrapped_methods
+from grpo_run.watchdog.observation import Phase
+
+
+@contextmanager
+def rollouts_hooked(
+    trainer: Any, session: Session, train_call: int, step_vote: StepVote, forecasts: Forecasts | None
+) -> Iterator[None]:
+    """Bound, mark and record the rollouts of a trainer for the length of the block.
+
+    Args:
+        train_call: number of the call in the run.
+        step_vote: receives the phases, and whether a rollout was cut at its deadline.
+        forecasts: of this call; None if there are none.
+
+    Raises:
+        ConfigError: a cap cannot be applied.
+    """
+    slot, fingerprint = session.slot, step_vote.fingerprint
+    sharded = description.layout(trainer) != description.REPLICATED
+    parts = session.settings.memory_plan.generation_sub_batches
+    with ExitStack() as hooks:
+        hooks.enter_context(rewards_of(session).served(trainer))
+        sub_batches = in_sub_batches(trainer, parts, sharded=sharded, warn=session.warn)
+        caps = capping_of(trainer, session, train_call, step_vote.report_timed_out)
+        quarantine = PromptQuarantine(trainer, session, train_call)
+        masking = SampleMasking(
+            trainer,
+            session,
+            quarantine.row_reasons(_end_reasons(caps)),
+            train_call=train_call,
+            earlier=read_earlier(session, train_call),
+            generators=(read_generators, write_generators),
+        )
+        passes = None if forecasts is None else TrainerPasses(trainer, forecasts, step_vote)
+        around: dict[str, Sequence[Handler | None]] = {
+            trainer_names.GENERATE_AND_SCORE: (
+                quarantine.replace_prompts if quarantine.is_needed else None,
+                marked(Phase.score, slot, fingerprint),
+                masking.mask_samples if masking.is_possible else None,
+            ),
+            trainer_names.GENERATE: (
+                passes.forecast_rollout if passes else None,
+                marked(Phase.generate, slot, fingerprint),
+                caps.cap_rollout if caps else None,
+            ),
+            trainer_names.SINGLE_TURN: (caps.cap_turn if caps else None, sub_batches),
+            trainer_names.CALCULATE_REWARDS: (
+                masking.choose_samples if masking.is_possible else None,
+                marked(Phase.reward, slot, fingerprint),
+            ),
+            training_passes.SCORE: (passes.score_in_pieces if passes else None,),
+            "compute_loss": (passes.train_in_pieces if passes else None,),
+            "evaluate": (marked(Phase.eval, slot, fingerprint),),
+        }
+        mark_rewards(trainer, slot)
+        if caps is not None:
+            hooks.enter_context(caps.prepared())
+        if forecasts is not None:
+            hooks.enter_context(forecasts.measuring())
+        hooks.enter_context(wrapped_methods(trainer, around))
+        hooks.enter_context(mark_tools(trainer, session))
+        yield
+
+
+def _end_reasons(caps: Capping | None) -> Callable[[], Sequence[str] | None]:
+    """Return a function that says why each completion of the last rollout ended; None without caps."""
+
+    def reasons() -> Sequence[str] | None:
+        found = None if caps is None else caps.end_reasons()
+        return None if found is None else [reason.value for reason in found]
+
+    return reasons

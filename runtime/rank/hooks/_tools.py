@@ -1,0 +1,153 @@
+"""Marks on the board which tool of an agent runs, and cancels an asynchronous tool that is late.
+
+TRL calls tools and `reset` of environments inside a rollout. Each is measured by its name, like a user's callback, so
+that a tool that hangs is named and has a deadline of its own. Called by `_rollout_hooks.py`. Does not change arguments or
+results, and does not end a synchronous tool: nothing in the process can, and the hang detector does.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from grpo_run.runtime.rank.saving.description import layout
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.upstream import trainer_names
+from grpo_run.runtime.upstream.async_functions import finished_within
+from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.text import reset_name, tool_name
+
+_MARKED = "_grpo_run_tool"
+SHARDED = {"deepspeed-zero3": "ZeRO-3", "fsdp1": "FSDP", "fsdp2": "FSDP"}
+"""Layouts in which every call of the model is collective, by name as `layout` returns it."""
+
+
+@contextmanager
+def mark_tools(trainer: Any, session: Session) -> Iterator[None]:
+    """Mark the tools and environments of a trainer for the length of the block; a trainer without them is left alone."""
+    call_tools = getattr(trainer, trainer_names.TOOL_CALLS, None)
+    if (text := uneven_turns(trainer, session.world_size)) is not None:
+        session.warn(text)
+    asynchronous = _AsyncTools(session)
+    with ExitStack() as marks:
+        if call_tools is not None:
+            marks.enter_context(
+                override_attributes(
+                    trainer,
+                    **{
+                        trainer_names.TOOL_CALLS: _with_marked_tools(
+                            trainer, call_tools, session, asynchronous
+                        )
+                    },
+                )
+            )
+        pools = getattr(trainer, trainer_names.ENVIRONMENTS, {})
+        for kind in {type(environment) for pool in pools.values() for environment in pool}:
+            marks.enter_context(override_attributes(kind, reset=_marked_reset(kind, session)))
+        yield
+
+
+def uneven_turns(trainer: Any, world_size: int) -> str | None:
+    """Return a warning if the ranks of an agent may call the model unequally often where that is a deadlock; else None.
+
+    TRL's loop over tool calls ends on each rank by itself.
+    """
+    sharded = SHARDED.get(layout(trainer))
+    if world_size == 1 or sharded is None or not getattr(trainer, "tools", None):
+        return None
+    if getattr(trainer.args, "use_vllm", False):
+        return None  # the model itself is not called
+    return (
+        f"with {sharded} all ranks must generate equally often, and TRL ends the calls of tools on each rank by itself: if the"
+        " completions of one rank call tools in more turns than those of another, the ranks deadlock, which is proved and"
+        " reported; use ZeRO-2, DDP or vLLM for agents"
+    )
+
+
+class _AsyncTools:
+    """Marks and limits the asynchronous tools of one trainer.
+
+    They run beside each other in TRL's event loop, in another thread, while the main thread waits for all of them: the
+    phase lasts from the first one's start to the last one's end, and has the name of the first.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._running = 0
+
+    def mark(self, function: Callable[..., Any], name: str, session: Session) -> Callable[..., Any]:
+        """Limit each call. TRL shows the error to the model as the tool's result, as for any exception of a tool."""
+
+        @functools.wraps(function)
+        async def limited(*args: Any, **kwargs: Any) -> Any:
+            if not self._running:
+                session.slot.enter_callback(name)
+            self._running += 1
+            try:
+                return await self._limited(function(*args, **kwargs), name)
+            finally:
+                self._running -= 1
+                if not self._running:
+                    session.slot.leave(Phase.callback)
+
+        setattr(limited, _MARKED, True)
+        return limited
+
+    async def _limited(self, call: Awaitable[Any], name: str) -> Any:
+        limit_seconds = self._session.config.timeouts.tool_seconds
+        task = await finished_within(call, limit_seconds)
+        if task is not None:
+            return task.result()
+        session = self._session
+        session.journal.write("tool_cancelled", rank=session.rank, tool=name, seconds=limit_seconds)
+        text = (
+            f"{name} was cancelled after {limit_seconds:g} s (--tool-timeout): the model is shown the error"
+        )
+        session.notify(text)
+        session.warn_in_journal(text)
+        raise TimeoutError(f"no answer within {limit_seconds:g} s")
+
+
+def _with_marked_tools(
+    trainer: Any, call_tools: Callable[..., Any], session: Session, asynchronous: _AsyncTools
+) -> Callable[..., Any]:
+    @functools.wraps(call_tools)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        for attribute, mark in (
+            (trainer_names.SYNC_TOOLS, _sync),
+            (trainer_names.ASYNC_TOOLS, asynchronous.mark),
+        ):
+            for tools in getattr(trainer, attribute, ()):
+                for name, tool in tools.items():
+                    if not hasattr(tool, _MARKED):
+                        tools[name] = mark(tool, tool_name(name), session)
+        return call_tools(*args, **kwargs)
+
+    return marked
+
+
+def _sync(function: Callable[..., Any], name: str, session: Session) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            session.slot.enter_callback(name)
+            return function(*args, **kwargs)
+        finally:
+            session.slot.leave(Phase.callback)
+
+    setattr(marked, _MARKED, True)
+    return marked
+
+
+def _marked_reset(environment: type, session: Session) -> Any:
+    """Return `reset` of an environment's class, marked: its instances may be pickled, or have no attributes of their own."""
+    marked = _sync(environment.reset, reset_name(environment.__qualname__), session)  # type: ignore[attr-defined]
+    declared = inspect.getattr_static(environment, "reset")
+    takes_instance = hasattr(type(declared), "__get__") and not isinstance(
+        declared, (staticmethod, classmethod)
+    )
+    return marked if takes_instance else staticmethod(marked)

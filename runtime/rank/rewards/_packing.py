@@ -1,0 +1,241 @@
+"""Pickles reward functions and their arguments by value, and names those that cannot be sent to another process.
+
+By value means with their code: what the script and the modules beside it define is part of the pickle, so that a worker
+never imports them. Other libraries are imported by the worker. Called by `_service.py` in the rank and by `_worker.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import pickle
+import random
+import site
+import sys
+import types
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cloudpickle
+
+MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
+"""A function or a batch above this stays in the rank: copying it would take longer than most functions."""
+_GENERATORS = ("random", "numpy", "torch")
+
+
+class StaysInRankError(Exception):
+    """A reward function that cannot run in a worker. The message completes "stays in the rank: it ..."."""
+
+
+class Packed:
+    """A pickled object, and the libraries that it needs.
+
+    Attributes:
+        content: the pickle.
+        modules: names of the modules that are imported when it is loaded.
+    """
+
+    def __init__(self, content: bytes, modules: Collection[str]) -> None:
+        self.content = content
+        self.modules = frozenset(modules)
+
+
+def pack_function(function: Any) -> Packed:
+    """Pickle a reward function.
+
+    Raises:
+        StaysInRankError: it cannot be pickled, it holds a model or a device, it changes variables outside itself, or it
+            is too large.
+    """
+    reason = _obvious_reason(function)
+    if reason is not None:
+        raise StaysInRankError(reason)
+    try:
+        with _by_value(_modules_of_the_script()):
+            packed = dump(function)
+    except StaysInRankError:
+        raise
+    except Exception:  # noqa: BLE001 - a module beside the script holds something that cannot be pickled
+        try:
+            packed = dump(function)  # the worker imports these modules then
+        except StaysInRankError:
+            raise
+        except Exception as error:
+            raise StaysInRankError(f"cannot be pickled ({_line(error)})") from error
+    if len(packed.content) > MAX_PAYLOAD_BYTES:
+        raise StaysInRankError(f"is larger than {MAX_PAYLOAD_BYTES // 2**20} MiB")
+    return packed
+
+
+def pack_arguments(arguments: dict[str, Any]) -> bytes:
+    """Pickle the keyword arguments of a call.
+
+    Raises:
+        StaysInRankError: they cannot be pickled, or they are too large.
+    """
+    try:
+        content = dump(arguments).content
+    except StaysInRankError:
+        raise
+    except Exception as error:
+        raise StaysInRankError(f"gets columns that cannot be pickled ({_line(error)})") from error
+    if len(content) > MAX_PAYLOAD_BYTES:
+        raise StaysInRankError(f"gets more than {MAX_PAYLOAD_BYTES // 2**20} MiB in one call")
+    return content
+
+
+def dump(value: Any) -> Packed:
+    """Pickle any value by value."""
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer)
+    pickler.dump(value)
+    return Packed(buffer.getvalue(), pickler.modules)
+
+
+def load(content: bytes) -> Any:
+    """Return what was pickled with `dump`."""
+    return pickle.loads(content)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.modules: set[str] = set()
+
+    def reducer_override(self, value: Any) -> Any:
+        """Refuse what belongs to the rank, and note the modules that loading imports."""
+        if isinstance(value, types.ModuleType):
+            self._note(value.__name__)
+        elif isinstance(value, (type, types.FunctionType)):
+            self._note(str(value.__module__))
+            if isinstance(value, types.FunctionType) and not _is_importable(value) and _rebinds(value):
+                raise StaysInRankError("changes variables outside itself")
+        elif isinstance(value, functools._lru_cache_wrapper) and not _is_importable(value.__wrapped__):
+            # by default it is looked up by its name, which a worker cannot
+            return _cached_again, (value.__wrapped__, value.cache_parameters())
+        elif isinstance(value, random.Random) or type(value).__name__ in ("RandomState", "Generator"):
+            # the process's own generators are not copied: the worker's are in the same state
+            for name in _GENERATORS:
+                if name in sys.modules and value is generator(name):
+                    return generator, (name,)
+        else:
+            reason = _belongs_to_rank(value)
+            if reason is not None:
+                raise StaysInRankError(reason)
+        return super().reducer_override(value)
+
+    def _note(self, module: str) -> None:
+        if module not in ("__main__", *cloudpickle.list_registry_pickle_by_value()):
+            self.modules.add(module)
+
+
+def generator(name: str) -> Any:
+    """Return the global generator of this process of a library: `random`, `numpy` or `torch`."""
+    if name == "random":
+        return getattr(random.seed, "__self__", None)  # a method of it
+    if name == "numpy":
+        import numpy
+
+        return numpy.random.mtrand._rand
+    import torch
+
+    return torch.default_generator
+
+
+def _cached_again(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _obvious_reason(function: Any) -> str | None:
+    seen = 0
+    while function is not None and seen < 100:
+        if hasattr(function, "forward") or isinstance(function, type):
+            return "is a model" if hasattr(function, "forward") else "is a class"
+        if callable(getattr(function, "state_dict", None)) and callable(
+            getattr(function, "load_state_dict", None)
+        ):
+            return "has a state_dict, which checkpoints contain"
+        function, seen = getattr(function, "__wrapped__", None), seen + 1
+    return None
+
+
+def _belongs_to_rank(value: Any) -> str | None:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    if isinstance(value, torch.nn.Module):
+        return "holds a model"
+    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+        return f"holds a tensor on {value.device}"
+    return None
+
+
+def _is_importable(function: Any) -> bool:
+    """Whether a function is pickled by its name."""
+    module = sys.modules.get(str(function.__module__))
+    if module is None or module.__name__ in ("__main__", *cloudpickle.list_registry_pickle_by_value()):
+        return False
+    found: Any = module
+    for part in function.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is function
+
+
+def _rebinds(function: types.FunctionType) -> bool:
+    """Whether a function assigns to a global variable, or to one of a function around it."""
+    return _code_rebinds(function.__code__, frozenset(function.__code__.co_freevars))
+
+
+def _code_rebinds(code: types.CodeType, outside: frozenset[str]) -> bool:
+    import dis
+
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            return True
+        if instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and instruction.argval in outside:
+            return True
+    return any(
+        _code_rebinds(constant, outside & frozenset(constant.co_freevars))
+        for constant in code.co_consts
+        if isinstance(constant, types.CodeType)
+    )
+
+
+def _modules_of_the_script() -> list[types.ModuleType]:
+    """The loaded modules whose files are beside the script or below the working directory, without installed ones."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    roots = {os.getcwd(), *([os.path.dirname(os.path.realpath(main))] if main else [])}
+    installed = tuple(os.path.realpath(path) + os.sep for path in (sys.prefix, sys.base_prefix, *_sites()))
+    found = []
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if not isinstance(path, str) or name.partition(".")[0] in ("grpo_run", "__main__"):
+            continue
+        path = os.path.realpath(path)
+        if not path.startswith(installed) and any(path.startswith(root + os.sep) for root in roots):
+            found.append(module)
+    return found
+
+
+def _sites() -> list[str]:
+    return [*site.getsitepackages(), site.getusersitepackages()]
+
+
+@contextmanager
+def _by_value(modules: Collection[types.ModuleType]) -> Iterator[None]:
+    registered = []
+    try:
+        for module in modules:
+            if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.register_pickle_by_value(module)
+                registered.append(module)
+        yield
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]

@@ -1,0 +1,391 @@
+"""The rank's workers: start them, give them calls, watch the calls, and end those that take too long.
+
+One call runs in one worker; further calls at the same time wait for a free one. While a call runs, the rank
+looks at its worker now and then, without a thread of its own. `WorkerHandle` is one worker and its keeper
+seen from the rank: connections, resource usage, why it is replaced, and its end. The keeper, not the rank,
+kills the worker. `_service.py` decides what a failed call means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from grpo_run.runtime.history.rewards import FailureKind
+from grpo_run.runtime.processes import usage
+from grpo_run.runtime.rank.rewards._deadlines import CallClock
+from grpo_run.runtime.rank.rewards._messages import (
+    Failure,
+    FrameReader,
+    Reply,
+    Task,
+    send_frame,
+    send_frame_until,
+)
+from grpo_run.runtime.rank.rewards._worker import HEARTBEAT, own_memory_bytes
+from grpo_run.runtime.rank.rewards.host import WorkerHost
+from grpo_run.watchdog.diagnosis.exits import signal_name
+from grpo_run.watchdog.memory.host_reading import groups_of
+from grpo_run.watchdog.stalls.process_clocks import ThreadReading, TreeReading
+
+END_SECONDS = 15.0
+"""How long a worker may take to end after it was killed; longer than its keeper waits."""
+START_SECONDS = 60.0
+RECYCLE_BYTES = 1024**3
+"""A worker that keeps this much more memory after a call than after its first one is replaced."""
+RECYCLE_PROCESSES = 8
+"""A worker that has left more processes than this is replaced, which ends them."""
+SOCKET_BYTES = 4 * 1024**2
+"""Buffer of a connection, so that a batch is sent without waiting for its reader; the kernel may grant less."""
+
+
+class WorkerHandle:
+    """One worker and its keeper, seen from the rank."""
+
+    def __init__(self, host: WorkerHost) -> None:
+        control, their_control = socket.socketpair()
+        tasks, their_tasks = socket.socketpair()
+        self._control, self._tasks = control, tasks
+        for end in (tasks, their_tasks):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+        memory = os.memfd_create("grpo-run-heartbeat", os.MFD_CLOEXEC)
+        os.ftruncate(memory, HEARTBEAT.size)
+        self._heartbeat = mmap.mmap(memory, HEARTBEAT.size)
+        try:
+            host.start_worker(their_control, their_tasks, memory)
+        except OSError:
+            control.close()
+            tasks.close()
+            raise
+        finally:
+            os.close(memory)
+            their_control.close()
+            their_tasks.close()
+        control.setblocking(False)
+        tasks.setblocking(False)
+        self.functions: set[int] = set()
+        self._events: list[dict[str, int | str]] = []
+        self._frames = FrameReader(tasks)
+        self._reports = FrameReader(control)
+        self._closed = False
+        self._base_bytes: int | None = None
+        self._poll = select.poll()
+        self._poll.register(tasks, select.POLLIN)
+        self._poll.register(control, select.POLLIN)
+        self.pid = self._await_start()
+        self._cgroup = next(iter(groups_of(self.pid)), None)
+        self._kills: int | None = None
+
+    def send(self, content: bytes, deadline: float) -> None:
+        """Send a frame.
+
+        Args:
+            content: of the frame.
+            deadline: until when it may take, in monotonic seconds.
+        """
+        self._kills = self._count_kills()
+        send_frame_until(self._tasks, content, deadline)
+
+    def receive(self, seconds: float) -> bytes | None:
+        """Return a frame that is complete within some time, or None.
+
+        Raises:
+            ConnectionError: the worker has ended.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            left = deadline - time.monotonic()
+            ready = self._poll.poll(max(0.0, left) * 1000)
+            if not ready:
+                return None
+            if any(descriptor == self._tasks.fileno() for descriptor, _ in ready):
+                frame = self._frames.read()
+                if frame is not None:
+                    return frame
+            else:
+                self._read_reports()
+                if self._event("exited") is not None or self._event("closed") is not None:
+                    raise ConnectionError("the worker has exited")
+
+    def memory_bytes(self) -> int:
+        """Return the memory that the worker itself holds."""
+        return own_memory_bytes(self.pid)
+
+    def read_tree_usage(self) -> TreeReading | None:
+        """Return what the worker's processes have used. It leads a session, as a rank does."""
+        members = usage.find_process_trees([self.pid])[self.pid]
+        used = usage.read_tree_usage(members)
+        threads = usage.read_threads(members)
+        if used is None or threads is None:
+            return None
+        return TreeReading(
+            members=used.members,
+            cpu_seconds=used.cpu_seconds,
+            io_bytes=used.io_bytes,
+            runnable=frozenset(number for number, thread in threads.items() if thread.state == "R"),
+            connected=_is_connected(members, self._tasks),
+        )
+
+    def read_threads(self) -> dict[int, ThreadReading] | None:
+        """Return the threads of the worker itself, or None."""
+        threads = usage.read_threads([self.pid])
+        if threads is None:
+            return None
+        return {number: ThreadReading(one.state, one.cpu_seconds) for number, one in threads.items()}
+
+    def heartbeat_age(self, now: float) -> float:
+        """Return for how long no thread of the worker's interpreter has run; 0 before it has begun."""
+        (stamp,) = HEARTBEAT.unpack_from(self._heartbeat)
+        return now - stamp / 1e9 if stamp else 0.0
+
+    def why_replace(self, reply: Reply) -> str | None:
+        """Return why this worker should not run another call; None if it may."""
+        if reply.left_processes > RECYCLE_PROCESSES:
+            return f"left {reply.left_processes} processes"
+        if self._base_bytes is None:
+            self._base_bytes = reply.anonymous_bytes
+        kept = reply.anonymous_bytes - self._base_bytes
+        return f"kept {kept / 2**30:.1f} GiB more than at first" if kept > RECYCLE_BYTES else None
+
+    def how_it_ended(self) -> Failure:
+        """Return how a worker ended by itself: for lack of memory, if the kernel has killed a process of its cgroup meanwhile."""
+        with contextlib.suppress(OSError):
+            self._await_event("exited", END_SECONDS)
+        event = self._event("exited")
+        if event is None:
+            return Failure(kind=FailureKind.died, message="ended its worker process")
+        status = int(event["status"])
+        if not os.WIFSIGNALED(status):
+            text = f"ended its worker process with exit code {os.WEXITSTATUS(status)}"
+            return Failure(kind=FailureKind.died, message=text)
+        text = f"ended its worker process by {signal_name(os.WTERMSIG(status))}"
+        killed = (self._count_kills() or 0) - (self._kills or 0)
+        if self._cgroup is None or killed <= 0 or os.WTERMSIG(status) != signal.SIGKILL:
+            return Failure(kind=FailureKind.died, message=text)
+        plural = "es" if killed > 1 else ""
+        return Failure(
+            kind=FailureKind.memory,
+            message=f"{text}, while the kernel killed {killed} process{plural} of {self._cgroup.folder} for lack of memory",
+        )
+
+    def _count_kills(self) -> int | None:
+        return self._cgroup.kills() if self._cgroup is not None else None
+
+    def end(self) -> int:
+        """End the worker and everything that it has started; return how many processes that was besides it.
+
+        One in uninterruptible sleep is left to its keeper after some seconds.
+        """
+        if self._closed:
+            return 0
+        self._closed = True
+        killed = 0
+        with contextlib.suppress(OSError):
+            self._control.setblocking(True)
+            send_frame(self._control, b"end")
+            self._control.setblocking(False)
+        with contextlib.suppress(OSError):
+            killed = int(self._await_event("gone", END_SECONDS)["killed"])
+        self._control.close()
+        self._tasks.close()
+        return killed
+
+    def _await_start(self) -> int:
+        return int(self._await_event("started", START_SECONDS)["pid"])
+
+    def _await_event(self, name: str, seconds: float) -> dict[str, int | str]:
+        deadline = time.monotonic() + seconds
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        while (event := self._event(name)) is None:
+            left = deadline - time.monotonic()
+            if self._event("closed") is not None:
+                raise ConnectionError("the keeper of a reward worker has ended")
+            if left <= 0 or not poll.poll(left * 1000):
+                raise TimeoutError(
+                    f"the keeper of a reward worker did not report {name!r} in {seconds:.0f} s"
+                )
+            self._read_reports()
+        return event
+
+    def _read_reports(self) -> None:
+        try:
+            while (frame := self._reports.read()) is not None:
+                self._events.append(json.loads(frame))
+        except ConnectionError:
+            self._events.append({"event": "closed"})
+
+    def _event(self, name: str) -> dict[str, int | str] | None:
+        return next((event for event in self._events if event["event"] == name), None)
+
+
+def _is_connected(members: list[int], tasks: socket.socket) -> bool:
+    """Whether a process of a worker has a socket besides its own connection to the rank, as far as that can be read."""
+    for pid in members:
+        try:
+            descriptors = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            continue
+        found = 0
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                found += os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("socket:")
+        if found > 1:
+            return True
+    return False
+
+
+LOOK_SECONDS = 0.25
+"""Time between two looks at the memory of a worker that runs a call."""
+PROGRESS_SECONDS = 1.0
+LEAST_LIMIT_BYTES = 2 * 1024**3
+LIMIT_SHARE = 0.5
+"""Share of the node's available memory that the workers of all its ranks may take together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardCall:
+    """One call for the pool: `function` is pickled, `clock` decides when it has taken too long."""
+
+    key: int
+    function: bytes
+    task: Task
+    clock: CallClock
+
+
+class WorkerPool:
+    """The workers of one rank.
+
+    Args:
+        host: forks them.
+        size: how many calls may run at the same time.
+        memory_limit_bytes: of one worker.
+        on_replaced: is told why a worker was replaced between two calls.
+        on_waiting: is called about once per second while a call runs and is within its limits.
+    """
+
+    def __init__(
+        self,
+        host: WorkerHost,
+        *,
+        size: int,
+        memory_limit_bytes: int,
+        on_replaced: Callable[[str], None] = lambda reason: None,
+        on_waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._host = host
+        self._memory_limit_bytes = memory_limit_bytes
+        self._on_replaced = on_replaced
+        self._on_waiting = on_waiting
+        self._free = threading.Semaphore(size)
+        self._lock = threading.Lock()
+        self._idle: list[WorkerHandle] = []
+        self._numbers = itertools.count()
+
+    def call(self, call: RewardCall) -> Reply:
+        """Run one call in a worker; a reply with a failure if the worker had to be killed, or died.
+
+        Raises:
+            OSError: no worker can be started.
+        """
+        with self._free:
+            worker = self._take()
+            reply = self._run(worker, call)
+            if reply.failure is not None and reply.failure.kind in (
+                FailureKind.timeout,
+                FailureKind.memory,
+                FailureKind.died,
+            ):
+                worker.end()
+                return reply
+            reason = worker.why_replace(reply)
+            if reason is not None:
+                self._on_replaced(reason)
+                worker.end()
+            else:
+                with self._lock:
+                    self._idle.append(worker)
+            return reply
+
+    def refresh(self) -> None:
+        """End the idle workers: the next calls run in fresh ones."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            worker.end()
+
+    def close(self) -> None:
+        """End the workers and the host."""
+        self.refresh()
+        self._host.close()
+
+    def _take(self) -> WorkerHandle:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            return WorkerHandle(self._host)
+
+    def _run(self, worker: WorkerHandle, call: RewardCall) -> Reply:
+        began = time.monotonic()
+        known = call.key in worker.functions
+        task = call.task if known else replace(call.task, function=call.function)
+        try:
+            worker.send(pickle.dumps(task), began + call.clock.limit_seconds)
+            worker.functions.add(call.key)
+            return self._await(worker, call.clock, began)
+        except TimeoutError:
+            return _failed(FailureKind.timeout, call.clock.overdue(call.clock.limit_seconds) or "")
+        except OSError:
+            return Reply(failure=worker.how_it_ended(), records=[])
+
+    def _await(self, worker: WorkerHandle, clock: CallClock, began: float) -> Reply:
+        progress_at, look_at = began + PROGRESS_SECONDS, began + clock.look_seconds
+        while True:
+            frame = worker.receive(min(LOOK_SECONDS, clock.look_seconds, clock.limit_seconds))
+            if frame is not None:
+                reply: Reply = pickle.loads(frame)
+                return reply
+            now = time.monotonic()
+            reason = clock.overdue(now - began)
+            if reason is None and now >= look_at:
+                look_at = now + clock.look_seconds
+                reason = clock.quiet(worker.read_tree_usage(), now) or clock.frozen(
+                    worker.read_threads(), worker.heartbeat_age(now), now
+                )
+            if reason is not None:
+                return _failed(FailureKind.timeout, reason)
+            size = worker.memory_bytes()
+            if size > self._memory_limit_bytes:
+                limit = f"{self._memory_limit_bytes / 2**30:.1f} GiB"
+                return _failed(
+                    FailureKind.memory,
+                    f"used {size / 2**30:.1f} GiB of memory, more than the limit of {limit}",
+                )
+            if now >= progress_at:
+                progress_at = now + PROGRESS_SECONDS
+                self._on_waiting()
+
+
+def _failed(kind: FailureKind, message: str) -> Reply:
+    return Reply(failure=Failure(kind=kind, message=message), records=[])
+
+
+def memory_limit_bytes(available_bytes: int, workers: int) -> int:
+    """Return the memory limit of one worker.
+
+    Args:
+        available_bytes: memory that the node can give to new work.
+        workers: of all ranks of the node.
+    """
+    return max(LEAST_LIMIT_BYTES, int(LIMIT_SHARE * available_bytes / max(1, workers)))

@@ -1,0 +1,234 @@
+"""A worker: runs reward functions of one rank, one call at a time, in a process that may be killed.
+
+Forked by a keeper. It sees no accelerator. The function runs in its main thread, so timeouts by SIGALRM work as in a
+script. After each call the function is pickled again: one that has changed what it holds must stay in the rank. Does not
+limit its own time or memory; the rank does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import inspect
+import mmap
+import os
+import pickle
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+import types
+from typing import Any, NoReturn
+
+from grpo_run.runtime.history.rewards import FailureKind
+from grpo_run.runtime.rank.rewards import _packing as packing
+from grpo_run.runtime.rank.rewards import _process_group as process_group
+from grpo_run.runtime.rank.rewards import _returned_values as returned_values
+from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task, receive_frame, send_frame
+from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
+
+RECORDED = ("log_extra", "log_metric")
+"""Arguments that are the rank's own functions: calls of them are recorded here and made in the rank."""
+NOT_COLUMNS = frozenset({"trainer_state", *RECORDED})
+USES_GROUP = "uses torch's process group"
+HEARTBEAT = struct.Struct("<Q")
+HEARTBEAT_SECONDS = 1.0
+MAX_TRACEBACK_CHARACTERS = 16 * 1024
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def work(tasks: socket.socket, heartbeat: int) -> NoReturn:
+    """Run tasks until the rank closes the connection.
+
+    Args:
+        heartbeat: descriptor of the memory that a thread stamps about once per second, as long as it gets the interpreter.
+    """
+    beating = _Heartbeat(heartbeat)
+    # a function may start processes that look up its helpers by name; they must not run a script again
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    faulthandler.enable()  # a crash shows its line in the rank's output
+    worker = _Worker()
+    process = os.getpid()
+    while (frame := receive_frame(tasks)) is not None:
+        with beating:
+            reply = worker.run(pickle.loads(frame))
+        if os.getpid() != process:
+            os._exit(0)  # forked by the function, and returned from it
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        send_frame(tasks, _pickled(reply))
+    os._exit(0)
+
+
+class _Heartbeat:
+    """Stamps a memory about once per second inside its block, as long as a thread of this interpreter gets to run.
+
+    Between two calls its thread waits without a time limit: the hang detector proves that a rank is stuck only if all
+    threads of its processes are.
+
+    Args:
+        descriptor: of the memory, which is 0 between two calls. It is closed.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, HEARTBEAT.size)
+        os.close(descriptor)
+        self._calling = threading.Event()
+        threading.Thread(target=self._beat, daemon=True, name="grpo-run-heartbeat").start()
+
+    def __enter__(self) -> None:
+        self._stamp(time.monotonic_ns())
+        self._calling.set()
+
+    def __exit__(self, *exception: object) -> None:
+        self._calling.clear()
+        self._stamp(0)
+
+    def _beat(self) -> None:
+        while True:
+            self._calling.wait()
+            self._stamp(time.monotonic_ns())
+            time.sleep(HEARTBEAT_SECONDS)
+            if not self._calling.is_set():
+                self._stamp(0)
+
+    def _stamp(self, nanoseconds: int) -> None:
+        HEARTBEAT.pack_into(self._memory, 0, nanoseconds)
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self._functions: dict[int, tuple[Any, bytes]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, task: Task) -> Reply:
+        records: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        try:
+            function, before = self._function(task)
+            arguments = packing.load(task.arguments)
+        except Exception as error:  # noqa: BLE001 - loading imports libraries
+            return Reply(stays=f"cannot be loaded in another process ({_line(error)})", records=records)
+        for name in RECORDED:
+            if name in arguments:
+                arguments[name] = _recorder(name, records)
+        _name_helpers(function)
+        columns = {name: value for name, value in arguments.items() if name not in NOT_COLUMNS}
+        given = packing.dump(columns).content
+        write_generators(task.generators)
+        began = time.monotonic()
+        try:
+            with process_group.refused() as asked_for_group:
+                returned = self._call(function, arguments)
+            values = returned_values.checked(returned, len(arguments["prompts"]))
+        except process_group.ProcessGroupUsedError:
+            return self._reply(began, records=[], stays=USES_GROUP)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever the function raises
+            if asked_for_group():
+                return self._reply(began, records=[], stays=USES_GROUP)
+            kind = (
+                FailureKind.output
+                if isinstance(error, returned_values.OutputError)
+                else FailureKind.exception
+            )
+            return self._reply(began, records=records, failure=_failure(kind, error))
+        if asked_for_group():
+            return self._reply(began, records=[], stays=USES_GROUP)
+        if packing.dump(function).content != before:
+            return self._reply(began, records=[], stays="changes its own state")
+        if packing.dump(columns).content != given:
+            return self._reply(began, records=[], stays="changes the columns that it is given")
+        return self._reply(began, values=values, records=records, generators=read_generators())
+
+    def _function(self, task: Task) -> tuple[Any, bytes]:
+        if task.function is not None:
+            function = packing.load(task.function)
+            before = packing.dump(function).content
+            if packing.dump(function).content != before:
+                raise pickle.PicklingError("two pickles of it differ, so a change would not be noticed")
+            # functions share the classes of the script, and loading one sets the attributes of a class again
+            known = {key: (one, packing.dump(one).content) for key, (one, _) in self._functions.items()}
+            self._functions = {**known, task.key: (function, before)}
+        return self._functions[task.key]
+
+    def _call(self, function: Any, arguments: dict[str, Any]) -> Any:
+        result = function(**arguments)
+        if not inspect.isawaitable(result):
+            return result
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        return self._loop.run_until_complete(result)
+
+    def _reply(self, began: float, **fields: Any) -> Reply:
+        return Reply(
+            seconds=time.monotonic() - began,
+            anonymous_bytes=own_memory_bytes(),
+            left_processes=count_left_processes(),
+            **fields,
+        )
+
+
+def own_memory_bytes(pid: int | str = "self") -> int:
+    """Return how much memory a process has that it shares with no file and no other process; 0 if it has exited."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            _, resident, shared, *_ = file.read().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * _PAGE_BYTES
+
+
+def count_left_processes() -> int:
+    """Return how many processes this one has started that still exist, also as orphans or zombies."""
+    keeper = os.getppid()
+    lists = [f"/proc/self/task/{thread}/children" for thread in os.listdir("/proc/self/task")]
+    count = -1  # the keeper's children include this process
+    for path in (*lists, f"/proc/{keeper}/task/{keeper}/children"):
+        try:
+            with open(path, "rb") as file:
+                count += len(file.read().split())
+        except OSError:  # a thread has ended, or the kernel does not tell
+            continue
+    return max(0, count)
+
+
+def _recorder(name: str, records: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> Any:
+    def record(*args: Any, **kwargs: Any) -> None:
+        records.append((name, args, kwargs))
+
+    return record
+
+
+def _name_helpers(function: Any) -> None:
+    """Let the helpers of a function be found by name, as a pool of processes does that is started by it.
+
+    Before each call: another function of the script has helpers of the same names, which are other objects here.
+    """
+    inner = inspect.unwrap(getattr(function, "func", function))
+    if not hasattr(inner, "__globals__"):
+        inner = getattr(inner, "__func__", None) or type(inner).__call__
+    space = getattr(inner, "__globals__", {})
+    helpers = {name: value for name, value in space.items() if not name.startswith("__")}
+    sys.modules["__main__"].__dict__.update(helpers)
+
+
+def _failure(kind: FailureKind, error: BaseException) -> Failure:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    message = _line(error) if kind is FailureKind.exception else str(error)
+    return Failure(kind=kind, message=message, traceback=text[-MAX_TRACEBACK_CHARACTERS:])
+
+
+def _pickled(reply: Reply) -> bytes:
+    try:
+        return packing.dump(reply).content
+    except Exception as error:  # noqa: BLE001 - of what the function has logged
+        return pickle.dumps(Reply(stays=f"logs values that cannot be pickled ({_line(error)})", records=[]))
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
