@@ -1,6 +1,6 @@
 """Read a job from a training script: run it until its first `train()`, and take what its trainer says. Called by `cli/plan.py`.
 
-The script runs in a process of its own (`script_process.py`), without weights, trackers, a GPU or an engine
+The script runs in a process of its own (`_script_process.py`), without weights, trackers, a GPU or an engine
 of vLLM.
 """
 
@@ -15,13 +15,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from grpo_run.cli.planning.script_process import MAX_SECONDS, ScriptReply
+from grpo_run.cli.planning._script_process import MAX_SECONDS, ScriptReply
 from grpo_run.cli.planning.sources import JobSource
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.planning.plan_worker import refusals
 
-PROCESS = "grpo_run.cli.planning.script_process"
+PROCESS = "grpo_run.cli.planning._script_process"
 QUIET = {
     "CUDA_VISIBLE_DEVICES": "",
     "WANDB_MODE": "disabled",

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_run.cli.main import main
 from grpo_run.cli.planning import script
-from grpo_run.cli.planning.script_process import ScriptReply
+from grpo_run.cli.planning._script_process import ScriptReply
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.memory.facts import Computation, MemoryFacts, ModelFacts
 

@@ -14,7 +14,7 @@ import pytest
 import grpo_run.trainers
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.rank.hooks import train_call as train_call
+from grpo_run.runtime.rank.hooks import train_call
 from grpo_run.runtime.rank.hooks.attach import check_trainer, wrap_train
 from grpo_run.runtime.rank.step.guard import AttemptState
 
