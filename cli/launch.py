@@ -131,10 +131,10 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
         "git_commit": commit_of(launch.script.resolve().parent),
     }  # fmt: skip
     register(directory.path, registry_folder())
-    renew_record(directory.imports)
     from grpo_run.cli.launching.supervise import supervise
 
     with staging.staged(launch, directory, fields) as staged:
+        renew_record(directory.imports)
         return supervise(staged, directory, listener, ChangedFiles(directory, inputs))
 
 

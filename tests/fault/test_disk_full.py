@@ -234,7 +234,8 @@ def test_start_on_a_full_disk_is_refused_and_keeps_snapshots(disk: SmallDisk) ->
         committed = max(event["step"] for event in run.events("step_committed"))
         disk.leave(0)
         before = len(run.output.read_text())
-        assert run.start().wait() == 2
+        code = run.start().wait()
+        assert code == 2, run.tail()
         disk.empty()
         assert run.start().wait() == 0, run.tail()
         printed = run.output.read_text()[before:]

@@ -20,15 +20,6 @@ if pathlib.Path("out/killed").exists() and count < {FAILED_STARTS}:
 import odd_starts
 odd_starts.main()
 """
-LOOP = """
-import pathlib
-marker = pathlib.Path("raised")
-for step in range(100):
-    if step == 50 and not marker.exists():
-        marker.touch()
-        raise ValueError("once")
-pathlib.Path("finished").touch()
-"""
 
 
 @pytest.mark.full
@@ -45,15 +36,3 @@ def test_a_hub_that_is_away_after_a_kill_is_waited_for(runs: Callable[..., Run],
     assert len(recoveries) == 1 + FAILED_STARTS, run.tail()
     assert "which is tried for 10 min" in run.printed()
     assert run.events("resume_chosen")[-1]["step"] >= 2
-
-
-def test_a_script_without_a_trainer_that_raises_once_finishes(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
-    """As under torchrun with a restart. Its end does not name steps that nobody counted."""
-    (tmp_path / "loop.py").write_text(LOOP)
-    run = runs("loop.py").start()
-    assert run.wait(60) == 0, run.tail()
-    assert (tmp_path / "finished").exists()
-    assert "step 0" not in run.printed(), run.tail()
-    assert "from the start of the script" in run.printed()

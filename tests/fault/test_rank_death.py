@@ -132,7 +132,7 @@ def test_finished_train_call_is_restored_and_not_repeated(runs: Callable[..., Ru
 
 
 def test_exception_prints_the_users_traceback_and_stops(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """A failure before the first step is tried once more: traceback, and exit code 93."""
+    """A failure of the script before its first step ends the run: traceback, and exit code 93."""
     (tmp_path / "broken.py").write_text(
         "def setup():\n    raise KeyError('no such column: prompt')\n\nsetup()\n"
     )
@@ -143,9 +143,9 @@ def test_exception_prints_the_users_traceback_and_stops(runs: Callable[..., Run]
     assert 'broken.py", line 2, in setup' in text
     assert "runpy" not in text.split("Traceback")[-1]
     status = run.status()
-    assert status["attempts"] == 2
-    assert [recovery["cause"] for recovery in status["recoveries"]] == ["startup_failure"] * 2
-    assert [recovery["action"] for recovery in status["recoveries"]] == ["restart", "stop"]
+    assert status["attempts"] == 1
+    assert [recovery["cause"] for recovery in status["recoveries"]] == ["startup_failure"]
+    assert [recovery["action"] for recovery in status["recoveries"]] == ["stop"]
 
 
 POISON = {
@@ -184,7 +184,7 @@ def test_deterministic_failure_stops_the_run(script: str, runs: Callable[..., Ru
     ).start()  # fmt: skip
     assert run.wait() == 93, run.tail()
     status = run.status()
-    assert [recovery["action"] for recovery in status["recoveries"]] == ["restart", "stop"]
+    assert [recovery["action"] for recovery in status["recoveries"]] == ["stop"]
     assert {recovery["cause"] for recovery in status["recoveries"]} == {"exception"}
     assert "poisoned batch" in run.printed()
     assert status["checkpoint"]["step"] == 6  # the snapshot before the failing step

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
@@ -20,6 +21,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 RECORDED_STEP = 3
+WRAPPING = "/runtime/rank/(hooks|rollouts)/"
 EVENTS = os.path.join("runtime", "rank", "step", "events.py")
 
 
@@ -44,7 +46,7 @@ class Recorder:
         file, parameters = code.co_filename, code.co_varnames[: code.co_argcount]
         if file.endswith(EVENTS) and not code.co_name.startswith("_"):
             self._note("event", code, "")
-        elif "original" in parameters and "/runtime/rank/" in file and not code.co_name.startswith("_"):
+        elif "original" in parameters and code.co_name[0] != "_" and re.search(WRAPPING, file):
             self._note("around", code, frame.f_locals["original"].__name__)
         elif (
             caller is not None
