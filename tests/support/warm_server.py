@@ -220,7 +220,7 @@ def load() -> Launcher:
     descriptor = int(sys.argv[1])
     environment = dict(os.environ)  # before libraries set variables of their own
     os.environ[SUPERVISOR_PID] = sys.argv[2]
-    for name in (*IMPORTED, PRELOAD):
+    for name in (PRELOAD, *IMPORTED):  # first, so that it records torch and accelerate as its own imports
         importlib.import_module(name)
     del os.environ[SUPERVISOR_PID]
     del sys.modules[
