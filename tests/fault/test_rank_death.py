@@ -184,7 +184,7 @@ def test_deterministic_failure_stops_the_run(script: str, runs: Callable[..., Ru
     ).start()  # fmt: skip
     assert run.wait() == 93, run.tail()
     status = run.status()
-    assert [recovery["action"] for recovery in status["recoveries"]] == ["stop"]
+    assert [recovery["action"] for recovery in status["recoveries"]] == ["restart", "stop"]
     assert {recovery["cause"] for recovery in status["recoveries"]} == {"exception"}
     assert "poisoned batch" in run.printed()
     assert status["checkpoint"]["step"] == 6  # the snapshot before the failing step
