@@ -36,12 +36,14 @@ class ScriptReply(pydantic.BaseModel):
         settings: of its arguments: plain values, by name.
         own_optimizer: the script gives the trainer an optimizer.
         problem: why the script did not get to `train()`, as a clause; empty if it did.
+        exited: the script ended itself; what it printed last may say why.
     """
 
     facts: MemoryFacts | None = None
     settings: dict[str, Any] = {}
     own_optimizer: bool = False
     problem: str = ""
+    exited: bool = False
 
 
 def main() -> None:
@@ -66,7 +68,7 @@ def main() -> None:
         unloaded.prepare(int(ranks))
         runpy.run_path(script, run_name="__main__")
     except BaseException as error:  # noqa: BLE001  whatever the script raises, SystemExit too
-        _end(reply, ScriptReply(problem=_problem(error, script)))
+        _end(reply, ScriptReply(problem=_problem(error, script), exited=isinstance(error, SystemExit)))
     _end(reply, ScriptReply(problem="it ends without a call of Trainer.train()"))
 
 

@@ -121,7 +121,11 @@ def _run(path: Path, arguments: Sequence[str], ranks: int) -> ScriptReply:
             with contextlib.suppress(ProcessLookupError):  # nothing of it is left
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        if not answered.exists():
+        if answered.exists():
+            reply = ScriptReply.model_validate_json(answered.read_bytes())
+        else:
+            reply = ScriptReply(problem=f"its process ended with {code}", exited=True)
+        if reply.exited:
             last = printed.read_text(errors="replace").strip().rpartition("\n")[2][:200]
-            return ScriptReply(problem=f"its process ended with {code}: {last}".removesuffix(": "))
-        return ScriptReply.model_validate_json(answered.read_bytes())
+            reply.problem = f"{reply.problem}: {last}".removesuffix(": ")
+        return reply

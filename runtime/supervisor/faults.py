@@ -172,7 +172,7 @@ class FaultHandler:
             context: the fault.
             slots: the reading of the board in which it was observed.
             stopping: a stop has been requested.
-            exits_unseen_since: when ranks were polled last without a failure, in monotonic seconds.
+            exits_unseen_since: when ranks were started, or polled last without a failure, in monotonic seconds.
         """
         outcome = None
         if context.finding is not None and all_returned(list(slots.values())):

@@ -123,7 +123,7 @@ class Supervisor:
         """The snapshot that the ranks of this attempt load from memory."""
         self.has_ranks = False
         """False while the agent waits in a rendezvous, during which `poll` is not called."""
-        self._previous_poll_at = self._polled_at = time.monotonic()
+        self._previous_poll_at = self._polled_at = self._ranks_started_at = time.monotonic()
 
     @property
     def exit_code(self) -> int | None:
@@ -182,6 +182,7 @@ class Supervisor:
     def attempt_started(self, ranks: RankGroup) -> None:
         """Begin to watch the ranks, which are running now."""
         self.has_ranks = True
+        self._ranks_started_at = time.monotonic()
         pids = self.attempt.by_rank(ranks.pids)
         self._hangs.begin_attempt(self.attempt, self.board, pids)
         self._host.begin_attempt(pids)
@@ -351,7 +352,7 @@ class Supervisor:
             self._incident(ranks, finding=finding),
             slots,
             stopping=self.stop.requested,
-            exits_unseen_since=self._previous_poll_at,
+            exits_unseen_since=max(self._previous_poll_at, self._ranks_started_at),
         )
         if resolution.restart:
             return self._start_again(delay_seconds=resolution.delay_seconds)

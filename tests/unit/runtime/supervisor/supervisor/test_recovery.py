@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
+import pytest
 from support.builders.runtime.supervised_run import SupervisedRun
 
 from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.processes.agent import Directive
+from grpo_run.runtime.processes.ranks import RankGroup
 
 
 def test_a_killed_rank_is_recovered_after_evidence_is_written(
@@ -87,3 +91,17 @@ def test_an_exception_before_the_first_step_ends_the_run(start: Callable[..., Su
     assert run.poll(run.ranks.exit(1, code=1)) is Directive.terminate
     assert run.supervisor.exit_code == 93
     assert run.events("incident")[0]["cause"] == "startup_failure"
+
+
+def test_a_fault_before_the_first_poll_is_not_older_than_the_ranks(
+    start: Callable[..., SupervisedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor is made before the ranks: their start, which takes seconds, is no time to detect a fault."""
+    run = start()
+    started_at = time.time()
+    monkeypatch.setattr(run.supervisor, "_polled_at", time.monotonic() - 60.0)
+    run.supervisor.attempt_started(cast(RankGroup, run.ranks))
+    run.poll(run.ranks.exit(1, signal=9))
+    (record,) = run.events("incident")
+    assert record["failed_at"] >= started_at - 0.1
+    assert record["detection_seconds"] < 30.0
