@@ -1,4 +1,6 @@
-"""Find the packages: `runtime/board/` is installed as `grpo_run.runtime.board`. Everything else is in pyproject.toml."""
+"""Find the packages: `runtime/board/` is installed as `grpo_run.runtime.board`. Everything else is in
+pyproject.toml.
+"""
 
 from setuptools import find_packages, setup
 

@@ -1,6 +1,7 @@
 """Measure what caps on generation cost, and how much real text the repetition cap takes for loops.
 
-The cost is measured in pairs: the same batch is generated with and without caps in turn, in one process on one thread, in
+The cost is measured in pairs: the same batch is generated with and without caps in turn, in one process on
+    one thread, in
 CPU time. The text is that
 of GSM8K's solutions (GRPO_RUN_GSM8K names the folder) and of the documentation strings in Python's library.
 """
@@ -93,19 +94,28 @@ def trained(texts: list[str]) -> Tokenizer:
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.train_from_iterator(
-        texts,
-        BpeTrainer(vocab_size=30_000, show_progress=False, initial_alphabet=ByteLevel.alphabet()),
+        texts, BpeTrainer(vocab_size=30_000, show_progress=False, initial_alphabet=ByteLevel.alphabet())
     )
     return tokenizer
 
 
 def pairs(number: int, window: int) -> list[tuple[float, float]]:
-    """Return the CPU seconds of a generation on one thread without and with caps, in turn which comes first."""
+    """Return the CPU seconds of a generation on one thread without and with caps, in turn which comes
+    first.
+    """
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=2048, bos_token_id=None, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     model = Qwen2ForCausalLM(config).eval()
     prompts = torch.randint(1, VOCABULARY, (BATCH, PROMPT))
 

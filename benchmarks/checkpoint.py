@@ -8,8 +8,8 @@ One process trains a model for one real step of AdamW, and then saves it repeate
     disk     to a folder on disk, without fsync
 
 Each round has one save of each, in alternating order. After it the files on disk are deleted and the disk is
-synced, so that no save waits for the writes of another. The first save into memory also allocates the memory and
-is reported separately. At the end the snapshot is copied to disk and digested, as the drain worker does.
+synced, so that no save waits for the writes of another. The first save into memory also allocates the memory
+and is reported separately. At the end the snapshot is copied to disk and digested, as the drain worker does.
 
 Requires about 70 MB of memory and 25 MB of disk per million parameters.
 """
@@ -181,7 +181,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=machine.count, default=9, help="saves of each kind; default 9")
     parser.add_argument("--layers", type=machine.count, default=12, help="layers of the model; default 12")
     parser.add_argument("--hidden", type=machine.count, default=1024, help="its hidden size; default 1024")
-    parser.add_argument("--folder", type=Path, default=None, help="folder on the disk to measure; default: the temporary directory")  # fmt: skip
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=None,
+        help="folder on the disk to measure; default: the temporary directory",
+    )
     options = parser.parse_args()
     os.environ.update(
         {"HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}

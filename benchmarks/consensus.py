@@ -1,10 +1,13 @@
-"""Measure what `consensus.while_any` adds to an iteration of a loop on two ranks, paired with the same loop without it.
+"""Measure what `consensus.while_any` adds to an iteration of a loop on two ranks, paired with the same loop
+without it.
 
-Each run measures blocks of three loops in turn: without any agreement, with `while_any`, and with a flag that the script
-reduces itself on the default group. The first is subtracted from the others, round by round, so that a drift of the
-machine affects all alike. Runs under `grpo-run launch`, where ranks of one node exchange calls in shared memory, and
-under torchrun, where they use the default group. Without work between two calls, and with 10 ms of computing and a
-barrier in each iteration of all three loops: without it, the time for which a rank waits for the other would count as a cost.
+Each run measures blocks of three loops in turn: without any agreement, with `while_any`, and with a flag that
+    the script
+reduces itself on the default group. The first is subtracted from the others, round by round, so that a drift
+of the machine affects all alike. Runs under `grpo-run launch`, where ranks of one node exchange calls in
+shared memory, and under torchrun, where they use the default group. Without work between two calls, and with
+10 ms of computing and a barrier in each iteration of all three loops: without it, the time for which a rank
+waits for the other would count as a cost.
 """
 
 from __future__ import annotations

@@ -63,9 +63,12 @@ def detection(entry: RuleResult) -> str:
 def tables(results: dict[str, dict[tuple[str, float], RuleResult]], short_runs: int) -> list[str]:
     """Return both tables as lines of Markdown."""
     header = [
-        "rule", *(distribution.name for distribution in DISTRIBUTIONS), *(f"early, {base:g} s" for base in SHORT_MEDIANS),
-        "deadline s, 50 ms phase", "deadline s, 30 s phase",
-    ]  # fmt: skip
+        "rule",
+        *(distribution.name for distribution in DISTRIBUTIONS),
+        *(f"early, {base:g} s" for base in SHORT_MEDIANS),
+        "deadline s, 50 ms phase",
+        "deadline s, 30 s phase",
+    ]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for name, cells in results.items():
         row = [
@@ -104,10 +107,9 @@ def write(lines: list[str], facts: dict[str, Any], seeds: int, short_runs: int) 
     python = ".".join(facts["python"].split(".")[:2])
     memory = round(facts["memory_bytes"] / 2**30)
     note = (
-        f"Date: {facts['date'][:10]}. Machine: {facts['cores']} cores, {memory} GiB, python {python}. {seeds} seeds of"
-        f" {LENGTH:,} occurrences for each distribution and each median of 0.05, 2 and 30 s;"
-        f" {short_runs:,} runs of {SHORT_LENGTH:,} for each cell"
-        " of the early columns."
+        f"Date: {facts['date'][:10]}. Machine: {facts['cores']} cores, {memory} GiB, python {python}. {seeds}"
+        f" seeds of {LENGTH:,} occurrences for each distribution and each median of 0.05, 2 and 30 s;"
+        f" {short_runs:,} runs of {SHORT_LENGTH:,} for each cell of the early columns."
     )
     DOCUMENT.write_text(before + BEGIN + "\n" + note + "\n\n" + "\n".join(lines) + "\n" + END + after)
 

@@ -1,8 +1,9 @@
-"""Measure what `loop.steps` adds to a step of a hand-written loop on two ranks, paired with the same loop without it.
+"""Measure what `loop.steps` adds to a step of a hand-written loop on two ranks, paired with the same loop
+without it.
 
-One run under `grpo-run launch` measures blocks of both loops in turn (`scripts/loops.py`), so that a drift of the machine
-affects both alike. A step is a small one, of about a millisecond: every microsecond that is added shows. Snapshots that fall
-due within a block count; the first one of a loop does not.
+One run under `grpo-run launch` measures blocks of both loops in turn (`scripts/loops.py`), so that a drift of
+the machine affects both alike. A step is a small one, of about a millisecond: every microsecond that is added
+shows. Snapshots that fall due within a block count; the first one of a loop does not.
 """
 
 from __future__ import annotations
@@ -43,10 +44,23 @@ def measure(rounds: int) -> list[dict[str, float]]:
             "2",
         ]
         answer = subprocess.run(
-            [str(BIN / "grpo-run"), "launch", *words, str(SCRIPT), "--rounds", str(rounds), "--steps", str(STEPS)],
-            check=False, cwd=name, env={**os.environ, **QUIET}, capture_output=True, text=True,
+            [
+                str(BIN / "grpo-run"),
+                "launch",
+                *words,
+                str(SCRIPT),
+                "--rounds",
+                str(rounds),
+                "--steps",
+                str(STEPS),
+            ],
+            check=False,
+            cwd=name,
+            env={**os.environ, **QUIET},
+            capture_output=True,
+            text=True,
             timeout=RUN_SECONDS,
-        )  # fmt: skip
+        )
     found = [line.partition(MARK)[2] for line in answer.stdout.splitlines() if MARK in line]
     if answer.returncode != 0 or not found:
         raise SystemExit(f"the run failed ({answer.returncode}):\n{(answer.stdout + answer.stderr)[-3000:]}")

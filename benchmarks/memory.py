@@ -1,14 +1,19 @@
-"""Measure what accounting and the forecast of memory add to a step, and what cleanup costs and frees with and without garbage.
+"""Measure what accounting and the forecast of memory add to a step, and what cleanup costs and frees with and
+without garbage.
 
-Accounting: one run under `grpo-run launch` on two ranks switches it off and on in blocks of ten steps, and each pair of
-neighboring blocks is compared. While it is off, time passes in which it spends nothing, so that it may measure twice as much
-while it is on: the result is an upper bound.
+Accounting: one run under `grpo-run launch` on two ranks switches it off and on in blocks of ten steps, and
+    each pair of
+neighboring blocks is compared. While it is off, time passes in which it spends nothing, so that it may
+measure twice as much while it is on: the result is an upper bound.
 
-Forecast: the same with a forecast of each rollout that never splits one, for a simulated limit; one rollout a step.
+Forecast: the same with a forecast of each rollout that never splits one, for a simulated limit; one rollout a
+    step.
 
-Cleanup: runs of 60 steps in which one rank leaves 32 MiB in reference cycles of the oldest generation in each step, or nothing;
-without cleanup, with that of grpo-run, and with a collection every ten steps. The interpreters are fresh (`--no-preload`), which
-makes a collection as expensive as it can be: the objects of all libraries are looked at.
+Cleanup: runs of 60 steps in which one rank leaves 32 MiB in reference cycles of the oldest generation in each
+    step, or nothing;
+without cleanup, with that of grpo-run, and with a collection every ten steps. The interpreters are fresh
+(`--no-preload`), which makes a collection as expensive as it can be: the objects of all libraries are looked
+at.
 """
 
 from __future__ import annotations
@@ -58,13 +63,34 @@ def run(launcher: list[str], script: list[str]) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as name:
         options = [
-            "--run-dir", f"{name}/run", "--metrics-addr", "off", "--show-ranks", "0", "--nproc-per-node", "2", *launcher,
-        ]  # fmt: skip
+            "--run-dir",
+            f"{name}/run",
+            "--metrics-addr",
+            "off",
+            "--show-ranks",
+            "0",
+            "--nproc-per-node",
+            "2",
+            *launcher,
+        ]
         answer = subprocess.run(
-            [str(BIN / "grpo-run"), "launch", *options, str(SCRIPT), "--output-dir", f"{name}/out", "--cpu", *script],
-            check=False, cwd=name, env={**os.environ, **QUIET}, capture_output=True, text=True,
+            [
+                str(BIN / "grpo-run"),
+                "launch",
+                *options,
+                str(SCRIPT),
+                "--output-dir",
+                f"{name}/out",
+                "--cpu",
+                *script,
+            ],
+            check=False,
+            cwd=name,
+            env={**os.environ, **QUIET},
+            capture_output=True,
+            text=True,
             timeout=RUN_SECONDS,
-        )  # fmt: skip
+        )
     found = [line.partition(MARK)[2] for line in answer.stdout.splitlines() if MARK in line]
     if answer.returncode != 0 or not found:
         raise SystemExit(f"the run failed ({answer.returncode}):\n{(answer.stdout + answer.stderr)[-3000:]}")
@@ -109,7 +135,9 @@ def forecast(pairs: int, padding: list[str], console: Console) -> dict[str, Any]
 
 
 def _added(what: str, results: dict[str, Any], console: Console) -> list[float]:
-    """Print and return what a switch has added to a step, in milliseconds, for each pair of neighboring blocks."""
+    """Print and return what a switch has added to a step, in milliseconds, for each pair of neighboring
+    blocks.
+    """
     blocks: list[tuple[bool, float]] = []
     taken = list(zip(results["measured"], results["steps"], strict=False))
     while taken:
@@ -125,8 +153,9 @@ def _added(what: str, results: dict[str, Any], console: Console) -> list[float]:
     found, step = median_interval(added), median(seconds for on, seconds in blocks if not on)
     ends = "too few pairs" if found.low is None else f"{found.low:+.3f} to {found.high:+.3f}"
     console.print(
-        f"{what}: step {1000 * step:.1f} ms; added in the median {found.median:+.3f} ms (95 % interval {ends}),"
-        f" {found.median / 10 / step:+.2f} % of a step, {len(added)} pairs of blocks of {BLOCK} steps",
+        f"{what}: step {1000 * step:.1f} ms; added in the median {found.median:+.3f} ms (95 % interval"
+        f" {ends}), {found.median / 10 / step:+.2f} % of a step, {len(added)} pairs of blocks of {BLOCK}"
+        " steps",
         highlight=False,
     )
     return added
@@ -144,8 +173,14 @@ def cleanup(repeats: int, padding: list[str], console: Console) -> list[dict[str
                 samples.append({"arm": arm, "garbage_mib": garbage, **results})
     table = Table(title=f"Cleanup in {CLEANUP_STEPS} steps, means of {repeats} runs")
     for column in (
-        "garbage per step", "cleanup", "mean step", "its time", "its runs", "freed by it", "highest private memory",
-    ):  # fmt: skip
+        "garbage per step",
+        "cleanup",
+        "mean step",
+        "its time",
+        "its runs",
+        "freed by it",
+        "highest private memory",
+    ):
         table.add_column(column, justify="right")
     for garbage in (0, GARBAGE_MIB):
         for arm in ARMS:

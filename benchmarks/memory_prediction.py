@@ -1,9 +1,10 @@
-"""Compare what `grpo-run plan` predicts with what real runs of TRL's `train()` allocate, in 16 configurations,
-and on a CPU in ten more: SFT, RLOO, adapters, and a mixture of experts.
+"""Compare what `grpo-run plan` predicts with what real runs of TRL's `train()` allocate, in 16
+configurations, and on a CPU in ten more: SFT, RLOO, adapters, and a mixture of experts.
 
-On a CPU the peaks come from the memory events of torch's profiler; on a GPU from `torch.cuda.max_memory_allocated`. Each
-configuration runs in a process of its own. The table has beside it what `accelerate estimate-memory` and DeepSpeed's estimators say
-of the same model: both know weights, gradients and optimizer only, and no job.
+On a CPU the peaks come from the memory events of torch's profiler; on a GPU from
+`torch.cuda.max_memory_allocated`. Each configuration runs in a process of its own. The table has beside it
+what `accelerate estimate-memory` and DeepSpeed's estimators say of the same model: both know weights,
+gradients and optimizer only, and no job.
 
     benchmarks/memory_prediction.py --device cpu     up to 8 GiB of memory and half an hour on two cores
     benchmarks/memory_prediction.py --device cuda    up to 1.5 B parameters, a GPU of 40 GiB or more
@@ -80,15 +81,16 @@ def main(words: Sequence[str]) -> int:
             others.append([size / peak - 1 for size in estimates])
         accelerate, zero2, zero3 = (f"{size / MIB:,.1f}" for size in estimates)
         print(
-            f"| {name} | {corner} | {peak / MIB:,.1f} | {predicted / MIB:,.1f} | {phase} {100 * errors[phase]:+.2f} % | {accelerate}"
-            f" | {zero2}; {zero3} |",
+            f"| {name} | {corner} | {peak / MIB:,.1f} | {predicted / MIB:,.1f} | {phase}"
+            f" {100 * errors[phase]:+.2f} % | {accelerate} | {zero2}; {zero3} |",
             flush=True,
         )
     if not worst:
         return 0
     high = quantiles(worst, n=20, method="inclusive")[-1] if len(worst) > 1 else worst[0]
     print(
-        f"\nWithout the rows that have no corner: mean error {100 * mean(worst):.2f} %, 95th percentile {100 * high:.2f} %, worst {100 * max(worst):.2f} %."
+        f"\nWithout the rows that have no corner: mean error {100 * mean(worst):.2f} %, 95th percentile"
+        f" {100 * high:.2f} %, worst {100 * max(worst):.2f} %."
     )
     means = (100 * mean(abs(one) for one in column) for column in zip(*others, strict=True))
     print("accelerate: {:.0f} %; DeepSpeed ZeRO-2: {:.0f} %, ZeRO-3: {:.0f} % (mean errors).".format(*means))
@@ -96,7 +98,9 @@ def main(words: Sequence[str]) -> int:
 
 
 def other_estimates(predictor: Predictor, job: dict[str, Any]) -> tuple[float, float, float]:
-    """Return bytes: training with Adam as `accelerate estimate-memory` prints it, and DeepSpeed's ZeRO-2 and ZeRO-3 on one GPU."""
+    """Return bytes: training with Adam as `accelerate estimate-memory` prints it, and DeepSpeed's ZeRO-2 and
+    ZeRO-3 on one GPU.
+    """
     import torch
     from accelerate.commands.estimate import estimate_training_usage
     from accelerate.utils import calculate_maximum_sizes

@@ -1,7 +1,9 @@
-"""Measure what `--memory-trace` costs: the mean step with it compared with the same launch without it, in pairs of runs.
+"""Measure what `--memory-trace` costs: the mean step with it compared with the same launch without it, in
+pairs of runs.
 
-Each run trains `scripts/grpo.py` on one rank with no padding of the step, so that the ratio is the highest that this model shows.
-The script measures the times; start-up and the first steps do not count. The order within a pair alternates.
+Each run trains `scripts/grpo.py` on one rank with no padding of the step, so that the ratio is the highest
+that this model shows. The script measures the times; start-up and the first steps do not count. The order
+within a pair alternates.
 """
 
 from __future__ import annotations
@@ -85,9 +87,11 @@ def main() -> int:
         f" ({ratio.low} to {ratio.high}), {options.pairs} pairs"
     )
     result = {
-        "benchmark": "memory_trace", "machine": facts, "settings": {"pairs": options.pairs, "size": options.size},
+        "benchmark": "memory_trace",
+        "machine": facts,
+        "settings": {"pairs": options.pairs, "size": options.size},
         "samples": [{"traced_seconds": traced, "plain_seconds": plain} for traced, plain in taken],
-    }  # fmt: skip
+    }
     machine.finish(console, result, options.json)
     return 0
 

@@ -1,7 +1,8 @@
 """Measure the components that run inside a training step: board, vote, cleanup and journal.
 
-The benchmark calls the code that runs in a rank. Votes are measured between two real processes, through the board as on
-one node, and on Gloo and a TCPStore as between nodes. For the total overhead per step, see `overhead.py`.
+The benchmark calls the code that runs in a rank. Votes are measured between two real processes, through the
+board as on one node, and on Gloo and a TCPStore as between nodes. For the total overhead per step, see
+`overhead.py`.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def board(folder: Path, number: int) -> dict[str, list[float]]:
 
 
 def journal(folder: Path, number: int) -> dict[str, list[float]]:
-    """Measure, in microseconds, writing one line with the size of a committed step, and syncing it to disk."""
+    """Measure, in microseconds, writing one line with the size of a committed step, and syncing it to
+    disk.
+    """
     from grpo_run.runtime.history.journal import Journal
 
     lines = Journal(folder / "journal.jsonl", "benchmark")
@@ -276,7 +279,12 @@ def shown(microseconds: float) -> str:
 def main() -> int:
     """Run the benchmark, and print and write the results."""
     parser = machine.argument_parser(__doc__)
-    parser.add_argument("--number", type=machine.count, default=100, help="number of votes with work in between, and of batches for the rest; default 100")  # fmt: skip
+    parser.add_argument(
+        "--number",
+        type=machine.count,
+        default=100,
+        help="number of votes with work in between, and of batches for the rest; default 100",
+    )
     options = parser.parse_args()
     # Prevent DeepSpeed from selecting an accelerator.
     os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"})

@@ -6,7 +6,8 @@ equally. Every step performs a fixed amount of work, half sleeping and half comp
 "until a deadline" would hide the overhead. The script measures the times; start-up and the first steps do not
 count. `--control` compares torchrun with itself, and thereby shows the resolution of the method.
 
-Metrics and all other settings have their defaults: the memory of each phase is measured, and cleanup is considered, but
+Metrics and all other settings have their defaults: the memory of each phase is measured, and cleanup is
+    considered, but
 not needed. No checkpoints are saved.
 """
 
@@ -80,7 +81,8 @@ def measure_run(launcher: str, folder: Path, steps: int, padding: Padding) -> Ru
         if [end.step for end in log.ends] != list(range(1, steps + 1)):
             reason = f"still running after {RUN_SECONDS:g} s" if code is None else f"exit code {code}"
             raise LauncherError(
-                f"a run under {launcher} did not complete {steps} steps in order ({reason}):\n{training.tail()}"
+                f"a run under {launcher} did not complete {steps} steps in order"
+                f" ({reason}):\n{training.tail()}"
             )
         means.append(log.mean_seconds(SKIPPED_STEPS))
     return RunResult(step_seconds=statistics.mean(means), exit_code=code)
@@ -117,8 +119,14 @@ def table(summaries: Sequence[Summary], candidate: str, pairs: int) -> Table:
     """Return the table to print."""
     rendered = Table(title=f"Mean step, {candidate} compared with {TORCHRUN}, {pairs} pairs per row")
     for column in (
-        "intended step", TORCHRUN, candidate, "ratio, median", "95 % interval", "added per step", "95 % interval",
-    ):  # fmt: skip
+        "intended step",
+        TORCHRUN,
+        candidate,
+        "ratio, median",
+        "95 % interval",
+        "added per step",
+        "95 % interval",
+    ):
         rendered.add_column(column, justify="right")
 
     def between(interval: Interval, scale: float, digits: int) -> str:
@@ -175,8 +183,8 @@ def main() -> int:
                 pairs.append(pair)
                 console.print(
                     f"pair {number + 1} of {options.pairs} at {length * 1000:.0f} ms:"
-                    f" {pair.candidate_seconds * 1000:.1f} ms, baseline {pair.baseline_seconds * 1000:.1f} ms,"
-                    f" ratio {pair.candidate_seconds / pair.baseline_seconds:.4f}",
+                    f" {pair.candidate_seconds * 1000:.1f} ms, baseline {pair.baseline_seconds * 1000:.1f}"
+                    f" ms, ratio {pair.candidate_seconds / pair.baseline_seconds:.4f}",
                     highlight=False,
                 )
     summaries = [

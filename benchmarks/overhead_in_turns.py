@@ -1,10 +1,12 @@
-"""Measure the overhead of supervision with runs that take turns: the mean step under grpo-run compared with torchrun.
+"""Measure the overhead of supervision with runs that take turns: the mean step under grpo-run compared with
+torchrun.
 
-Two runs of `overhead.py` follow each other, so a machine whose speed changes within a minute adds that change to their
-ratio. Here both runs exist at the same time and one of them is stopped (SIGSTOP to all its processes): each trains the same
-twenty steps, then the other does, in the order A B, B A. The step in which a run was stopped does not count, nor the next
-one. What grpo-run does by the clock falls due while it is stopped too, so its periodic work weighs up to twice as much as in
-a run. `--control` compares torchrun with itself.
+Two runs of `overhead.py` follow each other, so a machine whose speed changes within a minute adds that change
+to their ratio. Here both runs exist at the same time and one of them is stopped (SIGSTOP to all its
+processes): each trains the same twenty steps, then the other does, in the order A B, B A. The step in which a
+run was stopped does not count, nor the next one. What grpo-run does by the clock falls due while it is
+stopped too, so its periodic work weighs up to twice as much as in a run. `--control` compares torchrun with
+itself.
 """
 
 from __future__ import annotations
@@ -145,7 +147,10 @@ def said(interval: Interval, scale: float = 1.0, digits: int = 4) -> str:
     """Return a median with its interval as text."""
     if interval.low is None or interval.high is None:
         return f"{interval.median * scale:.{digits}f} (6 values required for an interval)"
-    return f"{interval.median * scale:.{digits}f} ({interval.low * scale:.{digits}f} to {interval.high * scale:.{digits}f})"
+    return (
+        f"{interval.median * scale:.{digits}f} ({interval.low * scale:.{digits}f} to"
+        f" {interval.high * scale:.{digits}f})"
+    )
 
 
 def main() -> int:

@@ -5,9 +5,10 @@ two checkpoints. The benchmark measures the time from the signal until every ran
 new process ("next step"), and until every rank has passed the step that had been reached ("caught up", which
 includes the repetition of lost steps). The times come from the script's step log, not from the launcher.
 
-`--size` trains a larger model. Then most of the time until the next step is the script's own: it builds the model
-and takes a step. "Beyond script and step" is what remains of it after subtracting, of the same run, the time from
-the first line of `main` to `train()` in the new process, and the median of the steps before the kill.
+`--size` trains a larger model. Then most of the time until the next step is the script's own: it builds the
+model and takes a step. "Beyond script and step" is what remains of it after subtracting, of the same run, the
+time from the first line of `main` to `train()` in the new process, and the median of the steps before the
+kill.
 """
 
 from __future__ import annotations
@@ -96,7 +97,12 @@ def main() -> int:
     parser = machine.argument_parser(__doc__)
     parser.add_argument("--kills", type=machine.count, default=10, help="kills per launcher; default 10")
     parser.add_argument("--kills-per-run", type=machine.count, default=5, help="kills per run; default 5")
-    parser.add_argument("--launchers", default=f"{OURS},{TORCHRUN},{FT_LAUNCHER}", metavar="NAMES", help=f"comma-separated, from {', '.join(NAMES)}; default %(default)s")  # fmt: skip
+    parser.add_argument(
+        "--launchers",
+        default=f"{OURS},{TORCHRUN},{FT_LAUNCHER}",
+        metavar="NAMES",
+        help=f"comma-separated, from {', '.join(NAMES)}; default %(default)s",
+    )
     parser.add_argument(
         "--deadline", type=float, default=90.0, metavar="SECONDS", help="limit for a recovery; default 90"
     )
@@ -104,7 +110,13 @@ def main() -> int:
         "--save-steps", type=machine.count, default=10, help="steps between checkpoints; default 10"
     )
     parser.add_argument("--step-seconds", type=float, default=0.05, help="sleep in each step; default 0.05")
-    parser.add_argument("--size", type=float, default=0.0, metavar="MILLIONS", help="parameters of the model; default: the tests' model")  # fmt: skip
+    parser.add_argument(
+        "--size",
+        type=float,
+        default=0.0,
+        metavar="MILLIONS",
+        help="parameters of the model; default: the tests' model",
+    )
     parser.add_argument("--ranks", type=machine.count, default=RANKS, help="ranks; default %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="seed of the schedule of kills")
     options = parser.parse_args()
@@ -125,12 +137,11 @@ def main() -> int:
     def notify(sample: Sample) -> None:
         outcome = (
             sample.failure
-            or f"{sample.next_step_seconds:.2f} s (script {sample.script_seconds:.2f} s, step"
-            f" {sample.step_seconds:.2f} s, beyond {sample.beyond_seconds:.2f} s),"
-            f" caught up {sample.caught_up_seconds:.2f} s"
+            or f"{sample.next_step_seconds:.2f} s (script {sample.script_seconds:.2f} s, step {sample.step_seconds:.2f} s, beyond {sample.beyond_seconds:.2f} s), caught up {sample.caught_up_seconds:.2f} s"  # noqa: E501
         )
         console.print(
-            f"{sample.launcher}: kill {sample.number} of rank {sample.rank} after step {sample.step}: {outcome}",
+            f"{sample.launcher}: kill {sample.number} of rank {sample.rank} after step {sample.step}:"
+            f" {outcome}",
             highlight=False,
         )
 

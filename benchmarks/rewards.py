@@ -1,8 +1,8 @@
 """Measure what a call of a reward function costs in a worker, beside the same call in the rank.
 
-Both calls are made in turn in one process, in the order A B, B A, and so on, with the arguments that TRL passes. The
-function reads each completion once, so that its own time is small. Each pair gives one difference; the table shows the
-median with its interval, and its share of a step of one second.
+Both calls are made in turn in one process, in the order A B, B A, and so on, with the arguments that TRL
+passes. The function reads each completion once, so that its own time is small. Each pair gives one
+difference; the table shows the median with its interval, and its share of a step of one second.
 """
 
 from __future__ import annotations

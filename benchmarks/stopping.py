@@ -1,8 +1,9 @@
-"""Measure the time from SIGTERM until `grpo-run launch` has exited, and count the checkpoints that the stop writes.
+"""Measure the time from SIGTERM until `grpo-run launch` has exited, and count the checkpoints that the stop
+writes.
 
-A GRPO script with a slow save trains on two ranks. Each run is stopped at a random moment after its third step, so that
-the signal meets rollouts, updates and snapshots. The bound is two steps, one save and two seconds; steps and saves are
-measured in the same run. The saves of a stop are counted in the journal.
+A GRPO script with a slow save trains on two ranks. Each run is stopped at a random moment after its third
+step, so that the signal meets rollouts, updates and snapshots. The bound is two steps, one save and two
+seconds; steps and saves are measured in the same run. The saves of a stop are counted in the journal.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ START_SECONDS = 180.0
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One stop. `seconds` is from the signal to the exit, `saves` counts those that ended after the request."""
+    """One stop. `seconds` is from the signal to the exit, `saves` counts those that ended after the
+    request.
+    """
 
     seconds: float
     step_seconds: float
@@ -50,10 +53,28 @@ class Sample:
 def measure(folder: Path, step_seconds: float, save_seconds: float, every: int, after: float) -> Sample:
     """Start a run, stop it `after` seconds after its third step, and return what the stop took."""
     command = [
-        Path(sys.executable).with_name("grpo-run"), "launch", "--metrics-addr", "off", "--run-dir", folder / "run",
-        "--snapshot-every", str(every), "--nproc-per-node", "2", SCRIPT, "--save-seconds", str(save_seconds),
-        "--output-dir", "out", "--max-steps", "1000", "--save-steps", "1000", "--step-seconds", str(step_seconds),
-    ]  # fmt: skip
+        Path(sys.executable).with_name("grpo-run"),
+        "launch",
+        "--metrics-addr",
+        "off",
+        "--run-dir",
+        folder / "run",
+        "--snapshot-every",
+        str(every),
+        "--nproc-per-node",
+        "2",
+        SCRIPT,
+        "--save-seconds",
+        str(save_seconds),
+        "--output-dir",
+        "out",
+        "--max-steps",
+        "1000",
+        "--save-steps",
+        "1000",
+        "--step-seconds",
+        str(step_seconds),
+    ]
     with open(folder / "output", "wb") as output:
         process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
     try:

@@ -1,6 +1,8 @@
-"""Measure the CPU time of watching: of the supervisor, of the processes it needs, and of eight ranks that wait.
+"""Measure the CPU time of watching: of the supervisor, of the processes it needs, and of eight ranks that
+wait.
 
-One window in each state of a real run with eight ranks, all with the metrics exporter on and scraped every 15 s:
+One window in each state of a real run with eight ranks, all with the metrics exporter on and scraped every 15
+s:
 
     asleep       every rank is in one reward phase of a minute
     waiting      seven ranks wait in a collective for one that is a minute late: records are read now and then
@@ -98,11 +100,16 @@ STATES = {
     "asleep": State(
         sentence="all asleep in one phase of a minute",
         arguments=("--max-steps", "4", "--step-seconds", str(LONG_SECONDS)),
-        begun=_asleep, options=PATIENT, ranks_wait=True,
+        begun=_asleep,
+        options=PATIENT,
+        ranks_wait=True,
     ),
     "waiting": State(
-        sentence="seven wait in a collective for one, a minute", arguments=LATE, begun=_waiting,
-        options=PATIENT, ranks_wait=True,
+        sentence="seven wait in a collective for one, a minute",
+        arguments=LATE,
+        begun=_waiting,
+        options=PATIENT,
+        ranks_wait=True,
     ),
     "stepping": State(sentence="short steps", arguments=SHORT),
     "terminal": State(sentence="short steps, on a terminal", arguments=SHORT, on_terminal=True),
@@ -116,20 +123,33 @@ STATES = {
     ),
     "saving": State(
         sentence="a checkpoint in every step of half a second",
-        arguments=("--max-steps", "5000", "--step-seconds", "0.5", "--save-steps", "1", "--save-total-limit", "2"),
+        arguments=(
+            "--max-steps",
+            "5000",
+            "--step-seconds",
+            "0.5",
+            "--save-steps",
+            "1",
+            "--save-total-limit",
+            "2",
+        ),
     ),
     "stopped": State(
-        sentence="one rank stopped by a signal", arguments=SHORT, options=PATIENT, stopped=(0,), ranks_wait=True,
+        sentence="one rank stopped by a signal",
+        arguments=SHORT,
+        options=PATIENT,
+        stopped=(0,),
+        ranks_wait=True,
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
     """CPU time in one window, as fractions of one core.
 
-    `helpers` are the supervisor's own processes beside it: guardian, forkserver and drain worker. `ranks` is None if
-    the ranks trained.
+    `helpers` are the supervisor's own processes beside it: guardian, forkserver and drain worker. `ranks` is
+    None if the ranks trained.
     """
 
     state: str
@@ -148,17 +168,41 @@ class WatchedRun:
         self._metrics = f"127.0.0.1:{_free_port()}"
         self._ended = threading.Event()
         save = () if "--save-steps" in state.arguments else ("--save-steps", "100000")
-        self._screen, output = pty.openpty() if state.on_terminal else (None, os.open(folder / "output", os.O_WRONLY | os.O_CREAT))  # fmt: skip
+        self._screen, output = (
+            pty.openpty()
+            if state.on_terminal
+            else (None, os.open(folder / "output", os.O_WRONLY | os.O_CREAT))
+        )
         try:
             self.process = subprocess.Popen(
                 [
-                    str(Path(sys.executable).parent / "grpo-run"), "launch", "--run-dir", str(self.directory),
-                    "--metrics-addr", self._metrics, *state.options, "--nproc-per-node", str(RANKS), str(SCRIPT),
-                    "--output-dir", str(folder / "out"), *save, *state.arguments,
+                    str(Path(sys.executable).parent / "grpo-run"),
+                    "launch",
+                    "--run-dir",
+                    str(self.directory),
+                    "--metrics-addr",
+                    self._metrics,
+                    *state.options,
+                    "--nproc-per-node",
+                    str(RANKS),
+                    str(SCRIPT),
+                    "--output-dir",
+                    str(folder / "out"),
+                    *save,
+                    *state.arguments,
                 ],
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TERM": "xterm"},
-                cwd=folder, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+                env={
+                    **os.environ,
+                    "HF_HUB_OFFLINE": "1",
+                    "OMP_NUM_THREADS": "1",
+                    "DS_ACCELERATOR": "cpu",
+                    "TERM": "xterm",
+                },
+                cwd=folder,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+            )
         finally:
             os.close(output)
         for work in (self._scrape, self._read_screen):

@@ -46,7 +46,10 @@ def main(arguments: Sequence[str]) -> int:
             "target",
             nargs="?",
             metavar="DIR|RUN",
-            help="an output directory, a checkpoint-N directory, a run directory or a run id (default: the newest run under runs/)",
+            help=(
+                "an output directory, a checkpoint-N directory, a run directory or a run id (default: the"
+                " newest run under runs/)"
+            ),
         )
         action.add_argument("--json", action="store_true", help="print one JSON object")
         if name == "prune":
@@ -137,7 +140,8 @@ def _verify(entries: Sequence[CheckpointEntry], *, as_json: bool) -> int:
                 print(f"{entry.path}: {entry.state}: {entry.problem}")
             elif entry.manifest is not None:
                 print(
-                    f"{entry.path}: verified, {len(entry.manifest.files)} files, {size_text(entry.size_bytes)}"
+                    f"{entry.path}: verified, {len(entry.manifest.files)} files,"
+                    f" {size_text(entry.size_bytes)}"
                 )
             else:
                 print(f"{entry.path}: all required files exist; there is no manifest to verify them with")

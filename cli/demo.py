@@ -1,6 +1,7 @@
 """`grpo-run demo`: train the arithmetic recipe with two ranks, kill one half-way, and plot the reward.
 
-Starts `grpo-run train` as the user would, follows its journal, and prints a summary. Writes all files into one directory.
+Starts `grpo-run train` as the user would, follows its journal, and prints a summary. Writes all files into
+one directory.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ def main(arguments: Sequence[str]) -> int:
     """Run the demo; 0 if training finished, the fault was recovered and the plot is written."""
     parser = CommandParser(
         prog="grpo-run demo",
-        description="Train the arithmetic recipe with two ranks, kill one half-way with SIGKILL, let the run recover,"
-        " and plot the reward. Takes about a minute on two CPU cores.",
+        description=(
+            "Train the arithmetic recipe with two ranks, kill one half-way with SIGKILL, let the run recover,"
+            " and plot the reward. Takes about a minute on two CPU cores."
+        ),
     )
     parser.add_argument(
         "--out",
@@ -55,9 +58,19 @@ def main(arguments: Sequence[str]) -> int:
     run = RunDirectory(path=out / "run")
     started = time.monotonic()
     command = [
-        _executable(), "train", "arithmetic", "--nproc-per-node", "2", "--run-dir", str(run.path), "--show-ranks", "none",
-        "--set", f"output_dir={out / 'model'}", *(word for setting in options.settings for word in ("--set", setting)),
-    ]  # fmt: skip
+        _executable(),
+        "train",
+        "arithmetic",
+        "--nproc-per-node",
+        "2",
+        "--run-dir",
+        str(run.path),
+        "--show-ranks",
+        "none",
+        "--set",
+        f"output_dir={out / 'model'}",
+        *(word for setting in options.settings for word in ("--set", setting)),
+    ]
     print("$ " + " ".join(["grpo-run", *command[1:]]), flush=True)
     with subprocess.Popen(command) as process:
         try:
@@ -121,8 +134,8 @@ def _kill_half_way(run: RunDirectory, process: subprocess.Popen[bytes], deadline
             if event["event"] == "step_committed" and _is_half_way(event):
                 os.kill(pid, signal.SIGKILL)
                 print(
-                    f"{time.strftime('%H:%M:%S')} demo: sent SIGKILL to rank {KILLED_RANK} (pid {pid}) after step"
-                    f" {event['step']}",
+                    f"{time.strftime('%H:%M:%S')} demo: sent SIGKILL to rank {KILLED_RANK} (pid {pid}) after"
+                    f" step {event['step']}",
                     flush=True,
                 )
                 return int(event["step"])

@@ -39,9 +39,12 @@ def main(arguments: Sequence[str]) -> int:
     """Free what is left, or list it with `--dry-run`; returns 0, or 1 (`EXIT_INCOMPLETE`)."""
     parser = CommandParser(
         prog="grpo-run gc",
-        description="Free what no run needs: shared memory of dead runs (snapshots that a run could resume from"
-        " are written to disk first), links to checkpoints that a killed start has left, rejected, replaced and abandoned"
-        " partial checkpoints in the output directories of runs, and directories of runs that ended long ago. Live runs are not touched.",
+        description=(
+            "Free what no run needs: shared memory of dead runs (snapshots that a run could resume from are"
+            " written to disk first), links to checkpoints that a killed start has left, rejected, replaced"
+            " and abandoned partial checkpoints in the output directories of runs, and directories of runs"
+            " that ended long ago. Live runs are not touched."
+        ),
     )
     parser.add_argument("--dry-run", action="store_true", help="list what would be freed, and change nothing")
     parser.add_argument(
@@ -49,12 +52,18 @@ def main(arguments: Sequence[str]) -> int:
         type=float,
         default=DEFAULT_DAYS,
         metavar="N",
-        help="age of finished and failed runs whose directories are deleted; their checkpoints stay (default: 30)",
+        help=(
+            "age of finished and failed runs whose directories are deleted; their checkpoints stay"
+            " (default: 30)"
+        ),
     )
     parser.add_argument(
         "--disks-mounted",
         action="store_true",
-        help="also free memory of runs whose directory and its parent are missing; only safe while every disk is mounted",
+        help=(
+            "also free memory of runs whose directory and its parent are missing; only safe while every disk"
+            " is mounted"
+        ),
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
@@ -78,7 +87,10 @@ def main(arguments: Sequence[str]) -> int:
             name: [_as_json(one) for one in freed] for name in names[options.dry_run : options.dry_run + 1]
         }
         lists = {"not_freed": failed, "kept": kept}
-        shown = {name: [{"path": str(k.path), "bytes": k.size_bytes, "reason": k.reason} for k in v] for name, v in lists.items()}  # fmt: skip
+        shown = {
+            name: [{"path": str(k.path), "bytes": k.size_bytes, "reason": k.reason} for k in v]
+            for name, v in lists.items()
+        }
         print(json.dumps({**value, **shown, "bytes": total}, indent=2))
     else:
         for one in kept:
@@ -192,7 +204,9 @@ def _remove_tree(path: Path) -> str | None:
 
 
 def _put_back_and_delete(run: RunDirectory, path: Path) -> str | None:
-    """Put back checkpoints that exist only as these links, as the next supervisor would, and delete the links."""
+    """Put back checkpoints that exist only as these links, as the next supervisor would, and delete the
+    links.
+    """
     try:
         lock = run.acquire()
     except RunDirectoryError as error:

@@ -21,8 +21,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         prog="grpo-run ls",
         description="List all runs: those in runs/, and those that this user has launched elsewhere.",
-        epilog="`age` is the time since the last event. `size` is the size of the run directory; it includes only"
-        " checkpoints that a killed start has left without another copy. `memory` is the shared memory of its snapshots.",
+        epilog=(
+            "`age` is the time since the last event. `size` is the size of the run directory; it includes"
+            " only checkpoints that a killed start has left without another copy. `memory` is the shared"
+            " memory of its snapshots."
+        ),
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)

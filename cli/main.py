@@ -52,7 +52,8 @@ EXIT_BROKEN_PIPE = 141
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code.
 
-    0, 1, 2, 75 and 93 are the subcommands' own. 130 means interrupted and 141 that standard output was closed.
+    0, 1, 2, 75 and 93 are the subcommands' own. 130 means interrupted and 141 that standard output was
+    closed.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

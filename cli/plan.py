@@ -1,7 +1,7 @@
 """`grpo-run plan`: predict the memory of a training job, what fits, and which changes need less.
 
-Parses, reads the recipe or runs the script until its first `train()`, asks `runtime.planning`, and prints a table or
-JSON. Needs no GPU.
+Parses, reads the recipe or runs the script until its first `train()`, asks `runtime.planning`, and prints a
+table or JSON. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def _source(options: argparse.Namespace, of_script: Sequence[str]) -> JobSource:
 
 
 def _with_default_attention(job: Job, model: PlannedModel, source: JobSource) -> Job:
-    """Return the job with the attention that transformers chooses for its model, and note it where it stores matrices."""
+    """Return the job with the attention that transformers chooses for its model, and note it where it stores
+    matrices.
+    """
     from grpo_run.runtime.planning.model_config import default_attention
 
     attention = default_attention(model.config())

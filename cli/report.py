@@ -52,5 +52,6 @@ def write_page(path: Path, page: str) -> None:
         replace_file(path, page.encode())
     except OSError as error:
         raise RunDirectoryError(
-            f"cannot write the report {str(path)!r}: {error.strerror or error}; give another file with --output"
+            f"cannot write the report {str(path)!r}: {error.strerror or error}; give another file with"
+            " --output"
         ) from None

@@ -1,7 +1,7 @@
 """`grpo-run resume RUN`: start the recorded command of a run again, in its directory and with its variables.
 
-The command is `grpo-run launch` with the words in `run.json`. What else has changed since is judged there, as for a
-command that is typed again.
+The command is `grpo-run launch` with the words in `run.json`. What else has changed since is judged there, as
+for a command that is typed again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ def main(arguments: Sequence[str]) -> int:
     """Start the command; returns the run's exit code."""
     parser = CommandParser(
         prog="grpo-run resume",
-        description="Start the recorded command of a run again, in the directory in which it was launched, with the"
-        " recorded values of SEED and the other variables that are compared.",
+        description=(
+            "Start the recorded command of a run again, in the directory in which it was launched, with the"
+            " recorded values of SEED and the other variables that are compared."
+        ),
     )
     parser.add_argument("run", metavar="RUN", help="run directory or run id")
     parser.add_argument(
@@ -61,8 +63,8 @@ def working_directory(run: RunDirectory, fields: Mapping[str, Any]) -> Path:
     recorded = fields.get("working_directory")
     if not isinstance(recorded, str):
         raise UsageError(
-            f"{run.run_json} does not say where the run was launched (an earlier release wrote it); run its command"
-            f" there: {command_text([str(word) for word in fields.get('typed') or ()], {})}"
+            f"{run.run_json} does not say where the run was launched (an earlier release wrote it); run its"
+            f" command there: {command_text([str(word) for word in fields.get('typed') or ()], {})}"
         )
     folder = Path(recorded)
     if not folder.is_dir():

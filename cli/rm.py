@@ -19,8 +19,10 @@ def main(arguments: Sequence[str]) -> int:
     """Delete runs; returns 0. Nothing is deleted if one of them must not be."""
     parser = CommandParser(
         prog="grpo-run rm",
-        description="Delete run directories: journal, logs and incidents, and snapshots in memory. Checkpoints stay."
-        " A live run is refused.",
+        description=(
+            "Delete run directories: journal, logs and incidents, and snapshots in memory. Checkpoints stay."
+            " A live run is refused."
+        ),
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directory or run id")
     parser.add_argument(
@@ -58,11 +60,11 @@ def _check(run: RunDirectory, *, force: bool) -> None:
     for links in links_of(run, status) if not status.history.finished else ():
         if links.missing:
             raise RunDirectoryError(
-                f"{links.missing[0]} of the run in {run.path} is missing in {links.output_dir}, and is only kept in"
-                f" {links.path}; `grpo-run gc` puts it back, and --force deletes it"
+                f"{links.missing[0]} of the run in {run.path} is missing in {links.output_dir}, and is only"
+                f" kept in {links.path}; `grpo-run gc` puts it back, and --force deletes it"
             )
     if any(any(area.glob(f"*/{STAGED}")) for area in recorded_areas(run.read_run())):
         raise RunDirectoryError(
-            f"the newest state of the run in {run.path} is only in memory; `grpo-run gc` writes it to disk, and --force"
-            " deletes it"
+            f"the newest state of the run in {run.path} is only in memory; `grpo-run gc` writes it to disk,"
+            " and --force deletes it"
         )

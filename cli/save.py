@@ -1,4 +1,5 @@
-"""`grpo-run save [RUN] [--wait [SECONDS]]`: ask a run to save a checkpoint at the next step that all ranks agree on.
+"""`grpo-run save [RUN] [--wait [SECONDS]]`: ask a run to save a checkpoint at the next step that all ranks
+agree on.
 
 The checkpoint is kept from rotation and pruning: somebody wanted it.
 """
@@ -29,13 +30,15 @@ POLL_SECONDS = 0.1
 def main(arguments: Sequence[str]) -> int:
     """Write the request to the board, where the ranks' next vote reads it.
 
-    Returns 0, or 1 (`EXIT_NOT_SAVED`) if `--wait` saw no checkpoint, or if nothing can be saved because the script trains
-    with no Trainer and no loop.
+    Returns 0, or 1 (`EXIT_NOT_SAVED`) if `--wait` saw no checkpoint, or if nothing can be saved because the
+    script trains with no Trainer and no loop.
     """
     parser = CommandParser(
         prog="grpo-run save",
-        description="Ask a run to save a checkpoint at the next step. `save_total_limit` and `grpo-run checkpoints prune`"
-        " do not delete it.",
+        description=(
+            "Ask a run to save a checkpoint at the next step. `save_total_limit` and `grpo-run checkpoints"
+            " prune` do not delete it."
+        ),
     )
     parser.add_argument(
         "run", nargs="?", help="run directory or run id (default: the newest run under runs/)"
@@ -45,8 +48,10 @@ def main(arguments: Sequence[str]) -> int:
         nargs="?",
         const=str(DEFAULT_WAIT_SECONDS),
         metavar="SECONDS",
-        help="wait until the checkpoint is on disk and print its path only; exit code 1 if that takes longer"
-        f" (default: {DEFAULT_WAIT_SECONDS:g})",
+        help=(
+            "wait until the checkpoint is on disk and print its path only; exit code 1 if that takes longer"
+            f" (default: {DEFAULT_WAIT_SECONDS:g})"
+        ),
     )
     options = parser.parse_args(arguments)
     name, seconds = _wait_option(options.run, options.wait)
@@ -120,8 +125,8 @@ def _save_and_wait(run: RunDirectory, board: Board, seconds: float) -> int:
 class _Waiting:
     """What the journal says since the request.
 
-    `restarted` is set when the ranks of a new attempt have committed a step, and `failure` is why a checkpoint could not be
-    written.
+    `restarted` is set when the ranks of a new attempt have committed a step, and `failure` is why a
+    checkpoint could not be written.
     """
 
     def __init__(self) -> None:

@@ -50,9 +50,14 @@ def print_text(status: RunStatus) -> None:
     facts.add_row("goodput", "not known yet" if goodput is None else f"{goodput:.1%}")
     facts.add_row(
         "checkpoint",
-        _no_checkpoint(status)
-        if checkpoint is None
-        else f"step {checkpoint['step']}, {'verified' if checkpoint['verified'] else 'not verified'}, {checkpoint['path']}",
+        (
+            _no_checkpoint(status)
+            if checkpoint is None
+            else (
+                f"step {checkpoint['step']}, {'verified' if checkpoint['verified'] else 'not verified'},"
+                f" {checkpoint['path']}"
+            )
+        ),
     )
     if fields["snapshot_step"] is not None:
         facts.add_row("snapshot", f"step {fields['snapshot_step']}")

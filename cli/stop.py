@@ -33,14 +33,15 @@ def request(run: RunDirectory, supervisor: ProcessIdentity) -> str:
         ) from None
     except PermissionError:
         raise RunDirectoryError(
-            f"the supervisor of the run in {run.path} (pid {supervisor.pid}) belongs to another user, who can stop it"
+            f"the supervisor of the run in {run.path} (pid {supervisor.pid}) belongs to another user, who can"
+            " stop it"
         ) from None
     if not stop_requests.ask(run.board):
         if run.supervisor() is None:
             raise RunDirectoryError(f"no run is active in {run.path}: its supervisor has just exited")
         raise RunDirectoryError(
-            f"the supervisor of the run in {run.path} runs where it cannot be signaled from here, and has not answered in"
-            f" {stop_requests.ANSWER_SECONDS:g} s; stop it there: its pid is {supervisor.pid}"
+            f"the supervisor of the run in {run.path} runs where it cannot be signaled from here, and has not"
+            f" answered in {stop_requests.ANSWER_SECONDS:g} s; stop it there: its pid is {supervisor.pid}"
         )
     return f"{supervisor.pid} in another container"
 
@@ -52,8 +53,10 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = CommandParser(
         prog="grpo-run stop",
-        description="Ask a run to save a checkpoint at the next step and exit with 75. A script that trains with no Trainer"
-        " and no loop gets SIGTERM: at once, or after its next Accelerator.save_state.",
+        description=(
+            "Ask a run to save a checkpoint at the next step and exit with 75. A script that trains with no"
+            " Trainer and no loop gets SIGTERM: at once, or after its next Accelerator.save_state."
+        ),
     )
     parser.add_argument(
         "run", nargs="?", help="run directory or run id (default: the newest run under runs/)"

@@ -89,7 +89,10 @@ def _help_parser() -> CommandParser:
         prog="grpo-run train",
         usage="grpo-run train RECIPE [--set KEY=VALUE ...] [options of grpo-run launch]",
         description="Train a recipe under supervision.",
-        epilog="Every option of `grpo-run launch` may be given. Default of --nproc-per-node: one rank per GPU, or one.",
+        epilog=(
+            "Every option of `grpo-run launch` may be given. Default of --nproc-per-node: one rank per GPU,"
+            " or one."
+        ),
     )
     parser.add_argument("recipe", help=f"{', '.join(packaged_recipes())}, or the path of a YAML file")
     parser.add_argument(

@@ -1,6 +1,8 @@
-"""Draw memory over the phases of a step as an SVG: stacked by kind, with the limit of the GPU and the highest instant marked.
+"""Draw memory over the phases of a step as an SVG: stacked by kind, with the limit of the GPU and the highest
+instant marked.
 
-Called by `grpo-run plan --plot`. Self-contained: no script, no font and no image is loaded. Reads and writes no file.
+Called by `grpo-run plan --plot`. Self-contained: no script, no font and no image is loaded. Reads and writes
+no file.
 """
 
 from __future__ import annotations
@@ -152,10 +154,15 @@ def _compose(axes: Axes, plot: MemoryPlot) -> None:
 def _mark_highest(axes: Axes, plot: MemoryPlot, ends: NDArray[np.float64]) -> None:
     """Mark the instant that binds, and write what it holds beside it."""
     instants = [
-        (sum(held.values()) + phase.spread_bytes, left + (right - left) * (index + 0.5) / len(phase.instants), phase, held)
+        (
+            sum(held.values()) + phase.spread_bytes,
+            left + (right - left) * (index + 0.5) / len(phase.instants),
+            phase,
+            held,
+        )
         for phase, left, right in zip(plot.phases, ends, ends[1:], strict=False)
         for index, held in enumerate(phase.instants)
-    ]  # fmt: skip
+    ]
     size, x, phase, held = max(instants, key=lambda one: one[0])
     low = sum(held.values())
     text = f"{phase.name} binds: {low / GIB:.2f}" + (f" to {size / GIB:.2f} GiB" if size > low else " GiB")

@@ -271,7 +271,9 @@ def _curve(axes: Axes, steps: Numbers, values: Numbers, color: str, number_forma
 
 
 def recovery_labels(recoveries: Sequence[Recovery]) -> list[tuple[int, str]]:
-    """Return the step and text of each label: one label per recovery, or a single label for many recoveries."""
+    """Return the step and text of each label: one label per recovery, or a single label for many
+    recoveries.
+    """
     if len(recoveries) <= MAX_LABELS:
         return sorted((recovery.step, recovery_label(recovery)) for recovery in recoveries)
     seconds = sum(recovery.recovery_seconds or 0.0 for recovery in recoveries)

@@ -1,11 +1,13 @@
-"""A generation loop of your own that augments completions while it generates, with two defects and without them.
+"""A generation loop of your own that augments completions while it generates, with two defects and without
+them.
 
     torchrun --nproc-per-node 2 examples/augmented_generation.py --before         # hangs
-    grpo-run launch --nproc-per-node 2 examples/augmented_generation.py --before  # names the lines of both ranks
-    grpo-run launch --nproc-per-node 2 examples/augmented_generation.py           # runs to the end
+    grpo-run launch --nproc-per-node 2 examples/augmented_generation.py --before  # names the lines of both
+    ranks grpo-run launch --nproc-per-node 2 examples/augmented_generation.py           # runs to the end
 
-At each delimiter a hint is inserted, and all ranks gather how many they insert. On rank 0 the completions reach the most
-hints allowed; on rank 1 greedy decoding repeats three tokens for ever. The model is a table, and needs no network.
+At each delimiter a hint is inserted, and all ranks gather how many they insert. On rank 0 the completions
+reach the most hints allowed; on rank 1 greedy decoding repeats three tokens for ever. The model is a table,
+and needs no network.
 """
 
 import argparse

@@ -3,7 +3,8 @@
     grpo-run launch --nproc-per-node 2 --inject kill@rank1:step9 examples/grpo_loop.py
     torchrun --nproc-per-node 2 examples/grpo_loop.py
 
-Both write the same model to `grpo-loop`. It takes seconds on a CPU, and the reward rises from about 0.4 towards 1.
+Both write the same model to `grpo-loop`. It takes seconds on a CPU, and the reward rises from about 0.4
+towards 1.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The runs of a user, each with its state, age and size: shown by `grpo-run ls`, evaluated by `grpo-run gc`.
 
-A run is found in `runs/` of the working directory or by the registry, and nowhere else: no file system is searched.
-Called by every command that names a run. Reads only.
+A run is found in `runs/` of the working directory or by the registry, and nowhere else: no file system is
+searched. Called by every command that names a run. Reads only.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class RunEntry:
         status: as `grpo-run status` reads it; None if it cannot be read.
         problem: why it cannot be read; None if it can.
         last_time: of the last event, in seconds since the epoch.
-        size_bytes: of the run directory, and of links to checkpoints beside an output directory. A linked checkpoint
-            counts if it has no other name.
+        size_bytes: of the run directory, and of links to checkpoints beside an output directory. A linked
+            checkpoint counts if it has no other name.
         memory_bytes: of the run's snapshots in shared memory.
         areas: the staging areas that `run.json` names.
         backups: links to checkpoints, which a killed start leaves.

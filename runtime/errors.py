@@ -8,10 +8,11 @@
     ├── ConsensusError                ranks disagree where they must agree (names the ranks and the values)
     ├── CheckpointError               a checkpoint is incomplete or damaged (names the file and the reason)
     ├── RewardError                   no reward of many rollouts in a row was valid
-    ├── ResumeMismatchError           a restarted script does not continue its train() calls (--require-resume)
-    ├── NoHeadroomError               not enough memory for a snapshot (names the limit); the caller writes to disk
-    ├── IllegalTransition             a lifecycle event is illegal in the present state; a bug in grpo-run
-    └── ProcessError                  a process could not be started, or survived SIGKILL
+    ├── ResumeMismatchError           a restarted script does not continue its train() calls
+    (--require-resume) ├── NoHeadroomError               not enough memory for a snapshot (names the limit);
+    the caller writes to disk ├── IllegalTransition             a lifecycle event is illegal in the present
+    state; a bug in grpo-run └── ProcessError                  a process could not be started, or survived
+    SIGKILL
 
     Stopped(SystemExit)               exits the user's script after an agreed stop; not an error
     GuardTripped(SystemExit)          exits it because a learning guard ended the attempt
@@ -28,8 +29,8 @@ EXIT_USAGE = 2
 EXIT_STOPPED = 75
 """`EX_TEMPFAIL` of sysexits.h: run the same command again to resume."""
 EXIT_GAVE_UP = 93
-"""Do not requeue: an incident report is written, or the run was stopped and nothing of it is saved. NVIDIA's resiliency
-extension uses the same code."""
+"""Do not requeue: an incident report is written, or the run was stopped and nothing of it is saved. NVIDIA's
+resiliency extension uses the same code."""
 
 
 class GrpoRunError(Exception):

@@ -54,7 +54,9 @@ def close_with(owner: object, descriptor: int) -> weakref.finalize[[int], Any]:
 
 
 def is_open_at(descriptor: int, path: Path) -> bool:
-    """Whether a path still names the file of a descriptor: not if it was removed, moved, or replaced by a copy."""
+    """Whether a path still names the file of a descriptor: not if it was removed, moved, or replaced by a
+    copy.
+    """
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except OSError:

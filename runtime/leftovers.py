@@ -24,8 +24,8 @@ from grpo_run.runtime.snapshots.leftovers import AreaEntry
 
 DAY_SECONDS = 86_400.0
 ENDED = ("finished", "failed")
-"""States of runs that are deleted when they are old. A stopped run, and one whose supervisor was killed, waits to be
-resumed."""
+"""States of runs that are deleted when they are old. A stopped run, and one whose supervisor was killed,
+waits to be resumed."""
 
 Kind = Literal["memory", "backup", "checkpoint", "run"]
 
@@ -139,7 +139,8 @@ def checkpoints(
 
 
 def old_runs(runs: Iterable[RunEntry], *, now: float, days: float) -> list[Leftover]:
-    """Return the directories of runs that ended at least `days` days ago, and from which nothing has to be saved first.
+    """Return the directories of runs that ended at least `days` days ago, and from which nothing has to be
+    saved first.
 
     Args:
         now: seconds since the epoch.

@@ -53,8 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Act on the options, and take signals as a terminal's foreground job does.
 
-    `nohup` ignores SIGHUP, and a shell without job control ignores SIGINT in what it starts in the background;
-    the programs under test would inherit both.
+    `nohup` ignores SIGHUP, and a shell without job control ignores SIGINT in what it starts in the
+    background; the programs under test would inherit both.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -91,12 +91,16 @@ def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Start every test in the environment that pytest was started in, as far as libraries read it at import."""
+    """Start every test in the environment that pytest was started in, as far as libraries read it at
+    import.
+    """
     warm.remove_variables_of_libraries()
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the libraries' objects from garbage collections, which otherwise visit them thousands of times."""
+    """Exclude the libraries' objects from garbage collections, which otherwise visit them thousands of
+    times.
+    """
     gc.collect()
     gc.freeze()
 

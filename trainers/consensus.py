@@ -50,10 +50,12 @@ def all(flag: bool) -> bool:
 
 
 def while_any(more: Callable[[], bool]) -> Iterator[None]:
-    """Iterate while any rank has more to do, on every rank equally often. Collective, with the errors of `any`.
+    """Iterate while any rank has more to do, on every rank equally often. Collective, with the errors of
+    `any`.
 
     A rank that has nothing left to do iterates with the others, so that it takes part in their collectives.
-    `while consensus.any(not done):` is the same for a flag that is at hand. A rank must not leave the loop on its
+    `while consensus.any(not done):` is the same for a flag that is at hand. A rank must not leave the loop on
+    its
     own: decide with `any` or `all` whether all ranks do.
 
     Args:
@@ -85,8 +87,9 @@ def _decide(site: CallSite, flag: bool, iteration: int = 0) -> bool:
     global _calls
     if threading.current_thread() is not threading.main_thread():
         raise UsageError(
-            f"{site.text} was called in thread {threading.current_thread().name!r}: consensus functions work in the"
-            " main thread only, because the calls of several threads have no order that ranks could share"
+            f"{site.text} was called in thread {threading.current_thread().name!r}: consensus functions work"
+            " in the main thread only, because the calls of several threads have no order that ranks could"
+            " share"
         )
     call = ConsensusCall(site=site, flag=bool(flag), ordinal=_calls + 1, iteration=iteration)
     answers = exchange(call)

@@ -1,4 +1,5 @@
-"""Hand-written training loops that survive a fault: `steps` for loops over a number of steps, `begin` for any other.
+"""Hand-written training loops that survive a fault: `steps` for loops over a number of steps, `begin` for any
+other.
 
     from grpo_run.trainers import loop
 
@@ -8,10 +9,10 @@
         optimizer.step()
         optimizer.zero_grad()
 
-Under `grpo-run launch` the loop resumes after the last finished step with everything in `state` restored in place, all
-ranks vote on each step, and checkpoints are taken and verified as for a Trainer. Under `torchrun` and plain `python` the
-same script yields the same steps; nothing is saved or resumed then. Called by users' scripts, from the main thread of
-every rank. See docs/guide/loops.md.
+Under `grpo-run launch` the loop resumes after the last finished step with everything in `state` restored in
+place, all ranks vote on each step, and checkpoints are taken and verified as for a Trainer. Under `torchrun`
+and plain `python` the same script yields the same steps; nothing is saved or resumed then. Called by users'
+scripts, from the main thread of every rank. See docs/guide/loops.md.
 """
 
 from __future__ import annotations
@@ -66,24 +67,25 @@ def steps(
 ) -> Steps[Any]:
     """Return the steps from the first that is not finished up to `n`, like `range`. Collective.
 
-    A step is finished when the next one is asked for. A resumed loop starts with the step after the last one that was
-    saved, with the objects in `state` and all random generators as they were then.
+    A step is finished when the next one is asked for. A resumed loop starts with the step after the last one
+    that was saved, with the objects in `state` and all random generators as they were then.
 
     Args:
         n: the number of steps, over all attempts.
-        state: what the loop changes, by name. Objects with `state_dict` and `load_state_dict` (models, optimizers,
-            schedulers, gradient scalers, samplers) and random generators are restored in place; numbers, strings,
-            tensors and containers of these are set in the dictionary.
-        output_dir: where `checkpoint-N` is written after N steps. The same in every attempt, one for each loop.
-        data: a data loader, iterated over as many epochs as `n` steps need; yields pairs of step and batch. The loop
-            keeps the position in it and calls `set_epoch` of its samplers.
-        save_every: steps between checkpoints of the script's own; None for none. Snapshots for recovery are taken in
-            either case.
+        state: what the loop changes, by name. Objects with `state_dict` and `load_state_dict` (models,
+            optimizers, schedulers, gradient scalers, samplers) and random generators are restored in place;
+            numbers, strings, tensors and containers of these are set in the dictionary.
+        output_dir: where `checkpoint-N` is written after N steps. The same in every attempt, one for each
+            loop.
+        data: a data loader, iterated over as many epochs as `n` steps need; yields pairs of step and batch.
+            The loop keeps the position in it and calls `set_epoch` of its samplers.
+        save_every: steps between checkpoints of the script's own; None for none. Snapshots for recovery are
+            taken in either case.
         save_total_limit: how many of these checkpoints are kept; None for all.
 
     Raises:
-        ConfigError: an entry of `state` cannot be saved, or the loop begins inside another one or inside a Trainer's
-            `train()`.
+        ConfigError: an entry of `state` cannot be saved, or the loop begins inside another one or inside a
+            Trainer's `train()`.
         CheckpointError: the checkpoint does not fit `state`.
         Stopped: the user has asked for a stop.
     """
@@ -124,14 +126,16 @@ def begin(
 
 
 def log(values: Mapping[str, Any]) -> None:
-    """Show numbers of the step in progress in the metrics, the progress line, plots and reports. Not collective.
+    """Show numbers of the step in progress in the metrics, the progress line, plots and reports. Not
+    collective.
 
         loop.log({"loss": loss, "reward": rewards.mean()})
 
-    `loss`, `reward`, `completion_length`, `grad_norm`, `learning_rate` (or `lr`) and the other names in `docs/reference/metrics.md` are
-    known, also with `train/` before them. Other entries are ignored, so the dictionary may be the one that a logger
-    gets. The numbers of rank 0 are those of the run; each rank's own are on the board. The
-    learning guards judge the loss and the reward. Does nothing outside a loop and outside `grpo-run launch`.
+    `loss`, `reward`, `completion_length`, `grad_norm`, `learning_rate` (or `lr`) and the other names in
+    `docs/reference/metrics.md` are known, also with `train/` before them. Other entries are ignored, so the
+    dictionary may be the one that a logger gets. The numbers of rank 0 are those of the run; each rank's own
+    are on the board. The learning guards judge the loss and the reward. Does nothing outside a loop and
+    outside `grpo-run launch`.
 
     Args:
         values: numbers by name. A tensor of one element is read at once, which waits for its device.

@@ -1,7 +1,7 @@
 """JSON values of frozen dataclasses whose JSON form has their own fields, and the way back.
 
-Called where such a value is journaled, printed or read from a file. Classes with another public form have a method
-`as_json` of their own. Reads and writes no file.
+Called where such a value is journaled, printed or read from a file. Classes with another public form have a
+method `as_json` of their own. Reads and writes no file.
 """
 
 from __future__ import annotations

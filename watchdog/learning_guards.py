@@ -91,7 +91,10 @@ def find_reward_collapse(series: Series, limit: float | None) -> Alarm | None:
                 guard=LearningGuard.reward,
                 step=series[-1].step,
                 onset=onset,
-                sentence=f"The mean reward fell from {level:.3g} to {median(last):.3g} at step {onset} and has stayed there.",
+                sentence=(
+                    f"The mean reward fell from {level:.3g} to {median(last):.3g} at step {onset} and has"
+                    " stayed there."
+                ),
             )
     return None
 
@@ -161,8 +164,10 @@ def find_zero_variance(series: Series, limit: float | None) -> Alarm | None:
         guard=LearningGuard.zero_variance,
         step=last[-1].step,
         onset=last[0].step,
-        sentence=f"All groups of the last {rollouts} rollouts, since step {last[0].step}, have equal rewards: the rewards"
-        " teach nothing.",
+        sentence=(
+            f"All groups of the last {rollouts} rollouts, since step {last[0].step}, have equal rewards: the"
+            " rewards teach nothing."
+        ),
     )
 
 
@@ -215,7 +220,10 @@ def _alarm(series: Series, where: str) -> Alarm:
         guard=LearningGuard.entropy,
         step=last.step,
         onset=first.step,
-        sentence=f"The entropy of the policy has been {where} since step {first.step}: {last.value:.3g} nats per token.",
+        sentence=(
+            f"The entropy of the policy has been {where} since step {first.step}: {last.value:.3g} nats per"
+            " token."
+        ),
     )
 
 
@@ -242,8 +250,10 @@ def find_divergence(series: Series, limit: float | None) -> Alarm | None:
         guard=LearningGuard.kl,
         step=last[-1].step,
         onset=last[0].step,
-        sentence=f"The KL divergence from the reference model has been above {bound:g} since step {last[0].step}:"
-        f" {last[-1].value:.3g} nats per token.",
+        sentence=(
+            f"The KL divergence from the reference model has been above {bound:g} since step {last[0].step}:"
+            f" {last[-1].value:.3g} nats per token."
+        ),
     )
 
 
@@ -275,8 +285,10 @@ def find_capped_completions(series: Series, limit: float | None) -> Alarm | None
         guard=LearningGuard.capped,
         step=last[-1].step,
         onset=last[0].step,
-        sentence=f"More than {bound:.0%} of the completions have been ended by a limit since step {last[0].step}:"
-        f" {last[-1].value:.0%}.",
+        sentence=(
+            f"More than {bound:.0%} of the completions have been ended by a limit since step {last[0].step}:"
+            f" {last[-1].value:.0%}."
+        ),
     )
 
 

@@ -76,7 +76,9 @@ class ObservationHistory:
         return self._series.get(name, ())
 
     def forget(self, name: str) -> None:
-        """Begin a series anew, after an alarm that changed nothing: the next one compares with what follows."""
+        """Begin a series anew, after an alarm that changed nothing: the next one compares with what
+        follows.
+        """
         self._series.pop(name, None)
 
     def as_json(self) -> dict[str, Any]:

@@ -67,7 +67,9 @@ FRACTIONS = frozenset({LearningGuard.reward, LearningGuard.capped})
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What each guard does, and its limit where the user has set one. A guard that is absent has its default."""
+    """What each guard does, and its limit where the user has set one. A guard that is absent has its
+    default.
+    """
 
     responses: Mapping[LearningGuard, GuardResponse] = field(default_factory=dict)
     limits: Mapping[LearningGuard, float] = field(default_factory=dict)
@@ -107,9 +109,5 @@ class Trip:
     def of(cls, alarm: Alarm, response: GuardResponse) -> Trip:
         """Return the trip of an alarm."""
         return cls(
-            guard=alarm.guard,
-            response=response,
-            step=alarm.step,
-            onset=alarm.onset,
-            sentence=alarm.sentence,
+            guard=alarm.guard, response=response, step=alarm.step, onset=alarm.onset, sentence=alarm.sentence
         )

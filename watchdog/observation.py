@@ -103,11 +103,11 @@ class Slot:
     collectives issued from Python, the last one at `last_collective_seconds`, and `generation_passes` the
     forward passes in `generate`; one rollout takes about `generation_limit` at most. `heartbeat_thread` is
     the native id of the thread that stamps the heartbeat, 0 if unknown; `idle_threads` are those of other
-    Python threads that are idle and wake no thread. `writes` counts updates of the slot. `no_trainer_after` is 1
-    more than the `train()` call after which the script took optimizer steps by itself, 0 if it never did.
-    `save_state_calls` counts the beginnings and the ends of the script's `Accelerator.save_state`, so it is
-    odd during one. `ended_*` count the completions that ended for each `EndReason`, while a cap is set. `logged`
-    are the last values that were logged, in the order of `LOGGED_FIELDS`.
+    Python threads that are idle and wake no thread. `writes` counts updates of the slot. `no_trainer_after`
+    is 1 more than the `train()` call after which the script took optimizer steps by itself, 0 if it never
+    did. `save_state_calls` counts the beginnings and the ends of the script's `Accelerator.save_state`, so it
+    is odd during one. `ended_*` count the completions that ended for each `EndReason`, while a cap is set.
+    `logged` are the last values that were logged, in the order of `LOGGED_FIELDS`.
     """
 
     rank: int

@@ -2,9 +2,9 @@
 
 Everything else follows from a row: `runtime/board/_slot_layout.py` reserves its place in the slot,
 `runtime/rank/step/logged.py` finds it in what a Trainer or a script logs, `dashboards/metrics/catalogue.py`
-exports it as `grpo_rank_<field>`, and `docs/reference/metrics.md` lists it. To add a metric that TRL logs, add a row with
-its name in the log; to show it, add a panel in `dashboards/provisioning/_rows.py`. A value that is computed from
-several (goodput) has a reader in `dashboards/metrics/_readings.py` instead.
+exports it as `grpo_rank_<field>`, and `docs/reference/metrics.md` lists it. To add a metric that TRL logs,
+add a row with its name in the log; to show it, add a panel in `dashboards/provisioning/_rows.py`. A value
+that is computed from several (goodput) has a reader in `dashboards/metrics/_readings.py` instead.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class RankMetric:
     Args:
         field: its name in the slot and in the journal.
         help: one sentence for Prometheus.
-        logged_as: names under which TRL or a script logs it, the preferred one first; empty if grpo-run counts it, in an
-            attribute of `watchdog.observation.Slot`.
+        logged_as: names under which TRL or a script logs it, the preferred one first; empty if grpo-run
+            counts it, in an attribute of `watchdog.observation.Slot`.
     """
 
     field: str
@@ -58,10 +58,7 @@ COUNTED = (
         help="Completions scored by the rank in this attempt.",
     ),
     RankMetric(
-        field="votes",
-        unit="count",
-        kind="counter",
-        help="Votes the rank took part in during this attempt.",
+        field="votes", unit="count", kind="counter", help="Votes the rank took part in during this attempt."
     ),
     RankMetric(
         field="vote_wait_seconds",
@@ -85,21 +82,18 @@ COUNTED = (
 """What grpo-run counts in a rank."""
 
 LOGGED = (
+    RankMetric(field="reward", logged_as=("reward", "rewards/mean"), help="Mean reward last logged."),
     RankMetric(
-        field="reward",
-        logged_as=("reward", "rewards/mean"),
-        help="Mean reward last logged.",
-    ),
-    RankMetric(
-        field="reward_std",
-        logged_as=("reward_std",),
-        help="Standard deviation of the reward last logged.",
+        field="reward_std", logged_as=("reward_std",), help="Standard deviation of the reward last logged."
     ),
     RankMetric(
         field="zero_variance_groups",
         unit="ratio",
         logged_as=("frac_reward_zero_std",),
-        help="Share of groups last logged in which all rewards are equal, so that nothing is learned from them.",
+        help=(
+            "Share of groups last logged in which all rewards are equal, so that nothing is learned from"
+            " them."
+        ),
     ),
     RankMetric(
         field="completion_length",

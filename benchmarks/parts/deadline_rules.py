@@ -1,4 +1,6 @@
-"""Durations of a phase as they are simulated, and the rules for its deadline that are compared. Used by `false_alarms.py`."""
+"""Durations of a phase as they are simulated, and the rules for its deadline that are compared. Used by
+`false_alarms.py`.
+"""
 
 from __future__ import annotations
 

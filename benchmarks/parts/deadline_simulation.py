@@ -1,4 +1,6 @@
-"""Simulate which healthy occurrences of a phase each rule would end, fast and checked against a plain loop. Used by `false_alarms.py`."""
+"""Simulate which healthy occurrences of a phase each rule would end, fast and checked against a plain loop.
+Used by `false_alarms.py`.
+"""
 
 from __future__ import annotations
 

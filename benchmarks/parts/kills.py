@@ -212,7 +212,5 @@ def measure(
         code = training.wait(END_SECONDS)
         digest = training.output_dir / "weights.sha256"
         return samples, RunEnd(
-            launcher=name,
-            exit_code=code,
-            digest=digest.read_text().strip() if digest.is_file() else None,
+            launcher=name, exit_code=code, digest=digest.read_text().strip() if digest.is_file() else None
         )

@@ -1,9 +1,9 @@
 """The launchers to compare: how each starts the same script, and how a run is terminated.
 
-Called by the recovery and overhead benchmarks. Each launcher runs with its defaults, and enough restarts for the
-scheduled kills. NVIDIA's package is installed into a separate environment, which
-shares torch and other packages with the project's, because it installs a `pynvml` that must not replace the
-project's. Does not measure.
+Called by the recovery and overhead benchmarks. Each launcher runs with its defaults, and enough restarts for
+the scheduled kills. NVIDIA's package is installed into a separate environment, which shares torch and other
+packages with the project's, because it installs a `pynvml` that must not replace the project's. Does not
+measure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The fixed work that extends a step of `scripts/grpo.py` to an intended duration: half sleeping, half computing.
+"""The fixed work that extends a step of `scripts/grpo.py` to an intended duration: half sleeping, half
+computing.
 
-Called by the overhead benchmarks. A step that waited "until a deadline" would hide the overhead. Runs no training.
+Called by the overhead benchmarks. A step that waited "until a deadline" would hide the overhead. Runs no
+training.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Loop of two ranks, with and without `consensus.while_any`; rank 0 prints the seconds of each block as JSON.
 
-Run by `benchmarks/consensus.py` under each launcher. A round has one block of each kind, and every other round has them in the
-opposite order. `all_reduce` is what a script would write by hand: a flag, reduced on the default group.
+Run by `benchmarks/consensus.py` under each launcher. A round has one block of each kind, and every other
+round has them in the opposite order. `all_reduce` is what a script would write by hand: a flag, reduced on
+the default group.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def all_reduce(iterations: int) -> Iterator[None]:
 
 
 def work(seconds: float) -> None:
-    """Compute for a fixed time, and meet the other rank, as in a model whose weights are sharded; nothing for 0 s."""
+    """Compute for a fixed time, and meet the other rank, as in a model whose weights are sharded; nothing for
+    0 s.
+    """
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         pass

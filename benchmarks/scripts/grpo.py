@@ -59,7 +59,9 @@ def policy(vocabulary_size: int, millions: float, seed: int) -> Any:
 
 
 def record_start(path: Path, main_began_at: float) -> None:
-    """Append to a file beside the step log when `main` began, and the present time. Call it before `train()`."""
+    """Append to a file beside the step log when `main` began, and the present time. Call it before
+    `train()`.
+    """
     with open(f"{path}.starts.{os.environ.get('RANK', '0')}", "ab", buffering=0) as file:
         file.write(f"{main_began_at:.6f} {time.monotonic():.6f} {os.getpid()}\n".encode())
 

@@ -1,8 +1,8 @@
 """Training loop of two ranks, with and without `loop.steps`; rank 0 prints the seconds of each block as JSON.
 
-Run by `benchmarks/loops.py`. A step is one of a small model under DistributedDataParallel, whose backward pass lets the
-ranks meet. A round has one block of each kind, and every other round has them in the opposite order. The first steps of a
-block do not count: they include the start of a loop, and the first snapshot.
+Run by `benchmarks/loops.py`. A step is one of a small model under DistributedDataParallel, whose backward
+pass lets the ranks meet. A round has one block of each kind, and every other round has them in the opposite
+order. The first steps of a block do not count: they include the start of a loop, and the first snapshot.
 """
 
 from __future__ import annotations

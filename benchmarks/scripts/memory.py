@@ -1,8 +1,9 @@
 """The TRL script of the memory benchmark: a tiny GRPO training that times its steps under `grpo-run launch`.
 
-With `--switch`, what is measured of the memory of phases, or the forecast of memory (`--switched`), is switched off and on in blocks
-of so many steps: blocks of both kinds alternate in one process, so that a drift of the machine affects both alike. With `--garbage-mib`, each step of rank 0
-leaves so much in a reference cycle of the oldest generation. Rank 0 prints the results as one line of JSON.
+With `--switch`, what is measured of the memory of phases, or the forecast of memory (`--switched`), is
+switched off and on in blocks of so many steps: blocks of both kinds alternate in one process, so that a drift
+of the machine affects both alike. With `--garbage-mib`, each step of rank 0 leaves so much in a reference
+cycle of the oldest generation. Rank 0 prints the results as one line of JSON.
 """
 
 from __future__ import annotations

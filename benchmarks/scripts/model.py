@@ -29,8 +29,8 @@ def trained(layers: int, hidden: int, output_dir: Path) -> Any:
     """Return an SFTTrainer after one step of AdamW in float32 on the CPU.
 
     Args:
-        layers: number of layers; with a hidden size of 1024 each has about 12.8 million parameters, in addition to
-            33 million in the embeddings.
+        layers: number of layers; with a hidden size of 1024 each has about 12.8 million parameters, in
+            addition to 33 million in the embeddings.
         hidden: hidden size; the vocabulary and the feed-forward layers grow with it.
         output_dir: folder for checkpoints.
     """

@@ -95,10 +95,7 @@ def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers)
         spec,
         controller=supervisor,
         entry=ENTRY,
-        environment={
-            **config.environment,
-            VARIABLE: options.signals_to_handle,
-        },
+        environment={**config.environment, VARIABLE: options.signals_to_handle},
         preloaded=lambda: are_forked(supervisor),
         elastic=elastic.max_nodes > 1,
         helpers=helpers,

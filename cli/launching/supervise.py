@@ -238,8 +238,7 @@ def _run_agent(
         stops.start()
         _report_failed_threads(supervisor)
         supervisor.begin(
-            world_size_local=int(launch.elastic.nproc_per_node),
-            accept_change=launch.accept_change,
+            world_size_local=int(launch.elastic.nproc_per_node), accept_change=launch.accept_change
         )
         supervisor.report_terminated(
             end_previous(directory.processes, own_identity(token), launch.config.keep)

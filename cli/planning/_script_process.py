@@ -47,7 +47,9 @@ class ScriptReply(pydantic.BaseModel):
 
 
 def main() -> None:
-    """Run the script that the command line names: file of the reply, ranks, script, arguments of the script."""
+    """Run the script that the command line names: file of the reply, ranks, script, arguments of the
+    script.
+    """
     die_with_parent(os.getppid())
     reply_file, ranks, script, *arguments = sys.argv[1:]
     reply = Path(reply_file)

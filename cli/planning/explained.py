@@ -53,8 +53,8 @@ def print_explained(found: Explained) -> None:
         print_paragraph(sentence)
     print_paragraph(f"Observed: {_both(found.observed_bytes, unit)}.")
     print_paragraph(
-        f"No implementation of this job needs less than {_both(least, unit)}, before any activation: {_text(parts, unit)}. A smaller"
-        " figure was never right."
+        f"No implementation of this job needs less than {_both(least, unit)}, before any activation:"
+        f" {_text(parts, unit)}. A smaller figure was never right."
     )
     if found.growth is not None:
         _print_growth(found.growth, found.observed_bytes, unit)
@@ -66,10 +66,12 @@ def print_explained(found: Explained) -> None:
     print()
     if found.same:
         print_paragraph(
-            f"Not listed, since the peak of this job is the same with them: {'; '.join(one.assumption for one in found.same)}."
+            "Not listed, since the peak of this job is the same with them:"
+            f" {'; '.join(one.assumption for one in found.same)}."
         )
     print_paragraph(
-        "On top of the job as described. A fit is no proof. Compared with real runs on a CPU only, never with a GPU."
+        "On top of the job as described. A fit is no proof. Compared with real runs on a CPU only, never with"
+        " a GPU."
     )
 
 
@@ -79,9 +81,15 @@ def _growth_verdict(growth: GrowthPerStep, observed_bytes: int, unit: Unit) -> s
         return f"No growth: the job needs {unit.said(growth.start_bytes)} from its second step on."
     fewest, most = growth.steps
     after = f"{fewest} steps" if fewest == most else f"{fewest} to {most} steps"
-    grows = f"From {unit.said(growth.start_bytes)} to that size in {after}, it grows by {unit.range(low, high)} {unit.name} a step"
+    grows = (
+        f"From {unit.said(growth.start_bytes)} to that size in {after}, it grows by {unit.range(low, high)}"
+        f" {unit.name} a step"
+    )
     fitting = [one.what for one in growth.ranked(observed_bytes) if growth.fits(one, observed_bytes)]
-    return f"{grows}. Consistent with that, if every step keeps it: {'; '.join(fitting) or 'nothing that is listed'}."
+    return (
+        f"{grows}. Consistent with that, if every step keeps it:"
+        f" {'; '.join(fitting) or 'nothing that is listed'}."
+    )
 
 
 def _print_growth(growth: GrowthPerStep, observed_bytes: int, unit: Unit) -> None:

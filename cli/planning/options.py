@@ -56,10 +56,15 @@ def split_arguments(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]
 
 
 def build_parser() -> CommandParser:
-    """Return the parser of `grpo-run plan`. Options that are not given are None, so that a recipe or script counts."""
+    """Return the parser of `grpo-run plan`. Options that are not given are None, so that a recipe or script
+    counts.
+    """
     parser = CommandParser(
         prog="grpo-run plan",
-        description="Predict the memory of a GRPO, RLOO or SFT job without a GPU, by tracing TRL's own code without data.",
+        description=(
+            "Predict the memory of a GRPO, RLOO or SFT job without a GPU, by tracing TRL's own code without"
+            " data."
+        ),
         epilog="What is not given is taken from the script or recipe, then from TRL's defaults.",
     )
     parser.add_argument(

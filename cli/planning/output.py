@@ -62,15 +62,10 @@ def unit_of(allocated_bytes: float) -> Unit:
 
 
 _KIB = 1 << 10
-SHORT = {
-    "gradients": "grads",
-    "optimizer": "optim",
-    "activations": "activ",
-    "rollout": "rollout",
-}
+SHORT = {"gradients": "grads", "optimizer": "optim", "activations": "activ", "rollout": "rollout"}
 NOT_COMPARED = (
-    "Compared with real runs on a CPU only (docs/guide/planning.md). Figures for a GPU have never been compared with one: kernels,"
-    " context, workspaces and NCCL are modelled by name."
+    "Compared with real runs on a CPU only (docs/guide/planning.md). Figures for a GPU have never been"
+    " compared with one: kernels, context, workspaces and NCCL are modelled by name."
 )
 
 
@@ -85,10 +80,10 @@ def print_plan(report: PlanReport) -> None:
     )
     print_paragraph(verdict(report))
     print_paragraph(
-        f"{report.model}: {_count_text(shape.parameters)} parameters, {shape.layers} layers; {job.algorithm.upper()}; micro-batch of"
-        f" {job.batch} rows of {job.lengths}, {job.weights} weights{', bf16 autocast' if job.autocast else ''},"
-        f" {'with' if job.checkpointing else 'without'} gradient checkpointing, {job.optimizer}"
-        f"{', ' + adapters if adapters else ''}"
+        f"{report.model}: {_count_text(shape.parameters)} parameters, {shape.layers} layers;"
+        f" {job.algorithm.upper()}; micro-batch of {job.batch} rows of {job.lengths}, {job.weights}"
+        f" weights{', bf16 autocast' if job.autocast else ''}, {'with' if job.checkpointing else 'without'}"
+        f" gradient checkpointing, {job.optimizer}{', ' + adapters if adapters else ''}"
     )
     for note in report.notes:
         print_paragraph(f"Note: {note}")
@@ -116,8 +111,8 @@ def print_plan(report: PlanReport) -> None:
     print_table(rows)
     print()
     print_paragraph(
-        "allocated: what torch's allocator holds, with what is added to the trace. device: what the process uses of the device, from"
-        " the lowest to the highest estimate."
+        "allocated: what torch's allocator holds, with what is added to the trace. device: what the process"
+        " uses of the device, from the lowest to the highest estimate."
         if job.device == "cuda"
         else "allocated: what torch's allocator holds. device: the same, as this is a CPU."
     )
@@ -174,7 +169,10 @@ def sentences(report: PlanReport) -> Iterator[str]:
     first = max(prediction.first_step.values())
     traced = max(sum(memory.traced.values()) for memory in prediction.phases.values())
     if traced - first >= unit.visible_bytes:
-        yield f"The first step needs {unit.said(traced - first)} less than later ones, which have optimizer state."
+        yield (
+            f"The first step needs {unit.said(traced - first)} less than later ones, which have optimizer"
+            " state."
+        )
     if report.largest_batch is not None:
         group = prediction.job.num_generations
         whole = f", so that a rollout has whole groups of num_generations={group}" if group > 1 else ""
@@ -186,13 +184,16 @@ def sentences(report: PlanReport) -> Iterator[str]:
         yield _fit_text(prediction.binding, found, unit)
     if modelled := NAMED_OPTIMIZERS.get(prediction.job.optimizer):
         yield (
-            f"The state of {prediction.job.optimizer} is modelled by name: {modelled[0]} of {modelled[1]} B per weight,"
-            " embeddings in fp32."
+            f"The state of {prediction.job.optimizer} is modelled by name: {modelled[0]} of {modelled[1]} B"
+            " per weight, embeddings in fp32."
         )
     for phase, expected in prediction.closed_form.items():
         traced = sum(prediction.phases[phase].traced.values())
         if not 1 / SUSPICIOUS <= traced / expected <= SUSPICIOUS:
-            yield f"Traced and closed form disagree in `{phase}`: {unit.text(traced)} and {unit.said(expected)}; treat with care."
+            yield (
+                f"Traced and closed form disagree in `{phase}`: {unit.text(traced)} and"
+                f" {unit.said(expected)}; treat with care."
+            )
 
 
 def _longest(report: PlanReport, tokens: int) -> str:
@@ -204,7 +205,9 @@ def _longest(report: PlanReport, tokens: int) -> str:
 
 
 def _fit_text(phase: str, found: Fit, unit: Unit) -> str:
-    """Return how the peak of a phase depends on the size of a micro-batch; what is 0 when rounded is left out."""
+    """Return how the peak of a phase depends on the size of a micro-batch; what is 0 when rounded is left
+    out.
+    """
     parts = [unit.said(found.fixed_bytes)]
     if found.token_bytes >= _KIB / 20:
         parts.append(f"{found.token_bytes / _KIB:.1f} KiB per token of the micro-batch")
@@ -212,7 +215,10 @@ def _fit_text(phase: str, found: Fit, unit: Unit) -> str:
         parts.append(f"{found.pair_bytes:.2f} B per row and squared length")
     off = f"a trace of another size differs from that by {100 * found.residual:.2f} %"
     if len(parts) == 1:
-        return f"Near this size the trace of `{phase}` is {parts[0]}, of which nothing depends on the micro-batch; {off}."
+        return (
+            f"Near this size the trace of `{phase}` is {parts[0]}, of which nothing depends on the"
+            f" micro-batch; {off}."
+        )
     return f"Near this size the trace of `{phase}` is {' + '.join(parts)}; {off}."
 
 

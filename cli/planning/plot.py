@@ -45,8 +45,11 @@ def write_plot(path: Path, report: PlanReport, predictor: Predictor) -> None:
     name = report.model if len(report.model) <= MAX_NAME else f"{report.model[: MAX_NAME - 1]}…"
     picture = MemoryPlot(
         title=f"{_count(report.shape.parameters)} parameters, {job.batch} rows of {job.lengths}",
-        subtitle=f"{name} · {job.weights} weights{', bf16 autocast' if job.autocast else ''}, {job.optimizer}"
-        f"{', gradient checkpointing' if job.checkpointing else ''}{f', LoRA {job.lora_rank}' if job.lora_rank else ''}",
+        subtitle=(
+            f"{name} · {job.weights} weights{', bf16 autocast' if job.autocast else ''}, {job.optimizer}"
+            f"{', gradient checkpointing' if job.checkpointing else ''}"
+            f"{f', LoRA {job.lora_rank}' if job.lora_rank else ''}"
+        ),
         phases=phases,
         limit_bytes=None if report.gpu_bytes is None else float(report.gpu_bytes),
     )

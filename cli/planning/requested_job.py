@@ -1,4 +1,5 @@
-"""The job that a command line requests: options first, then the settings of a script or recipe, then TRL's defaults.
+"""The job that a command line requests: options first, then the settings of a script or recipe, then TRL's
+defaults.
 
 Called by `cli/plan.py`. Traces nothing.
 """
@@ -16,7 +17,9 @@ from grpo_run.runtime.planning.job import Job
 DEFAULT_PROMPT = 256
 """Tokens; no setting of TRL says how long prompts are."""
 TRL_BATCH, TRL_COMPLETION, TRL_LENGTH, TRL_VLLM_SHARE = 8, 512, 1024, 0.3
-"""TRL's defaults of `per_device_train_batch_size`, `max_completion_length`, SFT's `max_length` and `vllm_gpu_memory_utilization`."""
+"""TRL's defaults of `per_device_train_batch_size`, `max_completion_length`, SFT's `max_length` and
+`vllm_gpu_memory_utilization`.
+"""
 TRL_GENERATIONS = {"grpo": 8, "rloo": 2}
 """TRL's defaults of `num_generations`."""
 TRL_BETA = {"grpo": 0.0, "rloo": 0.05, "sft": 0.0}
@@ -40,7 +43,8 @@ def job_of(options: argparse.Namespace, source: JobSource) -> Job:
     """Return the job of a command line.
 
     Raises:
-        ConfigError: a size is impossible, a setting has a value of another kind, or an option is not for this algorithm.
+        ConfigError: a size is impossible, a setting has a value of another kind, or an option is not for this
+            algorithm.
     """
     algorithm = _algorithm(options, source)
     settings = _Settings(options, source.settings)
@@ -102,7 +106,9 @@ class _Settings:
 
 
 def _algorithm(options: argparse.Namespace, source: JobSource) -> str:
-    """Return whose trainer runs; settings of SFT say nothing of a job that generates, and the other way around."""
+    """Return whose trainer runs; settings of SFT say nothing of a job that generates, and the other way
+    around.
+    """
     algorithm: str = options.algorithm or source.algorithm
     if (
         options.source is not None
@@ -110,7 +116,8 @@ def _algorithm(options: argparse.Namespace, source: JobSource) -> str:
         and "sft" in (algorithm, source.algorithm)
     ):
         raise ConfigError(
-            f"{options.source} trains with {source.algorithm.upper()}, not with {algorithm.upper()}; leave out --algorithm"
+            f"{options.source} trains with {source.algorithm.upper()}, not with {algorithm.upper()}; leave"
+            " out --algorithm"
         )
     return algorithm
 
@@ -120,12 +127,14 @@ def _sft_rows(settings: _Settings) -> dict[str, Any]:
     for name in NOT_FOR_SFT:
         if getattr(settings.options, name) is not None:
             raise ConfigError(
-                f"--{name.replace('_', '-')} is not for SFT, which generates nothing; its rows have --length tokens"
+                f"--{name.replace('_', '-')} is not for SFT, which generates nothing; its rows have --length"
+                " tokens"
             )
     for name in SFT_REFUSED:
         if settings.settings.get(name):
             raise ConfigError(
-                f"SFT with {name}={settings.settings[name]!r} is not covered by plan, which traces padded rows and the fused loss"
+                f"SFT with {name}={settings.settings[name]!r} is not covered by plan, which traces padded"
+                " rows and the fused loss"
             )
     if settings.options.length is None and settings.settings.get("max_length", TRL_LENGTH) is None:
         raise ConfigError("max_length=None does not limit rows; give --length, the tokens of the longest row")
@@ -159,10 +168,12 @@ def _generated_rows(settings: _Settings, algorithm: str, accumulation: int) -> d
         "prompt": options.prompt if options.prompt is not None else DEFAULT_PROMPT,
         "completion": settings.given("completion", "max_completion_length", TRL_COMPLETION),
         "reference": beta != 0.0,
-        "rescored": algorithm == "rloo"
-        or vllm
-        or share is not None
-        or accumulation % (rollout_batches * iterations) != 0,
+        "rescored": (
+            algorithm == "rloo"
+            or vllm
+            or share is not None
+            or accumulation % (rollout_batches * iterations) != 0
+        ),
         "rollout_batches": rollout_batches,
         "vllm_share": share,
         "num_generations": generations,
@@ -172,7 +183,9 @@ def _generated_rows(settings: _Settings, algorithm: str, accumulation: int) -> d
 
 
 def _rollout_batches(settings: _Settings, accumulation: int) -> int:
-    """Return the micro-batches of a rollout where `steps_per_generation` is not given: TRL divides `generation_batch_size`."""
+    """Return the micro-batches of a rollout where `steps_per_generation` is not given: TRL divides
+    `generation_batch_size`.
+    """
     rows = settings.read("generation_batch_size", 0)
     if not rows or settings.options.steps_per_generation is not None:
         return accumulation
@@ -180,7 +193,8 @@ def _rollout_batches(settings: _Settings, accumulation: int) -> int:
     together = settings.given("batch", "per_device_train_batch_size", TRL_BATCH) * ranks
     if together < 1 or rows % together:
         raise ConfigError(
-            f"generation_batch_size is {rows}, no multiple of the {together} rows of a micro-batch on all ranks"
+            f"generation_batch_size is {rows}, no multiple of the {together} rows of a micro-batch on all"
+            " ranks"
         )
     return int(rows // together)
 

@@ -1,4 +1,5 @@
-"""Read a job from a training script: run it until its first `train()`, and take what its trainer says. Called by `cli/plan.py`.
+"""Read a job from a training script: run it until its first `train()`, and take what its trainer says. Called
+by `cli/plan.py`.
 
 The script runs in a process of its own (`_script_process.py`), without weights, trackers, a GPU or an engine
 of vLLM.

@@ -1,4 +1,5 @@
-"""What a recipe, a YAML file of TRL's scripts, or a script says of a job, as one value; and how the files are read.
+"""What a recipe, a YAML file of TRL's scripts, or a script says of a job, as one value; and how the files are
+read.
 
 `read_file` reads a recipe, or a configuration of TRL's own scripts (`python -m trl.scripts.grpo --config
 FILE`), whose keys are those of `GRPOConfig`, `RLOOConfig` or `SFTConfig`, of `ModelConfig` and of the
@@ -62,8 +63,8 @@ def refuse_quantized(where: object, given: Mapping[Any, Any]) -> None:
     for name in QUANTIZED:
         if given.get(name):
             raise ConfigError(
-                f"{where}: {name}: quantized weights are not covered by plan; give --model and --batch for the"
-                " same job with weights in bfloat16 (--dtype bfloat16), which is an upper bound"
+                f"{where}: {name}: quantized weights are not covered by plan; give --model and --batch for"
+                " the same job with weights in bfloat16 (--dtype bfloat16), which is an upper bound"
             )
 
 
@@ -98,7 +99,8 @@ def read_file(source: str, algorithm: str | None = None) -> JobSource:
             return _read_trl_file(source, values, algorithm)
         if not RECIPE_KEYS & values.keys():
             raise ConfigError(
-                f"{source} is no recipe (it has no 'task') and no configuration of TRL's scripts (it has no {MODEL!r})"
+                f"{source} is no recipe (it has no 'task') and no configuration of TRL's scripts (it has no"
+                f" {MODEL!r})"
             )
     recipe = load_recipe(source)
     settings = {key: value for key, value in recipe.grpo.model_dump().items() if value is not None}
@@ -179,7 +181,8 @@ def _read_trl_file(path: str, values: Mapping[str, Any], algorithm: str | None) 
     why = f", since it sets {sft[0]}" if sft and algorithm is None else ""
     if algorithm is None:
         source.notes.append(
-            f"{path} is read as a configuration of TRL's script for {source.algorithm.upper()}{why} (--algorithm names another)."
+            f"{path} is read as a configuration of TRL's script for {source.algorithm.upper()}{why}"
+            " (--algorithm names another)."
         )
     refuse_quantized(path, settings)
     model = settings.pop(MODEL, None)

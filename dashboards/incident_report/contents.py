@@ -110,8 +110,9 @@ class IncidentReport:
 
     `verdict` is the content of `verdict.json`, or None if the supervisor ended before writing it. `at` is the
     wall time of the incident in seconds. `resident` and `peak` are the current and highest memory of each
-    rank in bytes, `phase_memory` what it has measured by phase (`RankMemory.as_json`). `timeline` is the content of `timeline.json`. `excluded` sums up the samples that the run has left out of
-    the loss. `memory_trace` has what `--memory-trace` has found in the run, as lines.
+    rank in bytes, `phase_memory` what it has measured by phase (`RankMemory.as_json`). `timeline` is the
+    content of `timeline.json`. `excluded` sums up the samples that the run has left out of the loss.
+    `memory_trace` has what `--memory-trace` has found in the run, as lines.
     """
 
     name: str

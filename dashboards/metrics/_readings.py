@@ -123,10 +123,7 @@ def awaited_rank_seconds(observation: RunObservation) -> Iterator[Sample]:
 def awaited_rank_deadline(observation: RunObservation) -> Iterator[Sample]:
     """How long that rank may be waited for; no sample while none is."""
     for awaited in _awaited(observation):
-        yield (
-            (str(awaited.rank), awaited.phase.name),
-            awaited.deadline_at_seconds - awaited.since_seconds,
-        )
+        yield ((str(awaited.rank), awaited.phase.name), awaited.deadline_at_seconds - awaited.since_seconds)
 
 
 def incidents(observation: RunObservation) -> Iterator[Sample]:
@@ -188,9 +185,7 @@ def reward_failures(observation: RunObservation) -> Iterator[Sample]:
         yield (kind.value,), float(counts.get(kind.value, 0))
 
 
-def last_known(
-    field: Callable[[Recovery], float | None],
-) -> Callable[[RunObservation], Iterator[Sample]]:
+def last_known(field: Callable[[Recovery], float | None]) -> Callable[[RunObservation], Iterator[Sample]]:
     """Read a field of the newest recovery for which it is known."""
 
     def value(observation: RunObservation) -> float | None:

@@ -43,7 +43,8 @@ class Listener:
         return not is_loopback(self.host)
 
     def accepts_host(self, header: str) -> bool:
-        """Return whether a Host header names this server: by address, as `localhost`, or by the machine's name.
+        """Return whether a Host header names this server: by address, as `localhost`, or by the machine's
+        name.
 
         A browser sends the name that it has resolved. A name that a foreign site resolves to this address
         (DNS rebinding) is none of these. The machine's own names count only if the server is open to the

@@ -33,9 +33,9 @@ RUN_ID = "run_id"
 class Label:
     """One label of a metric.
 
-    `values` is the closed set of its values, or None for one value per local rank. With `most`, the values are names
-    of the script, at most so many. `exclusive` means that
-    only one value is exported at a time, so the label does not multiply the number of series.
+    `values` is the closed set of its values, or None for one value per local rank. With `most`, the values
+    are names of the script, at most so many. `exclusive` means that only one value is exported at a time, so
+    the label does not multiply the number of series.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """The pages of a run's metrics server: `/metrics` for Prometheus, `/state.json` and `/healthz`.
 
-Started by `grpo-run launch` beside the supervisor. waitress handles the connections: one thread reads and writes all
-of them, one computes the answers, and the number of connections, the size of a request and the time of a silent
-connection are bounded. Both are daemon threads; the server installs no signal handlers, writes no access log and is
-read-only. Early requests wait in the socket's backlog. No TLS.
+Started by `grpo-run launch` beside the supervisor. waitress handles the connections: one thread reads and
+writes all of them, one computes the answers, and the number of connections, the size of a request and the
+time of a silent connection are bounded. Both are daemon threads; the server installs no signal handlers,
+writes no access log and is read-only. Early requests wait in the socket's backlog. No TLS.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ Environ = dict[str, Any]
 
 
 class ListeningSocket(socket.socket):
-    """A listening socket that pauses if the process has no descriptors left: the client stays in the backlog."""
+    """A listening socket that pauses if the process has no descriptors left: the client stays in the
+    backlog.
+    """
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection.
@@ -145,7 +147,8 @@ class MetricsServer:
             log.exception("metrics_server_failed", address=self.address)
         finally:
             self._server.task_dispatcher.set_thread_count(0)
-            # not the trigger, nor `close` of the server, which closes it: a request in progress will write to its pipe
+            # not the trigger, nor `close` of the server, which closes it: a request in progress will write to
+            # its pipe
             for one in list(self._map.values()):
                 if one is not self._server.trigger:
                     wasyncore.dispatcher.close(one)

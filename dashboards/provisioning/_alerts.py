@@ -28,44 +28,57 @@ _MEANT_TO_CONTINUE = "|".join(state.value for state in RunState if state in LIVE
 # Steps that a script takes with no Trainer and no loop are not counted.
 NO_PROGRESS = {
     "alert": "GrpoRunNoProgress",
-    "expr": f'changes(grpo_step[5m]) == 0 and on (run_id) grpo_run_state{{state=~"{_LIVE}"}} == 1'
-    " unless on (run_id) grpo_trains_without_trainer == 1",
+    "expr": (
+        f'changes(grpo_step[5m]) == 0 and on (run_id) grpo_run_state{{state=~"{_LIVE}"}} == 1'
+        " unless on (run_id) grpo_trains_without_trainer == 1"
+    ),
     "for": "25m",
     "labels": {"severity": "critical"},
     "annotations": {
         "summary": "{{ $labels.run_id }} has not committed a step for 30 minutes",
-        "description": "The run is live, but its last committed step does not change."
-        " `grpo-run status` shows its state.",
+        "description": (
+            "The run is live, but its last committed step does not change. `grpo-run status` shows its state."
+        ),
     },
 }
 
-# A learned deadline is five times the longest duration or more, so half of it is unusual; five minutes exclude
-# phases with short deadlines, which the supervisor ends soon.
+# A learned deadline is five times the longest duration or more, so half of it is unusual; five minutes
+# exclude phases with short deadlines, which the supervisor ends soon.
 WAITING = {
     "alert": "GrpoRunWaiting",
-    "expr": "grpo_run_awaited_rank_seconds > 300"
-    " and grpo_run_awaited_rank_seconds > 0.5 * grpo_run_awaited_rank_deadline_seconds",
+    "expr": (
+        "grpo_run_awaited_rank_seconds > 300"
+        " and grpo_run_awaited_rank_seconds > 0.5 * grpo_run_awaited_rank_deadline_seconds"
+    ),
     "for": "1m",
     "labels": {"severity": "warning"},
     "annotations": {
-        "summary": "{{ $labels.run_id }} has waited for rank {{ $labels.rank }} in {{ $labels.phase }} for"
-        " {{ $value | humanizeDuration }}",
-        "description": "More than half of the rank's deadline has passed. At the deadline the supervisor collects"
-        " evidence and restarts the ranks. `grpo-run status` shows the deadline.",
+        "summary": (
+            "{{ $labels.run_id }} has waited for rank {{ $labels.rank }} in {{ $labels.phase }} for"
+            " {{ $value | humanizeDuration }}"
+        ),
+        "description": (
+            "More than half of the rank's deadline has passed. At the deadline the supervisor collects"
+            " evidence and restarts the ranks. `grpo-run status` shows the deadline."
+        ),
     },
 }
 
 # 2 minutes, because the ranks of a new attempt write to the board within seconds of their start.
 RANK_LOST = {
     "alert": "GrpoRunRankLost",
-    "expr": "grpo_rank_observable == 0 unless on (run_id)"
-    f' (grpo_run_state{{state=~"{_ENDED}"}} == 1 or grpo_run_state{{state="{UNKNOWN}"}} == 1)',
+    "expr": (
+        "grpo_rank_observable == 0 unless on (run_id)"
+        f' (grpo_run_state{{state=~"{_ENDED}"}} == 1 or grpo_run_state{{state="{UNKNOWN}"}} == 1)'
+    ),
     "for": "2m",
     "labels": {"severity": "critical"},
     "annotations": {
         "summary": "{{ $labels.run_id }}: rank {{ $labels.rank }} cannot be observed",
-        "description": "Nothing has been known about this rank for 2 minutes: it did not start, or its slot on the"
-        " board cannot be read. Its log is in the run directory under attempts/.",
+        "description": (
+            "Nothing has been known about this rank for 2 minutes: it did not start, or its slot on the"
+            " board cannot be read. Its log is in the run directory under attempts/."
+        ),
     },
 }
 
@@ -73,13 +86,17 @@ RANK_LOST = {
 # within an hour identify a run that makes progress but spends most of its time recovering.
 RESTART_LOOP = {
     "alert": "GrpoRunRestartLoop",
-    "expr": "max by (run_id) (grpo_failures_without_progress) >= 2"
-    " or max by (run_id) (sum by (run_id, instance) (increase(grpo_restarts_total[1h]))) >= 4",
+    "expr": (
+        "max by (run_id) (grpo_failures_without_progress) >= 2"
+        " or max by (run_id) (sum by (run_id, instance) (increase(grpo_restarts_total[1h]))) >= 4"
+    ),
     "labels": {"severity": "warning"},
     "annotations": {
         "summary": "{{ $labels.run_id }} fails repeatedly",
-        "description": "The run failed at least twice without a newer checkpoint in between, or was restarted at"
-        " least four times within an hour. The incident reports are in the run directory under incidents/.",
+        "description": (
+            "The run failed at least twice without a newer checkpoint in between, or was restarted at least"
+            " four times within an hour. The incident reports are in the run directory under incidents/."
+        ),
     },
 }
 
@@ -89,9 +106,11 @@ CHECKPOINT_TROUBLE = {
     "labels": {"severity": "critical"},
     "annotations": {
         "summary": "{{ $labels.run_id }}: checkpoints cannot be written to disk",
-        "description": "The disk is full or not responding. Training continues, with snapshots in this machine's memory"
-        " if they are enabled. `grpo-run status` shows the reason. Checkpoints are written again as soon as the disk"
-        " accepts them.",
+        "description": (
+            "The disk is full or not responding. Training continues, with snapshots in this machine's memory"
+            " if they are enabled. `grpo-run status` shows the reason. Checkpoints are written again as soon"
+            " as the disk accepts them."
+        ),
     },
 }
 
@@ -101,8 +120,10 @@ JOURNAL_LOST = {
     "labels": {"severity": "critical"},
     "annotations": {
         "summary": "{{ $labels.run_id }}: the journal cannot be written",
-        "description": "The disk of the run directory may be full. The run continues, but events in this period are"
-        " missing from the journal and from the evidence, and a new supervisor will not know about them.",
+        "description": (
+            "The disk of the run directory may be full. The run continues, but events in this period are"
+            " missing from the journal and from the evidence, and a new supervisor will not know about them."
+        ),
     },
 }
 
@@ -113,23 +134,29 @@ EXPORTER_BLIND = {
     "labels": {"severity": "critical"},
     "annotations": {
         "summary": "The exporter on {{ $labels.instance }} cannot read its run",
-        "description": "The state of the run is unknown. The supervisor's log has the reason in the event"
-        " run_not_observed.",
+        "description": (
+            "The state of the run is unknown. The supervisor's log has the reason in the event"
+            " run_not_observed."
+        ),
     },
 }
 
-# The exporter stays until a regular scraper has read the final state. A run that was resumed is not reported: its
-# state is live again, on this or another instance.
+# The exporter stays until a regular scraper has read the final state. A run that was resumed is not reported:
+# its state is live again, on this or another instance.
 FAILED = {
     "alert": "GrpoRunFailed",
-    "expr": f'last_over_time(grpo_run_state{{state="{RunState.failed.value}"}}[1h]) == 1'
-    f' unless on (run_id) last_over_time(grpo_run_state{{state=~"{_LIVE}"}}[1h]) == 1',
+    "expr": (
+        f'last_over_time(grpo_run_state{{state="{RunState.failed.value}"}}[1h]) == 1'
+        f' unless on (run_id) last_over_time(grpo_run_state{{state=~"{_LIVE}"}}[1h]) == 1'
+    ),
     "labels": {"severity": "critical"},
     "annotations": {
         "summary": "{{ $labels.run_id }} failed and was given up",
-        "description": "The supervisor does not restart the run again. `grpo-run status` shows the reason; the incident"
-        " reports are in the run directory under incidents/. The same command resumes the run from the newest complete"
-        " checkpoint.",
+        "description": (
+            "The supervisor does not restart the run again. `grpo-run status` shows the reason; the incident"
+            " reports are in the run directory under incidents/. The same command resumes the run from the"
+            " newest complete checkpoint."
+        ),
     },
 }
 
@@ -144,25 +171,30 @@ FINISHED = {
     },
 }
 
-# The exporter stays until a regular scraper has read the final state, but it ends at once if the run was stopped,
-# or if the scrapes were further apart than a minute. A run that was at most one step short of its target, or
-# would have reached it within two minutes (deriv() gives steps per second), is then assumed to have finished.
-# The same applies to a run whose last known state is `stopping`. The first `unless`
-# matches by run only, so that a run resumed at another port or node is not reported.
+# The exporter stays until a regular scraper has read the final state, but it ends at once if the run was
+# stopped, or if the scrapes were further apart than a minute. A run that was at most one step short of its
+# target, or would have reached it within two minutes (deriv() gives steps per second), is then assumed to
+# have finished. The same applies to a run whose last known state is `stopping`. The first `unless` matches by
+# run only, so that a run resumed at another port or node is not reported.
 _NEARLY_FINISHED = (
     "last_over_time(grpo_step[1h]) + clamp_min(120 * deriv(grpo_step[1h]), 1)"
     " >= last_over_time(grpo_target_steps[1h])"
 )
 EXPORTER_VANISHED = {
     "alert": "GrpoRunExporterVanished",
-    "expr": f'last_over_time(grpo_run_state{{state=~"{_MEANT_TO_CONTINUE}"}}[1h]) == 1'
-    f" unless on (run_id) grpo_observation_failed unless on (run_id, instance) {_NEARLY_FINISHED}",
+    "expr": (
+        f'last_over_time(grpo_run_state{{state=~"{_MEANT_TO_CONTINUE}"}}[1h]) == 1'
+        f" unless on (run_id) grpo_observation_failed unless on (run_id, instance) {_NEARLY_FINISHED}"
+    ),
     "for": "2m",
     "labels": {"severity": "warning"},
     "annotations": {
         "summary": "{{ $labels.run_id }} was {{ $labels.state }} when it was last scraped",
-        "description": "The exporter is gone, and the run was not about to finish. Either the run was given up or"
-        " stopped between two scrapes, or its node or supervisor was lost: `grpo-run status` on the node shows which.",
+        "description": (
+            "The exporter is gone, and the run was not about to finish. Either the run was given up or"
+            " stopped between two scrapes, or its node or supervisor was lost: `grpo-run status` on the node"
+            " shows which."
+        ),
     },
 }
 
@@ -173,8 +205,10 @@ SUPERVISOR_LOST = {
     "labels": {"severity": "critical"},
     "annotations": {
         "summary": "{{ $labels.run_id }} has lost its supervisor",
-        "description": "The supervisor ended without recording how the run ended. The same command resumes the run from"
-        " the newest complete checkpoint.",
+        "description": (
+            "The supervisor ended without recording how the run ended. The same command resumes the run from"
+            " the newest complete checkpoint."
+        ),
     },
 }
 

@@ -1,4 +1,6 @@
-"""The page that lists every metric, `docs/reference/metrics.md`, from the catalogue. Written by `generate.py`."""
+"""The page that lists every metric, `docs/reference/metrics.md`, from the catalogue. Written by
+`generate.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from grpo_run.watchdog.rank_metrics import LOGGED
 
 HEAD = """# Metrics
 
-What the exporter of a run serves at `http://127.0.0.1:9460/metrics`, or at the address of `--metrics-addr`. Each series also has
-the label `run_id`. This page is generated from the catalogue (`make generated`).
+What the exporter of a run serves at `http://127.0.0.1:9460/metrics`, or at the address of `--metrics-addr`.
+Each series also has the label `run_id`. This page is generated from the catalogue (`make generated`).
 
 A value that cannot be observed is absent, never 0. Counters start at 0. What ranks publish is listed in
-`watchdog/rank_metrics.py`, computed values are read in `dashboards/metrics/_readings.py`. The last column names what is read of a
-Trainer's log or of `loop.log`.
+`watchdog/rank_metrics.py`, computed values are read in `dashboards/metrics/_readings.py`. The last column
+names what is read of a Trainer's log or of `loop.log`.
 
 | metric | kind | unit | labels | meaning | logged as |
 |---|---|---|---|---|---|
@@ -23,8 +25,8 @@ def metrics_page() -> str:
     """Return the page's text."""
     logged = {metric.name: ", ".join(f"`{name}`" for name in metric.logged_as) for metric in LOGGED}
     rows = [
-        f"| `{metric.name}` | {metric.kind} | {metric.unit} | {', '.join(metric.label_names)} | {metric.help} |"
-        f" {logged.get(metric.name, '')} |"
+        f"| `{metric.name}` | {metric.kind} | {metric.unit} | {', '.join(metric.label_names)} | {metric.help}"
+        f" | {logged.get(metric.name, '')} |"
         for metric in ALL_METRICS
     ]
     return HEAD + "\n".join(rows) + "\n"

@@ -26,72 +26,116 @@ def memory_rows(run: str) -> list[BuiltPanel]:
     return [
         row("Memory"),
         time_series(
-            "GPU memory by rank", width=12, height=8, unit="bytes",
+            "GPU memory by rank",
+            width=12,
+            height=8,
+            unit="bytes",
             queries={
                 "rank {{rank}}, allocated": f"max by (rank) (grpo_rank_gpu_memory_allocated_bytes{{{run}}})",
                 "rank {{rank}}, reserved": f"max by (rank) (grpo_rank_gpu_memory_reserved_bytes{{{run}}})",
-                "rank {{rank}}, not returnable": f"max by (rank) (grpo_rank_gpu_memory_inactive_split_bytes{{{run}}})",
+                "rank {{rank}}, not returnable": (
+                    f"max by (rank) (grpo_rank_gpu_memory_inactive_split_bytes{{{run}}})"
+                ),
                 "GPU": f"max(grpo_rank_gpu_memory_capacity_bytes{{{run}}})",
             },
-            description="What tensors use, what torch holds for them, and the unused parts of it that cannot be returned."
-            " A rising allocated line is a leak; a reserved line far above it is fragmentation.",
+            description=(
+                "What tensors use, what torch holds for them, and the unused parts of it that cannot be"
+                " returned. A rising allocated line is a leak; a reserved line far above it is fragmentation."
+            ),
         ),
         time_series(
-            "Highest GPU memory by phase", width=12, height=8, unit="bytes",
+            "Highest GPU memory by phase",
+            width=12,
+            height=8,
+            unit="bytes",
             queries={"{{phase}}": f"max by (phase) (grpo_rank_gpu_memory_peak_bytes{{{run}}})"},
             description="Most memory that tensors of any rank have used in each phase of this attempt.",
         ),
         time_series(
-            "Forecast of the peak, and observed", width=12, height=8, unit="bytes",
+            "Forecast of the peak, and observed",
+            width=12,
+            height=8,
+            unit="bytes",
             queries={
                 "rank {{rank}}, predicted": f"max by (rank) (grpo_rank_memory_predicted_bytes{{{run}}}) > 0",
                 "rank {{rank}}, observed": f"max by (rank) (grpo_rank_memory_observed_bytes{{{run}}}) > 0",
                 "limit": f"min(grpo_rank_memory_limit_bytes{{{run}}} > 0)",
             },
-            description="What was predicted for the steps of each rollout before they began, the highest peak measured in them,"
-            " and the least that a rank may use.",
+            description=(
+                "What was predicted for the steps of each rollout before they began, the highest peak"
+                " measured in them, and the least that a rank may use."
+            ),
         ),
         time_series(
-            "Pieces of micro-batches", width=12, height=8, unit="short", decimals=0,
+            "Pieces of micro-batches",
+            width=12,
+            height=8,
+            unit="short",
+            decimals=0,
             queries={
                 "pieces": f"max(grpo_micro_batch_pieces{{{run}}})",
                 "split rollouts": f"max(grpo_split_rollouts_total{{{run}}})",
             },
-            description="Into how many pieces micro-batches are split because whole ones were predicted not to fit, and for"
-            " how many rollouts of this attempt.",
+            description=(
+                "Into how many pieces micro-batches are split because whole ones were predicted not to fit,"
+                " and for how many rollouts of this attempt."
+            ),
         ),
         time_series(
-            "Allocations that needed memory back, and that failed", width=12, height=8, unit="short", decimals=0,
+            "Allocations that needed memory back, and that failed",
+            width=12,
+            height=8,
+            unit="short",
+            decimals=0,
             queries={
                 "rank {{rank}}, retried": f"max by (rank) (grpo_rank_gpu_alloc_retries_total{{{run}}}) > 0",
                 "rank {{rank}}, failed": f"max by (rank) (grpo_rank_gpu_ooms_total{{{run}}}) > 0",
             },
-            description="Allocations for which torch had to return all its caches first, and those that failed."
-            " Empty if there were none.",
+            description=(
+                "Allocations for which torch had to return all its caches first, and those that failed."
+                " Empty if there were none."
+            ),
         ),
         time_series(
-            "Freed by memory cleanup", width=12, height=8, unit="bytes",
+            "Freed by memory cleanup",
+            width=12,
+            height=8,
+            unit="bytes",
             queries={
                 "rank {{rank}}, host": f"max by (rank) (grpo_rank_cleanup_freed_bytes_total{{{run}}}) > 0",
                 "rank {{rank}}, GPU": f"max by (rank) (grpo_rank_cleanup_released_bytes_total{{{run}}}) > 0",
             },
-            description="Host memory freed by collecting garbage, and GPU memory returned to the device, in this attempt."
-            " Empty if there was none to free.",
+            description=(
+                "Host memory freed by collecting garbage, and GPU memory returned to the device, in this"
+                " attempt. Empty if there was none to free."
+            ),
         ),
         time_series(
-            "Time measuring memory", width=12, height=8, unit="percentunit",
+            "Time measuring memory",
+            width=12,
+            height=8,
+            unit="percentunit",
             queries={
-                "rank {{rank}}": "max by (rank)"
-                f" (rate(grpo_rank_memory_accounting_seconds_total{{{run}}}[$__rate_interval]))",
+                "rank {{rank}}": (
+                    "max by (rank)"
+                    f" (rate(grpo_rank_memory_accounting_seconds_total{{{run}}}[$__rate_interval]))"
+                )
             },
             description="Fraction of time each rank spends on measuring the memory of its phases.",
         ),
         time_series(
-            "Highest host memory by phase", width=12, height=8, unit="bytes",
-            queries={"rank {{rank}}, {{phase}}": f"max by (rank, phase) (grpo_rank_resident_peak_bytes{{{run}}})"},
-            description="Most host memory known of each rank in each phase of this attempt, shared memory included.",
+            "Highest host memory by phase",
+            width=12,
+            height=8,
+            unit="bytes",
+            queries={
+                "rank {{rank}}, {{phase}}": f"max by (rank, phase) (grpo_rank_resident_peak_bytes{{{run}}})"
+            },
+            description=(
+                "Most host memory known of each rank in each phase of this attempt, shared memory included."
+            ),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def host_memory_panels(run: str) -> list[BuiltPanel]:
@@ -102,26 +146,40 @@ def host_memory_panels(run: str) -> list[BuiltPanel]:
     """
     return [
         time_series(
-            "Host memory and its limit", width=12, height=8, unit="bytes",
+            "Host memory and its limit",
+            width=12,
+            height=8,
+            unit="bytes",
             queries={
                 "limit": f"max(grpo_host_memory_limit_bytes{{{run}}})",
                 "working set": f"max(grpo_host_memory_working_set_bytes{{{run}}})",
                 "with page cache": f"max(grpo_host_memory_usage_bytes{{{run}}})",
                 "snapshots": f"max(grpo_snapshot_memory_bytes{{{run}}})",
             },
-            description="The nearest limit: of a memory cgroup or of the machine. The kernel kills a process when the working set"
-            " reaches it; page cache is freed before.",
+            description=(
+                "The nearest limit: of a memory cgroup or of the machine. The kernel kills a process when the"
+                " working set reaches it; page cache is freed before."
+            ),
         ),
         time_series(
-            "Host memory by process", width=12, height=8, unit="bytes",
+            "Host memory by process",
+            width=12,
+            height=8,
+            unit="bytes",
             queries={
                 "rank {{rank}}, {{kind}}": f"max by (rank, kind) (grpo_rank_host_memory_bytes{{{run}}}) > 0",
                 "{{helper}}": f"max by (helper) (grpo_helper_memory_bytes{{{run}}}) > 0",
             },
-            description="Ranks by kind of memory; data-loader workers and other processes of the ranks; grpo-run itself.",
+            description=(
+                "Ranks by kind of memory; data-loader workers and other processes of the ranks; grpo-run"
+                " itself."
+            ),
         ),
         time_series(
-            "Shared memory (/dev/shm)", width=12, height=8, unit="bytes",
+            "Shared memory (/dev/shm)",
+            width=12,
+            height=8,
+            unit="bytes",
             queries={
                 "used": f"max(grpo_shared_memory_used_bytes{{{run}}})",
                 "size": f"max(grpo_shared_memory_size_bytes{{{run}}})",
@@ -129,16 +187,23 @@ def host_memory_panels(run: str) -> list[BuiltPanel]:
             description="Space of /dev/shm, which data loaders, NCCL and snapshots share.",
         ),
         time_series(
-            "Short host memory", width=12, height=8, unit="short", decimals=0,
+            "Short host memory",
+            width=12,
+            height=8,
+            unit="short",
+            decimals=0,
             queries={
                 "became short": f"max(grpo_host_memory_short_total{{{run}}}) > 0",
                 "restarts before it ran out": f"max(grpo_host_memory_restarts_total{{{run}}}) > 0",
                 "waiting for memory": f"max(grpo_host_memory_full_pressure_ratio{{{run}}}) > 0",
             },
-            description="How often memory became short, restarts that were made before the kernel would have killed a rank, and the"
-            " share of time in which every process waited for memory. Empty if there was none.",
+            description=(
+                "How often memory became short, restarts that were made before the kernel would have killed a"
+                " rank, and the share of time in which every process waited for memory. Empty if there was"
+                " none."
+            ),
         ),
-    ]  # fmt: skip
+    ]
 
 
 RUN = 'run_id="$run_id"'
@@ -186,8 +251,15 @@ def one_hot_number(metric: str, label: str, values: tuple[str, ...], by: str) ->
 def all_rows() -> list[BuiltPanel]:
     """Return the panels of all rows, from top to bottom."""
     return [
-        *_overview(), *_progress(), *_ranks(), *_faults(), *memory_rows(RUN), *host_memory_panels(RUN), *_overhead(), *_training(),
-    ]  # fmt: skip
+        *_overview(),
+        *_progress(),
+        *_ranks(),
+        *_faults(),
+        *memory_rows(RUN),
+        *host_memory_panels(RUN),
+        *_overhead(),
+        *_training(),
+    ]
 
 
 def _state_query() -> str:
@@ -202,82 +274,128 @@ def _overview() -> list[BuiltPanel]:
     return [
         row("Overview"),
         stat(
-            "State", width=4, height=5, queries={"state": _state_query()}, mappings=_value_mapping(STATE_COLORS, RUN_STATES), empty="no data",
+            "State",
+            width=4,
+            height=5,
+            queries={"state": _state_query()},
+            mappings=_value_mapping(STATE_COLORS, RUN_STATES),
+            empty="no data",
             description="Lifecycle state of the run. “no data”: no exporter reports this run.",
         ),
         stat(
-            "Last incident: cause, culprit, action", width=6, height=5, show_name=True, empty="none",
-            queries={
-                "{{cause}}, rank {{culprit}}: {{action}}": f"topk(1, grpo_last_incident_info{{{RUN}}})",
-            },
+            "Last incident: cause, culprit, action",
+            width=6,
+            height=5,
+            show_name=True,
+            empty="none",
+            queries={"{{cause}}, rank {{culprit}}: {{action}}": f"topk(1, grpo_last_incident_info{{{RUN}}})"},
             description="Verdict on the last incident, and the action taken.",
         ),
         stat_gauge(
-            "Progress", width=4, height=5, unit="percentunit", steps=[("blue", None)],
+            "Progress",
+            width=4,
+            height=5,
+            unit="percentunit",
+            steps=[("blue", None)],
             queries={"done": f"max(grpo_step{{{RUN}}}) / max(grpo_target_steps{{{RUN}}})"},
             description="Committed steps as a fraction of the target of the current train() call.",
         ),
         stat_gauge(
-            "Goodput", width=4, height=5, unit="percentunit",
+            "Goodput",
+            width=4,
+            height=5,
+            unit="percentunit",
             steps=[("red", None), ("orange", 0.5), ("green", 0.9)],
             queries={"goodput": f"max(grpo_goodput{{{RUN}}})"},
             description="Fraction of wall time spent on steps that were kept.",
         ),
         stat(
-            "Attempts", width=3, height=5, queries={"attempts": f"max(grpo_attempts_total{{{RUN}}})"},
+            "Attempts",
+            width=3,
+            height=5,
+            queries={"attempts": f"max(grpo_attempts_total{{{RUN}}})"},
             description="Attempts started, including the first one.",
         ),
         stat(
-            "Exporter", width=3, height=5, empty="no data",
+            "Exporter",
+            width=3,
+            height=5,
+            empty="no data",
             queries={"failed": f"max(grpo_observation_failed{{{RUN}}})"},
             mappings={0: ("ok", "green"), 1: ("failing", "red")},
             description="Whether the exporter could read the run at the last scrape.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _progress() -> list[BuiltPanel]:
     return [
         row("Training progress"),
         time_series(
-            "Steps", width=12, height=8, unit="none", decimals=0,
+            "Steps",
+            width=12,
+            height=8,
+            unit="none",
+            decimals=0,
             queries={
                 "committed": f"max(grpo_step{{{RUN}}})",
                 "checkpoint": f"max(grpo_checkpoint_step{{{RUN}}})",
                 "snapshot": f"max(grpo_snapshot_step{{{RUN}}})",
                 "target": f"max(grpo_target_steps{{{RUN}}})",
             },
-            description="Committed, checkpointed, snapshotted and target steps. A drop shows steps that a recovery repeats.",
+            description=(
+                "Committed, checkpointed, snapshotted and target steps. A drop shows steps that a recovery"
+                " repeats."
+            ),
         ),
         time_series(
-            "Reward and completion length", width=12, height=8, unit="short", from_zero=False,
+            "Reward and completion length",
+            width=12,
+            height=8,
+            unit="short",
+            from_zero=False,
             queries={
                 "reward": f"max(grpo_reward{{{RUN}}})",
                 "its standard deviation": f"avg(grpo_rank_reward_std{{{RUN}}})",
                 "completion length": f"avg(grpo_rank_completion_length{{{RUN}}})",
             },
             right_axis={"completion length": "tokens"},
-            description="Mean and standard deviation of the reward last logged, and mean completion length in tokens (right axis).",
+            description=(
+                "Mean and standard deviation of the reward last logged, and mean completion length in tokens"
+                " (right axis)."
+            ),
         ),
         time_series(
-            "Step time and time left", width=12, height=8, unit="s",
+            "Step time and time left",
+            width=12,
+            height=8,
+            unit="s",
             queries={
                 "step": f"max(grpo_step_seconds{{{RUN}}})",
                 "time left": f"max(grpo_eta_seconds{{{RUN}}})",
             },
             right_axis={"time left": "s"},
-            description="Median duration of the last steps, and time until the train() call ends at this pace (right axis).",
+            description=(
+                "Median duration of the last steps, and time until the train() call ends at this pace (right"
+                " axis)."
+            ),
         ),
         time_series(
-            "Waiting for a rank", width=12, height=8, unit="s",
+            "Waiting for a rank",
+            width=12,
+            height=8,
+            unit="s",
             queries={
                 "rank {{rank}}, {{phase}}": f"max by (rank, phase) (grpo_run_awaited_rank_seconds{{{RUN}}})",
-                "deadline of rank {{rank}}, {{phase}}":
-                    f"max by (rank, phase) (grpo_run_awaited_rank_deadline_seconds{{{RUN}}})",
+                "deadline of rank {{rank}}, {{phase}}": (
+                    f"max by (rank, phase) (grpo_run_awaited_rank_deadline_seconds{{{RUN}}})"
+                ),
             },
-            description="How long the run has waited for a rank, and until when it may. Gaps: no rank was waited for.",
+            description=(
+                "How long the run has waited for a rank, and until when it may. Gaps: no rank was waited for."
+            ),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _ranks() -> list[BuiltPanel]:
@@ -290,53 +408,84 @@ def _ranks() -> list[BuiltPanel]:
     return [
         row("Ranks"),
         state_timeline(
-            "Run state", width=24, height=4, queries={"run": _state_query()},
+            "Run state",
+            width=24,
+            height=4,
+            queries={"run": _state_query()},
             mappings=_value_mapping(STATE_COLORS, RUN_STATES),
             description="Lifecycle state of the run over time.",
         ),
         state_timeline(
-            "Phase by rank", width=24, height=8, queries={"rank {{rank}}": f"{phase} or {blind}"},
+            "Phase by rank",
+            width=24,
+            height=8,
+            queries={"rank {{rank}}": f"{phase} or {blind}"},
             mappings=phases,
-            description="Innermost open phase of each rank. Check a rank first if its phase differs from that of the other ranks.",
+            description=(
+                "Innermost open phase of each rank. Check a rank first if its phase differs from that of the"
+                " other ranks."
+            ),
         ),
         time_series(
-            "Time since last progress, by rank", width=12, height=8, unit="s",
-            queries={
-                "rank {{rank}}": f"max by (rank) (grpo_rank_last_progress_age_seconds{{{RUN}}})",
-            },
-            description="A rising line is a rank without progress; a line that ends is a rank that cannot be observed.",
+            "Time since last progress, by rank",
+            width=12,
+            height=8,
+            unit="s",
+            queries={"rank {{rank}}": f"max by (rank) (grpo_rank_last_progress_age_seconds{{{RUN}}})"},
+            description=(
+                "A rising line is a rank without progress; a line that ends is a rank that cannot be"
+                " observed."
+            ),
         ),
         time_series(
-            "Voted step by rank", width=12, height=8, unit="none", decimals=0, from_zero=False,
+            "Voted step by rank",
+            width=12,
+            height=8,
+            unit="none",
+            decimals=0,
+            from_zero=False,
             queries={"rank {{rank}}": f"max by (rank) (grpo_rank_voted_step{{{RUN}}})"},
             description="The other ranks wait for the rank with the lowest line.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _faults() -> list[BuiltPanel]:
     return [
         row("Incidents and recoveries"),
         time_series(
-            "Restarts by cause", width=8, height=8, unit="none", decimals=0,
+            "Restarts by cause",
+            width=8,
+            height=8,
+            unit="none",
+            decimals=0,
             # Not increase(): Prometheus extrapolates it to fractions of a restart.
             queries={"{{cause}}, {{action}}": f"max by (cause, action) (grpo_restarts_total{{{RUN}}}) > 0"},
-            description="Incidents followed by a new attempt since the start of the run. Empty if there were none.",
+            description=(
+                "Incidents followed by a new attempt since the start of the run. Empty if there were none."
+            ),
         ),
         time_series(
-            "Goodput", width=8, height=8, unit="percentunit", highest=1,
+            "Goodput",
+            width=8,
+            height=8,
+            unit="percentunit",
+            highest=1,
             queries={"goodput": f"max(grpo_goodput{{{RUN}}})"},
             description="Fraction of wall time since the start of the run spent on steps that were kept.",
         ),
         time_series(
-            "Detection and recovery time", width=8, height=8, unit="s",
+            "Detection and recovery time",
+            width=8,
+            height=8,
+            unit="s",
             queries={
                 "last detection": f"max(grpo_last_detection_seconds{{{RUN}}})",
                 "last recovery": f"max(grpo_last_recovery_seconds{{{RUN}}})",
             },
             description="Time from the last fault to its verdict, and to the first step committed after it.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _overhead() -> list[BuiltPanel]:
@@ -365,7 +514,11 @@ def _training() -> list[BuiltPanel]:
     return [
         row("Training"),
         time_series(
-            "Loss and gradient norm", width=12, height=8, unit="short", from_zero=False,
+            "Loss and gradient norm",
+            width=12,
+            height=8,
+            unit="short",
+            from_zero=False,
             queries={
                 "loss": f"avg(grpo_rank_loss{{{RUN}}})",
                 "gradient norm": f"avg(grpo_rank_grad_norm{{{RUN}}})",
@@ -374,72 +527,128 @@ def _training() -> list[BuiltPanel]:
             description="Mean over the ranks that report them; gradient norm on the right axis.",
         ),
         time_series(
-            "Learning rate", width=6, height=8, unit="sci",
+            "Learning rate",
+            width=6,
+            height=8,
+            unit="sci",
             queries={"learning rate": f"avg(grpo_rank_learning_rate{{{RUN}}})"},
             description="Learning rate last set by the scheduler.",
         ),
         time_series(
-            "Generation", width=6, height=8, unit="short",
+            "Generation",
+            width=6,
+            height=8,
+            unit="short",
             queries={
                 "tokens/s": f"sum(rate(grpo_rank_tokens_generated_total{{{RUN}}}[$__rate_interval]))",
                 "rewards/s": f"sum(rate(grpo_rank_rewards_scored_total{{{RUN}}}[$__rate_interval]))",
             },
             right_axis={"rewards/s": "short"},
-            description="Completion tokens and scored completions per second over all ranks; rewards on the right axis.",
+            description=(
+                "Completion tokens and scored completions per second over all ranks; rewards on the right"
+                " axis."
+            ),
         ),
         time_series(
-            "KL divergence and entropy", width=12, height=8, unit="short", from_zero=False,
-            queries={
-                "KL": f"avg(grpo_rank_kl{{{RUN}}})",
-                "entropy": f"avg(grpo_rank_entropy{{{RUN}}})",
-            },
+            "KL divergence and entropy",
+            width=12,
+            height=8,
+            unit="short",
+            from_zero=False,
+            queries={"KL": f"avg(grpo_rank_kl{{{RUN}}})", "entropy": f"avg(grpo_rank_entropy{{{RUN}}})"},
             right_axis={"entropy": "short"},
-            description="Mean KL divergence from the reference model (absent while beta is 0), and mean entropy of the policy"
-            " (right axis).",
+            description=(
+                "Mean KL divergence from the reference model (absent while beta is 0), and mean entropy of"
+                " the policy (right axis)."
+            ),
         ),
         time_series(
-            "Rollouts without effect", width=12, height=8, unit="percentunit", highest=1,
+            "Rollouts without effect",
+            width=12,
+            height=8,
+            unit="percentunit",
+            highest=1,
             queries={
                 "groups with equal rewards": f"avg(grpo_rank_zero_variance_groups{{{RUN}}})",
                 "completions at the maximum length": f"avg(grpo_rank_truncated_completions{{{RUN}}})",
                 "clipped tokens": f"avg(grpo_rank_clip_ratio{{{RUN}}})",
             },
-            description="Shares last logged: groups in which all rewards are equal, completions that ended at the maximum length,"
-            " and tokens whose probability ratio was clipped.",
+            description=(
+                "Shares last logged: groups in which all rewards are equal, completions that ended at the"
+                " maximum length, and tokens whose probability ratio was clipped."
+            ),
         ),
         time_series(
-            "Masked samples", width=12, height=8, unit="short",
-            queries={"{{reason}}": f"max by (reason) (increase(grpo_samples_masked_total{{{RUN}}}[$__rate_interval])) > 0"},
+            "Masked samples",
+            width=12,
+            height=8,
+            unit="short",
+            queries={
+                "{{reason}}": (
+                    f"max by (reason) (increase(grpo_samples_masked_total{{{RUN}}}[$__rate_interval])) > 0"
+                )
+            },
             description="Samples left out of baseline and loss, by reason; empty if there are none.",
         ),
         time_series(
-            "Reward latency", width=12, height=8, unit="s",
+            "Reward latency",
+            width=12,
+            height=8,
+            unit="s",
             queries={
-                "{{function}}": f"sum by (function) (rate(grpo_reward_seconds_total{{{RUN}}}[$__rate_interval]))"
-                f" / sum by (function) (rate(grpo_reward_calls_total{{{RUN}}}[$__rate_interval]))",
+                "{{function}}": (
+                    f"sum by (function) (rate(grpo_reward_seconds_total{{{RUN}}}[$__rate_interval]))"
+                    f" / sum by (function) (rate(grpo_reward_calls_total{{{RUN}}}[$__rate_interval]))"
+                )
             },
             description="Mean time of a call of each reward function.",
         ),
         time_series(
-            "Reward failures", width=8, height=8, unit="short",
+            "Reward failures",
+            width=8,
+            height=8,
+            unit="short",
             queries={
-                "{{kind}}": f"max by (kind) (increase(grpo_reward_failures_total{{{RUN}}}[$__rate_interval])) > 0",
-                "workers replaced": f"max(increase(grpo_reward_workers_replaced_total{{{RUN}}}[$__rate_interval])) > 0",
+                "{{kind}}": (
+                    f"max by (kind) (increase(grpo_reward_failures_total{{{RUN}}}[$__rate_interval])) > 0"
+                ),
+                "workers replaced": (
+                    f"max(increase(grpo_reward_workers_replaced_total{{{RUN}}}[$__rate_interval])) > 0"
+                ),
             },
-            description="Calls of reward functions that failed in a worker, by kind; empty if there are none.",
+            description=(
+                "Calls of reward functions that failed in a worker, by kind; empty if there are none."
+            ),
         ),
         time_series(
-            "Steps without samples", width=8, height=8, unit="short",
+            "Steps without samples",
+            width=8,
+            height=8,
+            unit="short",
             queries={
                 "steps without samples": f"max(grpo_steps_without_samples_total{{{RUN}}})",
                 "groups without samples": f"max(grpo_groups_masked_total{{{RUN}}})",
                 "rewards computed again": f"max(grpo_rewards_repeated_total{{{RUN}}})",
             },
-            description="Steps and groups of which no sample is left, and rollouts whose rewards were computed once more.",
+            description=(
+                "Steps and groups of which no sample is left, and rollouts whose rewards were computed once"
+                " more."
+            ),
         ),
         time_series(
-            "Ends of completions", width=8, height=8, unit="short",
-            queries={"{{reason}}": f"sum by (reason) (increase(grpo_rank_completions_ended_total{{{RUN}}}[$__rate_interval])) > 0"},
-            description="Completions by why they ended: by themselves (eos), or at a limit; empty while no cap on generation is set.",
+            "Ends of completions",
+            width=8,
+            height=8,
+            unit="short",
+            queries={
+                "{{reason}}": (
+                    "sum by (reason)"
+                    f" (increase(grpo_rank_completions_ended_total{{{RUN}}}[$__rate_interval])) > 0"
+                )
+            },
+            description=(
+                "Completions by why they ended: by themselves (eos), or at a limit; empty while no cap on"
+                " generation is set."
+            ),
         ),
-    ]  # fmt: skip
+    ]

@@ -1,4 +1,5 @@
-"""Faults as text for the terminal: what happened, which rank and line, the action, and the duration of the recovery.
+"""Faults as text for the terminal: what happened, which rank and line, the action, and the duration of the
+recovery.
 
 Reads the run's history and each incident's `verdict.json`. Called by `terminal.py`, which prints the lines.
 """

@@ -1,10 +1,12 @@
-"""Standard output and error of `grpo-run launch`, written by a thread, so that a reader that stops does not stop the supervisor.
+"""Standard output and error of `grpo-run launch`, written by a thread, so that a reader that stops does not
+stop the supervisor.
 
-A terminal that was stopped by Ctrl-S or is in the copy mode of a terminal multiplexer, a pager, and a connection that hangs
-take no more output once a few kilobytes are waiting, for hours. A write would block, and with it the recovery from the next fault
-and the reaction to Ctrl-C. Installed by `cli/launching/supervise.py` for the time of a run; `terminal.py` does not know of it.
-Does not format. What does not fit is dropped and counted; the journal has it. Output of ranks is left in their files
-until there is room.
+A terminal that was stopped by Ctrl-S or is in the copy mode of a terminal multiplexer, a pager, and a
+connection that hangs take no more output once a few kilobytes are waiting, for hours. A write would block,
+and with it the recovery from the next fault and the reaction to Ctrl-C. Installed by
+`cli/launching/supervise.py` for the time of a run; `terminal.py` does not know of it. Does not format. What
+does not fit is dropped and counted; the journal has it. Output of ranks is left in their files until there is
+room.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class _FilePart:
 
 
 class BackgroundOutput:
-    """Writes to descriptors, in the order of the calls, in a thread of its own, which starts with the first text.
+    """Writes to descriptors, in the order of the calls, in a thread of its own, which starts with the first
+    text.
 
     Args:
         max_bytes: how much may wait.
@@ -82,7 +85,9 @@ class BackgroundOutput:
                 self._dropped += len(data)
                 return
             if self._dropped:
-                note = f"... {self._dropped / 1e6:.1f} MB of output were not shown, because nothing read them\n".encode()
+                note = (
+                    f"... {self._dropped / 1e6:.1f} MB of output were not shown: nothing read them\n".encode()
+                )
                 self._dropped = 0
                 self._append(descriptor, note)
             self._append(descriptor, data)
@@ -93,13 +98,16 @@ class BackgroundOutput:
         return self._size < self._max_bytes // 4
 
     def write_file(self, descriptor: int, path: Path, start: int) -> None:
-        """Let the thread write a file from a position to its present end, without reading it before its turn."""
+        """Let the thread write a file from a position to its present end, without reading it before its
+        turn.
+        """
         with contextlib.suppress(OSError), self._changed:
             if (end := os.stat(path).st_size) > start:
                 self._append(descriptor, _FilePart(path, start, end))
 
     def finish(self, interrupted: Callable[[], bool], patience_seconds: float = PATIENCE_SECONDS) -> bool:
-        """Wait until everything is written, but no longer than `patience_seconds` for a reader that takes nothing.
+        """Wait until everything is written, but no longer than `patience_seconds` for a reader that takes
+        nothing.
 
         Args:
             interrupted: whether the user wants the wait to end.

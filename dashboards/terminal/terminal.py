@@ -117,8 +117,8 @@ class Terminal:
     Args:
         shown_ranks: ranks whose output is printed; the ranks' files hold all of it.
         status: reads the state of the run; None while there is none.
-        passed_on: the streams that get the ranks' output byte for byte, by descriptor; a stream that is also standard
-            error's is descriptor 1. Empty on a terminal.
+        passed_on: the streams that get the ranks' output byte for byte, by descriptor; a stream that is also
+            standard error's is descriptor 1. Empty on a terminal.
     """
 
     def __init__(

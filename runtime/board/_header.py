@@ -75,7 +75,9 @@ class BoardHeader:
 
     @property
     def has_full_size(self) -> bool:
-        """Whether the file has its original size. A truncated one reads as if no rank had written the missing part."""
+        """Whether the file has its original size. A truncated one reads as if no rank had written the missing
+        part.
+        """
         return self._contents.has_full_size
 
     def request_stop(self) -> None:
@@ -92,7 +94,9 @@ class BoardHeader:
         return self._has_flag(END_RANKS)
 
     def announce_short_memory(self, short: bool) -> None:
-        """Tell the ranks whether memory of the host is short: each frees its caches once, after its next step."""
+        """Tell the ranks whether memory of the host is short: each frees its caches once, after its next
+        step.
+        """
         self._set_flag(FREE_CACHES, short)
 
     @property

@@ -1,10 +1,10 @@
 """Histograms of a rank's durations: logarithmic counters, the first occurrence and the longest.
 
-Short phases end between two scans of the supervisor, so the rank counts them itself, in about 1 µs per phase. The
-histograms of phases are a part of the slot. Those of the user's callbacks are a table that follows all slots, with a
-named entry (`MyCallback.on_step_end`) for each class and event. A callback gets its entry when it is entered for the
-first time; once the table is full, all further ones share the last entry. Written by `slot_writer.py`, read by `board.py`. Does not decide how long is too long
-(`watchdog.stalls.deadlines`).
+Short phases end between two scans of the supervisor, so the rank counts them itself, in about 1 µs per phase.
+The histograms of phases are a part of the slot. Those of the user's callbacks are a table that follows all
+slots, with a named entry (`MyCallback.on_step_end`) for each class and event. A callback gets its entry when
+it is entered for the first time; once the table is full, all further ones share the last entry. Written by
+`slot_writer.py`, read by `board.py`. Does not decide how long is too long (`watchdog.stalls.deadlines`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Layout of a slot: the table of the fields that a rank publishes, and the structs that follow from it.
 
-    0      sequence number (seqlock)       344    marks: heartbeat, last work, collectives, forward passes of generation
-    8      identity                        384    floating-point fields
-    64     open phases                     512    threads that wake no other thread
-    256    integer fields                  576    what was logged
+    0      sequence number (seqlock)       344    marks: heartbeat, last work, collectives, forward passes of
+    generation 8      identity                        384    floating-point fields 64     open phases
+    512    threads that wake no other thread 256    integer fields                  576    what was logged
                                           1024    phase histograms
                                           4352    collective log
 
 To add a field, append it to `SlotFields` and declare its type in `watchdog.observation.Slot`: the structs,
-the writer (`slot_writer.py`) and `read_slot` derive from the table. What a Trainer or a script logs is added in
-`watchdog/rank_metrics.py` alone. Does not read or write the board itself.
+the writer (`slot_writer.py`) and `read_slot` derive from the table. What a Trainer or a script logs is added
+in `watchdog/rank_metrics.py` alone. Does not read or write the board itself.
 """
 
 from __future__ import annotations
@@ -57,7 +56,9 @@ LOGGED_AT = 576
 HISTOGRAMS_AT = 1024
 COLLECTIVE_LOG_AT = 4352
 READING_BYTES = LOGGED_AT + LOGGED_VALUES.size
-"""Size of the part that `read_slot` decodes: everything except the phase histograms and the collective log."""
+"""Size of the part that `read_slot` decodes: everything except the phase histograms and the collective
+log.
+"""
 
 VERSION = struct.Struct(
     f"<Q{HEARTBEAT_AT - SEQUENCE.size}x{MARKS.size}s{THREADS_AT - HEARTBEAT_AT - MARKS.size}x{THREADS.size}s"

@@ -45,7 +45,9 @@ class BoardBytes(Protocol):
         """
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return a copy of some bytes; zeros where the file was truncated or cannot be read. Not atomic beyond eight aligned bytes."""
+        """Return a copy of some bytes; zeros where the file was truncated or cannot be read. Not atomic
+        beyond eight aligned bytes.
+        """
 
     def write(self, offset: int, content: bytes) -> None:
         """Replace some bytes. Does nothing if the file was truncated."""
@@ -85,7 +87,8 @@ class BoardFile:
         os.pwrite(self._descriptor, bytes(_TRIAL_BYTES), _TRIAL_AT)
         if not seen or self.mapping[trial] != bytes(_TRIAL_BYTES):
             raise ValueError(
-                "on this file system, reads do not see what is written to mapped files; choose another with --run-dir"
+                "on this file system, reads do not see what is written to mapped files; choose another with"
+                " --run-dir"
             )
 
     @property

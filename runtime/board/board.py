@@ -65,7 +65,8 @@ READ_ATTEMPTS = 50
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """Where everything of a board file is: `header | slots | callback tables | exchange areas | memory areas`.
+    """Where everything of a board file is: `header | slots | callback tables | exchange areas | memory
+    areas`.
 
     Each part has one entry for each local rank; the last two begin at a multiple of 64 bytes.
 
@@ -119,7 +120,9 @@ class SlotReadings:
         self._readings.clear()
 
     def read(self, index: int) -> Slot | None:
-        """Return one consistent reading of a slot, or the last one with the marks of now; None if there is none."""
+        """Return one consistent reading of a slot, or the last one with the marks of now; None if there is
+        none.
+        """
         offset = self._layout.slot(index)
         last = self._readings.get(index)
         raw = b""
@@ -282,11 +285,13 @@ class Board(BoardHeader):
             try:
                 exchange = self.exchange(0, attempt=self.attempt, channel=channel)
             except (OSError, ValueError):
-                return  # truncated now, or out of address space: the ranks are about to be ended without the text
+                return  # truncated now, or out of address space: the ranks are ended without the text
             exchange.wake_all()
 
     def messages_sent(self, index: int) -> dict[str, int]:
-        """Return how many messages local rank `index` has sent in this attempt, by channel of the exchange area."""
+        """Return how many messages local rank `index` has sent in this attempt, by channel of the exchange
+        area.
+        """
         return messages_sent(self._contents, self._layout.exchange(index), self.attempt)
 
     def read(self, index: int) -> Slot | None:
@@ -313,7 +318,9 @@ class Board(BoardHeader):
         return last[1]
 
     def phase_histograms(self, index: int) -> dict[PhaseKey, Durations]:
-        """Return the durations of the phases and callbacks that local rank `index` has finished in this attempt."""
+        """Return the durations of the phases and callbacks that local rank `index` has finished in this
+        attempt.
+        """
         offset = self._layout.slot(index) + HISTOGRAMS_AT
         histograms = read_phase_histograms(self._contents.read(offset, HISTOGRAMS_BYTES))
         table = self._contents.read(self._layout.callbacks(index), CALLBACKS_BYTES)
@@ -327,5 +334,7 @@ class Board(BoardHeader):
         return read_memory_area(self._contents, self._layout.memory_area(index))
 
     def copy_log(self, index: int) -> bytes:
-        """Return a copy of the log of local rank `index`, of 61 kB, for the questions of `collective_log.py`."""
+        """Return a copy of the log of local rank `index`, of 61 kB, for the questions of
+        `collective_log.py`.
+        """
         return self._contents.read(self._layout.slot(index) + COLLECTIVE_LOG_AT, LOG_BYTES)

@@ -2,8 +2,8 @@
 
 Torch's Flight Recorder records every collective, but no source line, and its records are lost when the
 process dies. The collective log has the source line, the step and whether a thread is blocked, and outlives
-the rank. `runtime.rank.collective_recorder` writes it; the hang detector reads it. An entry's number is written last,
-so that a reader never accepts an entry that is being written. Does not judge.
+the rank. `runtime.rank.collective_recorder` writes it; the hang detector reads it. An entry's number is
+written last, so that a reader never accepts an entry that is being written. Does not judge.
 """
 
 from __future__ import annotations
@@ -207,7 +207,9 @@ def _if_it_fits(text: str, size_bytes: int) -> bytes:
 
 
 def is_blocked(log: bytes) -> bool:
-    """Whether a thread of the rank is blocked in any collective of a copied log. Does not decode the entries."""
+    """Whether a thread of the rank is blocked in any collective of a copied log. Does not decode the
+    entries.
+    """
     return CollectiveProgress.waiting in log[_PROGRESS_AT::ENTRY_BYTES]
 
 
@@ -241,7 +243,8 @@ def read_collective_log(log: bytes, again: bytes) -> tuple[Collective, ...]:
 
     Args:
         log: a copy of the log.
-        again: a later copy: an entry whose number differs was overwritten while it was copied, and is left out.
+        again: a later copy: an entry whose number differs was overwritten while it was copied, and is left
+            out.
     """
     return _read_entries(log, again, range(ENTRIES))
 

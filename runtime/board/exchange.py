@@ -46,15 +46,21 @@ _number = _NUMBERS.get(platform.machine()) if ctypes.sizeof(ctypes.c_void_p) == 
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.restype = ctypes.c_long
 _syscall.argtypes = [
-    ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long,
-]  # fmt: skip
+    ctypes.c_long,
+    ctypes.c_void_p,
+    ctypes.c_long,
+    ctypes.c_long,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_long,
+]
 
 
 def wait(address: int, expected: int, timeout_seconds: float) -> None:
     """Sleep while the 32-bit word at `address` is `expected`; the interpreter's lock is released.
 
-    Returns after a wake-up, after the time limit, after a signal, and at once if the word has another value. The
-    caller reads the word again.
+    Returns after a wake-up, after the time limit, after a signal, and at once if the word has another value.
+    The caller reads the word again.
 
     Args:
         address: of the word, divisible by four.
@@ -149,7 +155,8 @@ class Exchange:
         """Return message number `sequence` of a rank; None if it has not been sent yet.
 
         Raises:
-            RuntimeError: the message is damaged or was overwritten, so a rank has not received all messages in order.
+            RuntimeError: the message is damaged or was overwritten, so a rank has not received all messages
+                in order.
         """
         if self.last(rank) < sequence:
             return None
@@ -163,7 +170,8 @@ class Exchange:
                     return Message(kind, content)
             time.sleep(READ_PAUSE_SECONDS)
         raise RuntimeError(
-            f"message {sequence} of local rank {rank} on the board cannot be read; its last one is {self.last(rank)}"
+            f"message {sequence} of local rank {rank} on the board cannot be read; its last one is"
+            f" {self.last(rank)}"
         )
 
     def wait(self, rank: int, last: int, timeout_seconds: float) -> None:
@@ -185,7 +193,9 @@ class Exchange:
 
     @property
     def disagreement(self) -> str:
-        """What was proved of the ranks of this attempt, so that no further message will come; empty if nothing was."""
+        """What was proved of the ranks of this attempt, so that no further message will come; empty if
+        nothing was.
+        """
         return read_disagreement(MappedBoard(self._memory), self._attempt)
 
     def _word(self, rank: int) -> int:

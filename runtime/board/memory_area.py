@@ -1,8 +1,8 @@
 """A rank's memory by phase in its part of the board: a header and one entry for each phase.
 
-The last entry is no phase's: it holds the forecast. The areas follow all others. Written by `runtime.rank.memory`, read by
-`board.py`. The header begins with a sequence number that is odd during a write (see `slot_writer.py`). Fields must not
-move, see `_slot_layout.py`. Does not measure anything.
+The last entry is no phase's: it holds the forecast. The areas follow all others. Written by
+`runtime.rank.memory`, read by `board.py`. The header begins with a sequence number that is odd during a write
+(see `slot_writer.py`). Fields must not move, see `_slot_layout.py`. Does not measure anything.
 """
 
 from __future__ import annotations
@@ -119,16 +119,35 @@ class MemoryAreaWriter:
         if phase is not None:
             one = self.phases[phase]
             _ENTRY.pack_into(
-                memory, offset + _ENTRIES_AT + (phase - 1) * _ENTRY.size, one.readings, one.peak_allocated_bytes,
-                one.peak_reserved_bytes, one.allocated_bytes, one.reserved_bytes, one.inactive_split_bytes,
-                one.retries, one.peak_resident_bytes, one.resident_bytes, 0,
-            )  # fmt: skip
+                memory,
+                offset + _ENTRIES_AT + (phase - 1) * _ENTRY.size,
+                one.readings,
+                one.peak_allocated_bytes,
+                one.peak_reserved_bytes,
+                one.allocated_bytes,
+                one.reserved_bytes,
+                one.inactive_split_bytes,
+                one.retries,
+                one.peak_resident_bytes,
+                one.resident_bytes,
+                0,
+            )
         foreseen = self.forecast
         if foreseen.rollouts:
             _ENTRY.pack_into(
-                memory, offset + _FORECAST_AT, foreseen.predicted_bytes, foreseen.observed_bytes, foreseen.limit_bytes,
-                foreseen.pieces, foreseen.rollouts, foreseen.split_rollouts, 0, 0, 0, 0,
-            )  # fmt: skip
+                memory,
+                offset + _FORECAST_AT,
+                foreseen.predicted_bytes,
+                foreseen.observed_bytes,
+                foreseen.limit_bytes,
+                foreseen.pieces,
+                foreseen.rollouts,
+                foreseen.split_rollouts,
+                0,
+                0,
+                0,
+                0,
+            )
         self._sequence += 1
         _SEQUENCE.pack_into(memory, offset, self._sequence)
 

@@ -66,7 +66,9 @@ class _OpenPhase(NamedTuple):
 
 
 class FailedPhases(NamedTuple):
-    """The phases that were open when an exception was raised, the outermost first, and the user's callback."""
+    """The phases that were open when an exception was raised, the outermost first, and the user's
+    callback.
+    """
 
     phases: tuple[Phase, ...]
     callback: str
@@ -79,7 +81,9 @@ def phases_of(error: BaseException) -> FailedPhases | None:
 
 
 def _leaves(error: BaseException, frame: FrameType) -> bool:
-    """Whether an exception is on its way through a frame; otherwise the frame runs while the exception is handled."""
+    """Whether an exception is on its way through a frame; otherwise the frame runs while the exception is
+    handled.
+    """
     return error.__traceback__ is not None and error.__traceback__.tb_frame is frame
 
 
@@ -88,8 +92,9 @@ class SlotWriter(SlotFields):
 
     Set attributes directly, then call `publish()`. Any thread may call `heartbeat` and `record_work`,
     the heartbeat's thread also `publish_threads`.
-    `on_enter` is called with each phase that begins, after the phase is on the board. `on_change` is called before another
-    phase begins to run, with the innermost phase that runs now and the one that runs then; None stands for no phase.
+    `on_enter` is called with each phase that begins, after the phase is on the board. `on_change` is called
+    before another phase begins to run, with the innermost phase that runs now and the one that runs then;
+    None stands for no phase.
 
     Args:
         memory: the board's writable mapping.
@@ -174,8 +179,8 @@ class SlotWriter(SlotFields):
     def leave(self, phase: Phase) -> None:
         """Close the innermost open `phase` and every phase still open inside it.
 
-        Ignore a phase that is not open. An exception that leaves the phase keeps the phases that it was raised in,
-        see `phases_of`.
+        Ignore a phase that is not open. An exception that leaves the phase keeps the phases that it was
+        raised in, see `phases_of`.
         """
         error = sys.exc_info()[1]
         if error is not None and _leaves(error, sys._getframe(1)):
@@ -221,7 +226,9 @@ class SlotWriter(SlotFields):
         MARK.pack_into(self._memory, self._offset + HEARTBEAT_AT, time.monotonic_ns())
 
     def publish_threads(self, heartbeat: int, idle: Sequence[int]) -> None:
-        """Publish the native ids of threads that wake no other thread; the first `MAX_IDLE_THREADS` of `idle`."""
+        """Publish the native ids of threads that wake no other thread; the first `MAX_IDLE_THREADS` of
+        `idle`.
+        """
         listed = list(idle[:MAX_IDLE_THREADS])
         listed += [0] * (MAX_IDLE_THREADS - len(listed))
         THREADS.pack_into(self._memory, self._offset + THREADS_AT, heartbeat, *listed)
@@ -231,7 +238,9 @@ class SlotWriter(SlotFields):
         MARK.pack_into(self._memory, self._offset + LAST_WORK_AT, time.monotonic_ns())
 
     def record_pass(self) -> None:
-        """Record a forward pass of the model: work, and in `generate` one more token of every unfinished completion."""
+        """Record a forward pass of the model: work, and in `generate` one more token of every unfinished
+        completion.
+        """
         self.record_work()
         if self._open_phases and self._open_phases[-1].phase is Phase.generate:
             self._generation_passes += 1

@@ -1,7 +1,9 @@
-"""Requests to stop that arrive through the board, from where the supervisor cannot be signaled: another container.
+"""Requests to stop that arrive through the board, from where the supervisor cannot be signaled: another
+container.
 
-`grpo-run stop` counts a request up and waits until it is taken. A thread of the supervisor takes it and delivers it as
-a signal would be, so that every wait of the supervisor is interrupted alike. Does not stop anything itself.
+`grpo-run stop` counts a request up and waits until it is taken. A thread of the supervisor takes it and
+delivers it as a signal would be, so that every wait of the supervisor is interrupted alike. Does not stop
+anything itself.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from grpo_run.runtime.board.board import Board
 
 POLL_SECONDS = 0.25
 ANSWER_SECONDS = 15.0
-"""How long `ask` waits. The thread polls every `POLL_SECONDS`; a loaded machine, or one that starts ranks, takes longer."""
+"""How long `ask` waits. The thread polls every `POLL_SECONDS`; a loaded machine, or one that starts ranks,
+takes longer.
+"""
 
 
 class StopRequests:

@@ -111,8 +111,8 @@ def explain_world_size_mismatch(
         )
     if written_batch is None or current_batch is None:
         return (
-            f"{name} was written by {_count_ranks(written_by)}, but this run has {ranks}, and the batch it was"
-            f" written with is unknown: start {_count_ranks(written_by)}"
+            f"{name} was written by {_count_ranks(written_by)}, but this run has {ranks}, and the batch it"
+            f" was written with is unknown: start {_count_ranks(written_by)}"
         )
     if written_batch.samples == current_batch.samples:
         return None
@@ -142,8 +142,8 @@ def describe_world_size_change(name: str, *, written_by: int, ranks: int, sample
         samples: samples per optimizer step, the same before and after.
     """
     return (
-        f"{name} was written by {_count_ranks(written_by)}, this run has {ranks}: every optimizer step takes the"
-        f" same {samples} samples in the same order; random numbers (generation, dropout) differ"
+        f"{name} was written by {_count_ranks(written_by)}, this run has {ranks}: every optimizer step takes"
+        f" the same {samples} samples in the same order; random numbers (generation, dropout) differ"
     )
 
 

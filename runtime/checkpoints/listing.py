@@ -206,11 +206,7 @@ def find_output_directories(records: Iterable[dict[str, Any]]) -> list[Path]:
 
 
 def select_prunable(
-    entries: Sequence[CheckpointEntry],
-    *,
-    keep: int,
-    best: Iterable[str] = (),
-    include_unusable: bool = False,
+    entries: Sequence[CheckpointEntry], *, keep: int, best: Iterable[str] = (), include_unusable: bool = False
 ) -> list[CheckpointEntry]:
     """Return the entries to delete, oldest first.
 

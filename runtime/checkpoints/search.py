@@ -1,10 +1,12 @@
 """Where checkpoints and snapshots lie, and find them in one or more directories, newest step first.
 
     output_dir/checkpoint-40                                 saved by the script's own schedule
-    output_dir/_grpo_run/<run-id>/call-1/snapshot-43         taken for recovery, at a stop, or for `grpo-run save`
+    output_dir/_grpo_run/<run-id>/call-1/snapshot-43         taken for recovery, at a stop, or for `grpo-run
+    save`
 
 Transformers looks for `checkpoint-*` to rotate checkpoints, to keep the best one and to resume, and uploads
-everything that does not begin with `_` to the hub. It must find there only what an undisturbed run would have saved.
+everything that does not begin with `_` to the hub. It must find there only what an undisturbed run would have
+saved.
 
 Called by the ranks when they save and resume, and by `grpo-run checkpoints`. Reads directory names and
 manifests only; does not check whether the files are complete or verified.
@@ -91,7 +93,9 @@ def name_of(directory: Path, step: int) -> str:
 
 
 def step_of(path: Path) -> int | None:
-    """Return the step in a directory's name; None if it is neither a checkpoint nor, in its folder, a snapshot."""
+    """Return the step in a directory's name; None if it is neither a checkpoint nor, in its folder, a
+    snapshot.
+    """
     pattern = SNAPSHOT_NAME if _holds_snapshots(path.parent) else CHECKPOINT_NAME
     match = pattern.fullmatch(path.name)
     return int(match[1]) if match else None

@@ -1,7 +1,7 @@
 """Checkpoints that the script scheduled and that will never be on its disk: skipped, discarded or refused.
 
-A checkpoint that `save_total_limit` would have deleted by now is not missed, nor is one that the run has saved
-since, after it went back. Part of `runtime.history.history`. Pure.
+A checkpoint that `save_total_limit` would have deleted by now is not missed, nor is one that the run has
+saved since, after it went back. Part of `runtime.history.history`. Pure.
 """
 
 from __future__ import annotations

@@ -36,11 +36,7 @@ class WaitLine:
 
 
 def find_wait(
-    awaited: AwaitedRank | None,
-    slots: Sequence[Slot | None],
-    *,
-    now: float,
-    step_seconds: float | None,
+    awaited: AwaitedRank | None, slots: Sequence[Slot | None], *, now: float, step_seconds: float | None
 ) -> WaitLine | None:
     """Return the present wait; None while there is none, or none that is longer than usual.
 

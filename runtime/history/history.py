@@ -58,13 +58,17 @@ class History:
     attempts: int = 0
     time: WallTime = field(default_factory=WallTime)
     checkpoint: Checkpoint | None = None
-    """The furthest checkpoint that was published since the present attempt began, or before if it resumed there."""
+    """The furthest checkpoint that was published since the present attempt began, or before if it resumed
+    there.
+    """
     snapshot_step: int | None = None
     """Step of the newest snapshot in memory; None once the memory is freed."""
     save_seconds: float | None = None
     """How long the last save took: to memory, or of its file to disk; None before the first."""
     saved_model: tuple[int, str] | None = None
-    """The call after which the script has saved its model with `save_model`, and where; None if it has not."""
+    """The call after which the script has saved its model with `save_model`, and where; None if it has
+    not.
+    """
     scheduled_call: int = 0
     """The last call of which a checkpoint that the script scheduled is on disk; 0 if there is none."""
     lost: LostCheckpoints = field(default_factory=LostCheckpoints)
@@ -105,7 +109,9 @@ class History:
     quarantine: Quarantine = field(default_factory=Quarantine)
     """Prompts that are replaced."""
     fresh_because: str = ""
-    """Why ranks of this launch cannot be forked from the warm interpreter; found by a rank of an earlier attempt."""
+    """Why ranks of this launch cannot be forked from the warm interpreter; found by a rank of an earlier
+    attempt.
+    """
     no_trainer: NoTrainerScript = field(default_factory=NoTrainerScript)
     """What the script trains by itself, with no Trainer and no loop."""
     rewards: RewardRecord = field(default_factory=RewardRecord)

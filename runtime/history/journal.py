@@ -2,9 +2,9 @@
 
 Every line contains `time` (seconds since the epoch), `monotonic` (seconds of this machine's clock), `run`,
 `attempt`, `rank`, `step`, `event` and the fields of the event. Each line is written by one `write` call to a
-descriptor opened with O_APPEND, so lines of several processes do not mix. A script may close that descriptor and get
-its number for a file of its own, so each write checks whose file it is. Readers skip lines that a crash truncated. Does
-not rotate the file and does not interpret events; `history.py` replays them.
+descriptor opened with O_APPEND, so lines of several processes do not mix. A script may close that descriptor
+and get its number for a file of its own, so each write checks whose file it is. Readers skip lines that a
+crash truncated. Does not rotate the file and does not interpret events; `history.py` replays them.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ EVENTS = frozenset(
 
 
 CLOSED = (
-    "the script has closed file descriptors that it has not opened, that of the journal among them; let it close only its"
-    " own"
+    "the script has closed file descriptors that it has not opened, that of the journal among them; let it"
+    " close only its own"
 )
 
 
@@ -222,7 +222,8 @@ class Journal:
         os.close(self._descriptor)
 
     def read(self, position: int, size_bytes: int) -> tuple[bytes, int]:
-        """Return bytes of the file that is written to, whatever its path names by now, and the size of the file.
+        """Return bytes of the file that is written to, whatever its path names by now, and the size of the
+        file.
 
         Raises:
             OSError: it cannot be read.
@@ -231,7 +232,8 @@ class Journal:
         return os.pread(self._descriptor, size_bytes, position) if total > position else b"", total
 
     def restore(self) -> None:
-        """Give the file its path again if that was removed, moved or replaced: the next ranks open it by its path.
+        """Give the file its path again if that was removed, moved or replaced: the next ranks open it by its
+        path.
 
         No rank may be running. What cannot be restored is lost, as on a full disk.
         """
@@ -302,7 +304,8 @@ def _json_value(value: Any) -> Any:
 class JournalReader:
     """Reads a journal from its beginning and continues as the file grows.
 
-    Skips lines that are not valid events. If the file is truncated, what was appended before that is noticed is not read.
+    Skips lines that are not valid events. If the file is truncated, what was appended before that is noticed
+    is not read.
 
     Args:
         path: of the journal.

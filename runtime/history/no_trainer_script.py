@@ -1,8 +1,9 @@
 """Training without a Trainer and a loop: since when, and what the script has saved itself.
 
 grpo-run counts no steps of it and saves nothing of it, so a restart runs the script from the beginning. What
-`Accelerator.save_state` has saved is a checkpoint of the script's own: whether the script resumes from it is up to the
-script. Replayed from the journal as part of `runtime.history.history`; every sentence about such a run is made here. Pure.
+`Accelerator.save_state` has saved is a checkpoint of the script's own: whether the script resumes from it is
+up to the script. Replayed from the journal as part of `runtime.history.history`; every sentence about such a
+run is made here. Pure.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class ScriptCheckpoint:
         """
         where = f" in {self.path}" if self.path else ""
         return (
-            f"the script's own checkpoints: last saved{where} {duration_text(max(0.0, now - self.saved_at))} ago;"
-            " whether it resumes from them is up to the script"
+            f"the script's own checkpoints: last saved{where} {duration_text(max(0.0, now - self.saved_at))}"
+            " ago; whether it resumes from them is up to the script"
         )
 
 
@@ -76,7 +77,9 @@ class NoTrainerScript:
         self.current = False
 
     def apply_noted(self, record: Mapping[str, Any]) -> bool:
-        """A rank has taken an optimizer step by itself. Returns whether this is the first one since the last call."""
+        """A rank has taken an optimizer step by itself. Returns whether this is the first one since the last
+        call.
+        """
         first = not self.current
         self.seen = self.current = True
         self.trainer = str(record.get("trainer") or "")
@@ -90,8 +93,9 @@ class NoTrainerScript:
         """All ranks that save have returned from `Accelerator.save_state`.
 
         Returns:
-            whether it is progress. A directory that an earlier attempt has written is none, because the script may have
-            begun anew; the second time in an attempt it is, because then the script always writes the same one.
+            whether it is progress. A directory that an earlier attempt has written is none, because the
+            script may have begun anew; the second time in an attempt it is, because then the script always
+            writes the same one.
         """
         path = str(record.get("path") or "")
         self.checkpoint = ScriptCheckpoint(path=path, saved_at=float(record.get("saved_at") or time))
@@ -145,7 +149,10 @@ def summarize(own: NoTrainerScript, state: str, exit_code: int | None, *, restar
     if state == "stopped":
         return f"Stopped{after}. {again}"
     if exit_code == EXIT_FINISHED:
-        return f"Finished{after or ', no faults'}. The script used no Trainer and no loop, so no steps were counted."
+        return (
+            f"Finished{after or ', no faults'}. The script used no Trainer and no loop, so no steps were"
+            " counted."
+        )
     if state == "unknown":
         return f"Unknown: the supervisor exited without ending the run. {again}"
     return f"{state.capitalize()}{after}. No Trainer and no loop: {own.consequence(now)}."

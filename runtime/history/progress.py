@@ -173,7 +173,9 @@ class StepTimes:
         return sum(steps for steps, _ in gained) * median(seconds / steps for steps, seconds in gained)
 
     def typical_seconds(self, call: int) -> float | None:
-        """Return the median duration of a step over the last commits of a `train()` call; None until known."""
+        """Return the median duration of a step over the last commits of a `train()` call; None until
+        known.
+        """
         recent = [
             seconds / steps
             for ordinal, _, steps, seconds in self._commits[-RECENT_COMMITS:]

@@ -83,7 +83,8 @@ class Reporter:
         """Append an event to the journal and apply it to the history."""
         if not self._live.write(event, rank=rank, step=step, **fields) and self._first_time("journal"):
             self.notify(
-                f"cannot write to {self._directory}, the disk may be full: journal and evidence are incomplete"
+                f"cannot write to {self._directory}, the disk may be full: journal and evidence are"
+                " incomplete"
             )
 
     def warn(self, rank: int | None, text: str) -> None:

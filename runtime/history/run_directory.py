@@ -162,7 +162,8 @@ class RunDirectory:
             what was changed, for the user; None if nothing was.
 
         Raises:
-            RunDirectoryError: it cannot be created or written, or another user could replace files of the run.
+            RunDirectoryError: it cannot be created or written, or another user could replace files of the
+                run.
         """
         changed = None
         try:
@@ -181,7 +182,9 @@ class RunDirectory:
         return changed
 
     def _probe(self) -> os.stat_result:
-        """Return the status of a new file of mode 0600 in the directory, which is removed again. Raises OSError."""
+        """Return the status of a new file of mode 0600 in the directory, which is removed again. Raises
+        OSError.
+        """
         probe = self.path / f".probe-{os.getpid()}"
         descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -199,19 +202,22 @@ class RunDirectory:
             owner = directory.st_uid if path == self.path else path.lstat().st_uid
             if owner != own.st_uid:
                 raise RunDirectoryError(
-                    f"run directory {self.path}: {path} belongs to another user ({owner}), who could replace files of"
-                    " the run; choose another with --run-dir"
+                    f"run directory {self.path}: {path} belongs to another user ({owner}), who could replace"
+                    " files of the run; choose another with --run-dir"
                 )
         mode = stat.S_IMODE(directory.st_mode)
         if not mode & WRITABLE_BY_OTHERS or own.st_mode & 0o077:
             return None  # or the file system has no modes
         if present:
             raise RunDirectoryError(
-                f"run directory {self.path} can be written by other users (mode {mode:04o}), who could replace files of the"
-                f" run; use `chmod 700 {self.path}`, or choose another with --run-dir"
+                f"run directory {self.path} can be written by other users (mode {mode:04o}), who could"
+                f" replace files of the run; use `chmod 700 {self.path}`, or choose another with --run-dir"
             )
         self.path.chmod(0o700)
-        return f"run directory {self.path} could be written by other users (mode {mode:04o}); its mode is 0700 now"
+        return (
+            f"run directory {self.path} could be written by other users (mode {mode:04o}); its mode is"
+            " 0700 now"
+        )
 
     def acquire(self) -> int:
         """Become the only supervisor of this run.
@@ -293,8 +299,8 @@ def require_same_machine(run: RunDirectory, supervisor: ProcessIdentity) -> None
     """
     if not supervisor.is_on_this_machine:
         raise RunDirectoryError(
-            f"the run in {run.path} is supervised on another machine ({supervisor.host or 'unknown'}, pid {supervisor.pid});"
-            " use this command there"
+            f"the run in {run.path} is supervised on another machine ({supervisor.host or 'unknown'}, pid"
+            f" {supervisor.pid}); use this command there"
         )
 
 
@@ -303,7 +309,9 @@ def _first_line(descriptor: int) -> str:
 
 
 def _read_identity(descriptor: int) -> ProcessIdentity | None:
-    """Return the supervisor that a lock file names; one without more than a pid if an earlier release wrote it."""
+    """Return the supervisor that a lock file names; one without more than a pid if an earlier release wrote
+    it.
+    """
     text = _first_line(descriptor)
     try:
         fields = json.loads(os.pread(descriptor, MAX_LOCK_BYTES, 0).partition(b"\n")[2])

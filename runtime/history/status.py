@@ -105,9 +105,11 @@ class RunStatus:
             "remaining_seconds": self.remaining_seconds,
             "attempts": history.attempts,
             "goodput": history.goodput(time.time() if self.supervisor_pid else None),
-            "checkpoint": None
-            if checkpoint is None
-            else {"step": checkpoint.step, "path": checkpoint.path, "verified": checkpoint.verified},
+            "checkpoint": (
+                None
+                if checkpoint is None
+                else {"step": checkpoint.step, "path": checkpoint.path, "verified": checkpoint.verified}
+            ),
             "snapshot_step": history.snapshot_step,
             "checkpoint_trouble": history.checkpoint_trouble,
             "trains_without_trainer": history.no_trainer.current,
@@ -275,6 +277,6 @@ def _journal_behind(history: History, slots: tuple[Slot | None, ...]) -> str | N
     if (commit.train_call, commit.step) <= (history.train_call, history.step + 1):
         return None
     return (
-        f"The journal is behind: the ranks have reached step {commit.step}. The disk of the run directory may be full,"
-        " and later faults are not recorded here."
+        f"The journal is behind: the ranks have reached step {commit.step}. The disk of the run directory may"
+        " be full, and later faults are not recorded here."
     )

@@ -3,12 +3,14 @@
     sizes of a job on one rank -> bytes by phase
 
 Compares two memory plans after an out-of-memory error where they cannot be traced
-(`runtime.supervisor.memory.prediction`), and checks what was traced (`runtime.planning`). It is right to about 30 %. The terms:
+(`runtime.supervisor.memory.prediction`), and checks what was traced (`runtime.planning`). It is right to
+about 30 %. The terms:
 
 - weights, gradients and the states of the optimizer, divided by the ranks where the layout shards them;
-- activations of a token and layer that are kept for the backward pass: residuals, two normalizations, attention without a
-  stored matrix, and a gated MLP (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", section 4,
-  without dropout). Gradient checkpointing keeps the input of each layer and computes one layer again;
+- activations of a token and layer that are kept for the backward pass: residuals, two normalizations,
+  attention without a stored matrix, and a gated MLP (Korthikanti et al., "Reducing Activation Recomputation
+  in Large Transformer Models", section 4, without dropout). Gradient checkpointing keeps the input of each
+  layer and computes one layer again;
 - tiles of the language-model head, which TRL computes in parts, so no logits of a whole micro-batch are held;
 - gradients of earlier micro-batches, which are alive in the forward pass if gradients are accumulated;
 - the cache of keys and values, and logits of the next token, in generation.
@@ -25,7 +27,9 @@ TILE_TOKENS, TILE_WORDS = 4096, 32768
 CPU_TILES_FORWARD, CPU_TILES_BACKWARD = 4, 7
 """Tiles in fp32 that the head keeps at once where it has no Triton kernel."""
 LOGIT_COPIES = 3
-"""Copies of the next token's logits in fp32 while transformers samples: logits, processed logits, probabilities."""
+"""Copies of the next token's logits in fp32 while transformers samples: logits, processed logits,
+probabilities.
+"""
 AUTOCAST_BYTES = 2
 """Width of a value under autocast."""
 
@@ -43,7 +47,8 @@ class Sizes:
         optimizer_states: tensors of the trained weights' size that the optimizer keeps on the device.
         whole_update: the optimizer computes the update of all parameters before it applies it.
         weight_shards, gradient_shards, optimizer_shards: over how many ranks each is divided.
-        layers, hidden, heads, key_value_heads, head_size, intermediate, vocabulary: of the model's configuration.
+        layers, hidden, heads, key_value_heads, head_size, intermediate, vocabulary: of the model's
+            configuration.
         rows: of a micro-batch.
         row_tokens: of a row, padding included.
         scored_tokens: of a row, those whose log-probabilities are computed on a GPU.
@@ -128,7 +133,9 @@ def peaks(sizes: Sizes) -> Peaks:
 
 
 def cache_bytes(sizes: Sizes) -> float:
-    """Return what generation by transformers needs beside the weights: the cache of keys and values, and logits."""
+    """Return what generation by transformers needs beside the weights: the cache of keys and values, and
+    logits.
+    """
     entry = 2 * sizes.key_value_heads * sizes.head_size * sizes.compute_bytes
     # the cache of one layer is copied when a token is appended
     cache = entry * sizes.generated_rows * sizes.row_tokens * (sizes.layers + 1)

@@ -26,7 +26,9 @@ class _Facts(pydantic.BaseModel):
 
 
 class ModelFacts(_Facts):
-    """Sizes of the model that is trained, without adapters' bases left out; 0 for what its configuration does not say."""
+    """Sizes of the model that is trained, without adapters' bases left out; 0 for what its configuration does
+    not say.
+    """
 
     parameters: int = 0
     trainable_parameters: int = 0
@@ -62,7 +64,9 @@ class Computation(_Facts):
     """Names of the modules that have adapters."""
     lora_dropout: float = 0.0
     special: tuple[str, ...] = ()
-    """What a trace does not know, as clauses: adapters other than plain LoRA, quantized weights, kernels of Liger."""
+    """What a trace does not know, as clauses: adapters other than plain LoRA, quantized weights, kernels of
+    Liger.
+    """
 
 
 class MemoryFacts(_Facts):
@@ -74,10 +78,14 @@ class MemoryFacts(_Facts):
     trainer: Literal["grpo", "rloo", "sft", "transformers", "other"]
     """Whose loss it is: that of a trainer of TRL, of `transformers.Trainer`, or another."""
     overridden: tuple[str, ...] = ()
-    """What of the trainer's own computation of the loss the script replaces: names of methods, or `compute_loss_func`."""
+    """What of the trainer's own computation of the loss the script replaces: names of methods, or
+    `compute_loss_func`.
+    """
     world_size: int = pydantic.Field(ge=1)
     layout: str
-    """How state is spread over ranks: `ddp`, `deepspeed-zero3`, `fsdp2`, as in the manifest of a checkpoint."""
+    """How state is spread over ranks: `ddp`, `deepspeed-zero3`, `fsdp2`, as in the manifest of a
+    checkpoint.
+    """
 
     per_device_train_batch_size: int = pydantic.Field(ge=1)
     gradient_accumulation_steps: int = pydantic.Field(ge=1)
@@ -94,8 +102,8 @@ class MemoryFacts(_Facts):
     """In the training set; None for a stream."""
     drop_last: bool = False
     explicit_sizes: tuple[str, ...] = ()
-    """Sizes of the batch that the script also sets elsewhere, by the name of the setting: in DeepSpeed's configuration, or in
-    accelerate's."""
+    """Sizes of the batch that the script also sets elsewhere, by the name of the setting: in DeepSpeed's
+    configuration, or in accelerate's."""
 
     loss_type: str | None = None
     beta: float = 0.0
@@ -132,7 +140,9 @@ class MemoryFacts(_Facts):
     plan: MemoryPlan = MemoryPlan()
     """The memory plan in effect."""
     divided_by: int = pydantic.Field(default=1, ge=1)
-    """By what the plan has divided `per_device_train_batch_size`: its divisor, or as much of it as divides the size."""
+    """By what the plan has divided `per_device_train_batch_size`: its divisor, or as much of it as divides
+    the size.
+    """
 
     @property
     def micro_batch(self) -> int:
@@ -141,9 +151,11 @@ class MemoryFacts(_Facts):
 
     @property
     def has_ragged_batch(self) -> bool:
-        """Whether the last batch of an epoch may be filled up, or dropped, otherwise if the micro-batch is smaller.
+        """Whether the last batch of an epoch may be filled up, or dropped, otherwise if the micro-batch is
+        smaller.
 
-        Rollouts are always whole. With one rank and nothing dropped, the last step has the samples that are left in any case.
+        Rollouts are always whole. With one rank and nothing dropped, the last step has the samples that are
+        left in any case.
         """
         if self.generates or (self.world_size == 1 and not self.drop_last and self.samples is not None):
             return False
@@ -155,7 +167,7 @@ class MemoryFacts(_Facts):
 EXACT_GRPO_LOSSES = frozenset({"grpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"})
 """Values of GRPO's `loss_type`: means over samples, and sums divided by the tokens of the whole rollout."""
 INEXACT_GRPO_LOSSES: Mapping[str, str] = {
-    "bnpo": "loss_type='bnpo' divides by the tokens of each micro-batch",
+    "bnpo": "loss_type='bnpo' divides by the tokens of each micro-batch"
 }
 EXACT_SFT_LOSSES = frozenset({"nll", "dft", "chunked_nll"})
 """Values of SFT's `loss_type`; the last is an older name of the first."""
@@ -192,7 +204,9 @@ def split_refusals(facts: MemoryFacts) -> tuple[str, ...]:
 
 
 def split_differences(facts: MemoryFacts) -> tuple[str, ...]:
-    """Return what differs after a split although the update means the same, each as a clause; usually nothing."""
+    """Return what differs after a split although the update means the same, each as a clause; usually
+    nothing.
+    """
     differences = []
     if facts.dropout:
         differences.append("dropout draws other random numbers")

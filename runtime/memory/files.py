@@ -43,7 +43,9 @@ def write_facts(run_directory: Path, facts: MemoryFacts) -> None:
 
 
 def read_facts(run_directory: Path) -> MemoryFacts | None:
-    """Return the facts of the last `train()` call that began; None if there are none, or they cannot be read."""
+    """Return the facts of the last `train()` call that began; None if there are none, or they cannot be
+    read.
+    """
     path = run_directory / FILE_NAME
     try:
         if path.stat().st_size > MAX_FACTS_BYTES:
@@ -56,7 +58,9 @@ def read_facts(run_directory: Path) -> MemoryFacts | None:
 FORECAST_FOLDER = "memory_forecast"
 """Name of the folder in the run directory."""
 MAX_FORECAST_BYTES = 1 << 18
-"""A file that has grown to this size is written anew, with what still counts: after some thousand rollouts."""
+"""A file that has grown to this size is written anew, with what still counts: after some thousand
+rollouts.
+"""
 MOST_ROLLOUTS = 64
 """Rollouts that are kept; a recovery repeats a few."""
 MOST_SIZES = 24
@@ -97,7 +101,9 @@ class ForecastRecord(ForecastLine):
     train_call: int
     world_size: int
     plan: str
-    """The memory plan in effect, without the size of micro-batches: with another one, passes need something else."""
+    """The memory plan in effect, without the size of micro-batches: with another one, passes need something
+    else.
+    """
 
 
 class ForecastFile:

@@ -1,7 +1,10 @@
-"""Accounting of host memory while ranks run: samples every second or two, and the kernel's kill counter at every poll.
+"""Accounting of host memory while ranks run: samples every second or two, and the kernel's kill counter at
+every poll.
 
-Called by the supervisor, which allocates nothing on behalf of the ranks: nothing here takes time of a step. Every kind of
-reading has a share of one core that it may take; a reading that costs more is made less often. Decides nothing.
+Called by the supervisor, which allocates nothing on behalf of the ranks: nothing here takes time of a step.
+    Every kind of
+reading has a share of one core that it may take; a reading that costs more is made less often. Decides
+nothing.
 """
 
 from __future__ import annotations
@@ -100,7 +103,9 @@ class HostMemory:
 
     @property
     def whole(self) -> HostSample | None:
-        """The last sample, if every rank had its memory in it and the kernel has killed nobody in this attempt."""
+        """The last sample, if every rank had its memory in it and the kernel has killed nobody in this
+        attempt.
+        """
         if self._whole is None or self._whole[1] is not self.latest or self._kills.rises:
             return None
         return self.latest
@@ -124,7 +129,9 @@ class HostMemory:
         return True
 
     def kills_of(self, exits: Collection[Exit]) -> KernelKills:
-        """Return which of the ranks that have just exited the kernel has killed. Call it once their exits were seen."""
+        """Return which of the ranks that have just exited the kernel has killed. Call it once their exits
+        were seen.
+        """
         now = self._clock()
         self._record_kills(now, again=True)
         signalled = {exit.rank for exit in exits if exit.signal == signal.SIGKILL}

@@ -61,8 +61,8 @@ class OwnCgroup:
     def remove(self) -> None:
         """Remove the group, and those of supervisors that have died together with their guardians.
 
-        Processes that are still in it are moved to the group above. The groups of others are not removed earlier, because the
-        next launch of their run reads their counter.
+        Processes that are still in it are moved to the group above. The groups of others are not removed
+        earlier, because the next launch of their run reads their counter.
         """
         if self.folder is not None and os.getpid() == self._made_by:  # and not in a process that was forked
             remove_cgroup(self.folder)

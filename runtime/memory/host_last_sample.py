@@ -1,9 +1,8 @@
 """The last sample of host memory, in a small file of the run directory that outlives every process.
 
-The supervisor writes it about once a second. It is not mapped: a mapped file that is truncated would end the supervisor.
-`grpo-run status` reads it, and so
-does the next launch, if the kernel has killed this supervisor together with its ranks. One record as JSON, with a
-sequence number before it that is odd during a write.
+The supervisor writes it about once a second. It is not mapped: a mapped file that is truncated would end the
+supervisor. `grpo-run status` reads it, and so does the next launch, if the kernel has killed this supervisor
+together with its ranks. One record as JSON, with a sequence number before it that is odd during a write.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The memory plan of a run: what is changed so that the next attempt needs less memory, for the same update.
 
-The supervisor chooses it after an out-of-memory error (`runtime.supervisor.memory`) and passes it to the ranks in their
-settings; the ranks apply it to the trainer's configuration. The default changes nothing. The values are absolute: they are
-applied to what the script itself has set, never to what an earlier plan has made of it.
+The supervisor chooses it after an out-of-memory error (`runtime.supervisor.memory`) and passes it to the
+ranks in their settings; the ranks apply it to the trainer's configuration. The default changes nothing. The
+values are absolute: they are applied to what the script itself has set, never to what an earlier plan has
+made of it.
 
-`MemoryRecord` replays the changes from the journal, as a part of `runtime.history.history`: a plan belongs to the run, so later
-launches of the run keep it. Plain data.
+`MemoryRecord` replays the changes from the journal, as a part of `runtime.history.history`: a plan belongs to
+the run, so later launches of the run keep it. Plain data.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class MemoryPlan(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
     micro_batch_divisor: int = pydantic.Field(default=1, ge=1)
-    """`per_device_train_batch_size` is divided by it; `gradient_accumulation_steps` and `steps_per_generation` are multiplied."""
+    """`per_device_train_batch_size` is divided by it; `gradient_accumulation_steps` and
+    `steps_per_generation` are multiplied.
+    """
     generation_sub_batches: int = pydantic.Field(default=1, ge=1)
     """Into how many parts a call of generation is split."""
     gradient_checkpointing: bool = False
@@ -48,7 +51,9 @@ class MemoryPlan(pydantic.BaseModel):
     vllm_sleep: bool = False
     """Whether vLLM frees its memory while the model is trained."""
     max_completion_length: int | None = pydantic.Field(default=None, ge=1)
-    """Longest completion in tokens, which changes the experiment (`--allow-degrade`); None keeps the script's."""
+    """Longest completion in tokens, which changes the experiment (`--allow-degrade`); None keeps the
+    script's.
+    """
 
     @property
     def changed(self) -> bool:
@@ -57,7 +62,9 @@ class MemoryPlan(pydantic.BaseModel):
 
     @property
     def text(self) -> str:
-        """What is changed, as `--memory-plan` has it, such as `micro-batch=2,checkpointing`; empty if nothing is."""
+        """What is changed, as `--memory-plan` has it, such as `micro-batch=2,checkpointing`; empty if nothing
+        is.
+        """
         changed = self.model_dump(exclude_defaults=True)
         named = {_NAMES_OF_FIELDS.get(field, field): value for field, value in changed.items()}
         return ",".join(name if value is True else f"{name}={value}" for name, value in named.items())
@@ -88,5 +95,7 @@ class MemoryRecord:
                 self.inexact.append(str(reason))
 
     def apply_given(self, record: Mapping[str, Any]) -> None:
-        """Take over the plan of one `memory_plan_given` event: the user knows better than what was found so far."""
+        """Take over the plan of one `memory_plan_given` event: the user knows better than what was found so
+        far.
+        """
         self.plan = self.given = MemoryPlan.model_validate(record["plan"])

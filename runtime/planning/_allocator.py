@@ -1,8 +1,9 @@
 """Replay of a timeline in torch's CUDA allocator: how much it reserves for what is allocated.
 
-Called by `prediction.py`. A model of the allocator's rules (512 B rounding, segments of 2 and 20 MiB, best fit, blocks are split and
-merged), with unlimited memory, one stream, and nothing returned to the device. With a limit the allocator frees cached segments
-and tries again, so the result is an upper bound for what a GPU needs, not a prediction. Pure.
+Called by `prediction.py`. A model of the allocator's rules (512 B rounding, segments of 2 and 20 MiB, best
+fit, blocks are split and merged), with unlimited memory, one stream, and nothing returned to the device. With
+a limit the allocator frees cached segments and tries again, so the result is an upper bound for what a GPU
+needs, not a prediction. Pure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Optimizers that cannot run here, as their state: what bitsandbytes keeps for each weight. Used by `_traced_trainer.py`.
+"""Optimizers that cannot run here, as their state: what bitsandbytes keeps for each weight. Used by
+`_traced_trainer.py`.
 
-Its updates are kernels that work in place and allocate nothing. Never compared with a run: bitsandbytes needs a GPU.
+Its updates are kernels that work in place and allocate nothing. Never compared with a run: bitsandbytes needs
+a GPU.
 """
 
 from __future__ import annotations

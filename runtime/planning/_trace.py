@@ -1,7 +1,9 @@
-"""Trace a job: build TRL's trainer on fake tensors and run its scoring, loss, backward and optimizer code, step by step.
+"""Trace a job: build TRL's trainer on fake tensors and run its scoring, loss, backward and optimizer code,
+step by step.
 
-Called by `prediction.py` and `explaining`. Nothing is computed and no memory of the model's size is used. A fake device `cuda` does
-not work without a GPU, so operators are those of the CPU; `upstream.memory_names` says where a GPU's differ.
+Called by `prediction.py` and `explaining`. Nothing is computed and no memory of the model's size is used. A
+fake device `cuda` does not work without a GPU, so operators are those of the CPU; `upstream.memory_names`
+says where a GPU's differ.
 """
 
 from __future__ import annotations
@@ -102,7 +104,9 @@ class Trace:
         self.tracker.classify([one.grad for one in parameters if one.grad is not None], "gradients")
 
     def _loss(self, inputs: dict[str, Any]) -> Any:
-        """Return the loss; TRL's trainers read the number of tokens of the step from their inputs or as an argument."""
+        """Return the loss; TRL's trainers read the number of tokens of the step from their inputs or as an
+        argument.
+        """
         model = self.trainer.model
         if self._job.generates:
             return self.trainer.compute_loss(model, inputs)
@@ -148,7 +152,8 @@ class Trace:
                         inputs[memory_names.OLD_SUMS] = (scores * inputs["completion_mask"]).sum(1)
 
     def _generate(self, number: int, rows: int, completion: int) -> None:
-        """Trace the two tokens of a generation by transformers that can need most: the first, which reads the prompt, and the last.
+        """Trace the two tokens of a generation by transformers that can need most: the first, which reads the
+        prompt, and the last.
 
         Between them the cache grows, so tokens in the middle need less than the last.
         """

@@ -27,7 +27,8 @@ ATTENTION_DROPOUTS = ("attention_dropout", "attn_pdrop")
 
 
 def build(job: Job, config: Any, arguments: tuple[Any, Any, Any]) -> tuple[Any, Any]:
-    """Return the trainer of a job, and the model that its reference log-probabilities come from, if it has one.
+    """Return the trainer of a job, and the model that its reference log-probabilities come from, if it has
+    one.
 
     Args:
         job: sizes and settings.
@@ -82,7 +83,9 @@ def _create_optimizer(job: Job, trainer: Any) -> None:
 
 @contextlib.contextmanager
 def _adapters_can_be_moved() -> Iterator[None]:
-    """Replace `Module.to`, with which peft gives adapters their type: it cannot swap fake parameters, and nothing has to be moved."""
+    """Replace `Module.to`, with which peft gives adapters their type: it cannot swap fake parameters, and
+    nothing has to be moved.
+    """
     import torch
 
     def to(module: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
@@ -100,8 +103,8 @@ def _adapters_can_be_moved() -> Iterator[None]:
 def _kernel_config(job: Job, config: Any) -> Any:
     """Return a configuration whose attention stores what the device's kernels store.
 
-    The fused kernels of CUDA draw attention dropout again in backward. On a CPU, dropout excludes the fused kernel, and the
-    attention matrix is stored.
+    The fused kernels of CUDA draw attention dropout again in backward. On a CPU, dropout excludes the fused
+    kernel, and the attention matrix is stored.
     """
     if job.device == "cuda" and job.attention == "sdpa":
         text = config.get_text_config()

@@ -1,7 +1,8 @@
 """Record every allocation of traced code, with the phase in which it was made and what it holds.
 
-Used by `_trace.py` around fake tensors, which have sizes but no data. Two kinds of operators need data and get a stand-in: reading
-a number (`.item()`), and selecting by a mask, whose number of selected positions the caller says.
+Used by `_trace.py` around fake tensors, which have sizes but no data. Two kinds of operators need data and
+get a stand-in: reading a number (`.item()`), and selecting by a mask, whose number of selected positions the
+caller says.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class AllocationTracker(TorchDispatchMode):
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
-        """Record of what is allocated inside only what is alive afterwards, as if it had just been allocated."""
+        """Record of what is allocated inside only what is alive afterwards, as if it had just been
+        allocated.
+        """
         events = self.timeline.events
         start = len(events)
         yield
@@ -61,7 +64,9 @@ class AllocationTracker(TorchDispatchMode):
 
     @contextlib.contextmanager
     def holding(self, kind: str) -> Iterator[None]:
-        """Count what is allocated inside as a kind, and look for its peak apart from the rest of the phase."""
+        """Count what is allocated inside as a kind, and look for its peak apart from the rest of the
+        phase.
+        """
         before, self._kind = self._kind, kind
         self._begin_window()
         try:
@@ -128,7 +133,9 @@ class AllocationTracker(TorchDispatchMode):
 
 
 def _grouped_product(left: Any, right: Any, offsets: Any) -> Any:
-    """Return the product of rows that are grouped by experts: torch's own stand-in takes bfloat16 only, its kernels any type."""
+    """Return the product of rows that are grouped by experts: torch's own stand-in takes bfloat16 only, its
+    kernels any type.
+    """
     if left.dim() == right.dim() == 2:  # the gradient of the experts' weights
         return left.new_empty((offsets.shape[0], left.shape[0], right.shape[1]))
     return left.new_empty((left.shape[0], right.shape[-1]))

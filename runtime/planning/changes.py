@@ -1,6 +1,7 @@
 """What fits on a GPU, and which single changes need less memory, each predicted again.
 
-Called by `cli.planning` and `presets.py`. Does not say whether a change is right for an experiment; it says what it costs.
+Called by `cli.planning` and `presets.py`. Does not say whether a change is right for an experiment; it says
+what it costs.
 """
 
 from __future__ import annotations
@@ -78,10 +79,7 @@ def candidates(job: Job) -> Iterator[Change]:
             cost="smaller matrices",
             exact=True,
             job=replace(
-                job,
-                batch=halved,
-                accumulation=2 * job.accumulation,
-                rollout_batches=2 * job.rollout_batches,
+                job, batch=halved, accumulation=2 * job.accumulation, rollout_batches=2 * job.rollout_batches
             ),
         )
     if job.ranks > 1 and job.layout == "ddp":

@@ -28,7 +28,9 @@ GENERATED = (2, 4, 6)
 
 
 def kept_with_cache(predictor: Predictor, job: Job) -> float:
-    """Return the bytes of the graph of a whole generation with a cache of keys and values and without `no_grad`."""
+    """Return the bytes of the graph of a whole generation with a cache of keys and values and without
+    `no_grad`.
+    """
     rows = job.batch * job.rollout_batches
 
     def measure(trace: Trace) -> list[float]:
@@ -74,7 +76,9 @@ def kept_without_cache(predictor: Predictor, job: Job) -> float:
 
 
 def kept_by_a_loss(predictor: Predictor, job: Job) -> tuple[float, float]:
-    """Return the bytes that the graph of one micro-batch's loss keeps: of TRL's loss, and of one that materializes all logits."""
+    """Return the bytes that the graph of one micro-batch's loss keeps: of TRL's loss, and of one that
+    materializes all logits.
+    """
 
     def measure(trace: Trace) -> list[float]:
         import torch
@@ -96,7 +100,9 @@ def kept_by_a_loss(predictor: Predictor, job: Job) -> tuple[float, float]:
 
 
 def materialized_logits(predictor: Predictor, job: Job) -> dict[str, float]:
-    """Return the peaks of forward and backward in a step whose loop computes the logits of all tokens, a log-softmax, and gathers."""
+    """Return the peaks of forward and backward in a step whose loop computes the logits of all tokens, a
+    log-softmax, and gathers.
+    """
     windows: list[tuple[str, int]] = []
     weigh = counted(job)
 
@@ -158,9 +164,13 @@ def _quadratic(at: Sequence[int], values: Sequence[float], wanted: int) -> float
 Arithmetic = tuple[str | float, ...]
 """Texts, and sizes in bytes between them, which are printed in one unit."""
 VISIBLE_SHARE, VISIBLE_BYTES = 0.01, (1 << 20) / 20
-"""A part of a peak that is smaller than this share of it, or than this size, is not named in its arithmetic."""
+"""A part of a peak that is smaller than this share of it, or than this size, is not named in its
+arithmetic.
+"""
 SAME = 0.001
-"""Share of the described job's figure by which that of an assumption differs at least; else the two cannot be told apart."""
+"""Share of the described job's figure by which that of an assumption differs at least; else the two cannot be
+told apart.
+"""
 DESCRIBED = "as-described"
 
 
@@ -195,7 +205,9 @@ def ranked(explanations: Sequence[Explanation], observed_bytes: float) -> list[E
 
 
 def without_effect(explanations: Sequence[Explanation]) -> list[Explanation]:
-    """Return the assumptions with which the peak is that of the job as it is described, so that no observation shows them."""
+    """Return the assumptions with which the peak is that of the job as it is described, so that no
+    observation shows them.
+    """
     (described,) = (one.allocated_bytes for one in explanations if one.name == DESCRIBED)
     return [
         one
@@ -249,9 +261,7 @@ def explanations(
         prediction: of the job as it is described.
         padded_to: tokens to which rows could be padded; the model's longest context if not given.
     """
-    found = [
-        explained_by_trace(prediction, DESCRIBED, "the job is as described"),
-    ]
+    found = [explained_by_trace(prediction, DESCRIBED, "the job is as described")]
     for name, assumption, changes in other_jobs(prediction.job, padded_to or predictor.shape.positions):
         other = explained_by_trace(predictor.predict(replace(prediction.job, **changes)), name, assumption)
         found.append(replace(other, changes=changes, combines=True))
@@ -279,7 +289,8 @@ def explained_by_trace(prediction: Prediction, name: str, assumption: str) -> Ex
 
 
 def other_jobs(job: Job, padded_to: int | None) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield the assumptions with which a job is another one: name, what would have to be true, and changed fields.
+    """Yield the assumptions with which a job is another one: name, what would have to be true, and changed
+    fields.
 
     Args:
         job: as it is described.
@@ -364,7 +375,8 @@ TRACED = 8
 def together(
     predictor: Predictor, prediction: Prediction, alone: Sequence[Explanation], observed_bytes: float
 ) -> list[Explanation]:
-    """Return pairs of assumptions that account for an observation better than both of their members, the best fit first.
+    """Return pairs of assumptions that account for an observation better than both of their members, the best
+    fit first.
 
     Args:
         predictor: of the model.
@@ -450,7 +462,9 @@ class GrowthPerStep:
     kept: Sequence[Kept]
 
     def a_step(self, observed_bytes: float) -> tuple[float, float]:
-        """Return the least and the most that a step keeps, in bytes; nothing if the job needs more from the start."""
+        """Return the least and the most that a step keeps, in bytes; nothing if the job needs more from the
+        start.
+        """
         grown = max(0.0, observed_bytes - self.start_bytes)
         return grown / self.steps[1], grown / self.steps[0]
 
@@ -481,11 +495,7 @@ def kept_each_step(predictor: Predictor, prediction: Prediction, alone: Sequence
     """
     job = prediction.job.as_run
     found = [
-        Kept(
-            name=one.name,
-            what=ADDED[one.name],
-            step_bytes=one.allocated_bytes - prediction.allocated_bytes,
-        )
+        Kept(name=one.name, what=ADDED[one.name], step_bytes=one.allocated_bytes - prediction.allocated_bytes)
         for one in alone
         if one.name in ADDED
     ]
@@ -504,7 +514,10 @@ def kept_each_step(predictor: Predictor, prediction: Prediction, alone: Sequence
         ),
         Kept(
             name="loss-logits",
-            what="the graph of a loss that materializes all logits (retain_graph=True, or logits that are kept without detach)",
+            what=(
+                "the graph of a loss that materializes all logits (retain_graph=True, or logits that are kept"
+                " without detach)"
+            ),
             step_bytes=job.accumulation * materialized,
         ),
         Kept(

@@ -23,7 +23,9 @@ NAMED_OPTIMIZERS = {
     "lion_32bit": (1, 4),
     "paged_lion_32bit": (1, 4),
 }
-"""bitsandbytes' optimizers, whose state is modelled by name: number of states, and bytes of each per weight."""
+"""bitsandbytes' optimizers, whose state is modelled by name: number of states, and bytes of each per
+weight.
+"""
 OPTIMIZERS = (*TRACED_OPTIMIZERS, *NAMED_OPTIMIZERS)
 LAYOUTS = ("ddp", "zero2", "zero3", "fsdp")
 ATTENTIONS = ("sdpa", "eager")
@@ -46,11 +48,12 @@ class Job:
         autocast: the forward pass runs in bfloat16 (`bf16=True`, TRL's default).
         checkpointing: gradient checkpointing (TRL's default).
         optimizer: name of transformers' `optim`.
-        reference: log-probabilities under a reference are computed (`beta` is not 0); a second model is kept for it, unless
-            adapters can be switched off.
-        rescored: log-probabilities under the old policy are computed (RLOO, `num_iterations` above 1, vLLM, or rollouts that
-            last for several optimizer steps).
-        accumulation: `gradient_accumulation_steps`; above 1, gradients of earlier micro-batches are alive in the forward pass.
+        reference: log-probabilities under a reference are computed (`beta` is not 0); a second model is kept
+            for it, unless adapters can be switched off.
+        rescored: log-probabilities under the old policy are computed (RLOO, `num_iterations` above 1, vLLM,
+            or rollouts that last for several optimizer steps).
+        accumulation: `gradient_accumulation_steps`; above 1, gradients of earlier micro-batches are alive in
+            the forward pass.
         rollout_batches: `steps_per_generation`: micro-batches that one rollout fills.
         ranks: data-parallel ranks.
         layout: how weights, gradients and optimizer state are spread over the ranks.
@@ -62,7 +65,8 @@ class Job:
         lora_rank: of adapters that are trained instead of the weights (peft's LoRA); 0 without them.
         lora_targets: names of the modules that get adapters, or `all-linear`; empty for peft's choice.
         lora_dropout: of the adapters' inputs.
-        gathers: under ZeRO-3 the whole model is gathered to generate (`ds3_gather_for_generation`, TRL's default).
+        gathers: under ZeRO-3 the whole model is gathered to generate (`ds3_gather_for_generation`, TRL's
+            default).
         num_generations: completions per prompt, which a rollout has whole groups of; 0 if it is not known.
     """
 
@@ -131,7 +135,9 @@ class Job:
 
     @property
     def deepspeed(self) -> bool:
-        """Whether DeepSpeed runs the model: it casts it to bfloat16 for `bf16=True` instead of autocast, and keeps fp32 weights."""
+        """Whether DeepSpeed runs the model: it casts it to bfloat16 for `bf16=True` instead of autocast, and
+        keeps fp32 weights.
+        """
         return self.layout in ("zero2", "zero3")
 
     @property

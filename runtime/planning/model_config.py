@@ -1,4 +1,5 @@
-"""The model of a job: its configuration from a local folder, the local cache of the Hub, or sizes given as words.
+"""The model of a job: its configuration from a local folder, the local cache of the Hub, or sizes given as
+words.
 
 Called by `cli.planning`. Loads no weights and asks no server.
 """
@@ -55,8 +56,8 @@ def load_model_config(name: str) -> Any:
     """Return transformers' configuration of a model.
 
     Args:
-        name: a folder with `config.json`, that file, a repository in the local cache of the Hub, or a shape such as
-            `type=gpt2,layers=12,hidden=768,heads=12,vocabulary=50257`.
+        name: a folder with `config.json`, that file, a repository in the local cache of the Hub, or a shape
+            such as `type=gpt2,layers=12,hidden=768,heads=12,vocabulary=50257`.
 
     Raises:
         ConfigError: there is no such model here, or its configuration cannot be used.
@@ -80,8 +81,10 @@ def load_model_config(name: str) -> Any:
         config = AutoConfig.from_pretrained(name, local_files_only=True)
     except Exception as error:  # noqa: BLE001  transformers raises many kinds for a name that it cannot find
         raise ConfigError(
-            f"model {name!r} is neither a folder with config.json nor in the local cache of the Hub; give a folder, or a shape"
-            f" such as layers=24,hidden=896,heads=14,kv-heads=2,intermediate=4864,vocabulary=151936 ({type(error).__name__})"
+            f"model {name!r} is neither a folder with config.json nor in the local cache of the Hub; give a"
+            " folder, or a shape such as"
+            " layers=24,hidden=896,heads=14,kv-heads=2,intermediate=4864,vocabulary=151936"
+            f" ({type(error).__name__})"
         ) from None
     return _checked(config, f"model {name!r}")
 
@@ -127,8 +130,8 @@ def count_parameters(config: Any) -> int:
         raise ConfigError(f"no causal language model can be built from this configuration: {text}") from None
     if getattr(model, "_is_stateful", False):
         raise ConfigError(
-            f"models with recurrent layers, such as {config.model_type}, are not covered by plan: what they keep depends on kernels that"
-            " cannot be traced"
+            f"models with recurrent layers, such as {config.model_type}, are not covered by plan: what they"
+            " keep depends on kernels that cannot be traced"
         )
     count = int(sum(parameter.numel() for parameter in model.parameters()))
     if count > MAX_PARAMETERS:
@@ -137,7 +140,9 @@ def count_parameters(config: Any) -> int:
 
 
 def default_attention(config: Any) -> str:
-    """Return the implementation of attention that transformers chooses for a model: stored matrices where it has no other."""
+    """Return the implementation of attention that transformers chooses for a model: stored matrices where it
+    has no other.
+    """
     found = memory_names.model_classes(config)
     kinds = found if isinstance(found, (list, tuple)) else (found,)
     return "sdpa" if all(getattr(kind, "_supports_sdpa", True) for kind in kinds) else "eager"

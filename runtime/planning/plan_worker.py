@@ -147,7 +147,9 @@ def model_config(facts: MemoryFacts) -> Any:
 
 
 NICENESS = 5
-"""A third of the time of other programs on a busy machine. The run itself waits, so less would only make it wait longer."""
+"""A third of the time of other programs on a busy machine. The run itself waits, so less would only make it
+wait longer.
+"""
 MEMORY_BYTES = 2 << 30
 """What it may use beside what the interpreter has. Fake tensors need about 100 MiB."""
 THREADS = 1
@@ -170,7 +172,9 @@ def _private(path: str, flags: int) -> int:
 
 
 def _confine(folder: Path) -> None:
-    """Lower the priority, bound the memory, and print into a file: the supervisor's terminal shows nothing of a trace."""
+    """Lower the priority, bound the memory, and print into a file: the supervisor's terminal shows nothing of
+    a trace.
+    """
     output = _private(str(output_file(folder)), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)

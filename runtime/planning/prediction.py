@@ -100,8 +100,8 @@ class PredictedPhase:
         traced: what torch's allocator holds at the peak, by kind.
         extra: terms that are added, by name: low and high.
         allocated_bytes: peak of torch's allocator (`max_memory_allocated`).
-        low_bytes, high_bytes: range of the whole device memory of the process: without fragmentation and with the lowest
-            figures of all terms, and with the fragmentation of the replay and the highest.
+        low_bytes, high_bytes: range of the whole device memory of the process: without fragmentation and with
+            the lowest figures of all terms, and with the fragmentation of the replay and the highest.
     """
 
     traced: Mapping[str, float]
@@ -120,8 +120,8 @@ class Prediction:
         phases: by name, in the order of a step.
         first_step: traced peaks of the first step, before the optimizer has state, in bytes.
         terms: what was added.
-        fits: per traced phase and window, over the size of a micro-batch; empty unless asked for. The peak of a phase is the highest
-            of its windows, so it is linear in pieces.
+        fits: per traced phase and window, over the size of a micro-batch; empty unless asked for. The peak of
+            a phase is the highest of its windows, so it is linear in pieces.
         closed_form: per traced phase, in bytes.
         fragmentation_bytes: reserved, but not allocated, in the replay of torch's default allocator.
         traced_layers: of how many layers, each time.
@@ -231,8 +231,8 @@ class Predictor:
     def _trace(
         self, job: Job, sizes: Sequence[tuple[int, int]]
     ) -> tuple[list[dict[tuple[str, int], Peak]], int, int]:
-        """Return the peaks of the first step and of a later step for each size, what the allocator cannot use, and how many
-        parameters are trained.
+        """Return the peaks of the first step and of a later step for each size, what the allocator cannot
+        use, and how many parameters are trained.
         """
         weigh = counted(job)
         found: list[list[dict[tuple[str, int], Peak]]] = []
@@ -257,7 +257,9 @@ class Predictor:
 
 
 def _steps(trace: Trace, sizes: Sequence[tuple[int, int]]) -> list[int]:
-    """Trace the first size twice, since the optimizer has no state before its first step, and the others once."""
+    """Trace the first size twice, since the optimizer has no state before its first step, and the others
+    once.
+    """
     return [trace.step(*size) for size in (sizes[0], *sizes)]
 
 
@@ -286,9 +288,11 @@ def _with_terms(phase: str, traced: Peak, added: Sequence[Term], unused: int) ->
 
 
 def _sizes(job: Job) -> list[tuple[int, int]]:
-    """Return rows and completion of the traces for a fit: the job, longer, wider, and one that only checks it.
+    """Return rows and completion of the traces for a fit: the job, longer, wider, and one that only checks
+    it.
 
-    The others are larger than the job: sizes are sought that fill a GPU, and a small micro-batch may peak elsewhere.
+    The others are larger than the job: sizes are sought that fill a GPU, and a small micro-batch may peak
+        elsewhere.
     """
     return [
         (job.batch, job.completion),

@@ -1,7 +1,8 @@
-"""Profiles of a job for a GPU: how many rows a micro-batch, a group and an update have, so that the job fits with a margin.
+"""Profiles of a job for a GPU: how many rows a micro-batch, a group and an update have, so that the job fits
+with a margin.
 
-Called by `cli.planning`. A profile fixes the update and what it spends memory on; the micro-batch follows from the prediction.
-What is chosen is predicted again as it is: the fit only says where to look.
+Called by `cli.planning`. A profile fixes the update and what it spends memory on; the micro-batch follows
+from the prediction. What is chosen is predicted again as it is: the fit only says where to look.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Preset:
         group: completions of a prompt (`num_generations`).
         prompts: of an optimizer step, over all ranks.
         most_rows: of a micro-batch.
-        recomputes: gradient checkpointing is on; without it only if a whole group then fits into a micro-batch, where this is False.
+        recomputes: gradient checkpointing is on; without it only if a whole group then fits into a
+            micro-batch, where this is False.
         margin: share of the GPU that stays free beyond the highest figure of the prediction.
     """
 
@@ -58,7 +60,9 @@ PRESETS = {
         margin=0.10,
     ),
     "economical": Preset(
-        about="the update of `balanced` in the least GPU time: nothing is recomputed if a group fits, 5 % free",
+        about=(
+            "the update of `balanced` in the least GPU time: nothing is recomputed if a group fits, 5 % free"
+        ),
         group=8,
         prompts=8,
         most_rows=64,
@@ -131,8 +135,9 @@ def choose(predictor: Predictor, job: Job, name: str) -> Choice:
     *_, last = _candidates(preset, replace(job, checkpointing=True))
     least = predictor.predict(last)
     raise ConfigError(
-        f"preset {name}: a micro-batch of one row needs {least.low_bytes / _GIB:.1f} to {least.high_bytes / _GIB:.1f} GiB, and"
-        f" {limit / _GIB:.1f} GiB are to be used; try --lora-rank 16, --dtype bfloat16, a shorter --completion or --layout zero3"
+        f"preset {name}: a micro-batch of one row needs {least.low_bytes / _GIB:.1f} to"
+        f" {least.high_bytes / _GIB:.1f} GiB, and {limit / _GIB:.1f} GiB are to be used; try --lora-rank 16,"
+        " --dtype bfloat16, a shorter --completion or --layout zero3"
     )
 
 

@@ -1,4 +1,5 @@
-"""What one rank holds in the course of an optimizer step, instant by instant. Called by `cli.planning`, which draws it.
+"""What one rank holds in the course of an optimizer step, instant by instant. Called by `cli.planning`, which
+draws it.
 
 The order of allocations is known, their times are not: instants are spread evenly over a phase.
 """
@@ -30,7 +31,8 @@ class StepPhase:
     Attributes:
         name: of the phase.
         instants: bytes by kind, in order.
-        spread_bytes: what the highest figure of the device's memory is above the lowest: fragmentation, and terms that are ranges.
+        spread_bytes: what the highest figure of the device's memory is above the lowest: fragmentation, and
+            terms that are ranges.
     """
 
     name: str
@@ -39,7 +41,8 @@ class StepPhase:
 
 
 def over_a_step(predictor: Predictor, prediction: Prediction) -> list[StepPhase]:
-    """Return the phases of a later step in order, the generation first if there is one. Traces all layers of the model.
+    """Return the phases of a later step in order, the generation first if there is one. Traces all layers of
+    the model.
 
     Args:
         predictor: of the model.

@@ -26,11 +26,13 @@ NCCL_BYTES = (100 * MIB, 600 * MIB)
 VLLM_OUTSIDE_BYTES = (0, 700 * MIB)
 """What vLLM uses beyond its share, as AgileRL has measured it."""
 BUCKET = 500_000_000
-"""DeepSpeed's default of `reduce_bucket_size`, in values; transformers and accelerate turn `auto` into the hidden size squared."""
+"""DeepSpeed's default of `reduce_bucket_size`, in values; transformers and accelerate turn `auto` into the
+hidden size squared.
+"""
 REUSED_WITHIN = 1_000_000_000
-"""DeepSpeed's defaults of `stage3_max_reuse_distance` and `stage3_max_live_parameters`. Where transformers generates, TRL removes
-DeepSpeed's hooks and sets them again, and with them what DeepSpeed knows of reuse: then weights are freed
-after each use."""
+"""DeepSpeed's defaults of `stage3_max_reuse_distance` and `stage3_max_live_parameters`. Where transformers
+generates, TRL removes DeepSpeed's hooks and sets them again, and with them what DeepSpeed knows of reuse:
+then weights are freed after each use."""
 TRACED = tuple(phase for phase in PHASES if phase != "optimizer")
 
 

@@ -1,4 +1,5 @@
-"""The allocations of a trace in order, and what follows from them: the peak of each phase and what was alive then.
+"""The allocations of a trace in order, and what follows from them: the peak of each phase and what was alive
+then.
 
 Written by `_tracker.py`, read by `prediction.py` and `_allocator.py`. Pure: knows neither torch nor the job.
 """
@@ -9,7 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "rollout")
-"""What an allocation holds. `logits` is what the language-model head allocates: its tiles and their gradients."""
+"""What an allocation holds. `logits` is what the language-model head allocates: its tiles and their
+gradients.
+"""
 PHASES = ("generate", "score", "forward", "backward", "optimizer")
 """Phases of a step that are traced, in order."""
 
@@ -65,7 +68,9 @@ Weigh = Callable[[int, str], float]
 
 
 Part = tuple[tuple[str, int] | None, int, int]
-"""Events of a timeline under a phase and a number, or under no name: the first, and the one after the last."""
+"""Events of a timeline under a phase and a number, or under no name: the first, and the one after the
+last.
+"""
 
 
 def unchanged(size: int, kind: str) -> float:
@@ -118,7 +123,9 @@ def peaks_of(
 
 
 def _windows(timeline: AllocationTimeline, step: int) -> Iterator[Part]:
-    """Yield every part of a timeline with its first event and the one after its last; no name for what is not asked for."""
+    """Yield every part of a timeline with its first event and the one after its last; no name for what is not
+    asked for.
+    """
     following = [*timeline.marks[1:], Mark(event=len(timeline.events), step=-1, phase="")]
     for mark, after in zip(timeline.marks, following, strict=True):
         if mark.step != step or mark.phase not in PHASES:

@@ -282,7 +282,9 @@ class Agent(LocalElasticAgent):
             self._initialize_workers(group)
 
     def _nodes_wait(self) -> bool:
-        """Whether nodes wait to join. Asks the rendezvous, which may be on another machine, once per second."""
+        """Whether nodes wait to join. Asks the rendezvous, which may be on another machine, once per
+        second.
+        """
         now = time.monotonic()
         if now < self._ask_nodes_at:
             return False

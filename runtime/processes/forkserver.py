@@ -147,7 +147,9 @@ def _receive(duplicate: Any) -> int | None:
 
 
 def _run_child(entry: str, environment: dict[str, str], directory: str, standard_input: int | None) -> None:
-    """Give the child its own session and environment, make it a main process again, and call the entry point."""
+    """Give the child its own session and environment, make it a main process again, and call the entry
+    point.
+    """
     server = os.getppid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if standard_input is not None:
@@ -222,7 +224,7 @@ def await_server(warn: Callable[[str], None], limits: Limits = LIMITS) -> None:
         termination.wait_for_exits([server], limits.end_seconds)
         stat = read_stat(server)
         if stat is not None and stat.is_alive:
-            adoption.abandon_server()  # it sleeps in the kernel; the thread, a daemon, goes on waiting for its answer
+            adoption.abandon_server()  # it sleeps in the kernel; the thread, a daemon, waits on
         else:
             thread.join(limits.end_seconds)
         replace_server()

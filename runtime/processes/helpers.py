@@ -83,7 +83,9 @@ class Helpers:
         self._announce_ranks(ranks)
 
     def poll(self) -> None:
-        """Reap adopted helpers that have exited, and remember those whose origin will not be visible later."""
+        """Reap adopted helpers that have exited, and remember those whose origin will not be visible
+        later.
+        """
         with contextlib.suppress(OSError):  # no descriptor is left at present
             self._reaper.reap()
             now = time.monotonic()
@@ -154,7 +156,7 @@ class Helpers:
         at = time.strftime("%H:%M:%S", time.localtime(earliest))
         names = ", ".join(helpers[:MAX_NAMED]) + (", …" if len(helpers) > MAX_NAMED else "")
         self._notify(
-            f"every script has ended; waiting for what the ranks have started: {names}. It is ended after being idle"
-            f" for {idle}, at {at} at the earliest, later while it is connected to another process; Ctrl-C ends it now, --keep"
-            " leaves it running"
+            f"every script has ended; waiting for what the ranks have started: {names}. It is ended after"
+            f" being idle for {idle}, at {at} at the earliest, later while it is connected to another"
+            " process; Ctrl-C ends it now, --keep leaves it running"
         )

@@ -38,7 +38,8 @@ def parse_signals(names: str) -> tuple[signal.Signals, ...]:
         number = signal.Signals.__members__.get(name)
         if number is None or number in REFUSED:
             raise UsageError(
-                f"--signals-to-handle {names}: {name} is not a signal that can stop a run; write names such as SIGTERM,SIGUSR1"
+                f"--signals-to-handle {names}: {name} is not a signal that can stop a run; write names such"
+                " as SIGTERM,SIGUSR1"
             )
         found.append(number)
     return tuple(found)

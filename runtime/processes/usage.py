@@ -29,7 +29,9 @@ class ThreadUsage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreeUsage:
-    """CPU time, with that of children that have exited, and I/O of a process tree's running processes so far."""
+    """CPU time, with that of children that have exited, and I/O of a process tree's running processes so
+    far.
+    """
 
     members: frozenset[int]
     cpu_seconds: float

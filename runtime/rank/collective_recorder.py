@@ -48,8 +48,8 @@ class CallDescriptions:
 
     def __init__(self, capacity: int = MAX_DESCRIPTIONS) -> None:
         self._capacity = capacity
-        # by identity: to hash a code object is to read all of it, which takes longer than the rest of an entry. Both keep
-        # the code objects, so that no other one is made at the address of a freed one
+        # by identity: to hash a code object is to read all of it, which takes longer than the rest of an
+        # entry. Both keep the code objects, so that no other one is made at the address of a freed one
         self._frameworks: dict[int, CodeType] = {}
         self._callers: dict[int, CodeType] = {}
         self._descriptions: dict[tuple[object, ...], Description] = {}
@@ -334,7 +334,8 @@ class Recorder:
         return issue
 
     def _settle(self, group: Any, call: LoggedCall) -> None:
-        """Correct an entry whose sequence number is not the group's, now that the collective is issued on the host.
+        """Correct an entry whose sequence number is not the group's, now that the collective is issued on the
+        host.
 
         They differ if another thread has issued one at the same time; then the entry is excluded from proof.
         Gloo issues a `reduce_scatter` of a list as one collective per rank.
@@ -374,7 +375,8 @@ class Recorder:
         if not self._warned:
             self._warned = True
             self._warn(
-                f"{what} could not be logged ({type(error).__name__}: {error}); other collectives may be missing too"
+                f"{what} could not be logged ({type(error).__name__}: {error}); other collectives may be"
+                " missing too"
             )
 
     def log(
@@ -477,7 +479,8 @@ class Recorder:
 
         Args:
             tensor: the input, or whatever has its shape and dtype.
-            work: the handle that torch returned; None for a collective in memory, which torch does not know at all.
+            work: the handle that torch returned; None for a collective in memory, which torch does not know
+                at all.
             members: global ranks of the group as a bit mask; 0 beyond 64 ranks.
             limited: it will soon time out by itself.
 

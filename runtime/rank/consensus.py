@@ -1,8 +1,8 @@
 """Collective decisions of scripts: encode each rank's call, exchange the calls, and combine them.
 
-`trainers/consensus.py` makes a `ConsensusCall`, sends it with `exchange`, and combines all calls with `agree`: one
-answer, or an error that names the line of each rank. `agree` is pure: every rank is given the same calls,
-so every rank returns the same answer or raises the same error.
+`trainers/consensus.py` makes a `ConsensusCall`, sends it with `exchange`, and combines all calls with
+`agree`: one answer, or an error that names the line of each rank. `agree` is pure: every rank is given the
+same calls, so every rank returns the same answer or raises the same error.
 
 Under `grpo-run launch` the first call connects a vote group of its own (`vote.py`), so that the calls mix
 neither with the step vote nor with collectives of the script. Elsewhere, for example under torchrun, the
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 FUNCTIONS = ("any", "all", "while_any")
 _MAGIC = int.from_bytes(b"grpo-c1", "big")
-"""Second number of every call. On a group that the script uses too, another collective may take a call's place."""
+"""Second number of every call. On a group that the script uses too, another collective may take a call's
+place.
+"""
 _NUMBER_BYTES = 7
 """Bytes of text in one number: fewer than 8, so that no number is negative."""
 _LIMIT = 1 << 8 * _NUMBER_BYTES
@@ -46,8 +48,8 @@ CALL_NUMBERS = _HEADER + (_FILE_BYTES + _CALLER_BYTES) // _NUMBER_BYTES
 class CallSite:
     """A source line that calls a consensus function.
 
-    `function` is one of `FUNCTIONS`; `caller` is the function of the script that the line is in. A longer `file` loses
-    its beginning when it is sent, and a longer `caller` its end.
+    `function` is one of `FUNCTIONS`; `caller` is the function of the script that the line is in. A longer
+    `file` loses its beginning when it is sent, and a longer `caller` its end.
     """
 
     function: str
@@ -75,8 +77,8 @@ class CallSite:
 class ConsensusCall:
     """One call: where it is, what this rank contributes, and how often it has called.
 
-    `ordinal` counts the rank's calls from 1, over all sites. `iteration` counts the calls of one `while_any` loop from
-    1; 0 for other functions.
+    `ordinal` counts the rank's calls from 1, over all sites. `iteration` counts the calls of one `while_any`
+    loop from 1; 0 for other functions.
     """
 
     site: CallSite
@@ -168,7 +170,8 @@ def _compare(own: ConsensusCall, answers: Sequence[Sequence[int]]) -> None:
         return
     if list(places) == [None]:
         raise ConsensusError(
-            f"what ranks sent in {own.site.text} is no call, on this rank either: the process group mixes up its collectives"
+            f"what ranks sent in {own.site.text} is no call, on this rank either: the process group mixes up"
+            " its collectives"
         )
     raise ConsensusError(describe(list(places.values())))
 
@@ -177,7 +180,8 @@ def describe(places: Sequence[tuple[ConsensusCall | None, Sequence[int]]]) -> st
     """Describe which ranks are at which call; the first line is short enough for a report.
 
     Args:
-        places: the different calls and the ranks that are there; no call for a rank that is in another collective.
+        places: the different calls and the ranks that are there; no call for a rank that is in another
+            collective.
     """
     several = any_iteration_differs(places)
     clauses, lines = [], []
@@ -197,7 +201,10 @@ def describe(places: Sequence[tuple[ConsensusCall | None, Sequence[int]]]) -> st
     return "\n".join(
         [
             f"ranks disagree: {', '.join(clauses)}",
-            "Every rank must make the same calls of consensus functions, at the same lines and equally often.",
+            (
+                "Every rank must make the same calls of consensus functions, at the same lines and equally"
+                " often."
+            ),
             *lines,
         ]
     )
@@ -213,7 +220,8 @@ _groups: dict[Session, VoteGroup] = {}
 
 
 def exchange(call: ConsensusCall) -> list[list[int]] | None:
-    """Send this rank's call and return every rank's, in the order of the ranks; None with one rank. Collective.
+    """Send this rank's call and return every rank's, in the order of the ranks; None with one rank.
+    Collective.
 
     Raises:
         UsageError: no process group connects the ranks.
@@ -238,8 +246,8 @@ def _gather_on_default_group(call: ConsensusCall) -> list[list[int]] | None:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageError(
                 f"{call.site.text} was called before the ranks were connected (WORLD_SIZE is"
-                f" {os.environ['WORLD_SIZE']}): call torch.distributed.init_process_group first, or start the script with"
-                " grpo-run launch"
+                f" {os.environ['WORLD_SIZE']}): call torch.distributed.init_process_group first, or start the"
+                " script with grpo-run launch"
             )
         return None
     ranks = distributed.get_world_size()

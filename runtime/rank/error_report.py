@@ -98,7 +98,9 @@ def _bases(error: BaseException) -> list[str]:
 
 
 def _root(error: BaseException) -> str:
-    """The exception at the end of the chain that this one was raised from (`raise ... from ...`), as Python prints it."""
+    """The exception at the end of the chain that this one was raised from (`raise ... from ...`), as Python
+    prints it.
+    """
     root = error
     for _ in range(MAX_CAUSES):
         root = root.__cause__ if root.__cause__ is not None else root
@@ -122,7 +124,9 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _grouped(error: BaseException) -> list[BaseException]:
-    """The exceptions of a group, such as a task group of asyncio raises; Python 3.10 has no class of its own for them."""
+    """The exceptions of a group, such as a task group of asyncio raises; Python 3.10 has no class of its own
+    for them.
+    """
     grouped = getattr(error, "exceptions", ())
     return [one for one in grouped if isinstance(one, BaseException)] if isinstance(grouped, tuple) else []
 

@@ -1,7 +1,7 @@
 """Votes between nodes: a Gloo group of grpo-run's own.
 
-It is independent of the script's default process group: it exists before and after that group, and a hung NCCL
-collective cannot block it. Called by `vote.py`.
+It is independent of the script's default process group: it exists before and after that group, and a hung
+NCCL collective cannot block it. Called by `vote.py`.
 """
 
 from __future__ import annotations
@@ -50,14 +50,7 @@ class GlooTransport:
     most_values = sys.maxsize
 
     def __init__(
-        self,
-        store: Any,
-        *,
-        rank: int,
-        world_size: int,
-        name: str,
-        timeout_seconds: float,
-        log: OwnLog,
+        self, store: Any, *, rank: int, world_size: int, name: str, timeout_seconds: float, log: OwnLog
     ) -> None:
         self._world_size = world_size
         self._log = log

@@ -16,7 +16,7 @@ from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.upstream import process_names
 
 IDLE_WHILE_WAITING_FOR = {
-    ("tqdm._monitor", "TMonitor"): "was_killed",  # redraws progress bars every 10 s; wakes nobody
+    ("tqdm._monitor", "TMonitor"): "was_killed"  # redraws progress bars every 10 s; wakes nobody
 }
 """Module and class of a thread, and the attribute with the event for which only this thread waits.
 

@@ -160,7 +160,8 @@ def exhaust_memory_in_nccl(context: object, injection: Injection) -> NoReturn:
     import torch
 
     raise torch.distributed.DistBackendError(
-        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with"
-        " NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed.\n"
-        f"Last error:\nCuda failure 2 'out of memory' (injected into rank {injection.rank}: {injection})"
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run"
+        " with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA"
+        " function failed.\nLast error:\nCuda failure 2 'out of memory' (injected into rank"
+        f" {injection.rank}: {injection})"
     )

@@ -46,7 +46,9 @@ _JUDGED = {
 METRICS = {
     name: metric.logged_as[0] for name, field in _JUDGED.items() for metric in LOGGED if metric.field == field
 }
-"""Names of `StepValues`, and those under which TRL's GRPO and RLOO collect them. All are means over all ranks."""
+"""Names of `StepValues`, and those under which TRL's GRPO and RLOO collect them. All are means over all
+ranks.
+"""
 
 
 class StepReader:
@@ -80,7 +82,8 @@ class StepReader:
         if finite and norm is not None:
             finite = _is_valid_norm(norm)
         accelerator = self._trainer.accelerator
-        # a scaler looks for its scale; without one, DeepSpeed skips such a step too, and its samples would be lost
+        # a scaler looks for its scale; without one, DeepSpeed skips such a step too, and its samples would be
+        # lost
         if not finite and accelerator.mixed_precision == "fp16" and accelerator.optimizer_step_was_skipped:
             finite = True
         table = self._table()
@@ -194,7 +197,8 @@ class LearningGuards:
         if self._session.is_main:
             self._session.journal.write("reseeded", rank=0, step=step, order=newest.number)
             self._session.notify(
-                f"step {step} and the following use fresh sampling seeds; the run is no longer equal to an undisturbed one"
+                f"step {step} and the following use fresh sampling seeds; the run is no longer equal to an"
+                " undisturbed one"
             )
 
     def end_step(self, step: int, values: StepValues) -> Flags:

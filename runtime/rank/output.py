@@ -29,7 +29,9 @@ class RankOutput(io.FileIO):
 
 
 def redirect_output(log: str, errors: str) -> None:
-    """Redirect the descriptors of standard output and standard error to the rank's files, which may be the same."""
+    """Redirect the descriptors of standard output and standard error to the rank's files, which may be the
+    same.
+    """
     for path, stream in ((log, 1), (errors, 2)):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.dup2(descriptor, stream)

@@ -65,12 +65,7 @@ def import_trainers() -> None:
     import transformers.generation.utils
     import transformers.masking_utils
     import transformers.modeling_layers  # noqa: F401
-    from transformers import (  # noqa: F401 - forces the lazy imports of transformers and TRL
-        AutoModelForCausalLM,
-        AutoTokenizer,
-        PreTrainedTokenizerFast,
-        Trainer,
-    )
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Trainer  # noqa: F401 - forces the lazy imports of transformers and TRL
     from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer  # noqa: F401
 
     import grpo_run.runtime.rank.gloo_transport

@@ -1,10 +1,10 @@
 """The identity and connections of one rank in one attempt: board slot, journal, vote group, collective log.
 
 The bootstrap opens the session before the script runs; `current()` returns it anywhere in the process. The
-vote group is connected in a background thread, after the script has imported transformers and while it builds its model. A
-process that is forked from the rank inherits the object, but is not the rank: there `is_rank` is False,
-`current()` returns None, and nothing is written to the board or the journal. Does not know about Trainers:
-`runtime/rank/step/guard.py` keeps what their calls share.
+vote group is connected in a background thread, after the script has imported transformers and while it builds
+its model. A process that is forked from the rank inherits the object, but is not the rank: there `is_rank` is
+False, `current()` returns None, and nothing is written to the board or the journal. Does not know about
+Trainers: `runtime/rank/step/guard.py` keeps what their calls share.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ class Session:
         return os.getpid() == self._pid
 
     def start(self) -> None:
-        """Start the heartbeat; log collectives and connect the vote group once the script has imported the libraries."""
+        """Start the heartbeat; log collectives and connect the vote group once the script has imported the
+        libraries.
+        """
         self.injector = self._make_injector()
         os.register_at_fork(after_in_child=self._leave_rank)
         start_heartbeat(self.slot, HEARTBEAT_SECONDS, also=self._automatic_collection.beat)
@@ -289,8 +291,8 @@ class Session:
     def keep_process_group(self) -> None:
         """Keep the default process group until the process exits, also if the script destroys it.
 
-        torch's destructor of a Gloo group joins threads while it holds the GIL, which those threads may need. DDP's
-        reducer calls it when the script frees its model as the last holder of the group.
+        torch's destructor of a Gloo group joins threads while it holds the GIL, which those threads may need.
+        DDP's reducer calls it when the script frees its model as the last holder of the group.
         """
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():

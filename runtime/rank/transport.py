@@ -26,7 +26,9 @@ from grpo_run.runtime.errors import ConsensusError
 from grpo_run.runtime.rank.unseen_collectives import OwnLog
 
 Finish = Callable[[], list[list[int]]]
-"""Waits for a collective and returns its rows: of each rank, by rank, or a single row with the maximum of each column."""
+"""Waits for a collective and returns its rows: of each rank, by rank, or a single row with the maximum of
+each column.
+"""
 
 
 class Operation(str, Enum):

@@ -192,7 +192,8 @@ def connect_transport(
     connect_seconds: float,
     timeout_seconds: float,
 ) -> Transport | None:
-    """Return the transport of a group: the board if all ranks share it, otherwise Gloo; None for a single rank.
+    """Return the transport of a group: the board if all ranks share it, otherwise Gloo; None for a single
+    rank.
 
     Args:
         name: of the group, one of `runtime.board.exchange.CHANNELS`.

@@ -1,8 +1,9 @@
 """Torch's worker server, which serves the Flight Recorder from C++ threads even while Python is stuck, and
 reports of the rank's threads while Python runs.
 
-Started by the session when `torch.distributed` is imported; `runtime/supervisor/detection/_collective_records.py` is its
-client. The watchdog asks for a report of the threads when the collective records alone would prove a
+Started by the session when `torch.distributed` is imported;
+`runtime/supervisor/detection/_collective_records.py` is its client. The watchdog asks for a report of the
+threads when the collective records alone would prove a
 deadlock: it says which threads wait in collectives, and which may still act. Does not judge.
 """
 

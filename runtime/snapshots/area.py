@@ -2,7 +2,8 @@
 
     <memory>/grpo-run-<uid>/9f86d081884c7d65/            mode 0700; a random name that run.json holds
       slot0/ slot1/ slot2/
-        lock                   held while the slot is written, drained or loaded; released by the kernel if the
+        lock                   held while the slot is written, drained or loaded; released by the kernel if
+        the
                                holder dies
         STAGED.json            written last, by rename; without it the slot holds no snapshot
         DRAINED                the snapshot is on disk as a checkpoint
@@ -13,8 +14,8 @@
       TROUBLE.json             present while checkpoints cannot be written to disk
 
 Snapshots survive the death of every process, but not a reboot. There are three slots so that one can be
-drained, one can hold the newest snapshot and one can be written at any time. Ranks write (`runtime.rank.saving`),
-the drain worker reads. Does not write checkpoints. Works on one node only.
+drained, one can hold the newest snapshot and one can be written at any time. Ranks write
+(`runtime.rank.saving`), the drain worker reads. Does not write checkpoints. Works on one node only.
 """
 
 from __future__ import annotations

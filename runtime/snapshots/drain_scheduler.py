@@ -1,14 +1,16 @@
 """Drain snapshots when they are due: while training, before and during a restart, and at the end.
 
-    while training     scheduled snapshots, oldest first; the newest recovery snapshot if the last checkpoint on disk is
+    while training     scheduled snapshots, oldest first; the newest recovery snapshot if the last checkpoint
+    on disk is
                        older than `DURABLE_SECONDS`, or if ranks have resumed from it
     before a restart   nothing; if an attempt could not load the newest snapshot from memory, that snapshot
     during a restart   nothing until the ranks have finished a step: they need every core to load
     at the end         every snapshot that is not superseded
 
 Training never waits for the disk. A full disk raises an alert and is retried until it has free space; a disk
-that hangs is reported as a stall. Called by the supervisor at every poll. `_drain_policy.py` chooses the snapshot,
-`_drain_requests.py` speaks to the drain worker, which writes it, and `_drain_requests.py` says what became of it.
+that hangs is reported as a stall. Called by the supervisor at every poll. `_drain_policy.py` chooses the
+snapshot, `_drain_requests.py` speaks to the drain worker, which writes it, and `_drain_requests.py` says what
+became of it.
 """
 
 from __future__ import annotations
@@ -19,11 +21,7 @@ from typing import Any
 
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.snapshots._drain_messages import DrainFailed, DrainPublished, DrainRequest
-from grpo_run.runtime.snapshots._drain_policy import (
-    PublishedCheckpoints,
-    next_to_drain,
-    within_limits,
-)
+from grpo_run.runtime.snapshots._drain_policy import PublishedCheckpoints, next_to_drain, within_limits
 from grpo_run.runtime.snapshots._drain_requests import DrainReports, DrainRequests, WriteEvent
 from grpo_run.runtime.snapshots._drain_worker import DrainProcess
 from grpo_run.runtime.snapshots.area import StagingArea
@@ -35,8 +33,8 @@ DURABLE_SECONDS = 1800.0
 """Maximum age of the last checkpoint on disk: memory survives processes but not the machine, and this bounds
 the work that the loss of a machine costs."""
 HOLD_SECONDS = 300.0
-"""How long nothing is drained after ranks were started. Large models load in less; a script that prepares its data
-for hours must not keep checkpoints in memory for as long."""
+"""How long nothing is drained after ranks were started. Large models load in less; a script that prepares its
+data for hours must not keep checkpoints in memory for as long."""
 LOCK_SECONDS = 5.0
 """How long the lock of a slot may be held by a process that is ending, while no rank runs."""
 
@@ -124,13 +122,13 @@ class DrainScheduler:
     def prepare_attempt(self, *, spare_memory: bool = False) -> SnapshotName | None:
         """Return the snapshot that the next attempt loads from memory, or None if it loads from disk.
 
-        One that was offered to an attempt which did not finish a step is written to disk and loaded from there,
-        whatever the reason was; if the disk does not take it, it is offered again. No rank may be running. Blocks
-        only while something is written.
+        One that was offered to an attempt which did not finish a step is written to disk and loaded from
+        there, whatever the reason was; if the disk does not take it, it is offered again. No rank may be
+        running. Blocks only while something is written.
 
         Args:
-            spare_memory: ranks that load need more memory than ranks that train, and there is little. The newest snapshot
-                is written to disk and loaded from there, and the memory of all is freed.
+            spare_memory: ranks that load need more memory than ranks that train, and there is little. The
+                newest snapshot is written to disk and loaded from there, and the memory of all is freed.
         """
         self._requests.receive()
         self._held_until = self._clock() + HOLD_SECONDS
@@ -192,11 +190,14 @@ class DrainScheduler:
                 return
 
     def free_memory(self, *, keep_newest: bool = False) -> int:
-        """Free the memory of snapshots that are on disk or superseded; return how many bytes that were. See `StagingArea`."""
+        """Free the memory of snapshots that are on disk or superseded; return how many bytes that were. See
+        `StagingArea`.
+        """
         return self.staging.free_unneeded(self._done, keep_newest=keep_newest)
 
     def discard(self, call: int, from_step: int) -> list[int]:
-        """Discard the snapshots in memory of a call from a step on; return their steps. No rank may be running.
+        """Discard the snapshots in memory of a call from a step on; return their steps. No rank may be
+        running.
 
         Args:
             call: the ordinal of the `train()` call.

@@ -81,8 +81,8 @@ class OnlyInMemory:
             return f"About {size} could not be written to {place}: {failed.reason}."
         missing = max(0, self.needed_bytes + FULL_BYTES - failed.free_bytes)
         return (
-            f"{place} has {size_text(failed.free_bytes)} free and needs {size_text(missing)} more: about {size} to"
-            f" write, and {size_text(FULL_BYTES)} that must stay free."
+            f"{place} has {size_text(failed.free_bytes)} free and needs {size_text(missing)} more: about"
+            f" {size} to write, and {size_text(FULL_BYTES)} that must stay free."
         )
 
 

@@ -146,7 +146,10 @@ def _reason_to_keep(
         return "it was made in another container, whose files cannot be seen from here"
     directory = owner.directory
     if not directory.parent.exists() and not disks_are_mounted:
-        return f"{directory.parent} is missing, which may be a disk that is not mounted (gc --disks-mounted frees it)"
+        return (
+            f"{directory.parent} is missing, which may be a disk that is not mounted (gc --disks-mounted"
+            " frees it)"
+        )
     if not os.path.lexists(directory):
         return None
     try:

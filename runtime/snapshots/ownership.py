@@ -42,8 +42,8 @@ AREA_NAME = re.compile(r"[0-9a-f]{16}")
 def private_folder(root: Path) -> Path | None:
     """Return this user's folder, created if it does not exist; None if there can be none.
 
-    The root is world-writable: a folder that another user owns or can access is not trusted, and the next name is
-    used.
+    The root is world-writable: a folder that another user owns or can access is not trusted, and the next
+    name is used.
 
     Args:
         root: where the memory-backed file system is mounted.
@@ -168,9 +168,7 @@ class AreaOwner(pydantic.BaseModel):
 def describe_owner(run_id: str, run_directory: Path) -> AreaOwner:
     """Return the record of a run."""
     return AreaOwner(
-        run_id=run_id,
-        run_directory=str(run_directory.resolve()),
-        mount_namespace=mount_namespace(),
+        run_id=run_id, run_directory=str(run_directory.resolve()), mount_namespace=mount_namespace()
     )
 
 
@@ -209,7 +207,8 @@ def lock_area(area: Path, wait_seconds: float = 0.0) -> int | None:
     """Lock an area.
 
     Returns:
-        the descriptor that holds the lock; None if another process holds it, or the area does not exist any more.
+        the descriptor that holds the lock; None if another process holds it, or the area does not exist any
+        more.
     """
     try:
         descriptor = os.open(area / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

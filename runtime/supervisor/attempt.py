@@ -76,14 +76,15 @@ class Exits:
             if left and slot is not None and slot.has_returned:
                 self._warn(
                     exit.rank,
-                    f"rank {exit.rank} exited with code 0 while threads of its script ran (os._exit?); it counts as finished",
+                    f"rank {exit.rank} exited with code 0 while threads of its script ran (os._exit?); it"
+                    " counts as finished",
                 )
             elif left:
                 when = "after its last train() call" if slot is not None and slot.train_call else "by itself"
                 self._warn(
                     exit.rank,
-                    f"rank {exit.rank} exited with code 0 {when}, without running the script's last line (os._exit?);"
-                    " it counts as finished",
+                    f"rank {exit.rank} exited with code 0 {when}, without running the script's last line"
+                    " (os._exit?); it counts as finished",
                 )
             completed = done or left
             self.seen.append(self._explained(replace(exit, completed=completed)))

@@ -172,7 +172,8 @@ class FaultHandler:
             context: the fault.
             slots: the reading of the board in which it was observed.
             stopping: a stop has been requested.
-            exits_unseen_since: when ranks were started, or polled last without a failure, in monotonic seconds.
+            exits_unseen_since: when ranks were started, or polled last without a failure, in monotonic
+                seconds.
         """
         outcome = None
         if context.finding is not None and all_returned(list(slots.values())):
@@ -265,8 +266,8 @@ class FaultHandler:
         what = "raised" if self._history.rewards.last_raised else "not returned in time"
         self._reporter.notify(
             f"{moved.name} has {what} {FAILURES_TO_MOVE} times at one step: the next attempt runs it in a"
-            " worker process, where only the samples that it fails on are excluded; `--reward-workers` does so from the"
-            " start"
+            " worker process, where only the samples that it fails on are excluded; `--reward-workers` does"
+            " so from the start"
         )
 
     def report_slow_stop(self, context: IncidentContext) -> None:

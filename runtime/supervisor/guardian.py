@@ -118,9 +118,7 @@ class Guardian:
         }
         with inherited_as_ignored():  # it leaves the process group afterwards
             self._process = subprocess.Popen(
-                interpreter_command(f"{__name__}:main"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                interpreter_command(f"{__name__}:main"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
             )
         self._tell(settings)
 
@@ -145,7 +143,9 @@ class Guardian:
 
 
 def main() -> None:
-    """Wait for the end of the supervisor, then end what its ranks have started. Entry point of the process."""
+    """Wait for the end of the supervisor, then end what its ranks have started. Entry point of the
+    process.
+    """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # as sent to every process of a job that is to stop
     os.setpgrp()
@@ -156,11 +156,7 @@ def main() -> None:
         if messages.closed:
             return  # the supervisor has ended before it had ranks
     supervisor = settings["supervisor"]
-    owned = RunProcesses(
-        supervisor,
-        settings["session"],
-        tokens=settings["tokens"],
-    )
+    owned = RunProcesses(supervisor, settings["session"], tokens=settings["tokens"])
     ranks = _wait_for_exit(supervisor, owned, messages)
     _note_kills(Path(settings["host_memory"]))
     terminated = terminate(

@@ -148,7 +148,9 @@ class HangMonitor:
 
     @property
     def due_at(self) -> float:
-        """When `poll` should be called again at the latest, in monotonic seconds; see `HangDetector.due_at`."""
+        """When `poll` should be called again at the latest, in monotonic seconds; see
+        `HangDetector.due_at`.
+        """
         return self.detector.due_at
 
     def write_phase_durations(self) -> None:

@@ -71,12 +71,7 @@ class MemoryRelief:
         drains: the run's snapshots in memory; None if there are none.
     """
 
-    def __init__(
-        self,
-        drains: DrainScheduler | None,
-        reporter: Reporter,
-        history: History,
-    ) -> None:
+    def __init__(self, drains: DrainScheduler | None, reporter: Reporter, history: History) -> None:
         self._drains = drains
         self._reporter = reporter
         self._history = history
@@ -169,8 +164,8 @@ class MemoryRelief:
         self.restarts = True
         free = size_text(nearest.limit_bytes - nearest.working_set_bytes)
         sentence = (
-            f"memory runs out: the ranks grow with every step, and {free} of {size_text(nearest.limit_bytes)} of"
-            f" {nearest.name} are left; they save and restart before the kernel kills one"
+            f"memory runs out: the ranks grow with every step, and {free} of {size_text(nearest.limit_bytes)}"
+            f" of {nearest.name} are left; they save and restart before the kernel kills one"
         )
         call, step = attempt.committed
         self._reporter.write("memory_restart", step=step, train_call=call, sentence=sentence)
@@ -207,13 +202,13 @@ def suspected(sample: HostSample | None, history: History) -> str | None:
         how = "ended without a record, probably killed by the kernel because memory was full"
     elif sample.kills_at_end is not None:
         how = (
-            "was killed by the kernel because memory was full: as it ended, the counter of killed processes of"
-            f" {before.folder} rose from {before.count} to {sample.kills_at_end}"
+            "was killed by the kernel because memory was full: as it ended, the counter of killed processes"
+            f" of {before.folder} rose from {before.count} to {sample.kills_at_end}"
         )
     else:
         how = (
-            f"ended without a record. The kernel has killed {killed} processes of {before.folder} since, for lack of memory;"
-            " whether the supervisor was one of them cannot be told"
+            f"ended without a record. The kernel has killed {killed} processes of {before.folder} since, for"
+            " lack of memory; whether the supervisor was one of them cannot be told"
         )
     together = (
         " memory.oom.group=1 makes the kernel end all of its processes together."
@@ -292,9 +287,7 @@ class HostWatch:
         self._reporter = reporter
         self._last = read_last_sample(run.host_memory)
         self._memory = HostMemory(
-            staging_bytes=self._staging_bytes,
-            own_pids=_own_pids,
-            publish=LastSample(run.host_memory).write,
+            staging_bytes=self._staging_bytes, own_pids=_own_pids, publish=LastSample(run.host_memory).write
         )
 
     @property
@@ -314,8 +307,8 @@ class HostWatch:
         if together is not None:
             self._reporter.warn(
                 None,
-                f"{together.folder} has memory.oom.group=1: if its memory is full, the kernel ends this supervisor together"
-                " with the ranks; the next launch then reports it",
+                f"{together.folder} has memory.oom.group=1: if its memory is full, the kernel ends this"
+                " supervisor together with the ranks; the next launch then reports it",
             )
 
     @property

@@ -35,7 +35,10 @@ Result = TypeVar("Result")
 POLL_SECONDS = 0.1
 MAX_MESSAGE_CHARACTERS = 300
 ADVICE = (
-    "This is an error in grpo-run or a shortage of memory, file descriptors or disk space, not in the script.",
+    (
+        "This is an error in grpo-run or a shortage of memory, file descriptors or disk space, not in the"
+        " script."
+    ),
     "Please report it with this file. The same command resumes from the newest checkpoint, if there is one.",
 )
 
@@ -90,12 +93,7 @@ class LastResort:
     """
 
     def __init__(
-        self,
-        incidents: Path,
-        *,
-        live: LiveHistory,
-        reporter: Reporter,
-        lifecycle: Lifecycle,
+        self, incidents: Path, *, live: LiveHistory, reporter: Reporter, lifecycle: Lifecycle
     ) -> None:
         self._incidents = incidents
         self._live = live

@@ -122,8 +122,9 @@ class NoTrainerWatch:
         if not self._said_of_saves:
             self._said_of_saves = True
             self._reporter.notify(
-                f"the script saves its own state{f' in {own.newest_path}' if own.newest_path else ''}: this counts as progress,"
-                " and a stop waits for the next time; whether it resumes from there is up to the script"
+                f"the script saves its own state{f' in {own.newest_path}' if own.newest_path else ''}: this"
+                " counts as progress, and a stop waits for the next time; whether it resumes from there is"
+                " up to the script"
             )
         return True
 
@@ -141,6 +142,6 @@ class NoTrainerWatch:
         faults = remaining(self._injections, self._history.injections_fired)
         if faults:
             self._reporter.notify(
-                f"injected faults need counted steps, so without a Trainer or a loop they cannot happen:"
+                "injected faults need counted steps, so without a Trainer or a loop they cannot happen:"
                 f" {', '.join(map(str, faults))}"
             )

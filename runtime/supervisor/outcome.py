@@ -219,7 +219,9 @@ class RunOutcome:
         return left, kept
 
     def _unsaved(self, left: OnlyInMemory | None) -> str:
-        """What is missing on disk: scheduled, asked for, or the only copy of the model; empty if nothing is."""
+        """What is missing on disk: scheduled, asked for, or the only copy of the model; empty if nothing
+        is.
+        """
         parts = [self._live.history.lost.sentence]
         if left is not None and left.required:
             parts.append(f"{left.sentence} {writing_command(self._config.run_directory)}")

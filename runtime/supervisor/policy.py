@@ -1,4 +1,5 @@
-"""Where a run is given up: after a fault (`decide`), and when its scripts have ended (`why_not_finished`). Pure.
+"""Where a run is given up: after a fault (`decide`), and when its scripts have ended (`why_not_finished`).
+Pure.
 
 Every fault is decided here. Out of GPU memory, `runtime/supervisor/memory/policy.py` answers first, because
 the memory plan may be changed; its answer is passed to `decide`. Ends for other reasons are no decision
@@ -44,11 +45,11 @@ from grpo_run.watchdog.text import duration_text
 from grpo_run.watchdog.verdict import Verdict
 
 SAME_PLACE_STEPS = 20
-"""A trip of the same guard up to this many steps after the last one belongs to the same collapse: fresh samples may
-delay it."""
+"""A trip of the same guard up to this many steps after the last one belongs to the same collapse: fresh
+samples may delay it."""
 LEAD_STEPS = 2
-"""How long before the first bad reward the samples may have been what broke the weights. A gradient that is not finite
-belongs to the samples of its own step."""
+"""How long before the first bad reward the samples may have been what broke the weights. A gradient that is
+not finite belongs to the samples of its own step."""
 
 
 def decide_trip(history: History, trip: Trip, budget: Budget, *, can_go_back: bool) -> Decision:
@@ -66,7 +67,10 @@ def decide_trip(history: History, trip: Trip, budget: Budget, *, can_go_back: bo
         limit = budget.failures_without_progress
         return Decision(
             action=Action.stop,
-            reason=f"{history.failures_without_progress} failures in a row without a newer checkpoint (budget {limit})",
+            reason=(
+                f"{history.failures_without_progress} failures in a row without a newer checkpoint (budget"
+                f" {limit})"
+            ),
         )
     if not can_go_back:
         return Decision(
@@ -83,13 +87,19 @@ def decide_trip(history: History, trip: Trip, budget: Budget, *, can_go_back: bo
     if any(one.fresh_from is not None for one in before):
         return Decision(
             action=Action.stop,
-            reason=f"the guard {trip.guard} has tripped again after an exact repetition and after one with fresh samples",
+            reason=(
+                f"the guard {trip.guard} has tripped again after an exact repetition and after one with fresh"
+                " samples"
+            ),
         )
     lead = 0 if trip.guard is LearningGuard.nonfinite else LEAD_STEPS
     fresh_from = max(1, trip.onset - lead)
     return Decision(
         action=Action.restart_from_earlier_checkpoint,
-        reason=f"the exact repetition ended the same way; repeats with fresh sampling seeds from step {fresh_from} on",
+        reason=(
+            "the exact repetition ended the same way; repeats with fresh sampling seeds from step"
+            f" {fresh_from} on"
+        ),
         before_step=trip.onset,
         fresh_from=fresh_from,
     )
@@ -140,7 +150,9 @@ def expected_start(
 
 
 PATIENCE_SECONDS = 600.0
-"""How long a start is tried that fails for reasons outside the script: as long as a hub or a mount may be away."""
+"""How long a start is tried that fails for reasons outside the script: as long as a hub or a mount may be
+away.
+"""
 MAX_DELAY_SECONDS = 30.0
 """Between two failed starts. The delay begins with 1 s and doubles."""
 FAILED_PHASES = {Phase.generate.name: "generation has", Phase.reward.name: "rewards have"}
@@ -196,7 +208,8 @@ def decide(
         return _stop(f"this script fails when it resumes{place}; {then}")
     if _is_before_first_step(history, verdict):
         return _stop(
-            f"{what_of(verdict.repeat_key)} was raised before the run's first step, so a restart would repeat it"
+            f"{what_of(verdict.repeat_key)} was raised before the run's first step, so a restart would"
+            " repeat it"
         )
     trained = history.best_position > (0, 0)
     if (
@@ -245,18 +258,14 @@ def decide(
     if not verdict.starting:
         return Decision(action=Action.restart, reason=start)
     delay_seconds = _delay_seconds(_failed_starts(history))
-    return Decision(
-        action=Action.restart,
-        reason=_after(start, delay_seconds),
-        delay_seconds=delay_seconds,
-    )
+    return Decision(action=Action.restart, reason=_after(start, delay_seconds), delay_seconds=delay_seconds)
 
 
 def has_finished(slots: Collection[Slot | None], history: History, signature: str) -> bool:
     """Return whether a run has finished although a rank hangs.
 
-    It has if every script has run its last line, and every rank has either done its part or hung in the same way
-    in an earlier attempt, as with a thread that the script has left behind.
+    It has if every script has run its last line, and every rank has either done its part or hung in the same
+    way in an earlier attempt, as with a thread that the script has left behind.
 
     Args:
         slots: of all local ranks.
@@ -272,7 +281,8 @@ def has_finished(slots: Collection[Slot | None], history: History, signature: st
 def why_not_finished(
     history: History, *, unsaved: str, missed_fault: bool, left_out: str, require_resume: bool
 ) -> str:
-    """Return why a run whose scripts have run to their end is given up, as sentences; empty if it has finished.
+    """Return why a run whose scripts have run to their end is given up, as sentences; empty if it has
+    finished.
 
     Args:
         history: of the run.
@@ -285,7 +295,10 @@ def why_not_finished(
     if unsaved:
         return f"{ended}{at}, but {unsaved}"
     if missed_fault:
-        return f"{ended}{'' if history.no_trainer.seen else at}, but --strict-faults asks for all injected faults."
+        return (
+            f"{ended}{'' if history.no_trainer.seen else at}, but --strict-faults asks for all injected"
+            " faults."
+        )
     return f"{left_out} --require-resume is set." if left_out and require_resume else ""
 
 
@@ -294,7 +307,9 @@ def _stop(reason: str) -> Decision:
 
 
 def _is_before_first_step(history: History, verdict: Verdict) -> bool:
-    """Whether the script, which uses a Trainer or a loop, has raised before the first step that the run ever took."""
+    """Whether the script, which uses a Trainer or a loop, has raised before the first step that the run ever
+    took.
+    """
     own, call = history.no_trainer, history.calls.interrupted
     began_after = call.reached if call is not None else 0  # another run's checkpoint
     return (
@@ -322,8 +337,10 @@ def _try_patiently(history: History) -> Decision:
     start = start_of(history)
     return Decision(
         action=Action.restart,
-        reason=f"{_after(start, delay_seconds)}: files, the network or a hub may come back, which is tried"
-        f" for {duration_text(PATIENCE_SECONDS)}",
+        reason=(
+            f"{_after(start, delay_seconds)}: files, the network or a hub may come back, which is tried"
+            f" for {duration_text(PATIENCE_SECONDS)}"
+        ),
         delay_seconds=delay_seconds,
         patient=True,
     )
@@ -333,7 +350,8 @@ def start_of(history: History) -> str:
     """Return from where the next attempt of a run continues, as a clause."""
     trained = history.best_position > (0, 0)
     last = history.recoveries[-1] if history.recoveries else None
-    # after host memory has run out, the snapshot is written to disk and its memory freed (`HostWatch.spares_memory`)
+    # after host memory has run out, the snapshot is written to disk and its memory freed
+    # (`HostWatch.spares_memory`)
     from_disk = last is not None and (last.resuming or last.cause == Cause.host_oom)
     now = history.time.last or 0.0
     return expected_start(

@@ -98,8 +98,9 @@ class RunQuarantine:
             self._reporter.warn(None, f"{path} cannot be written: {error.strerror}")
         plural = "prompt is" if len(prompts) == 1 else "prompts are"
         self._reporter.notify(
-            f"{len(prompts)} {plural} replaced from step {prompts[0].from_step} on, because {FAILED[phase]} twice on the"
-            f" rollout: {prompts[0].preview!r}{' …' if len(prompts) > 1 else ''} ({path} lists them)"
+            f"{len(prompts)} {plural} replaced from step {prompts[0].from_step} on, because {FAILED[phase]}"
+            f" twice on the rollout: {prompts[0].preview!r}{' …' if len(prompts) > 1 else ''} ({path} lists"
+            " them)"
         )
 
     def _read(self) -> tuple[QuarantinedPrompt, ...]:

@@ -169,8 +169,8 @@ class StopRequest:
             return None
         self._said_short = True
         return (
-            f"a save took {duration_text(seconds)}, and --stop-timeout is {duration_text(limit)}: when that is over, the"
-            " checkpoint of a stop may not be complete"
+            f"a save took {duration_text(seconds)}, and --stop-timeout is {duration_text(limit)}: when that"
+            " is over, the checkpoint of a stop may not be complete"
         )
 
     def poll(
@@ -208,7 +208,9 @@ class StopRequest:
         return stop_code(self._history) if code is None else code
 
     def postpone(self, seconds: float) -> None:
-        """Move the deadlines: for so long the supervisor did not run, and the ranks may not have run either."""
+        """Move the deadlines: for so long the supervisor did not run, and the ranks may not have run
+        either.
+        """
         self._deadline += seconds
         self.signalled.postpone(seconds)
 

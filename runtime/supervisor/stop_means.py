@@ -1,4 +1,5 @@
-"""How a stop is made, and with which exit code it ends: what the ranks can save, and what the run can resume from.
+"""How a stop is made, and with which exit code it ends: what the ranks can save, and what the run can resume
+from.
 
 Pure. Called by the supervisor while a stop is requested.
 """
@@ -85,14 +86,16 @@ def describe(means: StopMeans, history: History, timeouts: Timeouts, *, training
         )
     if means is StopMeans.term and history.no_trainer.current:
         return (
-            "stopping at once by SIGTERM, because nothing is saved without a Trainer or a loop; the script's own handler has"
-            f" {duration_text(timeouts.handler_seconds)} (repeat to end it now)"
+            "stopping at once by SIGTERM, because nothing is saved without a Trainer or a loop; the script's"
+            f" own handler has {duration_text(timeouts.handler_seconds)} (repeat to end it now)"
         )
     return "stopping at once, because no step has finished since the ranks started"
 
 
 def stop_code(history: History) -> int:
-    """Return the exit code of a stop: 75 only if the same command goes on from something, or a Trainer has not begun yet."""
+    """Return the exit code of a stop: 75 only if the same command goes on from something, or a Trainer has
+    not begun yet.
+    """
     if uses_no_trainer(history) and history.no_trainer.checkpoint is None:
         return EXIT_GAVE_UP
     return EXIT_STOPPED

@@ -149,7 +149,8 @@ class Supervisor:
         self._live.journal.sync()
         if self._live.journal.lost:
             raise RunDirectoryError(
-                f"cannot write to {self.run.path}, the disk may be full; free some space and run the same command again"
+                f"cannot write to {self.run.path}, the disk may be full; free some space and run the same"
+                " command again"
             )
 
     def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankStart]:
@@ -311,10 +312,15 @@ class Supervisor:
             complete: with the memory of the ranks and those that are late. The terminal shows neither.
         """
         return live_status(
-            (self.config.run_id, str(self.lifecycle.state), self.sentence), self.history, self.board,
-            awaited=self.detector.awaited, blind=dict(self.detector.blind), journal_lost=self._live.journal.lost,
-            host_memory=self._host.latest, complete=complete,
-        )  # fmt: skip
+            (self.config.run_id, str(self.lifecycle.state), self.sentence),
+            self.history,
+            self.board,
+            awaited=self.detector.awaited,
+            blind=dict(self.detector.blind),
+            journal_lost=self._live.journal.lost,
+            host_memory=self._host.latest,
+            complete=complete,
+        )
 
     def _write_commit(self, slots: dict[int, Slot | None]) -> None:
         commit = self.attempt.new_commit(slots, self.board)

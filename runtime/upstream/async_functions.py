@@ -1,6 +1,7 @@
 """Asynchronous functions of a script: detect them, and limit the time of one call.
 
-Called by `hooks`, `masking` and `rewards`, which wrap reward functions and tools. Imports no training library.
+Called by `hooks`, `masking` and `rewards`, which wrap reward functions and tools. Imports no training
+library.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 
 
 def is_coroutine_function(function: Any) -> bool:
-    """Return whether calling a function returns a coroutine; also for partial functions and objects that can be called."""
+    """Return whether calling a function returns a coroutine; also for partial functions and objects that can
+    be called.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -24,8 +27,8 @@ def is_coroutine_function(function: Any) -> bool:
 async def finished_within(awaitable: Awaitable[Any], seconds: float) -> asyncio.Future[Any] | None:
     """Return the finished task of a call; None if the call was late and has been cancelled.
 
-    Unlike `asyncio.wait_for`, it does not wait for a function that suppresses its cancellation, and a `TimeoutError` of the
-    function itself is not taken for a late call.
+    Unlike `asyncio.wait_for`, it does not wait for a function that suppresses its cancellation, and a
+    `TimeoutError` of the function itself is not taken for a late call.
     """
     task = asyncio.ensure_future(awaitable)
     try:

@@ -1,9 +1,12 @@
-"""Private names of TRL and accelerate that a memory trace calls or replaces: scoring, and the language-model head.
+"""Private names of TRL and accelerate that a memory trace calls or replaces: scoring, and the language-model
+head.
 
-Used by `planning.traces`. The head's Triton kernels cannot run without a GPU. Their torch counterparts allocate temporaries that
-the kernels do not, so a trace for a GPU replaces them by functions that allocate nothing.
+Used by `planning.traces`. The head's Triton kernels cannot run without a GPU. Their torch counterparts
+allocate temporaries that the kernels do not, so a trace for a GPU replaces them by functions that allocate
+nothing.
 
-`memory_trace` reads what autograd has saved: tensors that only a graph holds are objects of C++, which `gc` cannot see.
+`memory_trace` reads what autograd has saved: tensors that only a graph holds are objects of C++, which `gc`
+cannot see.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ HEAD = "ChunkedLogProbFunction"
 """Autograd function in `KERNEL_MODULE` that computes log-probabilities in tiles."""
 USES_TRITON = "_use_triton"
 TILES = ("_forward_tile", "_backward_tile", "_addmm_fp32")
-"""What the head does with a tile without Triton: fold, differentiate, and multiply in fp32. On CUDA none of them allocates."""
+"""What the head does with a tile without Triton: fold, differentiate, and multiply in fp32. On CUDA none of
+them allocates.
+"""
 TOKENS = "num_items_in_batch"
 """Tokens of a step: a key of GRPO's micro-batches, and an argument of SFT's `compute_loss`."""
 INPUT_NAMES = (
@@ -40,7 +45,9 @@ INPUT_NAMES = (
 SFT_INPUT_NAMES = ("input_ids", "attention_mask", "labels")
 """Keys of a micro-batch of SFT."""
 OLD_SUMS = "old_logps"
-"""Key of a micro-batch that RLOO's `compute_loss` reads: log-probabilities of whole completions under the old policy."""
+"""Key of a micro-batch that RLOO's `compute_loss` reads: log-probabilities of whole completions under the old
+policy.
+"""
 SCORE = "_get_per_token_logps_and_entropies"
 ACCUMULATION = "current_gradient_accumulation_steps"
 """Trainer attribute that the training loop sets before `compute_loss`."""
@@ -60,7 +67,9 @@ LORA_FOLLOWED = frozenset(
         "revision",
     }
 )
-"""Settings of peft's `LoraConfig` that are followed, or change no memory; others are refused if they are set."""
+"""Settings of peft's `LoraConfig` that are followed, or change no memory; others are refused if they are
+set.
+"""
 
 
 def score(trainer: Any, model: Any, token_ids: Any, mask: Any, *, keep: int, rows: int) -> Any:
@@ -117,8 +126,8 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 RAW_SAVED = "_raw_saved_"
-"""Prefix of a node's attributes that hold what it has saved. Their `data` is read without unpacking: hooks that recompute or load
-do not run."""
+"""Prefix of a node's attributes that hold what it has saved. Their `data` is read without unpacking: hooks
+that recompute or load do not run."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -127,7 +136,8 @@ def _names(kind: Hashable) -> tuple[str, ...]:
 
 
 def saved_by(node: Any) -> Iterator[Any]:
-    """Yield the tensors that a node of the graph has saved; not those that a backward pass has freed, or that hooks have replaced.
+    """Yield the tensors that a node of the graph has saved; not those that a backward pass has freed, or that
+    hooks have replaced.
 
     Gradient checkpointing replaces what is saved by objects of its own.
     """
@@ -182,13 +192,17 @@ def record_allocations(most_entries: int) -> None:
 
 
 def allocator_snapshot() -> dict[str, Any]:
-    """Return the blocks of the CUDA allocator and its history, as PyTorch's viewer takes them. Changes no statistics."""
+    """Return the blocks of the CUDA allocator and its history, as PyTorch's viewer takes them. Changes no
+    statistics.
+    """
     snapshot: dict[str, Any] = sys.modules["torch"].cuda.memory._snapshot()
     return snapshot
 
 
 def observe_out_of_memory(call: Callable[[], None]) -> bool:
-    """Call a function when the CUDA allocator runs out of memory, before it raises. Returns whether this torch can."""
+    """Call a function when the CUDA allocator runs out of memory, before it raises. Returns whether this
+    torch can.
+    """
     attach = getattr(sys.modules["torch"]._C, "_cuda_attach_out_of_memory_observer", None)
     if attach is None:
         return False

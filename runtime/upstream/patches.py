@@ -35,7 +35,9 @@ def override_attributes(target: Any, **values: Any) -> Iterator[None]:
 
 
 Handler = Callable[..., Any]
-"""Takes the method that it is called around as its first argument, `original`, and then what the method takes."""
+"""Takes the method that it is called around as its first argument, `original`, and then what the method
+takes.
+"""
 
 
 @contextmanager
@@ -43,8 +45,8 @@ def wrapped_methods(target: Any, handlers: Mapping[str, Sequence[Handler | None]
     """Call handlers around methods of an object for the length of the block.
 
     Args:
-        handlers: by method, from the outside in: the first handler gets the second as its `original`, and the last one
-            the method itself. None is left out, and so is a method that the object lacks.
+        handlers: by method, from the outside in: the first handler gets the second as its `original`, and the
+            last one the method itself. None is left out, and so is a method that the object lacks.
     """
     wrapped: dict[str, Any] = {}
     for name, around in handlers.items():

@@ -43,7 +43,9 @@ FORKSERVER_ATTRIBUTES = ("_forkserver_address", "_forkserver_alive_fd", "_forkse
 
 @contextlib.contextmanager
 def hidden_main() -> Iterator[None]:
-    """Prevent multiprocessing from importing the supervisor's `__main__` again in each child that it starts."""
+    """Prevent multiprocessing from importing the supervisor's `__main__` again in each child that it
+    starts.
+    """
     main: Any = sys.modules["__main__"]
     kept = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
     try:
@@ -62,7 +64,9 @@ def forkserver_pid() -> int | None:
 
 
 def forget_server() -> None:
-    """Let multiprocessing start another forkserver when it next needs one, though the first may not have exited."""
+    """Let multiprocessing start another forkserver when it next needs one, though the first may not have
+    exited.
+    """
     # not replaced: multiprocessing's functions are bound to this instance
     server: Any = multiprocessing.forkserver._forkserver
     if server._forkserver_alive_fd is not None:
@@ -147,7 +151,8 @@ def named_gloo_group(store: Any, rank: int, world_size: int, *, name: str, timeo
 THREAD_TARGET = "_target"
 """Attribute of `threading.Thread`: the function that it runs."""
 IDLE_WORKER = "work_queue.get(block=True)"
-"""Source of the line at which an idle thread of a `ThreadPoolExecutor` waits (`concurrent.futures.thread._worker`).
+"""Source of the line at which an idle thread of a `ThreadPoolExecutor` waits
+(`concurrent.futures.thread._worker`).
 """
 RUNNING_THREADS = "_active"
 """Attribute of `threading`: the running threads by identifier. `threading.enumerate` takes a lock."""
@@ -156,7 +161,9 @@ CONDITION_WAITERS = "_waiters"
 """Attributes of an event and of its condition: the locks of the threads that wait."""
 
 FILTERS_CHANGED = "_filters_mutated" if sys.version_info < (3, 14) else "_filters_mutated_lock_held"
-"""Function of `warnings` that a change of the filters calls; it makes Python forget which warnings it has shown."""
+"""Function of `warnings` that a change of the filters calls; it makes Python forget which warnings it has
+shown.
+"""
 
 
 def running_threads() -> list[threading.Thread]:

@@ -1,4 +1,5 @@
-"""Keys of the dictionary that GRPO's and RLOO's `_generate_and_score_completions` return, and of their tables.
+"""Keys of the dictionary that GRPO's and RLOO's `_generate_and_score_completions` return, and of their
+tables.
 
 Used by `masking`. TRL has no documentation of them.
 """
@@ -10,12 +11,14 @@ from typing import Any
 TRAINERS = frozenset(
     {("trl.trainer.grpo_trainer", "GRPOTrainer"), ("trl.trainer.rloo_trainer", "RLOOTrainer")}
 )
-"""Classes, by module and name, whose scoring leaves out rows of rewards that are NaN. Other trainers of TRL have methods of the
-same names that do something else."""
+"""Classes, by module and name, whose scoring leaves out rows of rewards that are NaN. Other trainers of TRL
+have methods of the same names that do something else."""
 COMPLETION_MASK = "completion_mask"
 """1 for each token of a completion, 0 for padding."""
 TOOL_MASK = "tool_mask"
-"""GRPO only, and only with tools: 0 for tokens that the policy has not written. The loss is multiplied by it."""
+"""GRPO only, and only with tools: 0 for tokens that the policy has not written. The loss is multiplied by
+it.
+"""
 ITEMS = "num_items_in_batch"
 """GRPO only: tokens in the loss, summed over the ranks."""
 OLD_LOGPS = "old_logps"

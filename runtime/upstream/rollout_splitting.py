@@ -1,6 +1,8 @@
-"""TRL's own functions that divide a rollout into micro-batches. Used by `exact`, which divides a saved one again.
+"""TRL's own functions that divide a rollout into micro-batches. Used by `exact`, which divides a saved one
+again.
 
-TRL has no documentation of them; images of several models are stored by image or by tile, and only these functions know how.
+TRL has no documentation of them; images of several models are stored by image or by tile, and only these
+functions know how.
 """
 
 from __future__ import annotations

@@ -45,7 +45,9 @@ SAFETENSORS_TYPES = {
 
 @contextlib.contextmanager
 def without_checksums() -> Iterator[None]:
-    """Within the block, `torch.save` writes no CRC-32 of records, which take most of its time. `torch.load` reads none."""
+    """Within the block, `torch.save` writes no CRC-32 of records, which take most of its time. `torch.load`
+    reads none.
+    """
     import torch
 
     computes = torch.serialization.get_crc32_options()
@@ -57,7 +59,9 @@ def without_checksums() -> Iterator[None]:
 
 
 def is_library_function(function: Any) -> bool:
-    """Return whether a function of torch or safetensors is the library's own, not one that a script put in its place."""
+    """Return whether a function of torch or safetensors is the library's own, not one that a script put in
+    its place.
+    """
     return getattr(function, "__module__", None) in (
         "torch.serialization",
         "safetensors.torch",

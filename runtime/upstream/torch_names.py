@@ -62,7 +62,9 @@ sequence_number = operator.methodcaller(GROUP_SEQUENCE)  # half the time of `get
 CALLS_FILE = "torch/distributed/distributed_c10d.py"
 """File of the functions that scripts call; it issues collectives."""
 CALLS_WITH_LIMIT = frozenset({"barrier"})
-"""Collective methods to which `CALLS_FILE` passes a time limit. Scripts that call the methods themselves may set others."""
+"""Collective methods to which `CALLS_FILE` passes a time limit. Scripts that call the methods themselves may
+set others.
+"""
 
 
 def uncounted_numbers(method: str, group_rank: int, group_size: int) -> int:
@@ -84,7 +86,8 @@ def uncounted_numbers(method: str, group_rank: int, group_size: int) -> int:
 def replaced_batch_sampler(loader: Any, sampler: Any) -> Iterator[None]:
     """Let the iterators that a `DataLoader` makes within the block use another batch sampler.
 
-    `DataLoader` keeps it in an attribute that it refuses to set again, and reads it when it makes an iterator.
+    `DataLoader` keeps it in an attribute that it refuses to set again, and reads it when it makes an
+    iterator.
     """
     own = vars(loader)["batch_sampler"]
     vars(loader)["batch_sampler"] = sampler

@@ -59,16 +59,18 @@ SYNC_TOOLS = "_sync_tool_dicts"
 ASYNC_TOOLS = "_async_tool_dicts"
 """GRPO attributes: the tools of each row by name, made anew for each rollout."""
 ENVIRONMENTS = "_environment_pool"
-"""GRPO attribute: the environments by name, of which each has at least one instance. Missing without environments."""
+"""GRPO attribute: the environments by name, of which each has at least one instance. Missing without
+environments.
+"""
 TRAINER_METHODS = (SAVE_CHECKPOINT, OUTPUT_DIR, AFTER_STEP, RUN_EPOCH)
 ROLLOUT_METHODS = (GENERATE_AND_SCORE, GENERATE, CALCULATE_REWARDS)
 
 
 SINGLE_TURN = "_generate_single_turn"
-"""GRPO and RLOO method (prompt_ids, ...): generate one turn. GRPO returns completions and log-probabilities, RLOO only
-completions; a completion is a list of tokens."""
+"""GRPO and RLOO method (prompt_ids, ...): generate one turn. GRPO returns completions and log-probabilities,
+RLOO only completions; a completion is a list of tokens."""
 PARSE_RESPONSE = "parse_response"
-"""Function (tokenizer, ids, **keywords) in the module of GRPO's trainer: the message of a completion, with the tools that it
-calls."""
+"""Function (tokenizer, ids, **keywords) in the module of GRPO's trainer: the message of a completion, with
+the tools that it calls."""
 EOS_TOKENS = "eos_token_ids"
 """GRPO and RLOO attribute: the tokens that end a completion."""

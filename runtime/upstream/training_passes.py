@@ -1,4 +1,5 @@
-"""Names of GRPO's and RLOO's trainers that the forecast of memory uses: generated tokens, scoring, and what a loss is divided by.
+"""Names of GRPO's and RLOO's trainers that the forecast of memory uses: generated tokens, scoring, and what a
+loss is divided by.
 
 Used by `forecast`. TRL has no documentation of them.
 """
@@ -13,7 +14,9 @@ PROMPTS, COMPLETIONS = 0, 1
 PROMPT_IDS, COMPLETION_IDS = "prompt_ids", "completion_ids"
 """Keys of a micro-batch: padded tokens, one row for each sample."""
 SCORE = "_get_per_token_logps_and_entropies"
-"""Method (model, input_ids, attention_mask, logits_to_keep, batch_size, ...): log-probabilities, `batch_size` rows at once."""
+"""Method (model, input_ids, attention_mask, logits_to_keep, batch_size, ...): log-probabilities, `batch_size`
+rows at once.
+"""
 BATCH_SIZE = 4
 """Place of `batch_size` among the arguments of `SCORE`."""
 ACCUMULATION = "current_gradient_accumulation_steps"
@@ -22,12 +25,13 @@ LOSS_IS_SCALED = "loss_is_scaled_for_ga"
 """Attribute: whether `compute_loss` divides by `ACCUMULATION` itself; None if that is not known."""
 PAD_TO = "pad_to_multiple_of"
 SUMS = frozenset({"cispo", "dapo", "vespo"})
-"""Values of GRPO's `loss_type` that are sums over tokens, divided by a number of the whole rollout. The others are means over the
-rows of a micro-batch."""
+"""Values of GRPO's `loss_type` that are sums over tokens, divided by a number of the whole rollout. The
+others are means over the rows of a micro-batch."""
 
 
 def padded_length(trainer: Any, generated: Any) -> int:
-    """Return the length to which the rows of a rollout will be padded; 0 if a subclass returns something else.
+    """Return the length to which the rows of a rollout will be padded; 0 if a subclass returns something
+    else.
 
     Args:
         generated: what `_generate` has returned.

@@ -1,4 +1,5 @@
-"""Let a script build its trainer without weights, other ranks or a vLLM engine, in a process that never trains.
+"""Let a script build its trainer without weights, other ranks or a vLLM engine, in a process that never
+trains.
 
 `prepare` is called before the script runs, by the process that `grpo-run plan SCRIPT` starts. It replaces
 private and public names of transformers, torch and TRL for the rest of that process, and puts nothing back.
@@ -91,7 +92,9 @@ def _leave_out_weights(module: Any) -> None:
 
 
 def _attention(name: Any) -> Any:
-    """Return the implementation that is built; flash attention stores what the fused kernels of `sdpa` store."""
+    """Return the implementation that is built; flash attention stores what the fused kernels of `sdpa`
+    store.
+    """
     return "sdpa" if isinstance(name, str) and "flash" in name else name
 
 

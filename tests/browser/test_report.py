@@ -21,10 +21,7 @@ SECONDS = 120.0
 @pytest.fixture(scope="module")
 def chromium() -> str:
     """Path of the browser."""
-    found = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
-        None,
-    )
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     assert found is not None, "Chromium is not installed; run tests/support/install-chromium.sh"
     return found
 

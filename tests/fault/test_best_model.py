@@ -1,4 +1,6 @@
-"""A run that keeps its best model ends with the same one, and with the same checkpoints, however often it is killed."""
+"""A run that keeps its best model ends with the same one, and with the same checkpoints, however often it is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,8 @@ def compare(
 def test_the_best_model_is_not_taken_from_a_snapshot(runs: Callable[..., Run], tmp_path: Path) -> None:
     """The best step is 8; saved are 5, 10 and 12, so the undisturbed run keeps 5.
 
-    After the first kill at 8 the snapshot is loaded from memory. The next attempt finishes no step, so the one after it
-    loads the snapshot from disk.
+    After the first kill at 8 the snapshot is loaded from memory. The next attempt finishes no step, so the
+    one after it loads the snapshot from disk.
     """
     words = ["--max-steps", "12", "--save-steps", "5"]
     run = compare(runs, tmp_path, words, [5, 8, 8])
@@ -79,15 +81,18 @@ def test_the_best_model_is_not_taken_from_a_snapshot(runs: Callable[..., Run], t
         ),
         pytest.param(["--max-steps", "12", "--save-steps", "1"], 12, [], id="every-step"),
         pytest.param(
-            ["--max-steps", "12", "--save-steps", "4", "--best-at", "3", "--patience", "4"], 7, [], id="stopped"
+            ["--max-steps", "12", "--save-steps", "4", "--best-at", "3", "--patience", "4"],
+            7,
+            [],
+            id="stopped",
         ),
-        pytest.param(["--max-steps", "12", "--save-steps", "5"], 12, ["--snapshot-dir", "off"], id="no-memory"),
-        pytest.param([*EPOCHS, json.dumps(BY_EPOCH)], 8, [], id="epochs"),
         pytest.param(
-            [*EPOCHS, json.dumps({**BY_EPOCH, "save_strategy": "best"})], 8, [], id="saved-if-best"
+            ["--max-steps", "12", "--save-steps", "5"], 12, ["--snapshot-dir", "off"], id="no-memory"
         ),
+        pytest.param([*EPOCHS, json.dumps(BY_EPOCH)], 8, [], id="epochs"),
+        pytest.param([*EPOCHS, json.dumps({**BY_EPOCH, "save_strategy": "best"})], 8, [], id="saved-if-best"),
     ],
-)  # fmt: skip
+)
 def test_kills_after_every_step_and_every_save(
     runs: Callable[..., Run], tmp_path: Path, words: list[str], last: int, options: list[str]
 ) -> None:

@@ -66,7 +66,9 @@ def test_unlinked_board_stays_usable(runs: Callable[..., Run]) -> None:
 def test_a_run_directory_that_is_put_back_from_a_copy_costs_nothing(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Board and journal are other files of the same names: the next attempt gets new ones, with all events."""
+    """Board and journal are other files of the same names: the next attempt gets new ones, with all
+    events.
+    """
     run = runs(
         "--nproc-per-node", "2", GRPO, "--output-dir", "ours", "--max-steps", "16", "--save-steps", "4",
         "--step-seconds", "0.05",

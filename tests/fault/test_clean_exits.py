@@ -31,10 +31,7 @@ def cpu_load() -> Iterator[None]:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    "count",
-    [3, pytest.param(100, marks=[pytest.mark.full, pytest.mark.timeout(3600)])],
-)
+@pytest.mark.parametrize("count", [3, pytest.param(100, marks=[pytest.mark.full, pytest.mark.timeout(3600)])])
 def test_clean_exits_under_load(count: int, runs: Callable[..., Run], cpu_load: None) -> None:
     """Every run on Gloo exits with 0, without recoveries or warnings."""
     outcomes = []

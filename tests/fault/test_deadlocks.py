@@ -1,4 +1,6 @@
-"""Deadlocks proved from the ranks' collective records are reported with rank and line within about a second."""
+"""Deadlocks proved from the ranks' collective records are reported with rank and line within about a
+second.
+"""
 
 from __future__ import annotations
 
@@ -71,10 +73,7 @@ def test_deadlocks_of_every_kind_and_phase_are_proved(
 @pytest.mark.parametrize("kind", ["mismatch-operation", pytest.param("skip", marks=pytest.mark.full)])
 def test_minority_of_four_ranks_is_named(kind: str, runs: Callable[..., Run]) -> None:
     """Three ranks agree against one; the one is also found when it is rank 0."""
-    faults = [
-        Deadlock(kind=kind, rank=0, phase="reward"),
-        Deadlock(kind=kind, rank=3, phase="optimizer"),
-    ]
+    faults = [Deadlock(kind=kind, rank=0, phase="reward"), Deadlock(kind=kind, rank=3, phase="optimizer")]
     rows = campaign(runs, faults, ranks=4, name=kind)
     check(rows)
     assert all(row.verdict["culprits"] == [row.rank] for row in rows)

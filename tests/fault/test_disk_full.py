@@ -118,7 +118,8 @@ def test_disk_full_at_any_byte_keeps_existing_checkpoints(
             "over a checkpoint of the same step" if older_of_the_same_step else "beside an older checkpoint"
         )
         print(
-            f"\n| disk full at a random byte, {kind} | {sum(outcomes)} of {len(outcomes)} refused | no corrupt checkpoint, always a loadable one |"
+            f"\n| disk full at a random byte, {kind} | {sum(outcomes)} of {len(outcomes)} refused | no"
+            " corrupt checkpoint, always a loadable one |"
         )
     finally:
         shutil.rmtree(memory)
@@ -128,10 +129,19 @@ def test_run_continues_on_a_full_disk(disk: SmallDisk, runs: Callable[..., Run],
     """The run reports the disk, trains on, recovers a killed rank from memory, and drains later."""
     arguments = ("--max-steps", "40", "--save-steps", "4", "--save-total-limit", "2")
     run = runs(
-        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir", str(disk.folder),
-        *arguments, "--step-seconds", "0.1", program=PATCHED,
+        "--nproc-per-node",
+        "2",
+        "--snapshot-every",
+        "1",
+        str(SCRIPTS / "grpo.py"),
+        "--output-dir",
+        str(disk.folder),
+        *arguments,
+        "--step-seconds",
+        "0.1",
+        program=PATCHED,
         environment={"TEST_DRAINS": f'{{"RETRY_SECONDS": {RETRY_SECONDS}}}'},
-    ).start()  # fmt: skip
+    ).start()
     run.until(lambda events: any(e["event"] == "checkpoint_published" and e["step"] >= 4 for e in events))
     disk.leave(0)  # to the last byte: other files in the output directory must not end the run either
     failed = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_failed"])[0]
@@ -170,9 +180,22 @@ def test_direct_saves_on_a_full_disk_cost_checkpoints_not_the_run(
 ) -> None:
     """Without staging, two ranks start no save that cannot fit; the alert clears with the next checkpoint."""
     run = runs(
-        "--nproc-per-node", "2", "--snapshot-dir", "off", str(SCRIPTS / "grpo.py"), "--output-dir", str(disk.folder),
-        "--max-steps", "20", "--save-steps", "2", "--save-total-limit", "2", "--step-seconds", "0.1",
-    ).start()  # fmt: skip
+        "--nproc-per-node",
+        "2",
+        "--snapshot-dir",
+        "off",
+        str(SCRIPTS / "grpo.py"),
+        "--output-dir",
+        str(disk.folder),
+        "--max-steps",
+        "20",
+        "--save-steps",
+        "2",
+        "--save-total-limit",
+        "2",
+        "--step-seconds",
+        "0.1",
+    ).start()
     run.until(lambda events: any(e["event"] == "checkpoint_published" for e in events))
     disk.leave(0)
     failed = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_failed"])[0]
@@ -192,13 +215,28 @@ def test_run_directory_on_a_full_disk_is_reported_by_metrics(disk: SmallDisk) ->
     run = Run(
         disk.folder.parent,
         [
-            "--nproc-per-node", "2", "--snapshot-every", "1", "--show-ranks", "all", str(SCRIPTS / "grpo.py"),
-            "--output-dir", str(disk.folder), "--max-steps", "60", "--save-steps", "4", "--save-total-limit", "2",
-            "--step-seconds", "0.1",
+            "--nproc-per-node",
+            "2",
+            "--snapshot-every",
+            "1",
+            "--show-ranks",
+            "all",
+            str(SCRIPTS / "grpo.py"),
+            "--output-dir",
+            str(disk.folder),
+            "--max-steps",
+            "60",
+            "--save-steps",
+            "4",
+            "--save-total-limit",
+            "2",
+            "--step-seconds",
+            "0.1",
         ],
-        metrics="127.0.0.1:0", program=PATCHED,
+        metrics="127.0.0.1:0",
+        program=PATCHED,
         environment={"TEST_DRAINS": f'{{"RETRY_SECONDS": {RETRY_SECONDS}}}'},
-    )  # fmt: skip
+    )
     try:
         run.start()
         run.until(lambda events: any(e["event"] == "checkpoint_published" for e in events))

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.alone
 WARM = 200
 """Checkpoints before the first measurement; by then allocators and lazy imports have settled."""
 GROWTH_BYTES = 2 << 20
-"""Growth allowed after that. 800 leaked `StagedSnapshot` or `Manifest` objects (4 to 8 KiB each in CPython) take at
-least 3 MiB, one leaked copy buffer 8 MiB; allocator noise is a few hundred KiB."""
+"""Growth allowed after that. 800 leaked `StagedSnapshot` or `Manifest` objects (4 to 8 KiB each in CPython)
+take at least 3 MiB, one leaked copy buffer 8 MiB; allocator noise is a few hundred KiB."""
 
 
 @pytest.fixture

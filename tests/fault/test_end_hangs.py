@@ -1,4 +1,6 @@
-"""A script that is proved twice not to end: 0 if it has run its last line and all is on disk, else 93; the line is named."""
+"""A script that is proved twice not to end: 0 if it has run its last line and all is on disk, else 93; the
+line is named.
+"""
 
 from __future__ import annotations
 

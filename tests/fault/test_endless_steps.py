@@ -1,4 +1,6 @@
-"""A step whose ranks are busy without an end is ended, and the run recovers to the weights of an undisturbed one."""
+"""A step whose ranks are busy without an end is ended, and the run recovers to the weights of an undisturbed
+one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from support.runs import SCRIPTS, Run, digest
 @pytest.mark.full
 @pytest.mark.timeout(400)
 def test_collectives_without_end_are_no_progress(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """They count as progress of their phase; the clock of the step ends them, and says where the time went."""
+    """They count as progress of their phase; the clock of the step ends them, and says where the time
+    went.
+    """
     run = runs(
         "--nproc-per-node", "2", "--deadline-first", "25", "--vote-timeout", "50", "--deadline-ceiling", "65",
         str(SCRIPTS / "endless_step.py"), "--output-dir", "out", "--max-steps", "12", "--save-steps", "4",

@@ -1,6 +1,8 @@
-"""The ways in which a run can end: exit code, last line, what is on disk, and what the same command does next.
+"""The ways in which a run can end: exit code, last line, what is on disk, and what the same command does
+next.
 
-The table in `docs/reference/campaigns.md` is made of `ENDS`; each row is a real run, and the same command started once more.
+The table in `docs/reference/campaigns.md` is made of `ENDS`; each row is a real run, and the same command
+started once more.
 """
 
 from __future__ import annotations
@@ -278,7 +280,10 @@ ENDS = {
         do=("step-2=fill:disk", "step-3=room:disk"),
         arguments=("--save-steps", "1"),
         code=93,
-        says="ran to its end at step 4, but …/out/checkpoint-2, which the script scheduled, is not on disk: … Last checkpoint: …/out/checkpoint-4.",
+        says=(
+            "ran to its end at step 4, but …/out/checkpoint-2, which the script scheduled, is not on disk: …"
+            " Last checkpoint: …/out/checkpoint-4."
+        ),
         disk="1, 3, 4",
         again="nothing is left to write",
         again_code=93,
@@ -416,10 +421,22 @@ def test_the_end_and_the_same_command_are_as_the_table_says(
     if name == "quota":
         environment |= quota.environment(tmp_path / "quota.so", tmp_path / "disk")
     run = runs(
-        *row.options, "--nproc-per-node", "1", str(SCRIPTS / "ends.py"), "--output-dir", "disk/out", "--max-steps",
-        "4", "--save-steps", "2", *row.arguments, *(f"--do={one}" for one in row.do),
-        program=PATCHED, environment=environment, cold=True if name == "quota" else None,
-    ).start()  # fmt: skip
+        *row.options,
+        "--nproc-per-node",
+        "1",
+        str(SCRIPTS / "ends.py"),
+        "--output-dir",
+        "disk/out",
+        "--max-steps",
+        "4",
+        "--save-steps",
+        "2",
+        *row.arguments,
+        *(f"--do={one}" for one in row.do),
+        program=PATCHED,
+        environment=environment,
+        cold=True if name == "quota" else None,
+    ).start()
     if row.act is not None:
         row.act(run)
     if row.code is not None:
@@ -483,6 +500,7 @@ def table() -> str:
         code = "" if row.code is None else row.code
         again = f"{row.again}; " if row.again else ""
         lines.append(
-            f"| {row.end} | {code} | {row.says} | {row.disk} | {again}{row.again_code}: {row.again_says}; on disk: {row.again_disk} |"
+            f"| {row.end} | {code} | {row.says} | {row.disk} | {again}{row.again_code}: {row.again_says}; on"
+            f" disk: {row.again_disk} |"
         )
     return "\n".join(lines)

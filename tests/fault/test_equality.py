@@ -1,9 +1,9 @@
 """A run killed at every step of two epochs equals the undisturbed run: weights and every logged number.
 
-The reference is a run of the same script without grpo-run: torchrun's in the campaign, and in `make test` that of plain
-ranks, which `tests/integration/test_references.py` compares with torchrun's. Cells vary trainer, parallelism mode and the geometry of
-rollouts and optimizer steps. A few diagnostic cells run in `make test`; the matrix is a campaign, with one
-table row per cell.
+The reference is a run of the same script without grpo-run: torchrun's in the campaign, and in `make test`
+that of plain ranks, which `tests/integration/test_references.py` compares with torchrun's. Cells vary
+trainer, parallelism mode and the geometry of rollouts and optimizer steps. A few diagnostic cells run in
+`make test`; the matrix is a campaign, with one table row per cell.
 """
 
 from __future__ import annotations
@@ -39,10 +39,7 @@ def geometry(
     )
 
 
-DIAGNOSTIC = [
-    geometry("grpo", "ddp", (4, 2, 2)),
-    geometry("rloo", "ddp-1", (1, 2, 1)),
-]
+DIAGNOSTIC = [geometry("grpo", "ddp", (4, 2, 2)), geometry("rloo", "ddp-1", (1, 2, 1))]
 MATRIX = [
     geometry(algorithm, mode, numbers)
     for algorithm, mode, numbers in product(("grpo", "rloo"), MODES, product((1, 4), (1, 2), (1, 2)))

@@ -16,7 +16,9 @@ CHILDREN = 12
 
 
 def test_children_of_a_rank_never_speak_for_it(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """However they end: the rank is neither done nor failed, and its own failure is the one that is reported."""
+    """However they end: the rank is neither done nor failed, and its own failure is the one that is
+    reported.
+    """
     run = runs("--max-restarts", "0", "--nproc-per-node", "2", str(SCRIPTS / "forks.py")).start()
     children = tmp_path / "children"
     deadline = time.monotonic() + 120.0

@@ -16,11 +16,7 @@ from support.result_rows import append
 from support.runs import Run
 
 ROWS = Path(__file__).parents[2] / "build" / "hang_matrix.jsonl"
-REPRESENTATIVE = (
-    cell("startup", "sleep"),
-    cell("evaluation", "queue"),
-    cell("exit-handler", "join"),
-)
+REPRESENTATIVE = (cell("startup", "sleep"), cell("evaluation", "queue"), cell("exit-handler", "join"))
 MATRIX = [
     Cell(situation=situation, hang=hang, rank=rank)
     for hang in HANGS

@@ -1,4 +1,6 @@
-"""Programs whose ranks wait for one another in unusual ways finish under the watchdog, without an incident."""
+"""Programs whose ranks wait for one another in unusual ways finish under the watchdog, without an
+incident.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Nothing healthy is ended: real runs with long pauses, odd communication and odd conditions, under the defaults.
+"""Nothing healthy is ended: real runs with long pauses, odd communication and odd conditions, under the
+defaults.
 
 Each run must end with 0, without an incident or a warning, and mostly with the weights of an undisturbed run.
 A short run is in `make test`; the rest is a campaign of 200 runs, whose results are appended to

@@ -1,4 +1,6 @@
-"""Memory of the host runs out: the kernel kills a rank in a real memory cgroup, or the supervisor acts before it does."""
+"""Memory of the host runs out: the kernel kills a rank in a real memory cgroup, or the supervisor acts before
+it does.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def group() -> Iterator[MemoryCgroup]:
 
 
 def kills(run: Run, group: MemoryCgroup) -> int:
-    """How many processes the kernel has killed: of the ranks' own cgroup, as sampled last, and of the others."""
+    """How many processes the kernel has killed: of the ranks' own cgroup, as sampled last, and of the
+    others.
+    """
     sample = read_last_sample(run.directory / "host_memory.mmap")
     assert sample is not None
     assert sample.kills is not None
@@ -74,7 +78,9 @@ def test_a_rank_that_the_kernel_kills_is_named_and_the_run_resumes(
 def test_a_slow_leak_is_restarted_before_the_kernel_kills(
     group: MemoryCgroup, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """No kill, no fault and no repeated step, where the same run without the restart would take more than there is."""
+    """No kill, no fault and no repeated step, where the same run without the restart would take more than
+    there is.
+    """
     group.set_limit(700 << 20)
     run = runs(
         "--nproc-per-node", "2", str(SCRIPTS / "memory.py"), "--output-dir", "out", "--max-steps", "110",
@@ -97,7 +103,9 @@ def test_a_slow_leak_is_restarted_before_the_kernel_kills(
 def test_a_run_that_uses_nearly_all_memory_steadily_is_left_alone(
     group: MemoryCgroup, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """More than 90 % for its own, and the rest page cache of a mapped file that is read in every step: no restart, no kill."""
+    """More than 90 % for its own, and the rest page cache of a mapped file that is read in every step: no
+    restart, no kill.
+    """
     data = tmp_path / "data"
     data.write_bytes(b"x" * (600 << 20))
     run = runs(
@@ -120,7 +128,9 @@ def test_a_run_that_uses_nearly_all_memory_steadily_is_left_alone(
 def test_snapshots_that_nearly_fill_a_small_limit_make_no_restart_loop(
     group: MemoryCgroup, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """At 88 % of the limit, mostly snapshots, the run goes on; after a fault it resumes, and goes on again."""
+    """At 88 % of the limit, mostly snapshots, the run goes on; after a fault it resumes, and goes on
+    again.
+    """
     group.set_limit(4 << 30)
     run = runs(
         "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "memory.py"), "--output-dir", "out",
@@ -145,9 +155,23 @@ def test_a_supervisor_that_the_kernel_kills_is_named_so_by_the_next_launch(
 ) -> None:
     """The kernel prefers it here. The run goes on to the weights of the undisturbed one."""
     run = runs(
-        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "memory.py"), "--output-dir", "out",
-        "--max-steps", "12", "--save-steps", "4", "--all-at", "6", "--step-seconds", "0.1", program=group.program,
-    ).start()  # fmt: skip
+        "--nproc-per-node",
+        "2",
+        "--snapshot-every",
+        "1",
+        str(SCRIPTS / "memory.py"),
+        "--output-dir",
+        "out",
+        "--max-steps",
+        "12",
+        "--save-steps",
+        "4",
+        "--all-at",
+        "6",
+        "--step-seconds",
+        "0.1",
+        program=group.program,
+    ).start()
     try:
         run.until_step(2)
         assert run.process is not None

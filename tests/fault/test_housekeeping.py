@@ -1,4 +1,6 @@
-"""Housekeeping after supervisors were killed: `gc` frees exactly what they left, and no run loses anything."""
+"""Housekeeping after supervisors were killed: `gc` frees exactly what they left, and no run loses
+anything.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +62,21 @@ def test_gc_frees_exactly_what_killed_supervisors_left(
 
     def launch(name: str) -> Run:
         return runs(
-            "--snapshot-dir", str(memory), "--snapshot-every", "2", "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"),
-            "--output-dir", name, "--max-steps", str(STEPS), "--save-steps", "8", name=f"run-{name}",
-        )  # fmt: skip
+            "--snapshot-dir",
+            str(memory),
+            "--snapshot-every",
+            "2",
+            "--nproc-per-node",
+            "2",
+            str(SCRIPTS / "grpo.py"),
+            "--output-dir",
+            name,
+            "--max-steps",
+            str(STEPS),
+            "--save-steps",
+            "8",
+            name=f"run-{name}",
+        )
 
     dead = []
     for number in range(killed):

@@ -1,4 +1,6 @@
-"""Killed after every step and in every save, adapters and scripts with two trainers end with equal weights."""
+"""Killed after every step and in every save, adapters and scripts with two trainers end with equal
+weights.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,14 @@ CLEARING = ("odd_starts.py", "--start", "clears", "--sft-steps", "3", "--max-ste
     ("command", "kills", "expected", "ranks"),
     [
         pytest.param(ADAPTER, [3], 1, 2, id="adapter", marks=NO_PEFT),
-        pytest.param(ADAPTER, [1, 2, 3, 4, 5], 7, 2, id="adapter-every-step", marks=[NO_PEFT, pytest.mark.full]),
+        pytest.param(
+            ADAPTER, [1, 2, 3, 4, 5], 7, 2, id="adapter-every-step", marks=[NO_PEFT, pytest.mark.full]
+        ),
         pytest.param(TWO_TRAINERS, [1, 2, 3, 4], 10, 2, id="two-trainers", marks=pytest.mark.full),
         pytest.param(CONDITIONAL, [1, 2, 3, 4, 5], 10, 1, id="conditional", marks=pytest.mark.full),
         pytest.param(CLEARING, [1, 2, 3, 4, 5], 10, 1, id="clearing", marks=pytest.mark.full),
     ],
-)  # fmt: skip
+)
 @pytest.mark.timeout(900)
 def test_a_run_killed_after_steps_equals_the_undisturbed_run(
     runs: Callable[..., Run],

@@ -105,7 +105,7 @@ HELPER = """
 import subprocess, sys
 subprocess.Popen([sys.executable, "-c", "import time\\nfor _ in range(60): time.sleep(0.1); open('noise', 'w').write('x' * 100000)\\nopen('uploaded', 'w')"], start_new_session=True)
 subprocess.Popen(["sh", "-c", "exec -a kept-server sleep 600 & echo $! > kept; exec sleep 601"], start_new_session=True, executable="/bin/bash")
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.full
@@ -160,7 +160,9 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] != "2":
 def test_a_helper_that_survives_sigkill_is_waited_for_once(
     frozen: Freezer, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """It is reported at the end of its attempt. Neither the next attempt nor the end of the run waits for it again."""
+    """It is reported at the end of its attempt. Neither the next attempt nor the end of the run waits for it
+    again.
+    """
     (tmp_path / "train.py").write_text(FROZEN)
     run = runs("--nproc-per-node", "1", str(tmp_path / "train.py")).start()
     run.until(lambda events: (tmp_path / "helper").exists())

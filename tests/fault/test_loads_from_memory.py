@@ -15,7 +15,9 @@ STEPS = ("--max-steps", "12", "--save-steps", "4")
 def test_a_kill_and_a_damaged_slot_during_loading_lose_nothing_that_was_on_disk(
     runs: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the kill the snapshot is loaded from disk; the damaged one is not used, and the next older one is."""
+    """After the kill the snapshot is loaded from disk; the damaged one is not used, and the next older one
+    is.
+    """
     memory = tmp_path / "memory"
     memory.mkdir()
     monkeypatch.setenv("TEST_STAGING", str(memory))

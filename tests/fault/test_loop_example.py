@@ -1,4 +1,6 @@
-"""`examples/grpo_loop.py`, killed at every step of two epochs: the model and the numbers of torchrun's undisturbed run."""
+"""`examples/grpo_loop.py`, killed at every step of two epochs: the model and the numbers of torchrun's
+undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def killed(
 def test_the_example_killed_at_every_step_equals_torchruns_undisturbed_run(
     ranks: int, mode: tuple[str, ...], phases: tuple[str, ...], tmp_path: Path, runs: Callable[..., Run]
 ) -> None:
-    """Two epochs; DDP with one rank is the plain model. The model is compared by its bytes, the rewards at every step."""
+    """Two epochs; DDP with one rank is the plain model. The model is compared by its bytes, the rewards at
+    every step.
+    """
     steps = 2 * EPOCH[ranks]
     words = ("--steps", str(steps), "--log-every", "1", *mode)
     (tmp_path / "torchrun").mkdir()

@@ -76,7 +76,9 @@ def test_a_loop_over_data_killed_in_two_epochs_equals_the_undisturbed_one(
 def test_a_kill_in_the_next_loop_repeats_no_further_step_of_one_that_was_left_by_break(
     form: str, mode: str, ranks: int, tmp_path: Path, runs: Callable[..., Run]
 ) -> None:
-    """The script counts the steps until its `break` in a variable of its own, which a restart sets to 0 again."""
+    """The script counts the steps until its `break` in a variable of its own, which a restart sets to 0
+    again.
+    """
     words = ("--form", form, "--mode", mode, "--steps", "20", "--leave-after", "7", "--twice")
     expected = undisturbed(tmp_path, *words, ranks=ranks)
     options = ("--snapshot-every", "3")
@@ -94,7 +96,9 @@ def test_a_kill_in_the_next_loop_repeats_no_further_step_of_one_that_was_left_by
 def test_a_loop_is_stopped_saved_and_survives_its_supervisor(
     tmp_path: Path, runs: Callable[..., Run]
 ) -> None:
-    """`save`, `stop`, another number of ranks, a SIGKILL of the supervisor: the loop ends as the undisturbed one."""
+    """`save`, `stop`, another number of ranks, a SIGKILL of the supervisor: the loop ends as the undisturbed
+    one.
+    """
     words = ("--form", "data", "--mode", "ddp", "--steps", "30")
     expected = undisturbed(tmp_path, *words, ranks=2)
     slow = (*words, "--step-seconds", "0.3", "--save-every", "4", "--save-total-limit", "1")
@@ -128,9 +132,14 @@ def test_injected_faults_happen_in_loops(tmp_path: Path, runs: Callable[..., Run
     words = ("--form", "for", "--mode", "ddp", "--steps", "10")
     expected = undisturbed(tmp_path, *words, ranks=2)
     faults = (
-        "exception@rank1:step2", "lock@rank0:step3", "kill@rank0:step4:phase=vote", "mismatch-shape@rank1:step5",
-        "kill@rank1:step6:phase=checkpoint", "return@rank1:step7", "exit@rank0:step9",
-    )  # fmt: skip
+        "exception@rank1:step2",
+        "lock@rank0:step3",
+        "kill@rank0:step4:phase=vote",
+        "mismatch-shape@rank1:step5",
+        "kill@rank1:step6:phase=checkpoint",
+        "return@rank1:step7",
+        "exit@rank0:step9",
+    )
     options = [word for fault in faults for word in ("--inject", fault)]
     run = launched(runs, tmp_path, *words, ranks=2, options=(*options, "--deadline-floor", "5")).start()
     assert run.wait(250) == 0, run.tail()

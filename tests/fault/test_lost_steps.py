@@ -16,9 +16,15 @@ from support.trainer_and_loop import loop_in_full, missing_phases
 from grpo_run.watchdog.observation import Phase
 
 PHASES = (
-    Phase.checkpoint, Phase.forward_backward, Phase.generate, Phase.vote, Phase.optimizer, Phase.reward, Phase.data,
+    Phase.checkpoint,
+    Phase.forward_backward,
+    Phase.generate,
+    Phase.vote,
+    Phase.optimizer,
+    Phase.reward,
+    Phase.data,
     Phase.score,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(50, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
@@ -26,7 +32,9 @@ PHASES = (
 def test_no_recovery_loses_more_than_a_step(
     script: str, kills: int, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Kills in every phase, on alternating ranks, lose at most one step each and leave the weights unchanged."""
+    """Kills in every phase, on alternating ranks, lose at most one step each and leave the weights
+    unchanged.
+    """
     steps = 2 * kills + 4
     arguments = ("--max-steps", str(steps), "--save-steps", "5")
     # two steps apart, so that each attempt has a snapshot of its own
@@ -38,9 +46,16 @@ def test_no_recovery_loses_more_than_a_step(
         word for rank, step, phase in planned for word in fault("kill", rank=rank, step=step, phase=phase)
     ]
     run = runs(
-        *faults, "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / script), "--output-dir", "ours",
+        *faults,
+        "--nproc-per-node",
+        "2",
+        "--snapshot-every",
+        "1",
+        str(SCRIPTS / script),
+        "--output-dir",
+        "ours",
         *arguments,
-    ).start()  # fmt: skip
+    ).start()
     assert run.wait(120 + 20 * kills) == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed(script, steps)
     assert sum(fired(run).values()) == kills
@@ -58,7 +73,7 @@ def test_no_recovery_loses_more_than_a_step(
     found = Counter(lost)
     seconds = sorted(recovery["recovery_seconds"] for recovery in recoveries)
     print(
-        f"\n| {kills} SIGKILLs on alternating ranks, in {min(kills, len(phases))} phases, a snapshot every step | "
-        f"{kills} | weights equal; lost steps: {found[0]} times 0, {found[1]} times 1; recovery {seconds[kills // 2]:.1f} s"
-        f" median, {seconds[-1]:.1f} s maximum |"
+        f"\n| {kills} SIGKILLs on alternating ranks, in {min(kills, len(phases))} phases, a snapshot every"
+        f" step | {kills} | weights equal; lost steps: {found[0]} times 0, {found[1]} times 1; recovery"
+        f" {seconds[kills // 2]:.1f} s median, {seconds[-1]:.1f} s maximum |"
     )

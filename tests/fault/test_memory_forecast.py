@@ -1,4 +1,6 @@
-"""A run whose rollouts grow past what fits splits its micro-batches before memory runs out, and ends in the same weights."""
+"""A run whose rollouts grow past what fits splits its micro-batches before memory runs out, and ends in the
+same weights.
+"""
 
 from __future__ import annotations
 
@@ -86,10 +88,24 @@ CASES: dict[str, tuple[str, ...]] = {
     "reference model": ("--settings", '{"beta": 0.1}'),
     "dapo": ("--settings", '{"loss_type": "dapo"}'),
     "two steps and two iterations of a rollout": (
-        "--steps-per-generation", "2", "--num-iterations", "2", "--save-inside-rollouts", "--growth", "12",
+        "--steps-per-generation",
+        "2",
+        "--num-iterations",
+        "2",
+        "--save-inside-rollouts",
+        "--growth",
+        "12",
     ),
-    "accumulated": ("--gradient-accumulation-steps", "2", "--steps-per-generation", "4", "--save-inside-rollouts", "--growth", "9"),
-}  # fmt: skip
+    "accumulated": (
+        "--gradient-accumulation-steps",
+        "2",
+        "--steps-per-generation",
+        "4",
+        "--save-inside-rollouts",
+        "--growth",
+        "9",
+    ),
+}
 
 
 @pytest.mark.full

@@ -45,7 +45,9 @@ def undisturbed(folder: Path, seed: int, words: list[str]) -> str:
 
 
 def kill_in_turn(run: Container, *, at_step: int) -> int:
-    """Kill every process of a run after a snapshot of this step, and start it again; return the snapshot's step."""
+    """Kill every process of a run after a snapshot of this step, and start it again; return the snapshot's
+    step.
+    """
     run.until(
         lambda events: [
             event for event in events if event["event"] == "checkpoint_staged" and event["step"] >= at_step
@@ -64,7 +66,9 @@ def resumed_steps(run: Container) -> list[int]:
 def test_two_containers_with_one_shared_memory_do_not_touch_each_other(
     container: Launch, tmp_path: Path
 ) -> None:
-    """Every process of each is killed once; each goes on from its own newest snapshot, which is in memory only."""
+    """Every process of each is killed once; each goes on from its own newest snapshot, which is in memory
+    only.
+    """
     words = ["--max-steps", "30", "--save-steps", "1000", "--step-seconds", "0.1"]
     runs = [container(f"container-{seed}", seed, words).start() for seed in (11, 12)]
     killed_at = [kill_in_turn(run, at_step=4) for run in runs]

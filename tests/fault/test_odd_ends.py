@@ -16,10 +16,21 @@ STEPS = ("--max-steps", "4", "--save-steps", "2")
 def test_a_trainer_in_a_callback_is_a_part_of_the_outer_step(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """The run finishes at its own step. After a kill, the inner calls of the repeated steps are made again."""
+    """The run finishes at its own step. After a kill, the inner calls of the repeated steps are made
+    again.
+    """
     run = runs(
-        "--inject", "kill@rank0:step4", "--snapshot-every", "1", SCRIPT, "--output-dir", "out", *STEPS, "--end", "inner"
-    ).start()  # fmt: skip
+        "--inject",
+        "kill@rank0:step4",
+        "--snapshot-every",
+        "1",
+        SCRIPT,
+        "--output-dir",
+        "out",
+        *STEPS,
+        "--end",
+        "inner",
+    ).start()
     assert run.wait(120) == 0, run.tail()
     assert "Finished at step 4 of 4, 1 fault recovered." in run.printed()
     assert "belongs to the step of the outer call" in run.printed()
@@ -44,7 +55,9 @@ def test_a_script_that_leaves_by_os_exit_after_training_is_finished(runs: Callab
 
 @pytest.mark.full
 def test_a_script_that_destroys_its_process_group_and_frees_ddp_ends(runs: Callable[..., Run]) -> None:
-    """torch's destructor of the group would run while it holds the GIL; the group is kept until the process exits."""
+    """torch's destructor of the group would run while it holds the GIL; the group is kept until the process
+    exits.
+    """
     run = runs("--nproc-per-node", "2", SCRIPT, "--output-dir", "out", *STEPS, "--end", "destroyed").start()
     assert run.wait(120) == 0, run.tail()
     assert "Finished at step 4 of 4, no faults." in run.printed()

@@ -1,4 +1,6 @@
-"""A restarted script that does not start like the first time continues where it was, or says that it cannot."""
+"""A restarted script that does not start like the first time continues where it was, or says that it
+cannot.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +53,21 @@ def test_a_script_that_starts_otherwise_continues_where_it_was(
 def test_starts_that_fail_after_they_have_cleared_the_directory_lose_nothing(
     runs: Callable[..., Run], tmp_path: Path, undisturbed: str
 ) -> None:
-    """The next one continues where the run was, although the failed ones did not get as far as choosing a checkpoint."""
+    """The next one continues where the run was, although the failed ones did not get as far as choosing a
+    checkpoint.
+    """
     run = runs(
-        SCRIPT, "--output-dir", "out", *STEPS, "--start", "clears", "--fail-starts", "2", "--kill-at-step", "4"
-    ).start()  # fmt: skip
+        SCRIPT,
+        "--output-dir",
+        "out",
+        *STEPS,
+        "--start",
+        "clears",
+        "--fail-starts",
+        "2",
+        "--kill-at-step",
+        "4",
+    ).start()
     assert run.wait(150) == 0, run.tail()
     assert digest(tmp_path / "out") == undisturbed, run.tail()
     assert run.tail().count("the script has removed checkpoint-") >= 2
@@ -70,8 +83,16 @@ def test_a_run_that_lost_its_place_says_so_and_ends_if_asked(
 ) -> None:
     """The directory has a new random name: nothing proves that it is the same call. Nothing is deleted."""
     run = runs(
-        "--require-resume", SCRIPT, "--output-dir", "out", *STEPS, "--start", "random-name", "--kill-at-step", "4"
-    ).start()  # fmt: skip
+        "--require-resume",
+        SCRIPT,
+        "--output-dir",
+        "out",
+        *STEPS,
+        "--start",
+        "random-name",
+        "--kill-at-step",
+        "4",
+    ).start()
     assert run.wait(150) == 93, run.tail()
     assert "starts from step 0, although train() call 1 (SFTTrainer" in run.printed()
     assert run.events("run_ended")[-1]["sentence"]

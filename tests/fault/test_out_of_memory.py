@@ -16,8 +16,13 @@ from support.runs import BIN, SCRIPTS, Run, digest
 from support.weights import relative_difference
 
 IN_SMALL_SHARED_MEMORY = (
-    "unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$0" "$@"', str(BIN / "grpo-run"),
-)  # fmt: skip
+    "unshare",
+    "-m",
+    "sh",
+    "-c",
+    'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$0" "$@"',
+    str(BIN / "grpo-run"),
+)
 DIES = """
 import ctypes, mmap, os, pathlib
 import torch
@@ -29,7 +34,10 @@ if torch.distributed.get_rank() == 1 and not marker.exists():
 torch.distributed.barrier()
 """
 THROWS = "ctypes.CDLL('libstdc++.so.6')._ZSt17__throw_bad_allocv()"
-FILLS = "memory = os.open('/dev/shm/big', os.O_RDWR | os.O_CREAT); os.ftruncate(memory, 1 << 26); mmap.mmap(memory, 1 << 26).write(bytes(1 << 26))"
+FILLS = (
+    "memory = os.open('/dev/shm/big', os.O_RDWR | os.O_CREAT); os.ftruncate(memory, 1 << 26);"
+    " mmap.mmap(memory, 1 << 26).write(bytes(1 << 26))"
+)
 LAUNCHED = ("--nproc-per-node", "2", str(SCRIPTS / "exhausted.py"), "--output-dir", "out", "--max-steps", "4")
 
 
@@ -40,17 +48,21 @@ def verdicts(run: Run) -> list[dict[str, Any]]:
 
 
 def test_exhausted_memory_at_the_first_step_is_named_and_a_quotation_is_not(runs: Callable[..., Run]) -> None:
-    """The reward of this script prints such a message in every call, and an error of its own quotes it in step 3."""
+    """The reward of this script prints such a message in every call, and an error of its own quotes it in
+    step 3.
+    """
     run = runs(*LAUNCHED, "--place", "backward@1", "--place", "quoted@3").start()
     assert run.wait(180) == 0, run.tail()
     first, second = verdicts(run)
     assert (first["cause"], first["culprits"], first["waiters"]) == ("gpu_oom", [1], [0]), first["sentence"]
-    assert first["sentence"] == (
-        "Rank 1 ran out of GPU memory in step 1 (phase backward): tried to allocate 1.5 GiB with 1.2 GiB of 79.2 GiB free."
+    assert (
+        first["sentence"]
+        == "Rank 1 ran out of GPU memory in step 1 (phase backward): tried to allocate 1.5 GiB with 1.2 GiB"
+        " of 79.2 GiB free."
     )
     assert first["shortage"]["phase"] == "backward"
     assert first["location"]["function"] == "fail"
-    (event, _) = run.events("incident")
+    event, _ = run.events("incident")
     assert event["shortage"] == first["shortage"]
     assert event["lost_connection"] == [0], event
     assert (second["cause"], second["shortage"]) == ("exception", None), second["sentence"]
@@ -62,9 +74,16 @@ def test_exhausted_memory_at_the_first_step_is_named_and_a_quotation_is_not(runs
 def test_the_phase_that_died_is_found_wherever_it_is(runs: Callable[..., Run], place: str, rank: int) -> None:
     """In the middle of a rollout of two steps, with two micro-batches each."""
     run = runs(
-        *LAUNCHED, "--place", f"{place}@{1 if place in ('generate', 'score') else 2}", "--fault-rank", str(rank),
-        "--gradient-accumulation-steps", "2", "--steps-per-generation", "4",
-    ).start()  # fmt: skip
+        *LAUNCHED,
+        "--place",
+        f"{place}@{1 if place in ('generate', 'score') else 2}",
+        "--fault-rank",
+        str(rank),
+        "--gradient-accumulation-steps",
+        "2",
+        "--steps-per-generation",
+        "4",
+    ).start()
     assert run.wait(180) == 0, run.tail()
     (verdict,) = verdicts(run)
     assert (verdict["cause"], verdict["culprits"]) == ("gpu_oom", [rank]), verdict["sentence"]
@@ -75,7 +94,9 @@ def test_the_phase_that_died_is_found_wherever_it_is(runs: Callable[..., Run], p
 def test_an_exception_of_cplusplus_that_ends_a_rank_is_named(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """The process is aborted and leaves nothing but what the C++ runtime prints; the first failed start is tried again."""
+    """The process is aborted and leaves nothing but what the C++ runtime prints; the first failed start is
+    tried again.
+    """
     (tmp_path / "dies.py").write_text(DIES.format(fault=THROWS))
     run = runs("--nproc-per-node", "2", "dies.py").start()
     assert run.wait(120) == 0, run.tail()
@@ -110,7 +131,8 @@ class Place:
         name: of `exhausted.py`, with the step.
         phase: that the verdict names.
         named: what the sentence says of the place.
-        answers: what follows one failure after the other: a restart as it is, or a plan. One is enough if it fails once.
+        answers: what follows one failure after the other: a restart as it is, or a plan. One is enough if it
+            fails once.
         advice: a part of the last line if it always fails.
         exact: the weights are equal if it fails once; else but for rounding.
         calls: of `train()`.
@@ -138,54 +160,98 @@ class Place:
     def words(self) -> tuple[str, ...]:
         """Arguments of the script. A rollout serves two optimizer steps."""
         return (
-            "--max-steps", "4", "--save-steps", "1", "--per-device-train-batch-size", "8", "--steps-per-generation", "2",
-            "--save-inside-rollouts", "--num-generations", "4", "--calls", str(self.calls),
-        )  # fmt: skip
+            "--max-steps",
+            "4",
+            "--save-steps",
+            "1",
+            "--per-device-train-batch-size",
+            "8",
+            "--steps-per-generation",
+            "2",
+            "--save-inside-rollouts",
+            "--num-generations",
+            "4",
+            "--calls",
+            str(self.calls),
+        )
 
 
 ONLY_FREE = (RESTART, SEGMENTS)
 PLACES = [
     Place(
-        name="generate@3", phase="generate", named="in step 3 (phase generate): ", answers=(PARTS,),
+        name="generate@3",
+        phase="generate",
+        named="in step 3 (phase generate): ",
+        answers=(PARTS,),
         advice="Lower max_completion_length",
     ),
     Place(
-        name="reward@3", phase="reward", named="in step 3 (phase reward), at exhausted.py:", answers=ONLY_FREE,
+        name="reward@3",
+        phase="reward",
+        named="in step 3 (phase reward), at exhausted.py:",
+        answers=ONLY_FREE,
         advice="Let the reward function use less memory",
     ),
     Place(
-        name="score@3", phase="score", named="in step 3 (phase score): ", answers=(HALVED,), exact=False,
+        name="score@3",
+        phase="score",
+        named="in step 3 (phase score): ",
+        answers=(HALVED,),
+        exact=False,
         advice="Lower per_device_train_batch_size",
     ),
     Place(
-        name="backward@2", phase="backward", named="in step 2 (phase backward): ", answers=(HALVED,), exact=False,
+        name="backward@2",
+        phase="backward",
+        named="in step 2 (phase backward): ",
+        answers=(HALVED,),
+        exact=False,
         advice="or set gradient_checkpointing",
     ),
     Place(
-        name="optimizer@2", phase="optimizer", named="in step 2 (phase optimizer): ", answers=(SEGMENTS,),
+        name="optimizer@2",
+        phase="optimizer",
+        named="in step 2 (phase optimizer): ",
+        answers=(SEGMENTS,),
         advice="Shard the optimizer's state",
     ),
     Place(
-        name="callback@2", phase="callback", named="in step 2 (callback FailingCallback.on_step_end), at exhausted.py:",
-        answers=ONLY_FREE, advice="Let the callback use less memory",
+        name="callback@2",
+        phase="callback",
+        named="in step 2 (callback FailingCallback.on_step_end), at exhausted.py:",
+        answers=ONLY_FREE,
+        advice="Let the callback use less memory",
     ),
     Place(
-        name="before@1", phase="script", named="before the first step, in the script's own code at exhausted.py:",
-        answers=(RESTART,), advice="Let the script use less memory",
+        name="before@1",
+        phase="script",
+        named="before the first step, in the script's own code at exhausted.py:",
+        answers=(RESTART,),
+        advice="Let the script use less memory",
     ),
     Place(
-        name="between@1", phase="script", named="after step 4 (phase idle), in the script's own code at exhausted.py:",
-        answers=ONLY_FREE, advice="Let the script use less memory", calls=2,
+        name="between@1",
+        phase="script",
+        named="after step 4 (phase idle), in the script's own code at exhausted.py:",
+        answers=ONLY_FREE,
+        advice="Let the script use less memory",
+        calls=2,
     ),
     Place(
-        name="wrapped@3", phase="script", named="in step 3 (phase generate), in the script's own code at exhausted.py:",
-        answers=ONLY_FREE, advice="Let the script use less memory",
+        name="wrapped@3",
+        phase="script",
+        named="in step 3 (phase generate), in the script's own code at exhausted.py:",
+        answers=ONLY_FREE,
+        advice="Let the script use less memory",
     ),
     Place(
-        name="data@2", phase="script", named="in step 2 (phase data), in the script's own code at exhausted.py:",
-        answers=ONLY_FREE, advice="Let the script use less memory",
+        name="data@2",
+        phase="script",
+        named="in step 2 (phase data), in the script's own code at exhausted.py:",
+        answers=ONLY_FREE,
+        advice="Let the script use less memory",
     ),
-]  # fmt: skip
+]
 
 
 def answers_of(run: Run) -> list[Any]:

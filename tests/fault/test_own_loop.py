@@ -56,10 +56,20 @@ def undisturbed(tmp_path: Path, script: str, *arguments: str, ranks: int = 2) ->
 def test_a_killed_rank_restarts_the_script_from_its_beginning(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """The script ends as if nothing had happened. An injected fault by step is said to be impossible, at the start and at the end."""
+    """The script ends as if nothing had happened. An injected fault by step is said to be impossible, at the
+    start and at the end.
+    """
     run = runs(
-        "--on-end", "cat > end.json", "--nproc-per-node", "2", "--inject", "kill@rank1:step2", SCRIPT, "--how", "kill"
-    ).start()  # fmt: skip
+        "--on-end",
+        "cat > end.json",
+        "--nproc-per-node",
+        "2",
+        "--inject",
+        "kill@rank1:step2",
+        SCRIPT,
+        "--how",
+        "kill",
+    ).start()
     assert run.wait(180) == 0, run.tail()
     text = check_said(run)
     assert "FAULT Rank 1 was killed by SIGKILL.\n" in text
@@ -78,18 +88,28 @@ def test_a_killed_rank_restarts_the_script_from_its_beginning(
 @pytest.mark.parametrize(
     ("how", "code", "sentence", "end"),
     [
-        pytest.param("exception", 0, "Rank 1 raised ValueError: a defect", "Finished after 1 restart.", marks=full),
-        pytest.param("oserror", 0, "Rank 1 raised OSError: the disk", "Finished after 1 restart.", marks=full),
-        pytest.param("interrupt", 0, "Rank 1 raised KeyboardInterrupt", "Finished after 1 restart.", marks=full),
+        pytest.param(
+            "exception", 0, "Rank 1 raised ValueError: a defect", "Finished after 1 restart.", marks=full
+        ),
+        pytest.param(
+            "oserror", 0, "Rank 1 raised OSError: the disk", "Finished after 1 restart.", marks=full
+        ),
+        pytest.param(
+            "interrupt", 0, "Rank 1 raised KeyboardInterrupt", "Finished after 1 restart.", marks=full
+        ),
         pytest.param("lock", 0, "Rank 1 waits for a lock", "Finished after 1 restart.", marks=full),
-        pytest.param("always", 93, "Rank 1 raised ValueError: at the same", "again at the same place.", marks=full),
+        pytest.param(
+            "always", 93, "Rank 1 raised ValueError: at the same", "again at the same place.", marks=full
+        ),
         pytest.param("os-exit", 0, "it counts as finished", "Finished, no faults.", marks=full),
     ],
-)  # fmt: skip
+)
 def test_every_fault_is_described_as_it_was(
     how: str, code: int, sentence: str, end: str, runs: Callable[..., Run]
 ) -> None:
-    """A fault that happens once costs a restart from the beginning; one that repeats at the same place ends the run."""
+    """A fault that happens once costs a restart from the beginning; one that repeats at the same place ends
+    the run.
+    """
     run = runs("--nproc-per-node", "2", SCRIPT, "--how", how, "--at", "50", "--iterations", "60").start()
     assert run.wait(240) == code, run.tail()
     text = check_said(run)
@@ -119,7 +139,9 @@ def test_the_budget_counts_restarts(runs: Callable[..., Run]) -> None:
 
 
 def test_a_stop_is_short_and_does_not_ask_for_a_requeue(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """SIGTERM reaches the ranks at once. Status, `save` and `--on-end` say that nothing is saved. The code is 93."""
+    """SIGTERM reaches the ranks at once. Status, `save` and `--on-end` say that nothing is saved. The code is
+    93.
+    """
     run = begun(
         runs("--on-end", "cat > end.json", "--nproc-per-node", "2", SCRIPT, *LONG, metrics="127.0.0.1:0")
     )
@@ -153,7 +175,9 @@ def test_a_stop_is_short_and_does_not_ask_for_a_requeue(runs: Callable[..., Run]
 def test_the_script_s_own_handler_decides_how_a_stop_ends(
     handler: str, number: int, code: int, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """It has time to save, within a bound, and its exit code is the run's. The same command starts the script again."""
+    """It has time to save, within a bound, and its exit code is the run's. The same command starts the script
+    again.
+    """
     arguments = ("--stop-timeout", "5", "--nproc-per-node", "2", SCRIPT, *LONG, "--handler", handler)
     run = begun(runs(*arguments))
     assert run.process is not None
@@ -231,7 +255,9 @@ def test_a_script_that_saves_its_state_goes_on_from_its_last_save(
 def test_an_accelerate_loop_killed_at_every_step_goes_on_from_its_last_save(
     ranks: int, mode: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Two epochs of 6 steps, a save every 4. The steps after a save are repeated; weights and losses are torchrun's."""
+    """Two epochs of 6 steps, a save every 4. The steps after a save are repeated; weights and losses are
+    torchrun's.
+    """
     words = ("--steps", "12", "--save-every", "4", *mode)
     undisturbed(tmp_path, ACCELERATE, *words, ranks=ranks)
     kills = [str(step) for step in range(1, 13)]

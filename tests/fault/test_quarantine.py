@@ -93,7 +93,9 @@ def test_a_quarantine_that_the_user_has_broken_is_refused(runs: Callable[..., Ru
 
 
 def test_a_prompt_that_a_reward_in_the_rank_raises_on_is_replaced(runs: Callable[..., Run]) -> None:
-    """The function has a state, so it cannot run in a worker: it is asked for once more before its prompts leave."""
+    """The function has a state, so it cannot run in a worker: it is asked for once more before its prompts
+    leave.
+    """
     run = bad_prompt(runs, "--where", "reward", "--stateful")
     assert run.wait(150) == 0, run.tail()
     actions = [event["action"] for event in run.events("action")]

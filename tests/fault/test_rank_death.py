@@ -26,14 +26,7 @@ def test_kill_between_checkpoints_changes_no_weight(
 ) -> None:
     """SIGKILL of a rank between two checkpoints causes one recovery; the weights equal torchrun's."""
     steps = ("--max-steps", "12", "--save-steps", "4")
-    run = runs(
-        "--nproc-per-node",
-        "2",
-        str(SCRIPTS / script),
-        "--output-dir",
-        "ours",
-        *steps,
-    )
+    run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *steps)
     with run.held(after=6):
         run.start().until_step(6)
         run.kill(1)
@@ -49,11 +42,21 @@ def test_kill_between_checkpoints_changes_no_weight(
 
 
 def test_a_mixture_of_experts_keeps_its_experts(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """transformers saves them under other names than the model has, and does not find them when it resumes."""
+    """transformers saves them under other names than the model has, and does not find them when it
+    resumes.
+    """
     run = runs(
-        "--nproc-per-node", "2", *fault("kill", rank=1, step=5), str(SCRIPTS / "experts.py"), "--output-dir", "ours",
-        "--max-steps", "8", "--save-steps", "4",
-    ).start()  # fmt: skip
+        "--nproc-per-node",
+        "2",
+        *fault("kill", rank=1, step=5),
+        str(SCRIPTS / "experts.py"),
+        "--output-dir",
+        "ours",
+        "--max-steps",
+        "8",
+        "--save-steps",
+        "4",
+    ).start()
     assert run.wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed("experts.py", 8)
     assert len(run.status()["recoveries"]) == 1
@@ -165,7 +168,10 @@ POISON = {
     ),
     LOOP: (
         "        optimizer.zero_grad()\n",
-        "        if step == 6:\n            raise ValueError('poisoned batch')\n        optimizer.zero_grad()\n",
+        (
+            "        if step == 6:\n            raise ValueError('poisoned batch')\n       "
+            " optimizer.zero_grad()\n"
+        ),
     ),
 }
 """A line of each script, and what raises in step 7 of every attempt."""
@@ -194,9 +200,22 @@ def test_deterministic_failure_stops_the_run(script: str, runs: Callable[..., Ru
 def test_failures_without_progress_stop_the_run(script: str, runs: Callable[..., Run]) -> None:
     """Repeated kills without a new checkpoint exhaust the restart budget: exit code 93."""
     run = runs(
-        "--max-restarts", "2", "--snapshot-every", "20", "--nproc-per-node", "1", str(SCRIPTS / script), "--output-dir", "out",
-        "--max-steps", "40", "--save-steps", "20", "--step-seconds", "0.05",
-    ).start()  # fmt: skip
+        "--max-restarts",
+        "2",
+        "--snapshot-every",
+        "20",
+        "--nproc-per-node",
+        "1",
+        str(SCRIPTS / script),
+        "--output-dir",
+        "out",
+        "--max-steps",
+        "40",
+        "--save-steps",
+        "20",
+        "--step-seconds",
+        "0.05",
+    ).start()
     for attempt in range(3):
         run.until(
             lambda events, n=attempt: any(
@@ -262,8 +281,17 @@ def test_a_rank_that_exits_with_0_inside_training_has_not_finished(
     assert line in source
     (tmp_path / "leaves.py").write_text(source.replace(line, leave.replace("HOW", how), 1))
     run = runs(
-        "--nproc-per-node", "1", "leaves.py", "--output-dir", "ours", "--max-steps", "8", "--save-steps", "2", environment={"PYTHONPATH": str(SCRIPTS)}
-    ).start()  # fmt: skip
+        "--nproc-per-node",
+        "1",
+        "leaves.py",
+        "--output-dir",
+        "ours",
+        "--max-steps",
+        "8",
+        "--save-steps",
+        "2",
+        environment={"PYTHONPATH": str(SCRIPTS)},
+    ).start()
     assert run.wait() == 0, run.tail()
     (incident,) = run.events("incident")
     assert incident["cause"] == "rank_exited_early"

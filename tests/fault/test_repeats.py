@@ -75,7 +75,9 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
 def test_a_run_that_cannot_be_resumed_starts_over_beside_itself(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Exit code 0, and nothing that the first run has written has changed; the same command then finds the new run."""
+    """Exit code 0, and nothing that the first run has written has changed; the same command then finds the
+    new run.
+    """
     run = launched(runs, "resume", "--on-resume-failure", "fresh", "--snapshot-every", "1", steps=8)
     run.until(lambda events: any(event["event"] == "run_ended" for event in events))
     before = contents(tmp_path / "out")

@@ -36,7 +36,9 @@ def processes_of(run: Run) -> list[tuple[int, str]]:
 
 
 def check_nothing_is_left(run: Run) -> None:
-    """Nothing of the run exists. multiprocessing's own helpers of the supervisor exit some milliseconds after it."""
+    """Nothing of the run exists. multiprocessing's own helpers of the supervisor exit some milliseconds after
+    it.
+    """
     deadline = time.monotonic() + 10
     while (left := processes_of(run)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -48,9 +50,23 @@ def launched(
 ) -> Run:
     options = ("--reward-workers", "1") if workers else ("--deadline-floor", "4")
     return runs(
-        *options, "--reward-timeout", "30" if fault == "leak" else "1", "--nproc-per-node", str(ranks), SCRIPT, "--output-dir", "out",
-        "--fault", fault, "--one-in", str(one_in), "--max-steps", str(steps), "--save-steps", "1000",
-    ).start()  # fmt: skip
+        *options,
+        "--reward-timeout",
+        "30" if fault == "leak" else "1",
+        "--nproc-per-node",
+        str(ranks),
+        SCRIPT,
+        "--output-dir",
+        "out",
+        "--fault",
+        fault,
+        "--one-in",
+        str(one_in),
+        "--max-steps",
+        str(steps),
+        "--save-steps",
+        "1000",
+    ).start()
 
 
 @pytest.mark.timeout(240)
@@ -71,7 +87,9 @@ def test_rewards_in_workers_that_hang_or_raise_cost_their_samples_only(runs: Cal
 def test_an_unmodified_script_whose_reward_hangs_goes_on_after_two_recoveries(
     runs: Callable[..., Run],
 ) -> None:
-    """Threads that never return: `with ThreadPoolExecutor` waits for them although `as_completed` has given up."""
+    """Threads that never return: `with ThreadPoolExecutor` waits for them although `as_completed` has given
+    up.
+    """
     run = launched(runs, "verified", steps=20, one_in=80, workers=False)
     assert run.wait(250) == 0, run.tail()
     assert [event["failed_reward"]["function"] for event in run.events("incident")] == ["verified"] * 2

@@ -1,6 +1,8 @@
-"""Smaller micro-batches give the same weights for every loss that may be split, and other weights for those that may not.
+"""Smaller micro-batches give the same weights for every loss that may be split, and other weights for those
+that may not.
 
-Each loss is trained with whole micro-batches, halves and quarters, and with gradient checkpointing, on one rank and on two.
+Each loss is trained with whole micro-batches, halves and quarters, and with gradient checkpointing, on one
+rank and on two.
 """
 
 from __future__ import annotations

@@ -39,13 +39,22 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
 ) -> None:
     """All ranks stop at one step with one checkpoint and code 75; the run is stopped, not failed.
 
-    The same command resumes, is stopped in the next way, and ends with equal weights. The command of `--on-end` is told
-    every end.
+    The same command resumes, is stopped in the next way, and ends with equal weights. The command of
+    `--on-end` is told every end.
     """
     run = runs(
-        "--on-end", "cat > end.json", "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS,
-        "--step-seconds", "0.05", cold=cold,
-    )  # fmt: skip
+        "--on-end",
+        "cat > end.json",
+        "--nproc-per-node",
+        "2",
+        str(SCRIPTS / script),
+        "--output-dir",
+        "ours",
+        *STEPS,
+        "--step-seconds",
+        "0.05",
+        cold=cold,
+    )
     began_at = [0]
     for number, way in enumerate(ways, 1):
         with run.held(after=3):
@@ -79,7 +88,9 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
 
 
 def stop_from_outside(run: Run, *, another_container: bool) -> str:
-    """Run `grpo-run stop`, and return what it prints; from another namespace of pids it cannot signal the supervisor."""
+    """Run `grpo-run stop`, and return what it prints; from another namespace of pids it cannot signal the
+    supervisor.
+    """
     inside = ["unshare", "--pid", "--fork", "--mount-proc"] if another_container else []
     if inside and (reason := containers.missing("--pid", "--fork")):
         pytest.skip(reason)
@@ -156,7 +167,9 @@ def test_stop_timeout_kills_ranks_that_do_not_vote(script: str, runs: Callable[.
 
 
 def test_a_stop_before_the_first_step_does_not_wait(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """There is nothing to save: one signal is enough. The script may have a Trainer, so it is to be requeued."""
+    """There is nothing to save: one signal is enough. The script may have a Trainer, so it is to be
+    requeued.
+    """
     (tmp_path / "stuck.py").write_text("import time\ntime.sleep(300)\n")
     run = runs("--nproc-per-node", "1", "stuck.py").start()
     run.until(lambda events: any(e["event"] == "rank_started" for e in events))
@@ -215,7 +228,9 @@ def test_save_request_makes_one_joint_checkpoint(
 def test_another_number_of_ranks_is_refused_and_the_same_continues(
     script: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Nothing is loaded or written by the refused launch, which names the number that matches; equal weights in the end."""
+    """Nothing is loaded or written by the refused launch, which names the number that matches; equal weights
+    in the end.
+    """
     command = (str(SCRIPTS / script), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05")
     run = runs("--nproc-per-node", "2", *command)
     with run.held(after=3):
@@ -238,7 +253,8 @@ def test_another_number_of_ranks_is_refused_and_the_same_continues(
 def test_signal_after_the_last_line_is_a_warning(runs: Callable[..., Run], tmp_path: Path) -> None:
     """A crash during interpreter shutdown, after the script's last line, does not fail the run."""
     (tmp_path / "late.py").write_text(
-        "import atexit, os, signal\natexit.register(lambda: os.kill(os.getpid(), signal.SIGABRT))\nprint('done')\n"
+        "import atexit, os, signal\natexit.register(lambda: os.kill(os.getpid(),"
+        " signal.SIGABRT))\nprint('done')\n"
     )
     run = runs("--nproc-per-node", "2", "late.py").start()
     assert run.wait() == 0, run.tail()
@@ -286,11 +302,22 @@ def test_signal_to_the_whole_group_still_saves(script: str, runs: Callable[..., 
 def test_a_stop_makes_one_checkpoint_within_two_steps(
     snapshots: str, during_save: bool, stops_at: int, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """What is saved while the stop is pending is its checkpoint, on disk when the run ends; no further step is taken."""
+    """What is saved while the stop is pending is its checkpoint, on disk when the run ends; no further step
+    is taken.
+    """
     run = runs(
-        "--snapshot-every", snapshots, "--nproc-per-node", "2", str(SCRIPTS / "slow_saves.py"), "--output-dir", "ours",
-        "--max-steps", "12", "--save-steps", "12",
-    )  # fmt: skip
+        "--snapshot-every",
+        snapshots,
+        "--nproc-per-node",
+        "2",
+        str(SCRIPTS / "slow_saves.py"),
+        "--output-dir",
+        "ours",
+        "--max-steps",
+        "12",
+        "--save-steps",
+        "12",
+    )
     held, stopping = tmp_path / "hold-save", "stop_requested"
     held.touch() if during_save else None
     with run.held(after=12 if during_save else 3):
@@ -331,12 +358,22 @@ runpy.run_path({str(SCRIPTS / TRAINER)!r}, run_name="__main__")
 def test_a_named_signal_to_every_process_saves_and_stops(
     start: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """As Slurm sends it: the supervisor stops the run, helpers and ranks ignore it, and the script's own handler runs."""
+    """As Slurm sends it: the supervisor stops the run, helpers and ranks ignore it, and the script's own
+    handler runs.
+    """
     (tmp_path / "train.py").write_text(HANDLES)
     run = runs(
-        "--signals-to-handle", "SIGTERM,SIGUSR1", *start, "--nproc-per-node", "2", "train.py", "--output-dir", "ours",
-        *STEPS, cold=True if "--no-preload" in start else None,
-    )  # fmt: skip
+        "--signals-to-handle",
+        "SIGTERM,SIGUSR1",
+        *start,
+        "--nproc-per-node",
+        "2",
+        "train.py",
+        "--output-dir",
+        "ours",
+        *STEPS,
+        cold=True if "--no-preload" in start else None,
+    )
     with run.held(after=3):
         run.start().until_step(3, timeout_seconds=150)
         assert run.process is not None
@@ -357,8 +394,15 @@ def test_a_closed_terminal_does_not_end_the_run(
 ) -> None:
     """When the reader of its output exits (`| head`), the run continues and exits with 0."""
     run = runs(
-        "--nproc-per-node", "1", str(SCRIPTS / script), "--output-dir", "ours", *STEPS, "--step-seconds", "0.02"
-    )  # fmt: skip
+        "--nproc-per-node",
+        "1",
+        str(SCRIPTS / script),
+        "--output-dir",
+        "ours",
+        *STEPS,
+        "--step-seconds",
+        "0.02",
+    )
     reader, writer = os.pipe()
     run.start(output=writer)
     os.close(writer)

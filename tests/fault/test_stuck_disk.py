@@ -33,7 +33,9 @@ def launch(runs: Callable[..., Run], *, save_steps: int, cold: bool | None = Non
 
 
 def assert_only_discarded_are_missed(run: Run) -> None:
-    """The last line names checkpoints that had to leave memory while the disk hung, and the newest one, which is on disk."""
+    """The last line names checkpoints that had to leave memory while the disk hung, and the newest one, which
+    is on disk.
+    """
     sentence = run.events("run_ended")[-1]["sentence"]
     assert "which the script scheduled" in sentence
     assert "memory was needed for newer ones" in sentence
@@ -99,15 +101,18 @@ def test_rank_killed_while_the_disk_hangs_resumes_from_memory(
 ) -> None:
     """A drain worker that cannot be killed is replaced, and the run resumes from the last snapshot.
 
-    Its end waits for no process: the old drain worker, which shows the run's token, is not taken for a helper of the ranks.
+    Its end waits for no process: the old drain worker, which shows the run's token, is not taken for a helper
+        of the ranks.
     """
     run = launch(runs, save_steps=4, cold=True)
     committed = stall(run, frozen.freeze)
     run.until_step(committed + 3)
     run.kill(1)
     run.until(
-        lambda events: any(e["event"] == "train_started" and e["attempt"] == 1 and e["rank"] == 0 for e in events)
-    )  # fmt: skip
+        lambda events: any(
+            e["event"] == "train_started" and e["attempt"] == 1 and e["rank"] == 0 for e in events
+        )
+    )
     last = max(event["step"] for event in run.events("step_committed") if event["attempt"] == 0)
     began = resumed_at(run, 1)
     assert began is not None

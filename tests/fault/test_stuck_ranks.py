@@ -1,4 +1,6 @@
-"""A rank that nothing alive can wake is found within seconds, in the user's own code, and the run recovers."""
+"""A rank that nothing alive can wake is found within seconds, in the user's own code, and the run
+recovers.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,21 @@ def stuck_run(
 ) -> tuple[Run, dict[str, Any], float]:
     """Run the script; return the run, its only verdict, and the seconds from the hang to its detection."""
     run = runs(
-        "--nproc-per-node", str(ranks), str(SCRIPTS / SCRIPT), "--output-dir", "out", "--max-steps", "8", "--save-steps", "2",
-        "--place", place, "--kind", kind, *words,
-    ).start()  # fmt: skip
+        "--nproc-per-node",
+        str(ranks),
+        str(SCRIPTS / SCRIPT),
+        "--output-dir",
+        "out",
+        "--max-steps",
+        "8",
+        "--save-steps",
+        "2",
+        "--place",
+        place,
+        "--kind",
+        kind,
+        *words,
+    ).start()
     assert run.wait(150) == 0, run.tail()
     (event,) = run.events("incident")
     found = next(
@@ -75,14 +89,26 @@ def test_a_stuck_rank_is_proved_within_15_seconds(
 @pytest.mark.parametrize(
     "place",
     [
-        "startup", "map", "first-step", "reward", "thread", "data", "generate", "callback", "save", "evaluation",
-        "between", "exit",
+        "startup",
+        "map",
+        "first-step",
+        "reward",
+        "thread",
+        "data",
+        "generate",
+        "callback",
+        "save",
+        "evaluation",
+        "between",
+        "exit",
     ],
-)  # fmt: skip
+)
 def test_every_hang_is_proved_at_every_place(
     runs: Callable[..., Run], tmp_path: Path, place: str, kind: str
 ) -> None:
-    """Within 15 s, in phases that nothing is known of too, beside tqdm's monitor and workers of a data loader."""
+    """Within 15 s, in phases that nothing is known of too, beside tqdm's monitor and workers of a data
+    loader.
+    """
     if (place, kind) == ("exit", "sleep"):
         pytest.skip("after the last line a sleep has no deadline to miss; exit hangs have their own rule")
     words = ("--workers", "2") if place not in ("data", "evaluation") else ()

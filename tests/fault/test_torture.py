@@ -40,7 +40,9 @@ MOST_CALLS = 500
 
 @pytest.fixture(scope="module")
 def memory() -> Iterator[Path]:
-    """Create a folder in memory: SIGKILL leaves the same files as on a disk, and thousands of syncs are fast."""
+    """Create a folder in memory: SIGKILL leaves the same files as on a disk, and thousands of syncs are
+    fast.
+    """
     reason = unsupported()
     if reason is not None:
         pytest.skip(reason)
@@ -71,7 +73,8 @@ def row(mode: str, what: str, killed: int) -> None:
     """Print a row for `docs/reference/campaigns.md`."""
     where = "half-way through each write" if mode == "half" else f"{mode} each call"
     print(
-        f"\n| SIGKILL {where} of {what} | {killed} | newest checkpoint verified {killed} of {killed}, no partial checkpoint |"
+        f"\n| SIGKILL {where} of {what} | {killed} | newest checkpoint verified {killed} of {killed}, no"
+        " partial checkpoint |"
     )
 
 
@@ -150,10 +153,14 @@ def prepare(server: VictimServer, memory: Path, scene: Scene) -> Prepared:
     for step, run_id, value in saves:
         server.save(
             Save(
-                staging=trial / "staging", output=trial / "out", step=step, value=value, scheduled=scene.scheduled,
+                staging=trial / "staging",
+                output=trial / "out",
+                step=step,
+                value=value,
+                scheduled=scene.scheduled,
                 run_id=run_id,
             )
-        )  # fmt: skip
+        )
         drain_all(trial / "staging")
         made[step] = contents(scene.path(trial / "out", step))
     server.save(
@@ -169,8 +176,13 @@ def prepare(server: VictimServer, memory: Path, scene: Scene) -> Prepared:
     new = contents(scene.path(trial / "out", STEP))
     assert new not in made.values(), "the weights of two saves must differ"
     return Prepared(
-        template=template, trial=trial, slot=found[1].index, older=made[OLDER], same_step=made.get(STEP), new=new
-    )  # fmt: skip
+        template=template,
+        trial=trial,
+        slot=found[1].index,
+        older=made[OLDER],
+        same_step=made.get(STEP),
+        new=new,
+    )
 
 
 def check_drain(scene: Scene, prepared: Prepared, trace: Trace) -> None:
@@ -303,5 +315,10 @@ def test_rank_killed_at_any_call_of_a_snapshot_leaves_the_previous_one_loadable(
 def save(base: Path, step: int, value: float, ranks: int, *, scheduled: bool = False) -> Save:
     """Describe a snapshot in the trial's folder."""
     return Save(
-        staging=base / "staging", output=base / "out", step=step, value=value, world_size=ranks, scheduled=scheduled
-    )  # fmt: skip
+        staging=base / "staging",
+        output=base / "out",
+        step=step,
+        value=value,
+        world_size=ranks,
+        scheduled=scheduled,
+    )

@@ -1,4 +1,6 @@
-"""A hand-written generation loop with two defects hangs without us, is named by us, and runs with consensus and caps."""
+"""A hand-written generation loop with two defects hangs without us, is named by us, and runs with consensus
+and caps.
+"""
 
 from __future__ import annotations
 

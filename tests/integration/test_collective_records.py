@@ -41,8 +41,8 @@ CALLS = {
     "new_group": (None, ACTS),
     "last": ("all_reduce", WAITS),
 }
-"""What the Flight Recorder shows of each call while rank 0 is late (None: nothing pending), and whether rank 1
-is known to wait in it. A thread that is not counts as one that may act."""
+"""What the Flight Recorder shows of each call while rank 0 is late (None: nothing pending), and whether rank
+1 is known to wait in it. A thread that is not counts as one that may act."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,9 @@ def ranks() -> Iterator[RecordRanks]:
 
 @pytest.mark.timeout(180)
 def test_every_call_is_recorded_as_proofs_assume(ranks: RecordRanks) -> None:
-    """Names, pending operations, waiting threads, roots, and equal numbers on all ranks and in both records."""
+    """Names, pending operations, waiting threads, roots, and equal numbers on all ranks and in both
+    records.
+    """
     for name, (operation, waits) in CALLS.items():
         late, done = ranks.go_through(name)
         merged = {rank: merge(late.recorded[rank], late.logged[rank]) for rank in late.recorded}

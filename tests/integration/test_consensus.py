@@ -1,4 +1,6 @@
-"""Consensus functions on real ranks: they agree, and ranks that disagree are named, also outside `grpo-run launch`."""
+"""Consensus functions on real ranks: they agree, and ranks that disagree are named, also outside `grpo-run
+launch`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def answers(folder: Path, rank: int) -> dict[str, Any]:
 def test_ranks_decide_together_and_disagreements_are_raised_on_every_rank(
     launcher: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """All ranks take as many rounds as the slowest. Other lines, functions and counts raise, and name both sites."""
+    """All ranks take as many rounds as the slowest. Other lines, functions and counts raise, and name both
+    sites.
+    """
     if launcher == "grpo-run":
         run = runs("--nproc-per-node", "2", str(SCRIPT)).start()
         assert run.wait() == 0, run.tail()
@@ -70,8 +74,14 @@ def test_ranks_decide_together_and_disagreements_are_raised_on_every_rank(
         ],
         "other_function": ["rank 0 is in consensus.all", "rank 1 is in consensus.any", "in other_function"],
         "other_count": [
-            f"rank 0 is in consensus.any at consensus.py:{line_of('consensus.any(False)')} in other_count (call ",
-            f"rank 1 is in consensus.all at consensus.py:{line_of('consensus.all(True)')} in other_count (call ",
+            (
+                f"rank 0 is in consensus.any at consensus.py:{line_of('consensus.any(False)')} in other_count"
+                " (call "
+            ),
+            (
+                f"rank 1 is in consensus.all at consensus.py:{line_of('consensus.all(True)')} in other_count"
+                " (call "
+            ),
         ],
         "other_iteration": ["(iteration 1, call ", "(iteration 3, call ", "in other_iteration"],
     }
@@ -99,9 +109,12 @@ def test_a_rank_that_leaves_early_is_named_on_every_rank(
 ) -> None:
     """Rank 1 leaves a loop for a collective, a barrier, a backward pass, a Trainer or the end of the script.
 
-    Rank 0, in its next call, raises an error that names both lines; so does the incident, and the log of rank 1.
+    Rank 0, in its next call, raises an error that names both lines; so does the incident, and the log of rank
+    1.
     """
-    run = runs("--nproc-per-node", "2", "--max-restarts", "9", str(SCRIPT), "--leave", ",".join(places)).start()  # fmt: skip
+    run = runs(
+        "--nproc-per-node", "2", "--max-restarts", "9", str(SCRIPT), "--leave", ",".join(places)
+    ).start()
     code = run.wait(240)
     incidents = sorted((run.directory / "incidents").iterdir())
     assert len(incidents) >= len(places), run.tail()

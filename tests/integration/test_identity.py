@@ -1,4 +1,6 @@
-"""What a command continues: its own run after any change of supervision, and nothing else without being asked."""
+"""What a command continues: its own run after any change of supervision, and nothing else without being
+asked.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def checkpoints(folder: Path) -> set[str]:
 
 
 def refused(run: Run) -> str:
-    """Start the run, which must be refused with exit code 2; return what it prints, which may include its progress."""
+    """Start the run, which must be refused with exit code 2; return what it prints, which may include its
+    progress.
+    """
     before = len(run.printed())
     assert run.start().wait() == 2, run.tail()
     return run.printed()[before:]
@@ -50,7 +54,9 @@ def refused(run: Run) -> str:
 def test_options_of_supervision_continue_the_run_and_changes_of_training_are_asked_about(
     stopped: Run, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """An edited script, a variable and a cap are refused by name, then accepted; the weights are unchanged."""
+    """An edited script, a variable and a cap are refused by name, then accepted; the weights are
+    unchanged.
+    """
     saved, step = checkpoints(tmp_path), stopped.status()["checkpoint"]["step"]
     assert {"train.py", str(SCRIPTS / "tiny.py")} <= read_record(stopped.directory / "imports.json").keys()
     original = (tmp_path / "train.py").read_text()
@@ -112,7 +118,9 @@ def test_another_command_does_not_train_over_a_run_that_has_not_finished(
 def test_another_run_starts_from_an_older_checkpoint_and_never_returns_to_the_newer_ones(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """The run itself refuses to go back; the other one, with a directory of its own, recovers from what it has saved."""
+    """The run itself refuses to go back; the other one, with a directory of its own, recovers from what it
+    has saved.
+    """
     words = [str(SCRIPTS / "grpo.py"), "--max-steps", "24", "--save-steps", "4", *STEPS[4:]]
     first = runs(*words)
     with first.held(after=14):

@@ -60,7 +60,17 @@ def test_same_command_on_a_finished_run_says_so(tmp_path: Path) -> None:
 
 def test_second_launch_on_a_live_run_is_refused(runs: Callable[..., Run]) -> None:
     """A second launch on a live run prints one line with the first supervisor's pid and exits with 2."""
-    arguments = ("--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "40", "--save-steps", "4")  # fmt: skip
+    arguments = (
+        "--nproc-per-node",
+        "1",
+        str(SCRIPTS / "grpo.py"),
+        "--output-dir",
+        "out",
+        "--max-steps",
+        "40",
+        "--save-steps",
+        "4",
+    )
     first = runs(*arguments)
     with first.held(after=2):
         first.start().until_step(2)
@@ -110,26 +120,32 @@ def test_ranks_start_with_the_libraries_that_a_step_imports(runs: Callable[..., 
     """A GRPO step imports no library for the first time, which every recovery would wait for."""
     source = (SCRIPTS / "grpo.py").read_text()
     (tmp_path / "script.py").write_text(
-        "import atexit, pathlib\n"
-        "from importlib.machinery import SourceFileLoader\n"
-        "executed, execute = set(), SourceFileLoader.exec_module\n"
-        "def exec_module(loader, module):\n"
-        "    executed.add(module.__name__)\n"
-        "    execute(loader, module)\n"
-        "SourceFileLoader.exec_module = exec_module\n"
-        "atexit.register(lambda: pathlib.Path('new.txt').write_text(' '.join(name for name in executed if '.' not in name)))\n"
+        "import atexit, pathlib\nfrom importlib.machinery import SourceFileLoader\nexecuted, execute = set(),"
+        " SourceFileLoader.exec_module\ndef exec_module(loader, module):\n    executed.add(module.__name__)\n"
+        "    execute(loader, module)\nSourceFileLoader.exec_module = exec_module\natexit.register(lambda:"
+        " pathlib.Path('new.txt').write_text(' '.join(name for name in executed if '.' not in name)))\n"
         + source.replace("from __future__ import annotations\n", "", 1)
     )
     run = runs(
-        "--nproc-per-node", "1", "script.py", "--output-dir", "ours", "--max-steps", "2", "--save-steps", "4",
+        "--nproc-per-node",
+        "1",
+        "script.py",
+        "--output-dir",
+        "ours",
+        "--max-steps",
+        "2",
+        "--save-steps",
+        "4",
         environment={"PYTHONPATH": str(SCRIPTS)},
-    ).start()  # fmt: skip
+    ).start()
     assert run.wait() == 0, run.tail()
     assert (tmp_path / "new.txt").read_text().split() == ["tiny"]  # a module beside the test scripts
 
 
 def test_fresh_interpreters_recover_with_equal_weights(runs: Callable[..., Run], tmp_path: Path) -> None:
-    """With `--no-preload`, a killed rank of a loop, which imports torch and no Trainer, resumes to the same numbers."""
+    """With `--no-preload`, a killed rank of a loop, which imports torch and no Trainer, resumes to the same
+    numbers.
+    """
     words = ("--form", "for", "--steps", "8")
     expected = loops.undisturbed(tmp_path, *words)
     run = loops.launched(runs, tmp_path, *words, options=("--no-preload", *loops.kills([5], 1))).start()
@@ -161,8 +177,15 @@ def test_ranks_inherit_standard_input(preload: list[str], tmp_path: Path) -> Non
         "import sys, pathlib; pathlib.Path('seen').write_text(sys.stdin.read())\n"
     )
     command = [
-        str(BIN / "grpo-run"), "launch", *preload, "--metrics-addr", "off", "--snapshot-dir", "off", "read.py",
-    ]  # fmt: skip
+        str(BIN / "grpo-run"),
+        "launch",
+        *preload,
+        "--metrics-addr",
+        "off",
+        "--snapshot-dir",
+        "off",
+        "read.py",
+    ]
     code, printed = warm.run(command, cwd=tmp_path, piped=b"one\ntwo\n")
     assert code == 0, printed
     assert (tmp_path / "seen").read_text() == "one\ntwo\n"

@@ -16,7 +16,9 @@ from support.trainer_and_loop import TRAINER, loop_in_full
 
 @loop_in_full
 def test_a_live_run_exports_its_ranks(script: str, tmp_path: Path) -> None:
-    """/metrics of a live launch has state, step, reward, and each rank's phase, progress, tokens and votes."""
+    """/metrics of a live launch has state, step, reward, and each rank's phase, progress, tokens and
+    votes.
+    """
     run = runs.Run(
         tmp_path,
         [

@@ -1,4 +1,6 @@
-"""Samples without a valid reward leave baseline and loss on all ranks, also in a run that is killed and recovers."""
+"""Samples without a valid reward leave baseline and loss on all ranks, also in a run that is killed and
+recovers.
+"""
 
 from __future__ import annotations
 
@@ -61,16 +63,31 @@ def test_groups_that_two_ranks_share(
 ) -> None:
     """Each rank has half of each group, and a kill changes neither advantages nor weights.
 
-    Completions in a loop are cut and leave too. An outage on one rank makes all ranks compute the rewards of that step again. A
-    reward that fails once in a step that is done again is left out again.
+    Completions in a loop are cut and leave too. An outage on one rank makes all ranks compute the rewards of
+    that step again. A reward that fails once in a step that is done again is left out again.
     """
     arguments, options = CASES[case]
     faults = (0, 1, 2) if case == "exceptions" else (0, 1)
     words = [
-        str(SCRIPTS / "failing_rewards.py"), "--algorithm", algorithm, "--max-steps", str(STEPS), "--save-steps", "2",
-        "--per-device-train-batch-size", "2", "--gradient-accumulation-steps", "3", "--num-generations", str(GENERATIONS),
-        "--max-completion-length", str(LONGEST), "--output-dir", "out", *arguments,
-    ]  # fmt: skip
+        str(SCRIPTS / "failing_rewards.py"),
+        "--algorithm",
+        algorithm,
+        "--max-steps",
+        str(STEPS),
+        "--save-steps",
+        "2",
+        "--per-device-train-batch-size",
+        "2",
+        "--gradient-accumulation-steps",
+        "3",
+        "--num-generations",
+        str(GENERATIONS),
+        "--max-completion-length",
+        str(LONGEST),
+        "--output-dir",
+        "out",
+        *arguments,
+    ]
     weights, counts = [], []
     for name, injections in {"calm": [], "killed": ["--inject", "kill@rank1:step6"]}.items():
         folder = tmp_path / name
@@ -115,8 +132,10 @@ def test_groups_that_two_ranks_share(
     assert weights[0] == weights[1]
     assert counts[0] == counts[1]
     assert {reason for _, reason, _ in counts[0]} >= {
-        "nan", "infinite", "exception" if case == "exceptions" else "repetition",
-    }  # fmt: skip
+        "nan",
+        "infinite",
+        "exception" if case == "exceptions" else "repetition",
+    }
     if case == "loops":
         repeated = [event for event in run.events("rewards_repeated") if event["step"] == 3]
         assert repeated[0]["left"] < repeated[0]["share"]

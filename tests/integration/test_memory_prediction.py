@@ -1,4 +1,6 @@
-"""Predicted peaks against real runs: TRL's `train()` on the CPU, measured by the memory events of torch's profiler."""
+"""Predicted peaks against real runs: TRL's `train()` on the CPU, measured by the memory events of torch's
+profiler.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def test_every_phase_needs_what_was_predicted_in_live_bytes(name: str) -> None:
 
 @pytest.mark.full
 def test_sixteen_configurations_need_what_was_predicted() -> None:
-    """Four shapes in four corners, none of them used to fit anything: mean error at most 3 %, worst at most 8 %."""
+    """Four shapes in four corners, none of them used to fit anything: mean error at most 3 %, worst at most 8
+    %.
+    """
     worst: list[float] = []
     for name, corner, job in configurations("cpu"):
         (measured,) = measure_in_process([job], timeout_seconds=3000)
@@ -201,7 +205,9 @@ def test_the_report_in_the_documentation_is_explained_as_it_says(capsys: pytest.
 
 @pytest.mark.full
 def test_a_reported_case_is_explained_by_padding_or_a_kept_graph() -> None:
-    """A GPT-2 of 124 M parameters, 8 rows of 174 tokens, policy and reference: 22.65 GB observed, 0.64 GB computed."""
+    """A GPT-2 of 124 M parameters, 8 rows of 174 tokens, policy and reference: 22.65 GB observed, 0.64 GB
+    computed.
+    """
     predictor = Predictor(
         load_model_config("type=gpt2,layers=12,hidden=768,heads=12,vocabulary=50257,positions=1024")
     )

@@ -52,7 +52,8 @@ FOUND: dict[str, tuple[str, str, str, str]] = {
     ),
 }
 """By way of keeping: the kind of the finding, the line that makes it, the holder, and the line that this
-begins at, or where an exception was raised. The tensors of a graph are made in several lines of the generation."""
+begins at, or where an exception was raised. The tensors of a graph are made in several lines of the
+generation."""
 MISTAKES = ("graph", "padding", "cycle", "traceback")
 GROWING = ("rollouts", "logits")
 LONG = 34

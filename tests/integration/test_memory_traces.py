@@ -33,7 +33,9 @@ JOB = Job(batch=4, prompt=16, completion=32)
     ],
 )
 def test_two_shallow_traces_give_the_peaks_of_all_layers(device: str, checkpointing: bool) -> None:
-    """Activations in the first half of backward and gradients in the second grow differently; both are followed."""
+    """Activations in the first half of backward and gradients in the second grow differently; both are
+    followed.
+    """
     config = load_model_config(MODEL)
     job = replace(JOB, device=device, checkpointing=checkpointing)
     shallow = Predictor(config).predict(job)
@@ -120,7 +122,9 @@ def test_other_jobs_grow_linearly_with_their_layers_too(changes: dict[str, Any])
 
 
 def test_a_mixture_of_experts_is_traced() -> None:
-    """Which expert takes a token is not known without data, and changes no size. The experts keep their type under autocast."""
+    """Which expert takes a token is not known without data, and changes no size. The experts keep their type
+    under autocast.
+    """
     predictor = Predictor(load_model_config(f"type=mixtral,{SHALLOW}"))
     found = predictor.predict(JOB)
     assert found.phases["forward"].traced["activations"] > 0

@@ -1,4 +1,6 @@
-"""In a pipe or a file, `grpo-run launch` shows what torchrun shows: all ranks, byte for byte, each stream on its own."""
+"""In a pipe or a file, `grpo-run launch` shows what torchrun shows: all ranks, byte for byte, each stream on
+its own.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,13 @@ class Launched:
     """A launch with a pipe on each stream, and a thread that reads each."""
 
     def __init__(
-        self, folder: Path, command: Sequence[str], *, read: Sequence[Callable[[int], bytes]], merged: bool = False
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        command: Sequence[str],
+        *,
+        read: Sequence[Callable[[int], bytes]],
+        merged: bool = False,
+    ) -> None:
         self.content = [b"", b""]
         streams = [os.pipe()] * 2 if merged else [os.pipe(), os.pipe()]
         self.process = warm.start(
@@ -119,8 +126,16 @@ def of_rank(rank: int, lines: Sequence[str]) -> Iterator[str]:
 def test_all_that_the_ranks_of_a_trl_script_print_is_printed_as_under_torchrun(tmp_path: Path) -> None:
     """Line by line on each stream, and the lines of a rank in their order."""
     words = [
-        str(SCRIPTS / "talkative.py"), "--output-dir", "out", "--max-steps", "4", "--save-steps", "2", "--logging-steps", "1",
-    ]  # fmt: skip
+        str(SCRIPTS / "talkative.py"),
+        "--output-dir",
+        "out",
+        "--max-steps",
+        "4",
+        "--save-steps",
+        "2",
+        "--logging-steps",
+        "1",
+    ]
     for folder in ("ours", "torchrun"):
         (tmp_path / folder).mkdir()
     expected = subprocess.run(

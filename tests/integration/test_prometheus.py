@@ -1,4 +1,6 @@
-"""A real Prometheus loads the alert rules, scrapes a real metrics server and answers every dashboard query."""
+"""A real Prometheus loads the alert rules, scrapes a real metrics server and answers every dashboard
+query.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +156,8 @@ def test_prometheus_has_the_values_of_board_and_journal(prometheus: httpx.Client
 def test_prometheus_answers_every_query_of_the_dashboard(
     prometheus: httpx.Client, storm: tuple[ExportedRun, MetricsServer]
 ) -> None:
-    """Every query has values for a run that has them, and the timeline distinguishes the unobservable rank from the working one.
+    """Every query has values for a run that has them, and the timeline distinguishes the unobservable rank
+    from the working one.
 
     No run has all of them at once: while a rank is waited for, no time is left.
     """

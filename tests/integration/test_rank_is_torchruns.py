@@ -50,7 +50,7 @@ def function(): pass
 import pickle
 here["pickles_main"] = pickle.loads(pickle.dumps(function)) is function
 json.dump(here, open(os.path.join(os.environ["OBSERVED"], f"rank{rank}.json"), "w"))
-"""
+"""  # noqa: E501
 
 LAUNCHERS = ("cold", "warm")
 """`grpo-run launch`, and the same from the warm launcher of these tests."""
@@ -104,7 +104,9 @@ def observations(tmp_path_factory: pytest.TempPathFactory) -> Observations:
 
 
 def check_equal(observations: Observations, launcher: str) -> None:
-    """Hold that environment, arguments, module, session, signals and threads are equal to those under torchrun."""
+    """Hold that environment, arguments, module, session, signals and threads are equal to those under
+    torchrun.
+    """
     for reference, ours in zip(observations["torchrun"], observations[launcher], strict=True):
         for name in set(reference) - {"environment", *DRAWN, "parent", "title"}:
             assert ours[name] == reference[name], (launcher, name)

@@ -37,7 +37,9 @@ def demo(folder: Path, *arguments: str) -> Summary:
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_short_demo_recovers_and_draws(tmp_path: Path) -> None:
-    """The killed rank recovers and the plot is written, with fewer steps than `make demo` takes, which `.ci/run` runs."""
+    """The killed rank recovers and the plot is written, with fewer steps than `make demo` takes, which
+    `.ci/run` runs.
+    """
     demo(
         tmp_path,
         "--set",
@@ -52,7 +54,9 @@ def test_a_short_demo_recovers_and_draws(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_the_demo_learns(tmp_path: Path) -> None:
-    """The reward rises by at least 0.3 to at least 0.8. `.ci/run` runs the demo too, which does not judge the reward."""
+    """The reward rises by at least 0.3 to at least 0.8. `.ci/run` runs the demo too, which does not judge the
+    reward.
+    """
     summary = demo(tmp_path)
     assert summary.last_reward >= 0.8
     assert summary.last_reward - summary.first_reward >= 0.3
@@ -63,13 +67,40 @@ def test_gsm8k_trains_on_the_real_files(tmp_path: Path) -> None:
     if not (GSM8K / "train.jsonl").is_file():
         pytest.skip(f"no GSM8K files at {GSM8K}; set GRPO_RUN_GSM8K to their folder")
     command = [
-        str(BIN / "grpo-run"), "train", "gsm8k", "--nproc-per-node", "2", "--run-dir", str(tmp_path / "run"),
-        "--metrics-addr", "off", "--set", "model=tiny", "--set", f"data={GSM8K}", "--set", f"output_dir={tmp_path / 'out'}",
-        "--set", "grpo.max_steps=2", "--set", "grpo.save_steps=2", "--set", "grpo.max_completion_length=16",
-        "--set", "grpo.num_generations=4", "--set", "grpo.per_device_train_batch_size=4",
-        "--set", "grpo.gradient_accumulation_steps=1", "--set", "grpo.steps_per_generation=1", "--set", "grpo.bf16=false",
-        "--set", "grpo.gradient_checkpointing=false",
-    ]  # fmt: skip
+        str(BIN / "grpo-run"),
+        "train",
+        "gsm8k",
+        "--nproc-per-node",
+        "2",
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--metrics-addr",
+        "off",
+        "--set",
+        "model=tiny",
+        "--set",
+        f"data={GSM8K}",
+        "--set",
+        f"output_dir={tmp_path / 'out'}",
+        "--set",
+        "grpo.max_steps=2",
+        "--set",
+        "grpo.save_steps=2",
+        "--set",
+        "grpo.max_completion_length=16",
+        "--set",
+        "grpo.num_generations=4",
+        "--set",
+        "grpo.per_device_train_batch_size=4",
+        "--set",
+        "grpo.gradient_accumulation_steps=1",
+        "--set",
+        "grpo.steps_per_generation=1",
+        "--set",
+        "grpo.bf16=false",
+        "--set",
+        "grpo.gradient_checkpointing=false",
+    ]
     code, printed = warm.run(command, cwd=tmp_path, timeout_seconds=240)
     assert code == 0, printed[-6000:]
     logged = [

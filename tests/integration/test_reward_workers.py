@@ -159,7 +159,10 @@ def test_a_worker_that_the_kernel_kills_for_lack_of_memory_is_named_so_and_a_kil
         made.pool.close()
     assert by_kernel is not None
     assert by_user is not None
-    text = f"ended its worker process by SIGKILL, while the kernel killed 1 process of {group.folder} for lack of memory"
+    text = (
+        f"ended its worker process by SIGKILL, while the kernel killed 1 process of {group.folder} for lack"
+        " of memory"
+    )
     assert (by_kernel.kind, by_kernel.message) == (FailureKind.memory, text)
     assert (by_user.kind, by_user.message) == (FailureKind.died, "ended its worker process by SIGKILL")
 

@@ -1,4 +1,6 @@
-"""A script imports the code that it imports under torchrun, however it chooses it; a library that cannot be preloaded is no fault."""
+"""A script imports the code that it imports under torchrun, however it chooses it; a library that cannot be
+preloaded is no fault.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ SET_BY_A_MODULE = {
 }
 CANNOT_BE_IMPORTED = {
     "train.py": "import os; del os.environ['BREAK']\nimport trl\nprint('TRL', trl.__name__)\n",
-    "broken/wandb/__init__.py": "import os\nif 'BREAK' in os.environ:\n    raise RuntimeError('no backend')\n",
+    "broken/wandb/__init__.py": (
+        "import os\nif 'BREAK' in os.environ:\n    raise RuntimeError('no backend')\n"
+    ),
     "broken/wandb-0.19.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: wandb\nVersion: 0.19.0\n",
     "broken/deepspeed/__init__.py": "raise RuntimeError('no backend')\n",
 }
-"""A copy of wandb that raises while the libraries are imported in advance, and a copy of DeepSpeed that always raises."""
+"""A copy of wandb that raises while the libraries are imported in advance, and a copy of DeepSpeed that
+always raises.
+"""
 
 
 def launched(run: Run, files: dict[str, str], folder: Path) -> str:
@@ -56,17 +62,15 @@ def test_a_path_chosen_at_run_time_is_followed(runs: Callable[..., Run], tmp_pat
     [
         (FOUND_BEFORE, "TRL {folder}/trl/__init__.py", "the script would import trl from {folder}/trl"),
         (SET_BY_A_MODULE, "HOME /elsewhere", "the script sets HF_HOME"),
-        (
-            CANNOT_BE_IMPORTED,
-            "TRL trl",
-            "a library could not be imported in advance (RuntimeError",
-        ),
+        (CANNOT_BE_IMPORTED, "TRL trl", "a library could not be imported in advance (RuntimeError"),
     ],
 )
 def test_other_code_or_variables_start_fresh_interpreters(
     runs: Callable[..., Run], tmp_path: Path, files: dict[str, str], expected: str, why: str
 ) -> None:
-    """A local `trl`, a variable that an imported module sets, and a library that raises when it is imported."""
+    """A local `trl`, a variable that an imported module sets, and a library that raises when it is
+    imported.
+    """
     path = os.pathsep.join(filter(None, [str(tmp_path / "broken"), os.environ.get("PYTHONPATH")]))
     environment = {"BREAK": "1", "PYTHONPATH": path} if files is CANNOT_BE_IMPORTED else {}
     shown = launched(runs("train.py", environment=environment, cold=True), files, tmp_path)

@@ -39,7 +39,7 @@ process = forkserver.start_child("posix:getpid", dict(os.environ), "/")
 process.join(30)
 print(said, process.exitcode, upstream.forkserver_pid() == first)
 assert b"TOKEN=x" in open(f"/proc/{upstream.forkserver_pid()}/environ", "rb").read()
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""A training loop with accelerate that saves by `Accelerator.save_state` and resumes by itself with `load_state`.
+"""A training loop with accelerate that saves by `Accelerator.save_state` and resumes by itself with
+`load_state`.
 
-Each rank appends a line per step to `rank{R}.jsonl`. Writes `weights.sha256` into its output directory. `--save-on main` saves
-on rank 0 only, as some scripts do.
+Each rank appends a line per step to `rank{R}.jsonl`. Writes `weights.sha256` into its output directory.
+`--save-on main` saves on rank 0 only, as some scripts do.
 """
 
 from __future__ import annotations

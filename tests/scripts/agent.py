@@ -1,7 +1,7 @@
 """A plain TRL GRPO script of an agent: each completion calls one tool, and each rollout has an environment.
 
-The tiny model cannot write a tool call, so the script reads one into every first completion. `--late N` makes the
-asynchronous tool wait for ever in its Nth call.
+The tiny model cannot write a tool call, so the script reads one into every first completion. `--late N` makes
+the asynchronous tool wait for ever in its Nth call.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 TEMPLATE = (
-    "{%- for message in messages -%}{{ message.role[0] }} {{ message.content }}"
-    "{%- for call in message.tool_calls or [] -%}{{ call.function.name }} {{ call.function.arguments }}{%- endfor -%}."
-    "{%- endfor -%}{%- if add_generation_prompt -%}a {%- endif -%}"
+    "{%- for message in messages -%}{{ message.role[0] }} {{ message.content }}{%- for call in"
+    " message.tool_calls or [] -%}{{ call.function.name }} {{ call.function.arguments }}{%- endfor -%}.{%-"
+    " endfor -%}{%- if add_generation_prompt -%}a {%- endif -%}"
 )
 calls = itertools.count(1)
 late = 0

@@ -1,7 +1,7 @@
 """A plain TRL GRPO script in which generation, or a reward, fails whenever one prompt is in the batch.
 
-`--bad-prompt N` names the prompt by its number in the data set; `--where` says what fails, and `--how` whether it raises or
-hangs. `--stateful` gives the reward a state, so that it cannot run in another process.
+`--bad-prompt N` names the prompt by its number in the data set; `--where` says what fails, and `--how`
+whether it raises or hangs. `--stateful` gives the reward a state, so that it cannot run in another process.
 """
 
 from __future__ import annotations

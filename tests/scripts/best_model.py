@@ -1,6 +1,7 @@
 """A plain TRL SFT script that keeps its best model: it evaluates at every step, and saves less often.
 
-The score rises up to `--best-at` and falls after it. Writes `weights.sha256` and the trainer's final state, without values that depend on the clock, to `state.json`.
+The score rises up to `--best-at` and falls after it. Writes `weights.sha256` and the trainer's final state,
+without values that depend on the clock, to `state.json`.
 """
 
 from __future__ import annotations
@@ -46,9 +47,13 @@ def main() -> None:
     arguments = parser.parse_args()
     tokenizer = tiny.tokenizer()
     settings = {
-        "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "metric_for_best_model": "score",
-        "greater_is_better": True, **tiny.settings(arguments),
-    }  # fmt: skip
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "score",
+        "greater_is_better": True,
+        **tiny.settings(arguments),
+    }
     trainer = SFTTrainer(
         model=tiny.model(len(tokenizer), arguments.seed),
         args=SFTConfig(**settings, max_length=32),

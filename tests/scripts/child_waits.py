@@ -191,7 +191,9 @@ def _output_of_grandchild(seconds: float) -> None:
 
 @legitimate
 def _fork_server_that_imports(seconds: float) -> None:
-    """The server imports modules before it takes the descriptors sent to it, which nobody holds until then."""
+    """The server imports modules before it takes the descriptors sent to it, which nobody holds until
+    then.
+    """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "slow_to_import.py").write_text(f"import time; time.sleep({seconds})")
         sys.path.insert(0, folder)

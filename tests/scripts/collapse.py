@@ -12,7 +12,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 class FailingTrainer(GRPOTrainer):  # type: ignore[misc]
-    """Its loss is NaN on rank 0 at one step, as often as asked; or until the random generators have another seed."""
+    """Its loss is NaN on rank 0 at one step, as often as asked; or until the random generators have another
+    seed.
+    """
 
     nan_at: int | None = None
     times = 1

@@ -1,10 +1,10 @@
 """Ranks that decide together: they agree, then disagree on purpose and write down what was raised.
 
-Runs under `grpo-run launch` and under torchrun. Each rank writes `answers<rank>.json`: its rounds and answers, and
-for each disagreement the error and when it was raised.
+Runs under `grpo-run launch` and under torchrun. Each rank writes `answers<rank>.json`: its rounds and
+answers, and for each disagreement the error and when it was raised.
 
-With `--leave PLACES` (separated by commas, one for each attempt), rank 1 leaves the last loop early: into another
-collective, a Trainer or the end of the script.
+With `--leave PLACES` (separated by commas, one for each attempt), rank 1 leaves the last loop early: into
+another collective, a Trainer or the end of the script.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def agree() -> list[object]:
 
 
 def served_by_a_thread() -> bool:
-    """A rank that is late, and one whose thread serves the group that the other rank waits in: both are healthy."""
+    """A rank that is late, and one whose thread serves the group that the other rank waits in: both are
+    healthy.
+    """
     group = dist.new_group()
     gathered = [torch.zeros(1) for _ in range(dist.get_world_size())]
 

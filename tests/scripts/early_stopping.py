@@ -1,7 +1,7 @@
 """A plain TRL SFT script that a callback ends early, with another callback whose state changes the weights.
 
-Evaluates and saves at every step. With `--kill-after-saves`, a rank kills itself once after the save of each of
-these steps, as the system would. Rank 0 reports to a tracker, which keeps runs in `tracker.txt`.
+Evaluates and saves at every step. With `--kill-after-saves`, a rank kills itself once after the save of each
+of these steps, as the system would. Rank 0 reports to a tracker, which keeps runs in `tracker.txt`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Perturbation(TrainerCallback):
 
 
 class Tracker(TrainerCallback):
-    """Opens a run when training begins, as trackers do, and reports to it: `<run id> <event> <step>` in a file."""
+    """Opens a run when training begins, as trackers do, and reports to it: `<run id> <event> <step>` in a
+    file.
+    """
 
     def __init__(self) -> None:
         self.path = Path("tracker.txt")
@@ -90,9 +92,12 @@ def main() -> None:
     tokenizer = tiny.tokenizer()
     settings = {
         **tiny.settings(arguments),
-        "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": False,
-        "metric_for_best_model": "eval_loss", "greater_is_better": True,  # a loss that falls is no improvement
-    }  # fmt: skip
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "load_best_model_at_end": False,
+        "metric_for_best_model": "eval_loss",
+        "greater_is_better": True,  # a loss that falls is no improvement
+    }
     stopping = EarlyStoppingCallback(early_stopping_patience=arguments.patience)
     trainer = SFTTrainer(
         model=tiny.model(len(tokenizer), arguments.seed),

@@ -1,4 +1,6 @@
-"""A GRPO script whose ranks are busy for ever in one step: the reward asks all ranks again and again whether they are done."""
+"""A GRPO script whose ranks are busy for ever in one step: the reward asks all ranks again and again whether
+they are done.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Write this rank's environment to the given path, with `{rank}` replaced. Imports only the standard library."""
+"""Write this rank's environment to the given path, with `{rank}` replaced. Imports only the standard
+library.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""A greedy GRPO script whose own code runs out of memory at a place of one step, on one rank; its reward mentions memory always.
+"""A greedy GRPO script whose own code runs out of memory at a place of one step, on one rank; its reward
+mentions memory always.
 
-`--place quoted` raises an error that only quotes such a message. Each place fails once, which a marker in the output directory
-says, or with `--always` from its step on. Greedy, so how completions are batched changes none of them. With `--calls 2` it trains
-a second time. Writes `weights.sha256`. The script does not know what launches it.
+`--place quoted` raises an error that only quotes such a message. Each place fails once, which a marker in the
+output directory says, or with `--always` from its step on. Greedy, so how completions are batched changes
+none of them. With `--calls 2` it trains a second time. Writes `weights.sha256`. The script does not know what
+launches it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-MESSAGE = "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.25 GiB is free."
+MESSAGE = (
+    "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.25"
+    " GiB is free."
+)
 
 
 class Faults:
@@ -70,7 +75,9 @@ class Exhausting(GRPOTrainer):  # type: ignore[misc]
 
 
 def fail_in_trl() -> None:
-    """Let memory run out in TRL's own methods; an override would count as a computation of the script's own."""
+    """Let memory run out in TRL's own methods; an override would count as a computation of the script's
+    own.
+    """
     score, loss_of = GRPOTrainer._generate_and_score_completions, GRPOTrainer.compute_loss
 
     def failing_score(self: Any, inputs: Any) -> Any:

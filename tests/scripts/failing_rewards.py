@@ -1,4 +1,5 @@
-"""A GRPO or RLOO script with reward functions of which one fails for some completions, and one once on one rank.
+"""A GRPO or RLOO script with reward functions of which one fails for some completions, and one once on one
+rank.
 
 Rank 0 writes each step's completions and advantages, gathered over the ranks
 as TRL logs them, to `steps.jsonl`.
@@ -44,7 +45,8 @@ def variety(completions: list[str], **_: Any) -> list[float]:
 
 
 class Outage:
-    """Nothing, but too few values on rank 1 when it is asked for the third step for the first time in an attempt.
+    """Nothing, but too few values on rank 1 when it is asked for the third step for the first time in an
+    attempt.
 
     And NaN for rank 0's first completion of the fifth step, in the first attempt that comes to it.
     """
@@ -70,7 +72,9 @@ class Outage:
 
 
 def plant_loop(model: Any, tokenizer: Any) -> None:
-    """Let the letter a be followed by itself, whatever else the model has learned; other tokens lead to it now and then."""
+    """Let the letter a be followed by itself, whatever else the model has learned; other tokens lead to it
+    now and then.
+    """
     token = tokenizer.convert_tokens_to_ids("a")
     with torch.no_grad():
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
@@ -90,7 +94,10 @@ class RecordSteps(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.trainer.is_world_process_zero():
             logs = self.trainer._logs
-            record = {"step": state.global_step, **{name: list(logs[name]) for name in ("prompt", "completion", "advantages")}}  # fmt: skip
+            record = {
+                "step": state.global_step,
+                **{name: list(logs[name]) for name in ("prompt", "completion", "advantages")},
+            }
             with open("steps.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
 

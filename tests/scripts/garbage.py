@@ -1,9 +1,11 @@
-"""An SFT script in which one rank leaves memory in reference cycles, and that records its own garbage collections.
+"""An SFT script in which one rank leaves memory in reference cycles, and that records its own garbage
+collections.
 
-Each step of `--garbage-rank` leaves `--garbage-mib` in a cycle of the oldest generation, which Python hardly ever collects by
-itself. Each training step makes enough small cycles for several automatic collections. Writes `collections-rank{r}.json`:
-the steps of full collections, the automatic collections inside and outside training steps, and what `gc` is set to in a process
-forked inside a training step and at the end. `--own-choice` is what the script itself sets before it trains.
+Each step of `--garbage-rank` leaves `--garbage-mib` in a cycle of the oldest generation, which Python hardly
+ever collects by itself. Each training step makes enough small cycles for several automatic collections.
+Writes `collections-rank{r}.json`: the steps of full collections, the automatic collections inside and outside
+training steps, and what `gc` is set to in a process forked inside a training step and at the end.
+`--own-choice` is what the script itself sets before it trains.
 """
 
 from __future__ import annotations

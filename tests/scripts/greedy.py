@@ -1,7 +1,7 @@
 """A GRPO script that generates greedily, so how completions are batched changes none of them.
 
-The completions of a group are the same; their rewards differ by their place in the batch, so there is something to learn.
-Writes `weights.sha256`.
+The completions of a group are the same; their rewards differ by their place in the batch, so there is
+something to learn. Writes `weights.sha256`.
 """
 
 from __future__ import annotations

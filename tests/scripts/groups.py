@@ -223,7 +223,9 @@ def _group_made_late(seconds: float) -> None:
 
 @legitimate
 def _serving_thread(seconds: float) -> None:
-    """A thread of rank 0 answers the last rank's requests; its main thread waits in a collective meanwhile."""
+    """A thread of rank 0 answers the last rank's requests; its main thread waits in a collective
+    meanwhile.
+    """
     group, last = _new(), dist.get_world_size() - 1
 
     def serve() -> None:

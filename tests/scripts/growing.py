@@ -1,6 +1,8 @@
-"""A TRL script whose rollouts grow: the prompts of each rollout are longer than those of the one before, up to the last step.
+"""A TRL script whose rollouts grow: the prompts of each rollout are longer than those of the one before, up
+to the last step.
 
-GRPO, or RLOO with `--rloo`. As `grpo.py` in everything else. Writes `weights.sha256`, and what was logged as `logged-rank{r}.json`.
+GRPO, or RLOO with `--rloo`. As `grpo.py` in everything else. Writes `weights.sha256`, and what was logged as
+`logged-rank{r}.json`.
 """
 
 from __future__ import annotations

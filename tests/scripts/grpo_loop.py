@@ -1,4 +1,5 @@
-"""The counterpart of `grpo.py` without a Trainer: GRPO as a loop of the script's own, with the same arguments.
+"""The counterpart of `grpo.py` without a Trainer: GRPO as a loop of the script's own, with the same
+arguments.
 
 One rank, or DDP on several. Writes `weights.sha256`. Run it with `torchrun` or `grpo-run launch`.
 """

@@ -1,9 +1,10 @@
 """A plain TRL GRPO script that hangs once, at the place `--where` and in the way `--how`.
 
 The mistake is in the user's own code, on one rank or all, and it happens once: just before, the rank creates
-`fault-RANK.json` exclusively in the working directory, with the time, so that a restarted script trains normally.
-It then ends with the weights of an undisturbed run of the same arguments. The line that does not return has
-the comment `FAULT: <how>`, by which tests find its number. The script does not know what launches it.
+`fault-RANK.json` exclusively in the working directory, with the time, so that a restarted script trains
+normally. It then ends with the weights of an undisturbed run of the same arguments. The line that does not
+return has the comment `FAULT: <how>`, by which tests find its number. The script does not know what launches
+it.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ def gather(*, async_op: bool = False) -> dist.Work | None:
 
 
 def thread(rank: int, late: float) -> None:
-    """Rank 0 waits in `side` for a thread of rank 1, whose main thread waits for rank 0 in the default group."""
+    """Rank 0 waits in `side` for a thread of rank 1, whose main thread waits for rank 0 in the default
+    group.
+    """
     side = dist.new_group([0, 1])
 
     def serve() -> None:

@@ -1,7 +1,8 @@
-"""GRPO as a loop of the script's own, with neither Trainer nor `loop`, that keeps memory without need in the ways of `--keep`.
+"""GRPO as a loop of the script's own, with neither Trainer nor `loop`, that keeps memory without need in the
+ways of `--keep`.
 
-Each way is a mistake that scripts make. Without `--keep` nothing grows, except for a replay buffer that has a bound. Run it with
-`grpo-run launch --memory-trace`, on several ranks with `--mode ddp` or `--mode fsdp2`.
+Each way is a mistake that scripts make. Without `--keep` nothing grows, except for a replay buffer that has a
+bound. Run it with `grpo-run launch --memory-trace`, on several ranks with `--mode ddp` or `--mode fsdp2`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class ReplayBuffer:
 def generate(
     model: Any, tokens: torch.Tensor, length: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the prompts with sampled completions, the log-probabilities of the samples, and the last logits."""
+    """Return the prompts with sampled completions, the log-probabilities of the samples, and the last
+    logits.
+    """
     log_probabilities = []
     for _ in range(length):
         logits = model(input_ids=tokens).logits[:, -1]

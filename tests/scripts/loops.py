@@ -1,7 +1,8 @@
 """A hand-written training loop over a tiny model: `for`, `for` over data, or `while`; one rank, DDP or FSDP2.
 
-Each rank appends a line per step to `rank{R}.jsonl`: step, loss, a random number of every generator, the samples. Writes
-`weights.sha256` at the end. Imports neither transformers nor TRL. Run it with `python`, `torchrun` or `grpo-run launch`.
+Each rank appends a line per step to `rank{R}.jsonl`: step, loss, a random number of every generator, the
+samples. Writes `weights.sha256` at the end. Imports neither transformers nor TRL. Run it with `python`,
+`torchrun` or `grpo-run launch`.
 """
 
 from __future__ import annotations

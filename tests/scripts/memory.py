@@ -1,4 +1,5 @@
-"""The plain SFT script, of which a rank takes memory of the host: all there is at one step, some in every step, or page cache.
+"""The plain SFT script, of which a rank takes memory of the host: all there is at one step, some in every
+step, or page cache.
 
 `--ballast-mib` makes checkpoints larger by a parameter that is not trained.
 """

@@ -1,7 +1,8 @@
 """A plain TRL script (SFT) whose end, or whose use of trainers, is unusual; `--end` says how.
 
-`os-exit` leaves with `os._exit(0)` after training, `inner` trains another model in a callback, `destroyed` destroys the
-process group and then frees the trainer; it checks that the launcher keeps the group. Writes `weights.sha256`.
+`os-exit` leaves with `os._exit(0)` after training, `inner` trains another model in a callback, `destroyed`
+destroys the process group and then frees the trainer; it checks that the launcher keeps the group. Writes
+`weights.sha256`.
 """
 
 from __future__ import annotations
@@ -35,12 +36,19 @@ class TrainInside(TrainerCallback):
         probe = SFTTrainer(
             model=tiny.model(len(self.tokenizer), state.global_step),
             args=SFTConfig(
-                output_dir=str(self.root / "probe"), max_steps=3, save_strategy="no", report_to=[], use_cpu=True,
-                bf16=False, disable_tqdm=True, per_device_train_batch_size=2, max_length=32,
+                output_dir=str(self.root / "probe"),
+                max_steps=3,
+                save_strategy="no",
+                report_to=[],
+                use_cpu=True,
+                bf16=False,
+                disable_tqdm=True,
+                per_device_train_batch_size=2,
+                max_length=32,
             ),
             train_dataset=tiny.texts(8),
             processing_class=self.tokenizer,
-        )  # fmt: skip
+        )
         loss = probe.train().training_loss
         torch.set_rng_state(random_state)
         with open(self.root / "probes.txt", "a") as file:

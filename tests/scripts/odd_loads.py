@@ -1,8 +1,8 @@
 """`grpo.py` on one rank, disturbed once in each of its first starts but the last.
 
-Start 1 is killed at the end of step 6, start 2 while it loads the optimizer's state, start 3 at the end of step 10.
-Start 4 truncates what start 3 has left in the memory that TEST_STAGING names, after the launcher has looked at it.
-The number of the start is kept in `starts` in the working directory.
+Start 1 is killed at the end of step 6, start 2 while it loads the optimizer's state, start 3 at the end of
+step 10. Start 4 truncates what start 3 has left in the memory that TEST_STAGING names, after the launcher has
+looked at it. The number of the start is kept in `starts` in the working directory.
 """
 
 from __future__ import annotations

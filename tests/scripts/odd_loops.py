@@ -1,7 +1,7 @@
 """Hand-written loops that are odd but legitimate, one `--kind` at a time, on one rank or with DDP on several.
 
-Writes `weights.sha256` at the end: of the model, of what the steps have logged and of the generators' next numbers. Run it
-with `torchrun` or `grpo-run launch`.
+Writes `weights.sha256` at the end: of the model, of what the steps have logged and of the generators' next
+numbers. Run it with `torchrun` or `grpo-run launch`.
 """
 
 from __future__ import annotations
@@ -46,10 +46,32 @@ from odd_loop_kinds.values import referred, values
 KINDS: dict[str, Callable[[Training], None]] = {
     function.__name__: function
     for function in (
-        progress_bar, caught, two_loops, called_twice, workers, stream, batches, accumulated, schedulers, averaged, compiled,
-        compiled_in_place, scaled, no_steps, shared, agreed, adversaries, values, referred, changing, in_functions, listed, committed, saved,
+        progress_bar,
+        caught,
+        two_loops,
+        called_twice,
+        workers,
+        stream,
+        batches,
+        accumulated,
+        schedulers,
+        averaged,
+        compiled,
+        compiled_in_place,
+        scaled,
+        no_steps,
+        shared,
+        agreed,
+        adversaries,
+        values,
+        referred,
+        changing,
+        in_functions,
+        listed,
+        committed,
+        saved,
     )
-}  # fmt: skip
+}
 
 
 def main() -> None:

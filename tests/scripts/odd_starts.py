@@ -1,8 +1,9 @@
 """A plain TRL script, SFT and then GRPO, whose second start is not like its first one.
 
-`--start` says how: `skips-sft` trains SFT only if its model is not there, `time-stamp` and `random-name` put a
-part into the output directories' names that each start makes anew, `clears` removes the output directories
-first. `--fail-starts` lets as many starts after the first fail, when the directories are removed. `--kill-at-step` kills rank 0 once, at the end of that step of GRPO; the marker is outside the output
+`--start` says how: `skips-sft` trains SFT only if its model is not there, `time-stamp` and `random-name` put
+a part into the output directories' names that each start makes anew, `clears` removes the output directories
+first. `--fail-starts` lets as many starts after the first fail, when the directories are removed.
+`--kill-at-step` kills rank 0 once, at the end of that step of GRPO; the marker is outside the output
 directories. Writes `weights.sha256` beside the output directories. The script does not know what launches it.
 """
 

@@ -1,8 +1,9 @@
 """A plain TRL GRPO script whose code waits, legitimately and long, where `--oddity` says.
 
-`--oddity WAIT:SECONDS@PLACE[:STEP[:RANK]]`, several times: a wait of `waits.py` and the files named there, on one rank, in place of
-`places.py`. `--group-oddity NAME:SECONDS@STEP`: communication of `groups.py` on every rank, at the end of a
-step. The weights are those of a run without them. The script does not know what launches it.
+`--oddity WAIT:SECONDS@PLACE[:STEP[:RANK]]`, several times: a wait of `waits.py` and the files named there, on
+one rank, in place of `places.py`. `--group-oddity NAME:SECONDS@STEP`: communication of `groups.py` on every
+rank, at the end of a step. The weights are those of a run without them. The script does not know what
+launches it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,12 @@ def oddity(text: str) -> Oddity:
     if match is None or match[1] not in waits.WAITS or match[3] not in places.PLACES:
         raise ValueError(text)
     return Oddity(
-        wait=match[1], seconds=float(match[2]), place=match[3], step=int(match[4] or 6), rank=int(match[5] or 1)
-    )  # fmt: skip
+        wait=match[1],
+        seconds=float(match[2]),
+        place=match[3],
+        step=int(match[4] or 6),
+        rank=int(match[5] or 1),
+    )
 
 
 class Oddities:

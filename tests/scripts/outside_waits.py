@@ -212,7 +212,9 @@ def _child_waits_for_lock_of_helper(seconds: float) -> None:
 
 @legitimate
 def _socket_sent_to_helper(seconds: float) -> None:
-    """The only other end of a socket pair lies unread in a socket of a helper outside, which takes it later."""
+    """The only other end of a socket pair lies unread in a socket of a helper outside, which takes it
+    later.
+    """
     ours, theirs = socket.socketpair()
     sender, receiver = socket.socketpair()
     code = (

@@ -1,7 +1,8 @@
-"""A training loop of its own on two ranks, with no Trainer and no loop of grpo-run; `--how` says what goes wrong.
+"""A training loop of its own on two ranks, with no Trainer and no loop of grpo-run; `--how` says what goes
+wrong.
 
-What happens, happens once in a run (a file marks it), at iteration `--at` on the last rank unless it says otherwise.
-Prints `begins` when it starts, `iteration N` on rank 0, and writes `weights.sha256` at the end.
+What happens, happens once in a run (a file marks it), at iteration `--at` on the last rank unless it says
+otherwise. Prints `begins` when it starts, `iteration N` on rank 0, and writes `weights.sha256` at the end.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def happen(how: str, marker: Path) -> None:
 
 
 def handle(code: str) -> None:
-    """Install a handler of SIGTERM of the script's own: it saves for a moment and returns a code, or never ends."""
+    """Install a handler of SIGTERM of the script's own: it saves for a moment and returns a code, or never
+    ends.
+    """
 
     def on_term(number: int, frame: Any) -> None:
         print("handler begins", flush=True)

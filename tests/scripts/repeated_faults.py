@@ -1,4 +1,6 @@
-"""A GRPO script with a bug that comes again: in a reward function, in the first step, or whenever it resumes."""
+"""A GRPO script with a bug that comes again: in a reward function, in the first step, or whenever it
+resumes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The plain GRPO script with a model that takes long to save: `--save-seconds`, and as long as the file `hold-save` exists.
+"""The plain GRPO script with a model that takes long to save: `--save-seconds`, and as long as the file
+`hold-save` exists.
 
 It creates the file `saving` when a save begins. All other arguments are those of `grpo.py`.
 """

@@ -28,13 +28,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
-from transformers import (
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    TrainerCallback,
-    set_seed,
-)
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 ALPHABET = string.digits + string.ascii_lowercase + " +=."
@@ -284,10 +278,11 @@ class SleepAtStep(TrainerCallback):
 
 
 class KillAfterSteps(TrainerCallback):
-    """A rank, each step another one, kills itself as the system would, before the step that follows each of these.
+    """A rank, each step another one, kills itself as the system would, before the step that follows each of
+    these.
 
-    When everything that belongs to the step is done; and in the step's save, if there is one. As often as each step
-    is named; every output directory counts for itself.
+    When everything that belongs to the step is done; and in the step's save, if there is one. As often as
+    each step is named; every output directory counts for itself.
     """
 
     def __init__(self, steps: list[int]) -> None:
@@ -321,7 +316,9 @@ def callbacks(arguments: argparse.Namespace) -> list[TrainerCallback]:
 
 
 def adapter(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the argument of a trainer that trains an adapter of PEFT, whose dropout draws random numbers unless it is 0."""
+    """Return the argument of a trainer that trains an adapter of PEFT, whose dropout draws random numbers
+    unless it is 0.
+    """
     if not arguments.lora:
         return {}
     from peft import LoraConfig
@@ -352,7 +349,9 @@ def digest(state: dict[str, torch.Tensor]) -> str:
 
 
 def write_digest(trainer: Any, output_dir: Path) -> None:
-    """Gather the full weights on every rank; rank 0 writes them to `weights.safetensors`, and their digest to `weights.sha256`."""
+    """Gather the full weights on every rank; rank 0 writes them to `weights.safetensors`, and their digest to
+    `weights.sha256`.
+    """
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if trainer.is_world_process_zero():
         save_file(

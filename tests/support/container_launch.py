@@ -1,4 +1,5 @@
-"""`grpo-run` in a mount namespace of its own, where a directory lies at a path that other containers have too.
+"""`grpo-run` in a mount namespace of its own, where a directory lies at a path that other containers have
+too.
 
 python -P tests/support/container_launch.py PRIVATE_DIRECTORY COMMON_PATH launch …
 """

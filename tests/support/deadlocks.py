@@ -42,7 +42,9 @@ class Row:
 
     @property
     def names_the_rank(self) -> bool:
-        """Whether the one culprit is named, or none where the two ranks' records cannot tell which is wrong."""
+        """Whether the one culprit is named, or none where the two ranks' records cannot tell which is
+        wrong.
+        """
         return bool(
             self.verdict["culprits"] == [self.rank]
             or (self.verdict["culprits"] == [] and "do not tell which" in self.verdict["sentence"])

@@ -41,10 +41,22 @@ HOST_SAMPLE = HostSample(
     at=time.time(),
     limits=(
         LimitUse(
-            name="the machine", limit_bytes=64 << 30, usage_bytes=40 << 30, working_set_bytes=30 << 30, shared_bytes=1 << 30
+            name="the machine",
+            limit_bytes=64 << 30,
+            usage_bytes=40 << 30,
+            working_set_bytes=30 << 30,
+            shared_bytes=1 << 30,
         ),
     ),
-    ranks={0: ProcessMemory(anonymous_bytes=5 << 30, file_bytes=1 << 30, shared_bytes=1 << 20, pinned_bytes=0, pss_bytes=5 << 30)},
+    ranks={
+        0: ProcessMemory(
+            anonymous_bytes=5 << 30,
+            file_bytes=1 << 30,
+            shared_bytes=1 << 20,
+            pinned_bytes=0,
+            pss_bytes=5 << 30,
+        )
+    },
     data_workers_bytes=1 << 30,
     other_helpers_bytes=1 << 20,
     supervisor_bytes=1 << 28,
@@ -53,19 +65,21 @@ HOST_SAMPLE = HostSample(
     shm_total_bytes=32 << 30,
     full_pressure=0.01,
     kills=0,
-)  # fmt: skip
+)
 """Host memory of a machine of 64 GiB; every figure has a value."""
 
 
 class ExportedRun:
     """A run directory as a supervisor with two ranks writes it in the middle of a run.
 
-    Rank 0 is generating at step 8; rank 1 was restarted and has not written to the board yet, and is waited for.
+    Rank 0 is generating at step 8; rank 1 was restarted and has not written to the board yet, and is waited
+    for.
 
     Args:
         folder: of the runs.
         run_id: of this one.
-        eventful: nobody is waited for, rank 0 reports all that it can, and everything that is counted can be counted on.
+        eventful: nobody is waited for, rank 0 reports all that it can, and everything that is counted can be
+            counted on.
     """
 
     def __init__(self, folder: Path, run_id: str, *, eventful: bool = False) -> None:
@@ -96,9 +110,14 @@ class ExportedRun:
         if not eventful:
             self.board.write_awaited(
                 AwaitedRank(
-                    rank=0, phase=Phase.generate, since_seconds=now, deadline_at_seconds=now + 600.0, busy=None, waiters=(1,)
+                    rank=0,
+                    phase=Phase.generate,
+                    since_seconds=now,
+                    deadline_at_seconds=now + 600.0,
+                    busy=None,
+                    waiters=(1,),
                 )
-            )  # fmt: skip
+            )
 
     def _write_history(self) -> None:
         write = self._journal.write

@@ -60,9 +60,5 @@ def fail_in_thread() -> None:
 if __name__ == "__main__":
     from grpo_run.cli.main import main
 
-    {
-        "poll": fail_in_poll,
-        "start": fail_in_start,
-        "thread": fail_in_thread,
-    }[os.environ["TEST_FAILURE"]]()
+    {"poll": fail_in_poll, "start": fail_in_start, "thread": fail_in_thread}[os.environ["TEST_FAILURE"]]()
     sys.exit(main())

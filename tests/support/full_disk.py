@@ -34,8 +34,8 @@ class SmallDisk:
     def leave(self, size_bytes: int) -> None:
         """Resize the ballast until `size_bytes` are free, to the page.
 
-        A run may write to the disk at the same time. If it takes space between the measurement and the allocation,
-        both are repeated.
+        A run may write to the disk at the same time. If it takes space between the measurement and the
+        allocation, both are repeated.
 
         Raises:
             OSError: the run took space every time for `RESIZE_SECONDS`.

@@ -1,8 +1,10 @@
-"""The hang matrix: a plain TRL script hangs at one place in one way, under the defaults; one row for each cell.
+"""The hang matrix: a plain TRL script hangs at one place in one way, under the defaults; one row for each
+cell.
 
 A cell is a situation and a fault. Its latency runs from the time that the script wrote just before it hung to
 the event of the incident, whose verdict is then on disk. `tests/fault/test_hang_matrix.py` runs the cells;
-`python -m support.hang_matrix ROWS` prints the table for `docs/reference/campaigns.md` from the file that it appends to.
+`python -m support.hang_matrix ROWS` prints the table for `docs/reference/campaigns.md` from the file that it
+appends to.
 """
 
 from __future__ import annotations
@@ -147,9 +149,9 @@ class Cell:
     def limit_seconds(self) -> float | None:
         """The longest time in which the hang must be found; None if it must not be ended.
 
-        A rank polls the workers of its data loader with a time limit, so its own wait has an end and nothing can
-        be proved. A worker whose interpreter is held by one thread is as busy as one that tokenizes. After the
-        last line, a child that lives may be a logger's upload, which gets five minutes.
+        A rank polls the workers of its data loader with a time limit, so its own wait has an end and nothing
+        can be proved. A worker whose interpreter is held by one thread is as busy as one that tokenizes.
+        After the last line, a child that lives may be a logger's upload, which gets five minutes.
         """
         if self.situation.after_the_script and self.hang.how == "child":
             return EXIT_CHILD_SECONDS
@@ -171,7 +173,9 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The result of a cell; `wrong` names what is not as it must be, `seconds` is None if nothing was found."""
+    """The result of a cell; `wrong` names what is not as it must be, `seconds` is None if nothing was
+    found.
+    """
 
     situation: str
     how: str
@@ -356,18 +360,15 @@ def render(rows: Sequence[Row]) -> str:
     A cell shows the latency in seconds, the larger one if both ranks were tried; `!` if something is wrong.
     """
     hangs = [hang for hang in HANGS if any(row.how == hang.how for row in rows)]
-    lines = [
-        f"| situation | {' | '.join(hang.title for hang in hangs)} |",
-        f"|---|{'---|' * len(hangs)}",
-    ]
+    lines = [f"| situation | {' | '.join(hang.title for hang in hangs)} |", f"|---|{'---|' * len(hangs)}"]
     for situation in SITUATIONS:
         there = [row for row in rows if row.situation == situation.name]
         if there:
             shown = [_show([row for row in there if row.how == hang.how]) for hang in hangs]
             lines.append(f"| {situation.title} | {' | '.join(shown)} |")
     wrong = [
-        f"- {row.situation}, {row.how}, {'all ranks' if row.rank is None else f'rank {row.rank}'} of {row.ranks}:"
-        f" {'; '.join(row.wrong)}"
+        f"- {row.situation}, {row.how}, {'all ranks' if row.rank is None else f'rank {row.rank}'} of"
+        f" {row.ranks}: {'; '.join(row.wrong)}"
         for row in rows
         if row.wrong
     ]

@@ -27,7 +27,9 @@ FILES = dict(sources())
 
 
 def nodes(tree: ast.AST, *, module_level: bool) -> Iterator[ast.AST]:
-    """Yield all nodes, or only those executed on import (without function bodies and type-checking blocks)."""
+    """Yield all nodes, or only those executed on import (without function bodies and type-checking
+    blocks).
+    """
     for child in ast.iter_child_nodes(tree):
         if module_level and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue

@@ -11,7 +11,10 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.watchdog.evidence.stacks import Frame, Stack, format_stack_groups, group_by_stack
 
 AT = 1_790_000_000.0
-SENTENCE = "Rank 1 called all_gather at train.py:88 while ranks 0, 2 and 3 wait in all_reduce at train.py:120, step 41."
+SENTENCE = (
+    "Rank 1 called all_gather at train.py:88 while ranks 0, 2 and 3 wait in all_reduce at train.py:120,"
+    " step 41."
+)
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)> & \"quoted\" \ud800"
 SITE = "/venv/lib/python3.11/site-packages"
 
@@ -39,7 +42,9 @@ def verdict(**changes: Any) -> dict[str, Any]:
             "2": location(120, "<module>"),
             "3": location(120, "<module>"),
         },
-        "mismatch": "group 0, no. 1207: all_gather [8] Float on rank 1, all_reduce [3, 4] Float on ranks 0, 2, 3",
+        "mismatch": (
+            "group 0, no. 1207: all_gather [8] Float on rank 1, all_reduce [3, 4] Float on ranks 0, 2, 3"
+        ),
         "tried": [],
         "advice": ["Call all_gather on every rank: move it out of the branch at train.py:86."],
         "traceback": None,
@@ -71,7 +76,8 @@ def write_incident(root: Path, name: str = "0001-collective_mismatch", **changes
     (incident / "stacks" / "folded.txt").write_text(folded())
     for rank in range(4):
         (incident / "memory" / f"rank{rank}.status").write_text(
-            f"Name:\tpython\nVmHWM:\t{9_600_000 + 310_000 * rank} kB\nVmRSS:\t{8_100_000 + 220_000 * rank} kB\n"
+            f"Name:\tpython\nVmHWM:\t{9_600_000 + 310_000 * rank} kB\nVmRSS:\t{8_100_000 + 220_000 * rank}"
+            " kB\n"
         )
         notes = [note(rank, sequence) for sequence in range(1196, 1208)]
         (incident / "collectives" / f"rank{rank}.notes.json").write_text(json.dumps(notes))
@@ -96,15 +102,21 @@ def write_incident(root: Path, name: str = "0001-collective_mismatch", **changes
 
 
 def timeline() -> dict[str, Any]:
-    """Return a timeline: three steps, then rank 1 in its reward function and the others in forward_backward."""
+    """Return a timeline: three steps, then rank 1 in its reward function and the others in
+    forward_backward.
+    """
     ranks: dict[str, list[list[Any]]] = {}
     for rank in range(4):
         spans: list[list[Any]] = []
         at = -21.0
         for length, phase in [
-            (0.5, "data"), (3.1, "generate"), (0.9 + 0.1 * rank, "reward"), (2.0 - 0.1 * rank, "forward_backward"),
-            (0.4, "optimizer"), (0.1, "vote"),
-        ] * 2:  # fmt: skip
+            (0.5, "data"),
+            (3.1, "generate"),
+            (0.9 + 0.1 * rank, "reward"),
+            (2.0 - 0.1 * rank, "forward_backward"),
+            (0.4, "optimizer"),
+            (0.1, "vote"),
+        ] * 2:
             spans.append([phase, round(at, 3), round(at + length, 3)])
             at += length
         spans += [["data", at, at + 0.5], ["generate", at + 0.5, at + 3.4], ["reward", at + 3.4, None]]
@@ -124,9 +136,13 @@ def folded() -> str:
     script = "/home/me/train.py"
     library = f"{SITE}/torch/distributed/distributed_c10d.py"
     trainer = f"{SITE}/trl/trainer/grpo_trainer.py"
-    waiting = stack((library, 2810, "all_reduce"), (f"{SITE}/torch/distributed/c10d_logger.py", 81, "wrapper"),
-                    (trainer, 1204, "_generate_and_score_completions"), (script, 120, "<module>"))  # fmt: skip
-    alone = stack((library, 3702, "all_gather"), (script, 88, "reward"), (trainer, 1011, "_calculate_rewards"),
+    waiting = stack(
+        (library, 2810, "all_reduce"),
+        (f"{SITE}/torch/distributed/c10d_logger.py", 81, "wrapper"),
+        (trainer, 1204, "_generate_and_score_completions"),
+        (script, 120, "<module>"),
+    )
+    alone = stack((library, 3702, "all_gather"), (script, 88, "reward"), (trainer, 1011, "_calculate_rewards"),  # noqa: E501
                   (trainer, 1204, "_generate_and_score_completions"), (script, 120, "<module>"))  # fmt: skip
     return format_stack_groups(group_by_stack({0: waiting, 1: alone, 2: waiting, 3: waiting}))
 

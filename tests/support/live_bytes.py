@@ -1,7 +1,9 @@
-"""The live bytes of a real run by phase, for comparison with what `plan` predicts. Used by `measured_memory.py`.
+"""The live bytes of a real run by phase, for comparison with what `plan` predicts. Used by
+`measured_memory.py`.
 
-Counts every storage once, by the address of its bytes, from the operator that first sees it until it is freed. Shares nothing with the
-product. Buffers inside an operator are not seen; the memory events of torch's profiler have them.
+Counts every storage once, by the address of its bytes, from the operator that first sees it until it is
+freed. Shares nothing with the product. Buffers inside an operator are not seen; the memory events of torch's
+profiler have them.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ class LiveBytes(TorchDispatchMode):
     """Dispatch mode that counts.
 
     Attributes:
-        peaks: of the last time that each phase ran, in bytes. A phase inside another one does not count for the outer one.
+        peaks: of the last time that each phase ran, in bytes. A phase inside another one does not count for
+            the outer one.
     """
 
     def __init__(self) -> None:
@@ -43,7 +46,9 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operator and count the storages of its results, and of its arguments: another thread may have loaded them."""
+        """Run an operator and count the storages of its results, and of its arguments: another thread may
+        have loaded them.
+        """
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves((args, kwargs, result)):
             if isinstance(leaf, torch.Tensor):

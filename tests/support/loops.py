@@ -12,7 +12,9 @@ from support.runs import SCRIPTS, Run, digest
 
 SCRIPT = str(SCRIPTS / "loops.py")
 ON_CPU = {"CUDA_VISIBLE_DEVICES": ""} if Path("/dev/nvidiactl").exists() else {}
-"""Hides GPUs from ranks. Without any it is empty, because a launch with another value than this process starts cold."""
+"""Hides GPUs from ranks. Without any it is empty, because a launch with another value than this process
+starts cold.
+"""
 
 
 def launched(

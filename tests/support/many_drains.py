@@ -26,10 +26,7 @@ def drain_many(folder: Path, count: int, connection: Connection) -> None:
     published: list[str] = []
     drain_scheduler.POLL_SECONDS = 0.0  # no pause between scans
     drains = DrainScheduler(
-        staging,
-        write=lambda name, **fields: published.append(name),
-        warn=print,
-        preloaded=False,
+        staging, write=lambda name, **fields: published.append(name), warn=print, preloaded=False
     )
     try:
         for number in range(1, count + 1):

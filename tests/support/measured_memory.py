@@ -1,9 +1,11 @@
-"""Measure the peak of each phase of a real GRPO, RLOO or SFT run: on the CPU from the memory events of torch's own profiler, or by
-`live_bytes` where a job says `live`; on a GPU from `torch.cuda.max_memory_allocated`.
+"""Measure the peak of each phase of a real GRPO, RLOO or SFT run: on the CPU from the memory events of
+torch's own profiler, or by `live_bytes` where a job says `live`; on a GPU from
+`torch.cuda.max_memory_allocated`.
 
-Run as a module with a JSON list of jobs as its argument, in its own process; ranks of DeepSpeed are a process each. TRL's `train()`
-runs unmodified; its generation, scoring, loss, backward and optimizer calls are only marked. GRPO's completions come from
-`rollout_func`, so that lengths are known, unless a job says `generated`: then the model generates, and every completion is full.
+Run as a module with a JSON list of jobs as its argument, in its own process; ranks of DeepSpeed are a process
+each. TRL's `train()` runs unmodified; its generation, scoring, loss, backward and optimizer calls are only
+marked. GRPO's completions come from `rollout_func`, so that lengths are known, unless a job says `generated`:
+then the model generates, and every completion is full.
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ def measure(job: dict[str, Any]) -> dict[str, float]:
     """Train and return the peak of each phase of the last step, in bytes.
 
     Args:
-        job: `model` (words of a shape) and the fields of `planning.job.Job` that differ from its defaults, but for `device`,
-            which is `cpu` unless it says `cuda`.
+        job: `model` (words of a shape) and the fields of `planning.job.Job` that differ from its defaults,
+            but for `device`, which is `cpu` unless it says `cuda`.
     """
     gc.collect()  # what an earlier job leaves must not be freed during this one
     if job.get("live"):
@@ -137,16 +139,15 @@ def _train(job: dict[str, Any], marked: Marked) -> None:
     splitter = Tokenizer(WordLevel(words, unk_token="<unk>"))
     splitter.pre_tokenizer = WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=splitter,
-        eos_token="<eos>",
-        pad_token="<pad>",
-        unk_token="<unk>",
+        tokenizer_object=splitter, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>"
     )
     batch, prompt, completion = job["batch"], job["prompt"], job["completion"]
     padded = job.get("padded", True)
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        """Return completions of known lengths: the first row is full, the second shorter if rows are padded."""
+        """Return completions of known lengths: the first row is full, the second shorter if rows are
+        padded.
+        """
         lengths = [completion - (completion // 2 if padded and row % 2 else 0) for row in range(len(prompts))]
         return {
             "prompt_ids": [[0] * (prompt - (1 if padded and row % 2 else 0)) for row in range(len(prompts))],
@@ -185,7 +186,8 @@ def _train(job: dict[str, Any], marked: Marked) -> None:
             }
             settings: dict[str, Any] = {"max_length": completion, "train_sampling_strategy": "sequential"}
         elif generated:
-            # the end of a completion is one word of thousands, so that never all rows end early; every other prompt is a token shorter
+            # the end of a completion is one word of thousands, so that never all rows end early; every other
+            # prompt is a token shorter
             rows = {"prompt": [" ".join(["a"] * (prompt - number % 2)) for number in range(64)]}
             settings = {"shuffle_dataset": False}
         else:
@@ -218,11 +220,7 @@ def _train(job: dict[str, Any], marked: Marked) -> None:
             **settings,
         )
         trainer = (SFTTrainer if sft else RLOOTrainer if rloo else GRPOTrainer)(
-            model=model,
-            args=args,
-            train_dataset=Dataset.from_dict(rows),
-            processing_class=tokenizer,
-            **given,
+            model=model, args=args, train_dataset=Dataset.from_dict(rows), processing_class=tokenizer, **given
         )
         del model
         _mark_calls(trainer, marked)

@@ -1,7 +1,8 @@
-"""Memory cgroups with a limit, in which a run is started: the kernel kills its processes when the limit is reached.
+"""Memory cgroups with a limit, in which a run is started: the kernel kills its processes when the limit is
+reached.
 
-Version 1 where the memory controller is mounted alone, else version 2. Making one needs root, and a hierarchy that may be
-written; `missing` says why not.
+Version 1 where the memory controller is mounted alone, else version 2. Making one needs root, and a hierarchy
+that may be written; `missing` says why not.
 """
 
 from __future__ import annotations

@@ -144,10 +144,14 @@ LIVE_JOBS: dict[str, dict[str, Any]] = {
         "rollout_batches": 2,
     },
 }
-"""Jobs whose model generates, which are compared in every phase, with the live bytes that `live_bytes` counts."""
+"""Jobs whose model generates, which are compared in every phase, with the live bytes that `live_bytes`
+counts.
+"""
 GPU_SHAPES = {
     "GPT-2, 124 M": "type=gpt2,layers=12,hidden=768,heads=12,vocabulary=50257,positions=1024",
-    "Llama, 360 M": "type=llama,layers=32,hidden=960,heads=15,kv-heads=5,intermediate=2560,vocabulary=49152,tied=yes",
+    "Llama, 360 M": (
+        "type=llama,layers=32,hidden=960,heads=15,kv-heads=5,intermediate=2560,vocabulary=49152,tied=yes"
+    ),
     "Qwen2, 0.5 B": "layers=24,hidden=896,heads=14,kv-heads=2,intermediate=4864,vocabulary=151936,tied=yes",
     "Qwen2, 1.5 B": "layers=28,hidden=1536,heads=12,kv-heads=2,intermediate=8960,vocabulary=151936,tied=yes",
 }
@@ -160,7 +164,9 @@ GPU_CORNERS: tuple[dict[str, Any], ...] = (
 
 
 def configurations(device: str) -> list[tuple[str, int, dict[str, Any]]]:
-    """Return name of the shape, number of the corner from 1, and job of each configuration for `cpu` or `cuda`."""
+    """Return name of the shape, number of the corner from 1, and job of each configuration for `cpu` or
+    `cuda`.
+    """
     shapes, corners = (GPU_SHAPES, GPU_CORNERS) if device == "cuda" else (SHAPES, CORNERS)
     return [
         (

@@ -1,6 +1,7 @@
 """Runs that are short of memory: a rank runs out of it, the plan is changed, and the weights are compared.
 
-Each case is a plain TRL script of `tests/scripts` with two ranks; the reference is the same script undisturbed.
+Each case is a plain TRL script of `tests/scripts` with two ranks; the reference is the same script
+undisturbed.
 """
 
 from __future__ import annotations
@@ -57,13 +58,23 @@ class Shortage:
 
     @property
     def command(self) -> list[str]:
-        """The script and its arguments, without the output directory. A rollout serves two optimizer steps."""
+        """The script and its arguments, without the output directory. A rollout serves two optimizer
+        steps.
+        """
         rollout = ["--steps-per-generation", "2", "--save-inside-rollouts", "--num-generations", "4"]
         return [
-            str(SCRIPTS / self.script), "--max-steps", str(STEPS), "--save-steps", "1",
-            "--per-device-train-batch-size", str(self.batch_size), *([] if self.script == "sft.py" else rollout),
-            "--settings", json.dumps(self.settings), *self.words,
-        ]  # fmt: skip
+            str(SCRIPTS / self.script),
+            "--max-steps",
+            str(STEPS),
+            "--save-steps",
+            "1",
+            "--per-device-train-batch-size",
+            str(self.batch_size),
+            *([] if self.script == "sft.py" else rollout),
+            "--settings",
+            json.dumps(self.settings),
+            *self.words,
+        ]
 
     @property
     def options(self) -> list[str]:
@@ -75,13 +86,21 @@ class Shortage:
     def run(self, runs: Callable[..., Run], output: Path, *options: str, name: str) -> Run:
         """Return a run of the case under grpo-run, not started yet."""
         return runs(
-            *self.options, *options, *self.command, "--output-dir", str(output),
-            name=name, cwd=CONFIGS.parent.parent, environment={"TEST_FSDP_ON_CPU": "1"} if self.mode == "fsdp2" else None,
-        )  # fmt: skip
+            *self.options,
+            *options,
+            *self.command,
+            "--output-dir",
+            str(output),
+            name=name,
+            cwd=CONFIGS.parent.parent,
+            environment={"TEST_FSDP_ON_CPU": "1"} if self.mode == "fsdp2" else None,
+        )
 
 
 def reference(case: Shortage, folder: Path, runs: Callable[..., Run]) -> Path:
-    """Train the case undisturbed and return the output directory: without grpo-run, where that needs no launcher."""
+    """Train the case undisturbed and return the output directory: without grpo-run, where that needs no
+    launcher.
+    """
     output = folder / "reference"
     if case.plain and not case.mode:
         plain_ranks(folder, [*case.command, "--output-dir", str(output)], ranks=2)
@@ -110,7 +129,9 @@ def refused_by(run: Run) -> list[str]:
 
 
 def check(case: Shortage, run: Run, output: Path, expected: Path, *, kills: int = 0) -> None:
-    """Hold that the plans were those of the case, that no rank skipped a collective, and that the weights are equal."""
+    """Hold that the plans were those of the case, that no rank skipped a collective, and that the weights are
+    equal.
+    """
     assert plans_of(run) == list(case.plans), run.tail()
     causes = [event["cause"] for event in run.events("incident")]
     assert causes == ["gpu_oom"] * len(case.plans) + ["signal"] * kills, run.tail()

@@ -1,4 +1,6 @@
-"""Move the wall clock of a run's processes, without setting the machine's: a library in `tests/shims` is preloaded."""
+"""Move the wall clock of a run's processes, without setting the machine's: a library in `tests/shims` is
+preloaded.
+"""
 
 from __future__ import annotations
 

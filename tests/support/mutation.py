@@ -1,9 +1,10 @@
-"""Mutation testing of the modules that decide: change each operator and constant, and see whether a test fails.
+"""Mutation testing of the modules that decide: change each operator and constant, and see whether a test
+fails.
 
-Run with `make mutation`. It works on a copy of the repository, with cosmic-ray from an environment of its own. One
-server imports pytest once and forks a process for each mutant, which makes a mutant cost about a tenth of a cold pytest.
-Prints one row per module and the changed line of every survivor; docs/internals/testing.md has the last result and explains
-survivors.
+Run with `make mutation`. It works on a copy of the repository, with cosmic-ray from an environment of its
+own. One server imports pytest once and forks a process for each mutant, which makes a mutant cost about a
+tenth of a cold pytest. Prints one row per module and the changed line of every survivor;
+docs/internals/testing.md has the last result and explains survivors.
 
 With `--sample`, at most that many mutants of each module are run: a random choice, the same every time.
 """
@@ -54,13 +55,22 @@ EQUIVALENT_OPERATORS = (
 )
 """Operators whose mutants behave as the original in these modules."""
 PYTEST = (
-    "-q", "-x", "-m", "not full", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:unraisableexception",
+    "-q",
+    "-x",
+    "-m",
+    "not full",
+    "-p",
+    "no:randomly",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:unraisableexception",
     "--hypothesis-profile=mutation",
-)  # fmt: skip
+)
 BASELINE_CPU_SECONDS = 300
 MUTANT_CPU_FACTOR, LEAST_MUTANT_CPU_SECONDS = 3, 5
-"""A mutant that uses three times the CPU time of the tests without a mutation loops for ever. It is ended, and counts
-as noticed. The load of the machine makes no difference."""
+"""A mutant that uses three times the CPU time of the tests without a mutation loops for ever. It is ended,
+and counts as noticed. The load of the machine makes no difference."""
 MUTANT_SECONDS = 900.0
 """The same for a mutant that waits for ever."""
 LOWEST_SCORE = 0.9
@@ -70,7 +80,8 @@ SAMPLE_SEED = 20261122
 
 
 def serve(address: str) -> None:
-    """Run pytest in a forked process for each request, and answer with its exit code and its CPU time in seconds.
+    """Run pytest in a forked process for each request, and answer with its exit code and its CPU time in
+    seconds.
 
     A request is a list: whether to write bytecode, the limit of CPU time in seconds, and pytest's arguments.
     """
@@ -105,7 +116,9 @@ def serve(address: str) -> None:
 def ask(
     address: str, arguments: list[str], *, cpu_seconds: int, write_bytecode: bool = False
 ) -> tuple[int, float]:
-    """The exit code of pytest with these arguments, and its CPU time; cosmic-ray asks once for each mutant."""
+    """The exit code of pytest with these arguments, and its CPU time; cosmic-ray asks once for each
+    mutant.
+    """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
         connection.sendall((json.dumps([write_bytecode, cpu_seconds, *arguments]) + "\n").encode())
@@ -139,8 +152,8 @@ def serving(copy: Path, address: str) -> Iterator[subprocess.Popen[bytes]]:
 def check_unmutated(copy: Path, module: str, tests: str, address: str) -> int:
     """Run the tests without a mutation, which must pass, and leave bytecode of everything but the module.
 
-    Bytecode halves the time of a mutant. That of the module itself would be taken for a mutant's: it is compared
-    by size and by time in whole seconds.
+    Bytecode halves the time of a mutant. That of the module itself would be taken for a mutant's: it is
+    compared by size and by time in whole seconds.
 
     Returns:
         the limit of a mutant's CPU time, in seconds.
@@ -176,10 +189,10 @@ def mutate(
     config, session = work / f"{name}.toml", work / f"{name}.sqlite"
     command = [sys.executable, "-I", "-S", __file__, "ask", address, str(cpu_seconds), *PYTEST, tests]
     config.write_text(
-        f"[cosmic-ray]\nmodule-path = {json.dumps(module)}\ntimeout = {MUTANT_SECONDS}\nexcluded-modules = []\n"
-        f"test-command = {json.dumps(shlex.join(command))}\n"
-        '[cosmic-ray.distributor]\nname = "local"\n'
-        f"[cosmic-ray.filters.operators-filter]\nexclude-operators = {json.dumps(EQUIVALENT_OPERATORS)}\n"
+        f"[cosmic-ray]\nmodule-path = {json.dumps(module)}\ntimeout = {MUTANT_SECONDS}\nexcluded-modules ="
+        f" []\ntest-command = {json.dumps(shlex.join(command))}\n[cosmic-ray.distributor]\nname ="
+        ' "local"\n[cosmic-ray.filters.operators-filter]\nexclude-operators ='
+        f" {json.dumps(EQUIVALENT_OPERATORS)}\n"
     )
 
     def run(program: str, *arguments: str | Path) -> None:

@@ -115,8 +115,12 @@ def check(scenario: Scenario, runs: Callable[..., Run], folder: Path) -> Result:
             clock = moved_clock.MovedClock(folder)
             environment |= clock.environment
         run = runs(
-            "--nproc-per-node", str(scenario.ranks), *_words(scenario, "ours"), environment=environment, cold=True if clock else None,
-        )  # fmt: skip
+            "--nproc-per-node",
+            str(scenario.ranks),
+            *_words(scenario, "ours"),
+            environment=environment,
+            cold=True if clock else None,
+        )
         began = time.monotonic()
         run.start()
         assert run.process is not None
@@ -223,7 +227,10 @@ def render(results: Sequence[Result]) -> str:
     found = sum(result.incidents for result in results)
     warned = [result for result in results if result.warnings]
     lines = [
-        f"{len(results)} runs, {len(kinds)} distinct oddities, {found} incidents, {len(bad)} runs are not right.",
+        (
+            f"{len(results)} runs, {len(kinds)} distinct oddities, {found} incidents, {len(bad)} runs are not"
+            " right."
+        ),
         "",
         f"| pause at | {' | '.join(f'{length} s' for length in lengths)} |",
         f"|---|{'---|' * len(lengths)}",

@@ -1,7 +1,8 @@
-"""A model whose next token is planted: token t is followed by `successor[t]`, always, or with a given probability.
+"""A model whose next token is planted: token t is followed by `successor[t]`, always, or with a given
+probability.
 
-Attention and MLP are switched off and the embeddings are one-hot vectors, so greedy decoding follows the table for
-ever. Real transformers code generates with it.
+Attention and MLP are switched off and the embeddings are one-hot vectors, so greedy decoding follows the
+table for ever. Real transformers code generates with it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def planted(successors: Sequence[int], *, pad: int, eos: int) -> Qwen2ForCausalL
 
 
 def cycle(tokens: Sequence[int], vocabulary: int) -> list[int]:
-    """Return successors in which these tokens follow one another in a circle, and every other token leads into it."""
+    """Return successors in which these tokens follow one another in a circle, and every other token leads
+    into it.
+    """
     successors = [tokens[0]] * vocabulary
     for token, successor in zip(tokens, [*tokens[1:], tokens[0]], strict=True):
         successors[token] = successor

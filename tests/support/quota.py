@@ -1,4 +1,6 @@
-"""A quota on a folder, for processes that start with `environment`: a library in `tests/shims` is preloaded."""
+"""A quota on a folder, for processes that start with `environment`: a library in `tests/shims` is
+preloaded.
+"""
 
 from __future__ import annotations
 

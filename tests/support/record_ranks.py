@@ -176,7 +176,9 @@ class RecordRanks:
         return before, after
 
     def _settled(self) -> Reading:
-        """A reading that equals the one before it, 50 ms earlier, with the context switches of all threads."""
+        """A reading that equals the one before it, 50 ms earlier, with the context switches of all
+        threads.
+        """
         last = Reading(self.board, self.folder)
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:

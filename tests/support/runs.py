@@ -71,12 +71,21 @@ class Run:
         with open(self.output, "ab") as file:
             self.process = warm.start(
                 [
-                    *self.program, "launch", "--run-dir", str(self.seen_as), "--metrics-addr", self.metrics,
-                    "--show-ranks", "0",
+                    *self.program,
+                    "launch",
+                    "--run-dir",
+                    str(self.seen_as),
+                    "--metrics-addr",
+                    self.metrics,
+                    "--show-ranks",
+                    "0",
                     *self.arguments,
                 ],
-                cwd=self.cwd, environment=self.environment, stdout=file if output is None else output, cold=self.cold,
-            )  # fmt: skip
+                cwd=self.cwd,
+                environment=self.environment,
+                stdout=file if output is None else output,
+                cold=self.cold,
+            )
         return self
 
     def resume(self, directory: Path) -> Run:
@@ -146,9 +155,11 @@ class Run:
 
     @contextlib.contextmanager
     def held(self, after: int) -> Iterator[None]:
-        """Let ranks take `after` steps and no more meanwhile, so that a run has not finished when something is done to it.
+        """Let ranks take `after` steps and no more meanwhile, so that a run has not finished when something
+        is done to it.
 
-        For scripts that call `tiny.pause` once in each step; the ranks of every attempt count from its first step.
+        For scripts that call `tiny.pause` once in each step; the ranks of every attempt count from its first
+        step.
         """
         hold = self.cwd / "hold"
         hold.write_text(str(after))

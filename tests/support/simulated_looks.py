@@ -1,6 +1,7 @@
 """What the watchdog sees of simulated ranks at any instant, and what it proves from that.
 
-A look returns what the detector would read of every rank: Flight Recorder, collective log and thread report, read one
+A look returns what the detector would read of every rank: Flight Recorder, collective log and thread report,
+    read one
 after the other while the ranks go on.
 """
 

@@ -1,8 +1,9 @@
 """A model of ranks that run a random program.
 
-Discrete steps in a random order. A thread moves when it can; a collective completes on one rank at a time, some time
-after the ranks that it needs have issued it. What the watchdog sees of the ranks at any instant is in
-`simulated_looks.py`. What real ranks show for each step is in `tests/integration/test_collective_records.py`.
+Discrete steps in a random order. A thread moves when it can; a collective completes on one rank at a time,
+some time after the ranks that it needs have issued it. What the watchdog sees of the ranks at any instant is
+in `simulated_looks.py`. What real ranks show for each step is in
+`tests/integration/test_collective_records.py`.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ class Simulation:
         self.exited = [False for _ in ranks]
 
     def actions(self) -> dict[tuple[int, str], Callable[[], None]]:
-        """Everything that can happen next, by rank and what it belongs to: a thread, a collective or the exit."""
+        """Everything that can happen next, by rank and what it belongs to: a thread, a collective or the
+        exit.
+        """
         found: dict[tuple[int, str], Callable[[], None]] = {}
         for rank, threads in enumerate(self.threads):
             for thread in threads:

@@ -1,4 +1,6 @@
-"""Write docs/internals/step.md: what a rank does in one step, as recorded in a real run; run by `make generated`."""
+"""Write docs/internals/step.md: what a rank does in one step, as recorded in a real run; run by `make
+generated`.
+"""
 
 from __future__ import annotations
 

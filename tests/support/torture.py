@@ -78,9 +78,14 @@ def _trainer(scratch: Path | None = None) -> Any:
 
         rows = [{"numbers": torch.ones(8) * row, "labels": torch.tensor(8.0 * row)} for row in range(8)]
         arguments = TrainingArguments(
-            output_dir=str(scratch), max_steps=1, save_strategy="no", per_device_train_batch_size=4, use_cpu=True,
-            report_to=[], disable_tqdm=True,
-        )  # fmt: skip
+            output_dir=str(scratch),
+            max_steps=1,
+            save_strategy="no",
+            per_device_train_batch_size=4,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+        )
         trainer = Trainer(model=Sum(), args=arguments, train_dataset=rows)
         trainer.train()
         _made["trainer"] = trainer
@@ -141,10 +146,17 @@ def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) 
         slot=SimpleNamespace(record_work=lambda: None),
     )
     staged = StagedSnapshot(
-        run_id=save.run_id, attempt=0, step=save.step, world_size=save.world_size, output_dir=str(save.output),
-        train_call=call_in(save.output), scheduled=save.scheduled, limit=save.limit, versions={"torch": "2"},
+        run_id=save.run_id,
+        attempt=0,
+        step=save.step,
+        world_size=save.world_size,
+        output_dir=str(save.output),
+        train_call=call_in(save.output),
+        scheduled=save.scheduled,
+        limit=save.limit,
+        versions={"torch": "2"},
         staged_at=0.0,
-    )  # fmt: skip
+    )
     snapshots = Snapshots(session, StagingArea(save.staging))  # type: ignore[arg-type]
     with snapshots.reserve(staged, SaveFlags(non_finite=False)) as reservation:
         assert snapshots.write(reservation, staged, write)
@@ -279,7 +291,9 @@ def contents(path: Path) -> dict[str, str]:
 
 
 def verified_checkpoints(output: Path) -> dict[str, dict[str, str]]:
-    """Return the digests of every checkpoint and snapshot on disk, by its name; raise if one does not verify."""
+    """Return the digests of every checkpoint and snapshot on disk, by its name; raise if one does not
+    verify.
+    """
     return {
         path.name: contents(path)
         for directory in (output, *snapshot_directories(output))

@@ -13,5 +13,7 @@ loop_in_full = pytest.mark.parametrize("script", [TRAINER, pytest.param(LOOP, ma
 
 
 def missing_phases(script: str) -> frozenset[str]:
-    """Phases of a step that a script does not enter: a loop does not tell generation from the rest of its body."""
+    """Phases of a step that a script does not enter: a loop does not tell generation from the rest of its
+    body.
+    """
     return frozenset({"generate"}) if script == LOOP else frozenset()

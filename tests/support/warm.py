@@ -132,8 +132,12 @@ class _Launcher:
             listener.listen(16)
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", LOADER, str(listener.fileno()), str(os.getpid())],
-                env={**os.environ, **QUIET}, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+                env={**os.environ, **QUIET},
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
         atexit.register(made._end, process)
         return made
 
@@ -204,10 +208,14 @@ def start(
         starts["cold"] += 1
         interpreter = [sys.executable] if command[0].endswith(".py") else []
         return subprocess.Popen(
-            [*interpreter, *command], cwd=cwd, env=dict(environment), stdout=stdout,
-            stdin=subprocess.DEVNULL if stdin is None else stdin, stderr=subprocess.STDOUT if stderr is None else stderr,
+            [*interpreter, *command],
+            cwd=cwd,
+            env=dict(environment),
+            stdout=stdout,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stderr=subprocess.STDOUT if stderr is None else stderr,
             start_new_session=True,  # a test may signal the whole group
-        )  # fmt: skip
+        )
     starts["warm"] += 1
     if _launcher is None:
         folder = os.environ.get(SHARED)
@@ -215,10 +223,16 @@ def start(
     output = stdout if isinstance(stdout, int) else stdout.fileno()
     with open(os.devnull, "rb") as nothing:
         return _launcher.start(
-            command[2:] if isolated else command, script_directory_in_path=not isolated, cwd=cwd,
+            command[2:] if isolated else command,
+            script_directory_in_path=not isolated,
+            cwd=cwd,
             environment=environment,
-            streams=[nothing.fileno() if stdin is None else stdin, output, output if stderr is None else stderr],
-        )  # fmt: skip
+            streams=[
+                nothing.fileno() if stdin is None else stdin,
+                output,
+                output if stderr is None else stderr,
+            ],
+        )
 
 
 def run(
@@ -275,7 +289,8 @@ def import_time(environment: Mapping[str, str]) -> dict[str, str]:
 def remove_variables_of_libraries() -> None:
     """Remove the variables that a library has set when a test imported it into pytest.
 
-    TRL and DeepSpeed do. Passed on to later launches, they would differ from the environment of the warm launcher.
+    TRL and DeepSpeed do. Passed on to later launches, they would differ from the environment of the warm
+    launcher.
     """
     for name in import_time(os.environ).keys() - AT_START:
         del os.environ[name]

@@ -4,10 +4,10 @@ Started and used by `warm.py`; arguments: the descriptor of its listening socket
 the name `<warm launcher>`, so that its frames are never taken for a user's.
 
 A forked child is what `python script arguments` would start: own session, environment, working directory,
-standard streams and `sys.path`. Two things differ: after its threads and `atexit` functions have ended, the child
-does not take its modules apart; and when it starts the forkserver of `multiprocessing`, that server is forked too,
-instead of a new interpreter that imports everything again. The server is not forked when the environment holds other values than the launcher's for variables
-that libraries read at import.
+standard streams and `sys.path`. Two things differ: after its threads and `atexit` functions have ended, the
+child does not take its modules apart; and when it starts the forkserver of `multiprocessing`, that server is
+forked too, instead of a new interpreter that imports everything again. The server is not forked when the
+environment holds other values than the launcher's for variables that libraries read at import.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ class Launcher:
         ):
             return fresh(path, arguments, descriptors)
         if threading.active_count() > 1:
-            # a fork would not copy them; the first forkserver of a run starts before any, or every launch would be cold
+            # a fork would not copy them; the first forkserver of a run starts before any, or every launch
+            # would be cold
             assert self.has_forked_server or PRELOAD not in command, threading.enumerate()
             return fresh(path, arguments, descriptors)
         self.has_forked_server = True
@@ -258,7 +259,9 @@ def main() -> None:
 
 
 def leave(code: int | None) -> NoReturn:
-    """Exit as the interpreter does, but leave its modules to the kernel: taking them apart costs 0.5 s of CPU."""
+    """Exit as the interpreter does, but leave its modules to the kernel: taking them apart costs 0.5 s of
+    CPU.
+    """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

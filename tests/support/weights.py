@@ -11,10 +11,12 @@ from safetensors.torch import load_file
 def relative_difference(found: Path, expected: Path) -> float:
     """Return the norm of the difference of all weights, relative to the norm of the weights.
 
-    Not by parameter: the bias of the keys in attention has a gradient of 0 but for rounding, which Adam scales up.
+    Not by parameter: the bias of the keys in attention has a gradient of 0 but for rounding, which Adam
+        scales up.
 
     Args:
-        found, expected: output directories, into which the scripts of `tests/scripts` write their final weights.
+        found, expected: output directories, into which the scripts of `tests/scripts` write their final
+            weights.
     """
     ours, theirs = load_file(found / "weights.safetensors"), load_file(expected / "weights.safetensors")
     assert ours.keys() == theirs.keys()

@@ -1,9 +1,9 @@
 """How tests are distributed over pytest-xdist's workers, and in which order.
 
-Each worker imports and rewrites every test file that it collects, which for all unit tests takes longer than many of
-their tests. If all of `tests/unit` is asked for, each worker therefore collects and runs only its share of it. Other
-tests are collected by all workers and given out as workers become free; xdist's `loadgroup` does the same by marks, but
-version 3.8 ignores them with pytest 9.2.
+Each worker imports and rewrites every test file that it collects, which for all unit tests takes longer than
+many of their tests. If all of `tests/unit` is asked for, each worker therefore collects and runs only its
+share of it. Other tests are collected by all workers and given out as workers become free; xdist's
+`loadgroup` does the same by marks, but version 3.8 ignores them with pytest 9.2.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ TOGETHER = (
     "browser/test_report.py",
     "fault/test_torture.py",
 )
-"""Files of integration and fault tests with expensive module fixtures, and those that import torch or TRL into pytest
+"""Files of integration and fault tests with expensive module fixtures, and those that import torch or TRL
+into pytest
 itself: one worker runs all their tests."""
 LONGEST_FIRST = (
     "test_hangs_end",
@@ -128,7 +129,9 @@ def _needs_torch(entry: Path) -> bool:
 
 
 def _size(entries: set[Path]) -> float:
-    """Return what is about proportional to the duration of these tests: bytes, and more for those that use torch."""
+    """Return what is about proportional to the duration of these tests: bytes, and more for those that use
+    torch.
+    """
     return sum(
         file.stat().st_size * (SLOWER if _needs_torch(file) else 1.0)
         for entry in entries

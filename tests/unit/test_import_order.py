@@ -1,6 +1,7 @@
 """Import rules between the packages and between their rooms, read from the sources; no module is executed.
 
-A room is a folder of modules. A module that lies beside folders, such as `runtime/errors.py`, is a room of its own.
+A room is a folder of modules. A module that lies beside folders, such as `runtime/errors.py`, is a room of
+its own.
 """
 
 from __future__ import annotations
@@ -186,7 +187,9 @@ def test_what_the_processes_share_imports_neither_and_they_never_import_each_oth
 
 
 def test_a_module_is_private_exactly_if_only_its_room_imports_it() -> None:
-    """A reader of another room need not look at `_name.py`. Modules that a command or a process starts are public."""
+    """A reader of another room need not look at `_name.py`. Modules that a command or a process starts are
+    public.
+    """
     users: dict[str, set[str]] = {}
     for name in FILES:
         for imported in edges(name):
@@ -278,6 +281,8 @@ def test_light_modules_do_not_import_training_libraries() -> None:
 
 
 def test_the_import_check_follows_our_own_modules() -> None:
-    """The check above can fail: the agent imports torch, and the code that supervises a run imports the agent."""
+    """The check above can fail: the agent imports torch, and the code that supervises a run imports the
+    agent.
+    """
     assert "torch" in loaded_with("runtime.processes.agent")
     assert "torch" in loaded_with("cli.launching.supervise")

@@ -16,7 +16,10 @@ from grpo_run.trainers.recipes.rewards import answer_format, correct_answer
 from grpo_run.trainers.recipes.training import load_policy, train_grpo
 
 HUB_NAME, HUB_CONFIGURATION = "openai/gsm8k", "main"
-INSTRUCTION = "Solve the problem step by step. End with a line that holds only the final number, in the form '#### number'."
+INSTRUCTION = (
+    "Solve the problem step by step. End with a line that holds only the final number, in the form '####"
+    " number'."
+)
 
 
 def problems_of(recipe: Recipe) -> list[Problem]:
@@ -28,7 +31,9 @@ def problems_of(recipe: Recipe) -> list[Problem]:
 
 
 def prompt_for(question: str, *, chat: bool) -> Any:
-    """Return the prompt for a question: a conversation if the tokenizer has a chat template, else plain text."""
+    """Return the prompt for a question: a conversation if the tokenizer has a chat template, else plain
+    text.
+    """
     if chat:
         return [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": question}]
     return f"{INSTRUCTION}\n\nProblem: {question}\nSolution:"

@@ -103,11 +103,7 @@ def warm_start(
 
 
 def train_grpo(
-    recipe: Recipe,
-    model: Policy,
-    tokenizer: PreTrainedTokenizerBase,
-    dataset: Dataset,
-    rewards: list[Reward],
+    recipe: Recipe, model: Policy, tokenizer: PreTrainedTokenizerBase, dataset: Dataset, rewards: list[Reward]
 ) -> None:
     """Train with GRPO on the column `prompt` and save the weights to `final` in the output directory.
 

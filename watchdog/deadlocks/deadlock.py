@@ -127,11 +127,7 @@ def _describe(
 
 
 def _places(
-    ranks: Sequence[int],
-    stuck: Mapping[int, Collective],
-    locations: Mapping[int, Location],
-    *,
-    inputs: bool,
+    ranks: Sequence[int], stuck: Mapping[int, Collective], locations: Mapping[int, Location], *, inputs: bool
 ) -> dict[str, list[int]]:
     """Group ranks by the description of the collective they are in; `inputs` adds sizes and dtypes."""
     places: dict[str, list[int]] = {}

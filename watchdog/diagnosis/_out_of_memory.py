@@ -13,15 +13,31 @@ from grpo_run.watchdog.memory.shortage import OUTSIDE, MemoryPhase, Shortage
 _PHASE_ADVICE = {
     MemoryPhase.generate: "Lower max_completion_length, generation_batch_size or vLLM's share of the GPU.",
     MemoryPhase.score: "Lower per_device_train_batch_size or max_completion_length.",
-    MemoryPhase.forward: "Lower per_device_train_batch_size or max_completion_length, or set gradient_checkpointing.",
-    MemoryPhase.backward: "Lower per_device_train_batch_size or max_completion_length, or set gradient_checkpointing.",
-    MemoryPhase.optimizer: "Shard the optimizer's state over more GPUs, offload it to the host, or take an optimizer with less state.",
+    MemoryPhase.forward: (
+        "Lower per_device_train_batch_size or max_completion_length, or set gradient_checkpointing."
+    ),
+    MemoryPhase.backward: (
+        "Lower per_device_train_batch_size or max_completion_length, or set gradient_checkpointing."
+    ),
+    MemoryPhase.optimizer: (
+        "Shard the optimizer's state over more GPUs, offload it to the host, or take an optimizer with less"
+        " state."
+    ),
     MemoryPhase.save: "Save without gathering the whole model on one GPU.",
     MemoryPhase.load: "Shard the model over more GPUs, or load it in a smaller type.",
     MemoryPhase.evaluate: "Lower per_device_eval_batch_size, which no memory plan changes.",
-    MemoryPhase.reward: "Let the reward function use less memory of this GPU: smaller batches in it, or its model on the CPU or elsewhere.",
-    MemoryPhase.callback: "Let the callback use less memory of this GPU: no graphs (torch.no_grad), and no tensors that it keeps.",
-    MemoryPhase.script: "Let the script use less memory of this GPU at this line: smaller batches there, or what it keeps on the CPU.",
+    MemoryPhase.reward: (
+        "Let the reward function use less memory of this GPU: smaller batches in it, or its model on the CPU"
+        " or elsewhere."
+    ),
+    MemoryPhase.callback: (
+        "Let the callback use less memory of this GPU: no graphs (torch.no_grad), and no tensors that it"
+        " keeps."
+    ),
+    MemoryPhase.script: (
+        "Let the script use less memory of this GPU at this line: smaller batches there, or what it keeps on"
+        " the CPU."
+    ),
 }
 _CAUSE_ADVICE = {
     Cause.host_oom: "Lower dataloader_num_workers, or give the job more host memory.",
@@ -29,7 +45,10 @@ _CAUSE_ADVICE = {
 }
 _HOST_CODE_ADVICE = "Let the code at this line use less memory of the host, or give the job more host memory."
 _CACHE_ADVICE = "Raise vllm_gpu_memory_utilization, or lower vllm_max_model_length."
-_FRAGMENTED = "Memory is fragmented: PYTORCH_ALLOC_CONF=expandable_segments:True lets the allocator use what it has reserved."
+_FRAGMENTED = (
+    "Memory is fragmented: PYTORCH_ALLOC_CONF=expandable_segments:True lets the allocator use what it has"
+    " reserved."
+)
 
 
 def memory_sentence(shortage: Shortage, rank: int, place: str) -> str:

@@ -2,7 +2,8 @@
 
 When one rank exits, its peers soon fail too, with errors of the collective they were in; those are victims.
 The culprit is the first rank that was killed by a signal, or else the first rank with an error of its own. A
-rank that has run out of memory is never a victim, and is blamed before ranks that were aborted: its exit is what aborts
+rank that has run out of memory is never a victim, and is blamed before ranks that were aborted: its exit is
+    what aborts
 them. A learning guard that has ended a rank is recognized too. Pure: takes exits and slots, does no I/O and
 reads no clock. Called by the incident investigation once evidence is collected.
 """
@@ -123,17 +124,19 @@ def diagnose_exits(
         step=step,
         phase=phase.name if phase is not None else None,
         confidence="unknown" if all_victims else "proved",
-        sentence=_sentence(culprit, place, all_victims)
-        if shortage is None
-        else memory_sentence(shortage, culprit.rank, place),
+        sentence=(
+            _sentence(culprit, place, all_victims)
+            if shortage is None
+            else memory_sentence(shortage, culprit.rank, place)
+        ),
         signature=_signature(culprit, step, alone, shortage),
         deterministic=culprit.signal is None and not all_victims,
         location=_location(culprit),
         traceback=culprit.error.traceback if culprit.error else None,
         waiters=waiters,
-        advice=_advice(culprit, best_position, alone, origin)
-        if shortage is None
-        else memory_advice(shortage),
+        advice=(
+            _advice(culprit, best_position, alone, origin) if shortage is None else memory_advice(shortage)
+        ),
         starting=starting,
         origin=origin,
         final=final,
@@ -167,8 +170,10 @@ def diagnose_early_exit(
         step=step,
         phase=phase.name if phase is not None else None,
         confidence="proved",
-        sentence=f"{rank_names(ranks, capitalize=True)} exited{position_of(first, slot, step)}{where}"
-        f" while rank {waiters[0]} was still training.",
+        sentence=(
+            f"{rank_names(ranks, capitalize=True)} exited{position_of(first, slot, step)}{where}"
+            f" while rank {waiters[0]} was still training."
+        ),
         signature=f"rank_exited_early:{ranks}:step{step}",
         # without counted steps it is not known whether the same place is the same time
         deterministic=counted,
@@ -195,7 +200,10 @@ def _diagnose_forkserver(lost: Sequence[Exit], slots: Mapping[int, Slot | None])
         step=step,
         phase=phase.name if phase is not None else None,
         confidence="proved",
-        sentence=f"The forkserver, which starts the ranks, {end_text(end)}{position_of(first, slot, step)}; {rank_names(ranks)} died with it.",
+        sentence=(
+            f"The forkserver, which starts the ranks, {end_text(end)}{position_of(first, slot, step)};"
+            f" {rank_names(ranks)} died with it."
+        ),
         signature=f"forkserver:{end.signal or end.exit_code}:step{step}",
         deterministic=False,
         waiters=tuple(sorted(slots)),
@@ -229,7 +237,9 @@ def _cause(culprit: Exit, slots: Mapping[int, Slot | None], all_victims: bool) -
 
 
 def _exception(culprit: Exit) -> str:
-    """The class of the script's own exception; empty if it has raised none, or for an interrupt or an injected fault."""
+    """The class of the script's own exception; empty if it has raised none, or for an interrupt or an
+    injected fault.
+    """
     if culprit.signal is not None or culprit.error is None:
         return ""
     return "" if culprit.error.type in NOT_OF_SCRIPT else culprit.error.type
@@ -319,13 +329,22 @@ def signal_name(number: int) -> str:
 
 
 ADVICE = {
-    LearningGuard.nonfinite: "Check for divisions by 0 and logarithms of 0 in the loss, for a learning rate that is too high, and"
-    " for rewards that are not finite.",
-    LearningGuard.zero_variance: "Check the reward functions, and whether the prompts are too easy or too hard.",
+    LearningGuard.nonfinite: (
+        "Check for divisions by 0 and logarithms of 0 in the loss, for a learning rate that is too high, and"
+        " for rewards that are not finite."
+    ),
+    LearningGuard.zero_variance: (
+        "Check the reward functions, and whether the prompts are too easy or too hard."
+    ),
     LearningGuard.kl: "Lower the learning rate, or raise beta.",
     LearningGuard.entropy: "Check the learning rate, the temperature and the rewards.",
-    LearningGuard.reward: "Look at completions from before and after the onset; lower the learning rate if their form has broken.",
-    LearningGuard.capped: "Look at completions: a model that does not stop any more repeats itself, or is rewarded for length.",
+    LearningGuard.reward: (
+        "Look at completions from before and after the onset; lower the learning rate if their form has"
+        " broken."
+    ),
+    LearningGuard.capped: (
+        "Look at completions: a model that does not stop any more repeats itself, or is rewarded for length."
+    ),
 }
 
 
@@ -357,8 +376,8 @@ def diagnose_guard(exits: Sequence[Exit], slots: Mapping[int, Slot | None]) -> V
         waiters=tuple(sorted(slots)),
         advice=(
             ADVICE[trip.guard],
-            f"To continue from before the onset: the same command with --fresh --resume-from CHECKPOINT (below {trip.onset})"
-            + " and, if it has one, another --run-dir.",
+            "To continue from before the onset: the same command with --fresh --resume-from CHECKPOINT"
+            f" (below {trip.onset})" + " and, if it has one, another --run-dir.",
         ),
         trip=trip,
     )

@@ -24,14 +24,32 @@ from grpo_run.watchdog.verdict import Location, Verdict
 from grpo_run.watchdog.waits.sentences import ANOTHER_THREAD, name_lock
 
 ADVICE = {
-    Cause.collective_mismatch: "Every rank must issue the same collectives in the same order. Check what decides the branch at these lines.",
-    Cause.collective_missing_rank: "A collective is inside a condition that differs between ranks, or there is one too many. Compare the two lines.",
-    Cause.rank_exited_early: "All ranks must take the same number of steps. Use grpo_run.trainers.consensus to agree on when to stop.",
-    Cause.generation_stall: "If generation may take this long, raise --deadline-ceiling, or limit it with --generation max_time=SECONDS.",
-    Cause.reward_stall: "Set a timeout on the calls that the reward function waits for, or run rewards in worker processes with --reward-workers 1.",
+    Cause.collective_mismatch: (
+        "Every rank must issue the same collectives in the same order. Check what decides the branch at these"
+        " lines."
+    ),
+    Cause.collective_missing_rank: (
+        "A collective is inside a condition that differs between ranks, or there is one too many. Compare the"
+        " two lines."
+    ),
+    Cause.rank_exited_early: (
+        "All ranks must take the same number of steps. Use grpo_run.trainers.consensus to agree on when to"
+        " stop."
+    ),
+    Cause.generation_stall: (
+        "If generation may take this long, raise --deadline-ceiling, or limit it with --generation"
+        " max_time=SECONDS."
+    ),
+    Cause.reward_stall: (
+        "Set a timeout on the calls that the reward function waits for, or run rewards in worker processes"
+        " with --reward-workers 1."
+    ),
     Cause.data_stall: "Check the storage and the worker processes of the data loader.",
     Cause.checkpoint_stall: "Check the file system of output_dir.",
-    Cause.interpreter_stuck: "The interpreter did not run: a call holds the GIL (a regular expression, native code), or the process is stopped.",
+    Cause.interpreter_stuck: (
+        "The interpreter did not run: a call holds the GIL (a regular expression, native code), or the"
+        " process is stopped."
+    ),
 }
 
 
@@ -104,9 +122,11 @@ def diagnose_stall(
         advice=_advice(stall.cause),
         uninterruptible=stall.uninterruptible,
         counted=not _trains_without_trainer(slots),
-        failed_reward=hung_reward(stacks.get(rank, ()) for rank in stall.culprits)
-        if stall.phase is Phase.reward
-        else None,
+        failed_reward=(
+            hung_reward(stacks.get(rank, ()) for rank in stall.culprits)
+            if stall.phase is Phase.reward
+            else None
+        ),
     )
 
 

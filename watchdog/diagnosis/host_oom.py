@@ -20,15 +20,16 @@ from grpo_run.watchdog.text import duration_text, size_text
 from grpo_run.watchdog.verdict import Verdict
 
 KILLED_HELPER = re.compile(
-    r"killed by signal: Killed|terminated abruptly|(?:exit ?code|exited with(?: code)?|returncode)[ :=]*-9\b|\bSIGKILL\b",
+    r"killed by signal: Killed|terminated abruptly|(?:exit ?code|exited with(?: code)?|returncode)["
+    r" :=]*-9\b|\bSIGKILL\b",
     re.IGNORECASE,
 )
 """How libraries report that a process which they have started was killed: torch's data loader,
 `concurrent.futures`, `subprocess`, joblib.
 """
 ADVICE = (
-    "Give the job more memory, or use less on the host: fewer data-loader workers, less offloading to the CPU, and"
-    " --snapshot-dir off if snapshots take much of it."
+    "Give the job more memory, or use less on the host: fewer data-loader workers, less offloading to the"
+    " CPU, and --snapshot-dir off if snapshots take much of it."
 )
 
 
@@ -55,7 +56,10 @@ def diagnose_host_oom(
     helped = [exit for exit in exits if exit.error is not None and _reports_killed_helper(exit.error)]
     if kills.helper_killed and helped:
         base = diagnose_exits(helped, slots, best_position=best_position)
-        what = f"The kernel killed a process that rank {base.culprit} had started, which then raised {_error_type(helped, base)}"
+        what = (
+            f"The kernel killed a process that rank {base.culprit} had started, which then raised"
+            f" {_error_type(helped, base)}"
+        )
         return _with_numbers(base, what, kills)
     return None
 

@@ -65,36 +65,108 @@ class Spelling:
 _DEVICES = r"(?:CUDA|HIP|XPU|NPU|MUSA|MLU)"
 _RUNTIME_ERROR = "builtins.RuntimeError"
 _PATTERNS: tuple[tuple[frozenset[str], Cause, ErrorSource, str], ...] = (
-    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, ErrorSource.allocator,
-     rf"(?:{_DEVICES}|MPS backend) out of memory\b"),
-    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, ErrorSource.allocator,
-     r"NVML_SUCCESS == [^\n]*CUDACachingAllocator\.cpp"),
-    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, ErrorSource.allocator, r"No executable batch size found, reached zero"),
-    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, ErrorSource.driver,
-     rf"(?:{_DEVICES}(?: driver| runtime)? error(?: \([^)\n]*\))? ?:|Triton Error \[{_DEVICES}\]:) out of memory\b"),
-    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, ErrorSource.library,
-     (r"(?:CUDA|HIP|cu\w+|hip\w+) error: ?(?:(?:CU|HIP)\w+_STATUS_(?:ALLOC_FAILED|INSUFFICIENT_RESOURCES)|CUFFT_ALLOC_FAILED"
-     r"|CUDNN_STATUS_INTERNAL_ERROR_\w+_ALLOCATION_FAILED)\b")),
-    (frozenset({_RUNTIME_ERROR}), Cause.gpu_oom, ErrorSource.nccl,
-     (r"[^\n]{0,200}\bNCCL\b.*?^(?P<text>[^\n]*(?:(?:Cuda|HIP) failure[^\n]*'out of memory'"
-     r"|Failed to CUDA (?:calloc|malloc)[^\n]*))")),
-    (frozenset({_RUNTIME_ERROR, "builtins.ValueError"}), Cause.gpu_oom, ErrorSource.vllm_cache,
-     r"No available memory for the cache blocks\b|To serve at least one request with [^\n]*available KV cache memory"),
-    (frozenset({_RUNTIME_ERROR, "builtins.ValueError"}), Cause.gpu_oom, ErrorSource.vllm,
-     r"Free memory on device\b[^\n]*is less than desired GPU memory utilization"),
-    (frozenset({_RUNTIME_ERROR}), Cause.host_oom, ErrorSource.host,
-     r"\[enforce fail at [^\n]*can't allocate memory\b|DefaultCPUAllocator: (?:can't allocate|not enough) memory\b"),
-    (frozenset({_RUNTIME_ERROR}), Cause.host_oom, ErrorSource.host,
-     r"std::bad_alloc\b|unable to [^\n]*Cannot allocate memory\b"),
+    (
+        frozenset({_RUNTIME_ERROR}),
+        Cause.gpu_oom,
+        ErrorSource.allocator,
+        rf"(?:{_DEVICES}|MPS backend) out of memory\b",
+    ),
+    (
+        frozenset({_RUNTIME_ERROR}),
+        Cause.gpu_oom,
+        ErrorSource.allocator,
+        r"NVML_SUCCESS == [^\n]*CUDACachingAllocator\.cpp",
+    ),
+    (
+        frozenset({_RUNTIME_ERROR}),
+        Cause.gpu_oom,
+        ErrorSource.allocator,
+        r"No executable batch size found, reached zero",
+    ),
+    (
+        frozenset({_RUNTIME_ERROR}),
+        Cause.gpu_oom,
+        ErrorSource.driver,
+        (
+            rf"(?:{_DEVICES}(?: driver| runtime)? error(?: \([^)\n]*\))? ?:|Triton Error \[{_DEVICES}\]:) out"
+            r" of memory\b"
+        ),
+    ),
+    (
+        frozenset({_RUNTIME_ERROR}),
+        Cause.gpu_oom,
+        ErrorSource.library,
+        (
+            r"(?:CUDA|HIP|cu\w+|hip\w+) error:"
+            r" ?(?:(?:CU|HIP)\w+_STATUS_(?:ALLOC_FAILED|INSUFFICIENT_RESOURCES)|CUFFT_ALLOC_FAILED"
+            r"|CUDNN_STATUS_INTERNAL_ERROR_\w+_ALLOCATION_FAILED)\b"
+        ),
+    ),
+    (
+        frozenset({_RUNTIME_ERROR}),
+        Cause.gpu_oom,
+        ErrorSource.nccl,
+        (
+            r"[^\n]{0,200}\bNCCL\b.*?^(?P<text>[^\n]*(?:(?:Cuda|HIP) failure[^\n]*'out of memory'"
+            r"|Failed to CUDA (?:calloc|malloc)[^\n]*))"
+        ),
+    ),
+    (
+        frozenset({_RUNTIME_ERROR, "builtins.ValueError"}),
+        Cause.gpu_oom,
+        ErrorSource.vllm_cache,
+        (
+            r"No available memory for the cache blocks\b|To serve at least one request with [^\n]*available"
+            r" KV cache memory"
+        ),
+    ),
+    (
+        frozenset({_RUNTIME_ERROR, "builtins.ValueError"}),
+        Cause.gpu_oom,
+        ErrorSource.vllm,
+        r"Free memory on device\b[^\n]*is less than desired GPU memory utilization",
+    ),
+    (
+        frozenset({_RUNTIME_ERROR}),
+        Cause.host_oom,
+        ErrorSource.host,
+        (
+            r"\[enforce fail at [^\n]*can't allocate memory\b|DefaultCPUAllocator: (?:can't allocate|not"
+            r" enough) memory\b"
+        ),
+    ),
+    (
+        frozenset({_RUNTIME_ERROR}),
+        Cause.host_oom,
+        ErrorSource.host,
+        r"std::bad_alloc\b|unable to [^\n]*Cannot allocate memory\b",
+    ),
     (frozenset({"builtins.OSError"}), Cause.host_oom, ErrorSource.host, r"\[Errno 12\]"),
-    (frozenset({"builtins.OSError"}), Cause.shm_full, ErrorSource.shared_memory, r"\[Errno 28\][^\n]*'/dev/shm/"),
-    (frozenset({_RUNTIME_ERROR}), Cause.shm_full, ErrorSource.shared_memory,
-     r"unable to [\w ()]+ </(?:torch_|dev/shm/)[^>\n]*>[^\n]*No space left on device\b"),
-    (frozenset({_RUNTIME_ERROR}), Cause.shm_full, ErrorSource.shared_memory,
-     r"DataLoader worker \(pid[^)\n]*\)?[^\n]* is killed by signal: Bus error\b"),
-    (frozenset({_RUNTIME_ERROR}), Cause.shm_full, ErrorSource.shared_memory,
-     r"[^\n]{0,200}\bNCCL\b.*?^(?P<text>Error while creating shared memory segment[^\n]*)"),
-)  # fmt: skip
+    (
+        frozenset({"builtins.OSError"}),
+        Cause.shm_full,
+        ErrorSource.shared_memory,
+        r"\[Errno 28\][^\n]*'/dev/shm/",
+    ),
+    (
+        frozenset({_RUNTIME_ERROR}),
+        Cause.shm_full,
+        ErrorSource.shared_memory,
+        r"unable to [\w ()]+ </(?:torch_|dev/shm/)[^>\n]*>[^\n]*No space left on device\b",
+    ),
+    (
+        frozenset({_RUNTIME_ERROR}),
+        Cause.shm_full,
+        ErrorSource.shared_memory,
+        r"DataLoader worker \(pid[^)\n]*\)?[^\n]* is killed by signal: Bus error\b",
+    ),
+    (
+        frozenset({_RUNTIME_ERROR}),
+        Cause.shm_full,
+        ErrorSource.shared_memory,
+        r"[^\n]{0,200}\bNCCL\b.*?^(?P<text>Error while creating shared memory segment[^\n]*)",
+    ),
+)
 """Full names of base classes, one of which the exception has, and the beginning of its message."""
 _COMPILED = tuple(
     (types, cause, source, re.compile(rf"\s*(?:{pattern})", re.IGNORECASE | re.DOTALL | re.MULTILINE))
@@ -152,7 +224,8 @@ OUTPUT_BYTES = 256 * 1024
 """How much of the end of the output is needed: an engine's traceback is repeated by each process that it has.
 """
 _THROWN = re.compile(
-    r"^terminate called after throwing an instance of '(?P<type>[^'\n]+)'\n(?:  what\(\):  (?P<what>[^\n]*))?",
+    r"^terminate called after throwing an instance of '(?P<type>[^'\n]+)'\n(?:  what\(\): "
+    r" (?P<what>[^\n]*))?",
     re.MULTILINE,
 )
 """libstdc++'s report (`__verbose_terminate_handler`)."""

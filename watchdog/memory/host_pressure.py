@@ -76,7 +76,10 @@ def shortage(sample: HostSample) -> str | None:
         use = short[0]
         return f"{use.fraction:.0%} of {use.name} is in use"
     if sample.full_pressure is not None and sample.full_pressure > SHORT_PRESSURE:
-        return f"the processes of {sample.cgroup} have waited for memory for {sample.full_pressure:.0%} of the last 10 s"
+        return (
+            f"the processes of {sample.cgroup} have waited for memory for {sample.full_pressure:.0%} of the"
+            " last 10 s"
+        )
     return None
 
 

@@ -60,7 +60,9 @@ class MemoryForecast:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankMemory:
-    """Memory of one rank in this attempt: at the last measurement, its highest, and by phase. Sizes in bytes."""
+    """Memory of one rank in this attempt: at the last measurement, its highest, and by phase. Sizes in
+    bytes.
+    """
 
     has_device: bool
     """Whether the rank uses a device whose memory torch's allocator counts."""

@@ -48,8 +48,11 @@ class RetryWatch:
         phases = self._memory[rank].phases
         phase = max(phases, key=lambda one: phases[one].retries, default=None)
         place = f" (phase {phase.name})" if phase is not None else ""
-        return rank, (
-            f"GPU memory of rank {rank} is nearly exhausted{place}: in each of the last {STREAK_COMMITS} steps,"
-            " allocations succeeded only after all caches were returned"
-            f" ({sum(self._streaks[rank])} retries)"
+        return (
+            rank,
+            (
+                f"GPU memory of rank {rank} is nearly exhausted{place}: in each of the last {STREAK_COMMITS}"
+                " steps, allocations succeeded only after all caches were returned"
+                f" ({sum(self._streaks[rank])} retries)"
+            ),
         )

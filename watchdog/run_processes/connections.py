@@ -89,9 +89,7 @@ def read_connections(
             elif inode in tables.unix_peers:
                 peers.append(tables.unix_peers[inode])
         found[rank] = Connections(
-            outside=any(peer not in inside for peer in peers),
-            traffic_bytes=traffic,
-            device=of_rank.device,
+            outside=any(peer not in inside for peer in peers), traffic_bytes=traffic, device=of_rank.device
         )
     return found
 

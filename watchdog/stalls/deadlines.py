@@ -1,8 +1,8 @@
 """Deadlines of phases: learned from the durations that the run has shown, within configured bounds.
 
 For hangs that collectives cannot prove. The formula and its constants were chosen by simulation
-(`benchmarks/false_alarms.py`, docs/reference/benchmarks.md). Called by `overdue.py`. Pure; measures and terminates
-nothing.
+(`benchmarks/false_alarms.py`, docs/reference/benchmarks.md). Called by `overdue.py`. Pure; measures and
+terminates nothing.
 """
 
 from __future__ import annotations

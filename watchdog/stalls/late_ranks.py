@@ -34,7 +34,8 @@ class LateRank:
         """What users are told."""
         return (
             f"rank {self.rank} takes {self.median_seconds / self.others_seconds:.1f} times as long in"
-            f" {self.phase.name} as the others ({self.median_seconds:.2f} s against {self.others_seconds:.2f} s)"
+            f" {self.phase.name} as the others ({self.median_seconds:.2f} s against"
+            f" {self.others_seconds:.2f} s)"
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -123,9 +123,12 @@ class StepClock:
             phase=self._slots[self._busiest].phase or Phase.forward_backward,
             deadline_seconds=self.deadline_seconds,
             waited_seconds=silent,
-            sentence=f"No step was committed for {duration_text(self._seen - self._began)}, and {rank_names(ranks)} {have}"
-            f" neither run the model nor scored a reward for {duration_text(silent)} (deadline"
-            f" {duration_text(self.deadline_seconds)}); {self._where()}.",
+            sentence=(
+                f"No step was committed for {duration_text(self._seen - self._began)}, and"
+                f" {rank_names(ranks)} {have} neither run the model nor scored a reward for"
+                f" {duration_text(silent)} (deadline {duration_text(self.deadline_seconds)});"
+                f" {self._where()}."
+            ),
         )
 
     def slow_sentence(self) -> str | None:
@@ -140,8 +143,8 @@ class StepClock:
         if self._seen - self._moved > MOVING_SECONDS or any(map(self._is_unknown, self._slots.values())):
             return None
         return (
-            f"step {self._position[1] + 1} is slow but makes progress: it has taken {duration_text(elapsed)} so far;"
-            f" {self._where()}; {self._estimate()}"
+            f"step {self._position[1] + 1} is slow but makes progress: it has taken {duration_text(elapsed)}"
+            f" so far; {self._where()}; {self._estimate()}"
         )
 
     @property
@@ -186,7 +189,10 @@ class StepClock:
                 ends.append(max(0.0, slot.generation_limit - passes) * seconds / passes)
         if not ends:
             return "when it ends cannot be estimated"
-        return f"at {min(paces):.2g} tokens per second and completion, its generation ends within {duration_text(max(ends))}"
+        return (
+            f"at {min(paces):.2g} tokens per second and completion, its generation ends within"
+            f" {duration_text(max(ends))}"
+        )
 
 
 def _position(slots: Mapping[int, Slot]) -> tuple[int, int] | None:

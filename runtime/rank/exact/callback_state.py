@@ -6,14 +6,14 @@ containers of these. Attributes that do not change are settings: the script sets
 values.
 
 Before anything is restored, the script's `on_train_begin` has run again. An attribute that it left as at the
-earlier start, such as a counter at zero, is state and is restored. One that it left otherwise is new, such as the
-id of the run that a tracker has opened, and is kept, so that what it names and the open connection belong
+earlier start, such as a counter at zero, is state and is restored. One that it left otherwise is new, such as
+the id of the run that a tracker has opened, and is kept, so that what it names and the open connection belong
 together. Tensors and random generators are always restored: a moving average of the weights begins with the
 weights, which differ at each start.
 
 Callbacks are found again by class and order, and restored in place, because other objects may refer to them.
-(transformers restores callbacks only if `restore_callback_states_from_checkpoint` is set, and then replaces them
-by new objects.) Called by `state.py`. Does not call a callback's events.
+(transformers restores callbacks only if `restore_callback_states_from_checkpoint` is set, and then replaces
+them by new objects.) Called by `state.py`. Does not call a callback's events.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ GENERATOR = "generator"
 class _Attribute:
     """One attribute of a callback, as it is at one moment.
 
-    `digest` is of its value, or of the identity of an object that cannot be saved, whose type is then `unsupported`.
-    `is_numeric`: a tensor or a generator is in it.
+    `digest` is of its value, or of the identity of an object that cannot be saved, whose type is then
+    `unsupported`. `is_numeric`: a tensor or a generator is in it.
     """
 
     digest: str
@@ -80,7 +80,9 @@ class CallbackStates:
         """What `on_train_begin` has left."""
 
     def begin(self) -> None:
-        """Note what `on_train_begin` has left. Call it when that event has reached every callback, before `restore`."""
+        """Note what `on_train_begin` has left. Call it when that event has reached every callback, before
+        `restore`.
+        """
         self._begun = [_attributes(callback) for callback in self._callbacks]
 
     def save(self, encoder: Encoder) -> list[CallbackState]:
@@ -127,7 +129,10 @@ class CallbackStates:
                 absent.append(state.name)
         if not absent:
             return None
-        return f"the checkpoint contains the state of callbacks that the script does not have: {', '.join(absent)}"
+        return (
+            "the checkpoint contains the state of callbacks that the script does not have:"
+            f" {', '.join(absent)}"
+        )
 
 
 def _has_state(callback: Any) -> bool:

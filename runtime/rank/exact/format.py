@@ -65,9 +65,9 @@ class RewardState(_Model):
 class CallbackState(_Model):
     """The encoded state of one callback, by class name and order.
 
-    `state_dict` is what a callback with that method returned; `attributes` are the changed attributes of any other.
-    `begun` are digests of those that are restored only if `on_train_begin` leaves the same again, as it left them;
-    None where there was no such attribute.
+    `state_dict` is what a callback with that method returned; `attributes` are the changed attributes of any
+    other. `begun` are digests of those that are restored only if `on_train_begin` leaves the same again, as
+    it left them; None where there was no such attribute.
     """
 
     name: str

@@ -100,10 +100,12 @@ def read_all(folder: Path, first: SavedRankState) -> list[SavedRankState]:
 
 
 def regrouped(state: SavedRankState, geometry: Geometry | None) -> SavedRankState:
-    """Return a rank's state with the counter and the geometry of the resuming run. The buffer stays as it was saved.
+    """Return a rank's state with the counter and the geometry of the resuming run. The buffer stays as it was
+    saved.
 
     Raises:
-        ReshardError: micro-batches of the resuming run do not divide the optimizer steps and rollouts as before.
+        ReshardError: micro-batches of the resuming run do not divide the optimizer steps and rollouts as
+            before.
     """
     old = state.geometry
     if geometry is None or old is None or state.micro_step is None:
@@ -117,8 +119,8 @@ def regrouped(state: SavedRankState, geometry: Geometry | None) -> SavedRankStat
     ):
         where = "" if state.at_boundary else ", and is inside a rollout"
         raise ReshardError(
-            f"the checkpoint of step {state.step} has {_text(old)}{where}; this run has {_text(geometry)}: change"
-            " steps_per_generation and gradient_accumulation_steps by the same factor"
+            f"the checkpoint of step {state.step} has {_text(old)}{where}; this run has {_text(geometry)}:"
+            " change steps_per_generation and gradient_accumulation_steps by the same factor"
         )
     return state.model_copy(update={"micro_step": micro_step, "geometry": geometry})
 
@@ -151,4 +153,7 @@ def _joined(values: Sequence[Any]) -> Any:
 
 
 def _text(geometry: Geometry) -> str:
-    return f"{geometry.generate_every} micro-steps per rollout with gradient_accumulation_steps={geometry.accumulation}"
+    return (
+        f"{geometry.generate_every} micro-steps per rollout with"
+        f" gradient_accumulation_steps={geometry.accumulation}"
+    )

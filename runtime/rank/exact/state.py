@@ -1,11 +1,12 @@
 """Save and restore what a Hugging Face checkpoint lacks for a bit-exact resume.
 
 `Trainer` saves weights, optimizer, scheduler, random number generators and its own state; TRL adds nothing.
-This package adds, per rank: the micro-step counter and the rollout in use (`_trainer_state.py`), the order of the
-epoch (`data_order.py`), values accumulated for the next log line (`_trainer_state.py`), a synced reference model
-(`_trainer_state.py`), the order in which DDP reduces gradients (`gradient_order.py`), stateful reward
-functions (`_trainer_state.py`), the script's callbacks (`callback_state.py`), whether one of them ended the call, and what
-the learning guards have seen.
+This package adds, per rank: the micro-step counter and the rollout in use (`_trainer_state.py`), the order of
+    the
+epoch (`data_order.py`), values accumulated for the next log line (`_trainer_state.py`), a synced reference
+model (`_trainer_state.py`), the order in which DDP reduces gradients (`gradient_order.py`), stateful reward
+functions (`_trainer_state.py`), the script's callbacks (`callback_state.py`), whether one of them ended the
+call, and what the learning guards have seen.
 
 The guard creates one `ExactState` per `train()` call and calls `begin`, `begin_epoch`, `begin_step` and `end`
 at the trainer's own events. Every rank calls `save` at every checkpoint.
@@ -13,8 +14,9 @@ at the trainer's own events. Every rank calls `save` at every checkpoint.
 Not exact, with one warning when it is seen: streaming data that draws random numbers; datasets or collators
 that draw from global generators; `ignore_data_skip`; reward functions whose state contains other than
 numbers, strings and tensors. Not exact, without a warning: random draws inside data-loader workers when an
-epoch is resumed in the middle; the state of environments, tools, rollout functions and servers; images logged with completions until the next rollout; the order of a shuffled
-evaluation set read by persistent workers; an epoch that a callback ended early.
+epoch is resumed in the middle; the state of environments, tools, rollout functions and servers; images logged
+with completions until the next rollout; the order of a shuffled evaluation set read by persistent workers; an
+epoch that a callback ended early.
 """
 
 from __future__ import annotations
@@ -237,7 +239,9 @@ class ExactState:
             self._gradients.replay(state.gradient_order)
 
     def _read(self, folder: Path) -> tuple[SavedRankState, Decoder, Geometry | None]:
-        """Return this rank's state, and the geometry with which it was saved; with another world size rank 0's, resharded."""
+        """Return this rank's state, and the geometry with which it was saved; with another world size rank
+        0's, resharded.
+        """
         geometry = trainer_state.geometry_of(self._trainer)
         own = self._rank if format.rank_state_path(folder, self._rank).is_file() else 0
         state, tensors = format.read(folder, own)

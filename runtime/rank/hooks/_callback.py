@@ -122,7 +122,9 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The step is finished; `save_through` calls the saver when transformers has logged, evaluated and saved."""
+        """The step is finished; `save_through` calls the saver when transformers has logged, evaluated and
+        saved.
+        """
         self._events.step_ends(state.global_step)
 
     def on_epoch_end(

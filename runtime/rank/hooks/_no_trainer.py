@@ -55,11 +55,12 @@ def watch_optimizer_steps(module: Any, session: Session, guarded: Callable[[], b
 
 
 def _trainer_at_work() -> str | None:
-    """Return the class of the Trainer whose method takes the step; empty if there is none, None if it is no step of training.
+    """Return the class of the Trainer whose method takes the step; empty if there is none, None if it is no
+    step of training.
 
-    A hyperparameter search, and a class with a `train()` of its own, are not guarded. The class is the most derived one
-    whose code runs. Local variables are not read: before Python 3.13 that keeps all of a function's variables, such as the
-    first batch and its logits, until the function returns.
+    A hyperparameter search, and a class with a `train()` of its own, are not guarded. The class is the most
+    derived one whose code runs. Local variables are not read: before Python 3.13 that keeps all of a
+    function's variables, such as the first batch and its logits, until the function returns.
     """
     running: set[int] = set()
     frame: FrameType | None = sys._getframe(1)
@@ -89,7 +90,9 @@ def _runs(cls: type[Any], running: Collection[int]) -> bool:
 
 _WRAPPED = "_grpo_run_state_saving"
 HOLD_SECONDS = 10.0
-"""How long a call may wait for the end of the ranks. The supervisor decides within a few tenths of a second."""
+"""How long a call may wait for the end of the ranks. The supervisor decides within a few tenths of a
+second.
+"""
 HOLD_POLL_SECONDS = 0.02
 
 

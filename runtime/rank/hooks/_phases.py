@@ -39,7 +39,9 @@ def marked(phase: Phase, slot: SlotWriter, fingerprint: PhaseFingerprint) -> Han
 
 
 def mark_rewards(trainer: Any, slot: SlotWriter) -> None:
-    """Mark the reward functions of a trainer. They stay so, because the script may call them between `train()` calls."""
+    """Mark the reward functions of a trainer. They stay so, because the script may call them between
+    `train()` calls.
+    """
     functions = getattr(trainer, "reward_funcs", None)
     if isinstance(functions, list):
         functions[:] = [
@@ -104,8 +106,8 @@ def mark_reward(
 def mark_callbacks(handler: Any, base: type, slot: SlotWriter) -> Iterator[None]:
     """Mark the user's own callbacks for the length of the block.
 
-    A callback may upload or evaluate for a long time. That time must not count as the phase that calls it. It is
-    measured by class and event.
+    A callback may upload or evaluate for a long time. That time must not count as the phase that calls it. It
+    is measured by class and event.
 
     Args:
         handler: the trainer's `callback_handler`.

@@ -1,6 +1,7 @@
 """Describe a `train()` call for the choice of its checkpoint, and restore a finished call without training.
 
-Called by `train_call.py` around the original `train()`. `runtime/rank/step/resume.py` agrees on the checkpoint.
+Called by `train_call.py` around the original `train()`. `runtime/rank/step/resume.py` agrees on the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ def skip_training(trainer: Any, *, only_at_end: bool = False) -> Iterator[None]:
 class RestoredCall:
     """A call that goes on from a checkpoint, or was over at its step.
 
-    A callback may end a call early (early stopping), and transformers ends it at the last step. If a rank is killed
-    after the checkpoint of that step, nothing would end the call again: it would take a step more than the undisturbed
-    call. The events at the end of the epoch, which follow the step, are made up for.
+    A callback may end a call early (early stopping), and transformers ends it at the last step. If a rank is
+    killed after the checkpoint of that step, nothing would end the call again: it would take a step more than
+    the undisturbed call. The events at the end of the epoch, which follow the step, are made up for.
 
     Args:
         ignore_keys: of the evaluation, as the script gave them to `train()`.
@@ -89,7 +90,9 @@ class RestoredCall:
 
     @contextmanager
     def ended(self) -> Iterator[None]:
-        """Within the block, `train()` takes no step if the call was over, and does not evaluate at its start again."""
+        """Within the block, `train()` takes no step if the call was over, and does not evaluate at its start
+        again.
+        """
         trainer = self._trainer
         run_epoch = getattr(trainer, trainer_names.RUN_EPOCH)
 

@@ -1,8 +1,9 @@
 """Marks on the board which tool of an agent runs, and cancels an asynchronous tool that is late.
 
-TRL calls tools and `reset` of environments inside a rollout. Each is measured by its name, like a user's callback, so
-that a tool that hangs is named and has a deadline of its own. Called by `_rollout_hooks.py`. Does not change arguments or
-results, and does not end a synchronous tool: nothing in the process can, and the hang detector does.
+TRL calls tools and `reset` of environments inside a rollout. Each is measured by its name, like a user's
+callback, so that a tool that hangs is named and has a deadline of its own. Called by `_rollout_hooks.py`.
+Does not change arguments or results, and does not end a synchronous tool: nothing in the process can, and the
+hang detector does.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ SHARDED = {"deepspeed-zero3": "ZeRO-3", "fsdp1": "FSDP", "fsdp2": "FSDP"}
 
 @contextmanager
 def mark_tools(trainer: Any, session: Session) -> Iterator[None]:
-    """Mark the tools and environments of a trainer for the length of the block; a trainer without them is left alone."""
+    """Mark the tools and environments of a trainer for the length of the block; a trainer without them is
+    left alone.
+    """
     call_tools = getattr(trainer, trainer_names.TOOL_CALLS, None)
     if (text := uneven_turns(trainer, session.world_size)) is not None:
         session.warn(text)
@@ -52,7 +55,8 @@ def mark_tools(trainer: Any, session: Session) -> Iterator[None]:
 
 
 def uneven_turns(trainer: Any, world_size: int) -> str | None:
-    """Return a warning if the ranks of an agent may call the model unequally often where that is a deadlock; else None.
+    """Return a warning if the ranks of an agent may call the model unequally often where that is a deadlock;
+    else None.
 
     TRL's loop over tool calls ends on each rank by itself.
     """
@@ -62,17 +66,17 @@ def uneven_turns(trainer: Any, world_size: int) -> str | None:
     if getattr(trainer.args, "use_vllm", False):
         return None  # the model itself is not called
     return (
-        f"with {sharded} all ranks must generate equally often, and TRL ends the calls of tools on each rank by itself: if the"
-        " completions of one rank call tools in more turns than those of another, the ranks deadlock, which is proved and"
-        " reported; use ZeRO-2, DDP or vLLM for agents"
+        f"with {sharded} all ranks must generate equally often, and TRL ends the calls of tools on each rank"
+        " by itself: if the completions of one rank call tools in more turns than those of another, the"
+        " ranks deadlock, which is proved and reported; use ZeRO-2, DDP or vLLM for agents"
     )
 
 
 class _AsyncTools:
     """Marks and limits the asynchronous tools of one trainer.
 
-    They run beside each other in TRL's event loop, in another thread, while the main thread waits for all of them: the
-    phase lasts from the first one's start to the last one's end, and has the name of the first.
+    They run beside each other in TRL's event loop, in another thread, while the main thread waits for all of
+    them: the phase lasts from the first one's start to the last one's end, and has the name of the first.
     """
 
     def __init__(self, session: Session) -> None:
@@ -80,7 +84,9 @@ class _AsyncTools:
         self._running = 0
 
     def mark(self, function: Callable[..., Any], name: str, session: Session) -> Callable[..., Any]:
-        """Limit each call. TRL shows the error to the model as the tool's result, as for any exception of a tool."""
+        """Limit each call. TRL shows the error to the model as the tool's result, as for any exception of a
+        tool.
+        """
 
         @functools.wraps(function)
         async def limited(*args: Any, **kwargs: Any) -> Any:
@@ -144,7 +150,9 @@ def _sync(function: Callable[..., Any], name: str, session: Session) -> Callable
 
 
 def _marked_reset(environment: type, session: Session) -> Any:
-    """Return `reset` of an environment's class, marked: its instances may be pickled, or have no attributes of their own."""
+    """Return `reset` of an environment's class, marked: its instances may be pickled, or have no attributes
+    of their own.
+    """
     marked = _sync(environment.reset, reset_name(environment.__qualname__), session)  # type: ignore[attr-defined]
     declared = inspect.getattr_static(environment, "reset")
     takes_instance = hasattr(type(declared), "__get__") and not isinstance(

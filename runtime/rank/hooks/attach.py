@@ -29,7 +29,8 @@ _GUARDED = "_grpo_run_guard"
 
 
 def install_guard(session: Session) -> None:
-    """Register import hooks that wrap `Trainer.train`, constructors of trainers and, if caps are set, configuration classes.
+    """Register import hooks that wrap `Trainer.train`, constructors of trainers and, if caps are set,
+    configuration classes.
 
     A script that trains by itself is watched, too.
     """
@@ -101,8 +102,8 @@ def wrap_train(module: Any, guard: AttemptState) -> None:
 
         if guard.running == LOOP:
             raise ConfigError(
-                f"{type(self).__name__}.train() is called inside a loop of grpo_run.trainers.loop: call it before or"
-                " after the loop; a loop over `while` ends with `run.end()`"
+                f"{type(self).__name__}.train() is called inside a loop of grpo_run.trainers.loop: call it"
+                " before or after the loop; a loop over `while` ends with `run.end()`"
             )
         if guard.running:
             return run_inner_call(guard, self, original, resume_from_checkpoint, args, kwargs)
@@ -147,11 +148,12 @@ def guard(trainer: Any) -> Any:
 
 
 def check_trainer(session: Session, trainer: Any) -> None:
-    """Check that the trainer can be guarded and that the run's settings reached it, and let an offloaded optimizer stay the same.
+    """Check that the trainer can be guarded and that the run's settings reached it, and let an offloaded
+    optimizer stay the same.
 
     Raises:
-        ConfigError: a generation cap, the memory plan or the expected parallelism did not take effect, or the trainer
-            lacks a method that the guard wraps.
+        ConfigError: a generation cap, the memory plan or the expected parallelism did not take effect, or the
+            trainer lacks a method that the guard wraps.
     """
     caps.check(trainer, session.config.generation)
     if session.settings.memory_plan.optimizer_offload:

@@ -88,8 +88,8 @@ class ReadingOrder(Enum):
 def data_order(trainer: Any) -> ReadingOrder:
     """Return the order of the training data; unknown for trainers that do not say whether they shuffle.
 
-    Of trainers that generate, `shuffle_dataset` is the sampler's order. SFT has a setting of that name, too: it shuffles once in
-    advance, and the sampler of `transformers.Trainer` is random in any case.
+    Of trainers that generate, `shuffle_dataset` is the sampler's order. SFT has a setting of that name, too:
+    it shuffles once in advance, and the sampler of `transformers.Trainer` is random in any case.
     """
     generates = hasattr(trainer, trainer_names.GENERATE)
     shuffles = getattr(trainer.args, "shuffle_dataset", None) if generates else None
@@ -110,8 +110,8 @@ def warning(order: ReadingOrder) -> str | None:
         return None
     how = " and the data set is sorted by length" if order is ReadingOrder.sorted_by_length else ""
     return (
-        f"shuffle_dataset=False{how}: each rank takes a fixed part of every batch, so one rank may always have the longest"
-        " completions while the others wait; shuffle the data set unless its order matters"
+        f"shuffle_dataset=False{how}: each rank takes a fixed part of every batch, so one rank may always"
+        " have the longest completions while the others wait; shuffle the data set unless its order matters"
     )
 
 
@@ -212,7 +212,9 @@ def run_train_call(
 
 
 def sampling_group(trainer: Any, rank: int) -> int:
-    """Return what ranks have in common that must draw the same random numbers: those of one vLLM engine, else one rank."""
+    """Return what ranks have in common that must draw the same random numbers: those of one vLLM engine, else
+    one rank.
+    """
     args = trainer.args
     shared = getattr(args, "use_vllm", False) and getattr(args, "vllm_mode", "") == "colocate"
     return rank // int(getattr(args, "vllm_tensor_parallel_size", 1) or 1) if shared else rank
@@ -228,8 +230,8 @@ def run_inner_call(
 ) -> Any:
     """Run a `train()` call that a callback or a reward of another call makes, as transformers would.
 
-    It is a part of the outer call's step, so it has no steps, votes or checkpoints of its own. A number of its own
-    would not identify it: a resumed run makes only the inner calls of the steps that are left.
+    It is a part of the outer call's step, so it has no steps, votes or checkpoints of its own. A number of
+    its own would not identify it: a resumed run makes only the inner calls of the steps that are left.
     """
     guard.warn_of_inner_call(trainer)
     caps = capping_of(trainer, guard.session, None)

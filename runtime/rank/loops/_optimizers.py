@@ -1,6 +1,7 @@
 """Observes the steps of all optimizers: runs hooks before each one, and detects gradients that none has used.
 
-Uses torch's global hooks, because a script may step optimizers that are not in the loop's `state`. Called by `run.py`.
+Uses torch's global hooks, because a script may step optimizers that are not in the loop's `state`. Called by
+`run.py`.
 """
 
 from __future__ import annotations
@@ -71,10 +72,11 @@ class OptimizerSteps:
         return self._taken
 
     def take_pending(self) -> bool:
-        """Return whether gradients were added since the last optimizer step, and begin the next step of the loop.
+        """Return whether gradients were added since the last optimizer step, and begin the next step of the
+        loop.
 
-        Gradients that a step has used stay until the script sets them to zero, and those that are not finite have made
-        a gradient scaler skip the step: neither is pending.
+        Gradients that a step has used stay until the script sets them to zero, and those that are not finite
+        have made a gradient scaler skip the step: neither is pending.
         """
         taken, self._taken = self._taken, False
         if taken:

@@ -70,7 +70,8 @@ class InPlace:
         self._used: set[int] = set()
 
     def set(self, present: Any, value: Any, path: str) -> Any:
-        """Return what the script's dictionary is to hold: `present` with the content of `value`, if that is possible.
+        """Return what the script's dictionary is to hold: `present` with the content of `value`, if that is
+        possible.
 
         Args:
             present: what the script has now; anything if it has nothing.
@@ -219,12 +220,7 @@ def save(
     encoded = {part: _encoded(value, tensors) for part, value in parts.items()}
     (folder / format.FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
     saved = SavedRankState(
-        schema_version=format.SCHEMA,
-        rank=rank,
-        world_size=world_size,
-        step=step,
-        guards=guards,
-        loop=encoded,
+        schema_version=format.SCHEMA, rank=rank, world_size=world_size, step=step, guards=guards, loop=encoded
     )
     format.write(folder, saved, tensors)
 
@@ -243,8 +239,8 @@ def _encoded(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return encode(value, tensors, "state")
     except UnsupportedValueError as error:
         raise ConfigError(
-            f"{error} in a loop, which a checkpoint cannot hold: give an object with state_dict and load_state_dict, a"
-            " random generator, or numbers, strings, tensors and containers of these"
+            f"{error} in a loop, which a checkpoint cannot hold: give an object with state_dict and"
+            " load_state_dict, a random generator, or numbers, strings, tensors and containers of these"
         ) from error
 
 
@@ -295,8 +291,8 @@ class LoadedRankState:
         for key in (*state.values, *state.others):
             if key not in values and key not in objects:
                 raise CheckpointError(
-                    f"{self.folder} does not contain state[{key!r}] of the loop; use the state that was saved, or"
-                    " start another run with --run-id"
+                    f"{self.folder} does not contain state[{key!r}] of the loop; use the state that was"
+                    " saved, or start another run with --run-id"
                 )
         in_place = InPlace(self._parts.get(SHARED) or ())
         for key, present in state.values.items():

@@ -30,7 +30,9 @@ from grpo_run.runtime.rank.exact.callback_state import GENERATORS
 from grpo_run.runtime.rank.exact.encoding import is_stateful
 
 LOCAL = "grpo_run.local_shard"
-"""The only key of the dictionary that stands for a distributed tensor: the shard of the rank that wrote it."""
+"""The only key of the dictionary that stands for a distributed tensor: the shard of the rank that wrote
+it.
+"""
 
 
 def is_sharded(value: Any) -> bool:
@@ -126,15 +128,17 @@ def optimizer_from_saved(saved: dict[str, Any], parameters: Sequence[Any]) -> di
 
 
 REPLICATED, SHARDED, PER_RANK = "ddp", "fsdp2", "per-rank"
-"""Layouts, as manifests record them: equal on all ranks, distributed tensors, or anything else that ranks keep."""
+"""Layouts, as manifests record them: equal on all ranks, distributed tensors, or anything else that ranks
+keep.
+"""
 
 
 class LoopState:
     """The `state` of a loop on one rank.
 
     Args:
-        entries: the script's dictionary. Plain values are read from it when a checkpoint is taken, and set in it when
-            one is loaded.
+        entries: the script's dictionary. Plain values are read from it when a checkpoint is taken, and set in
+            it when one is loaded.
 
     Raises:
         ConfigError: an entry cannot be saved, or not by every rank for itself.
@@ -202,7 +206,9 @@ class LoopState:
         return {"layout": self.layout, "model_shape": digest_model_shape(shapes) if shapes else None}
 
     def size_bytes(self) -> int:
-        """Return the approximate size of a checkpoint over all ranks: weights, and two moments per trained weight."""
+        """Return the approximate size of a checkpoint over all ranks: weights, and two moments per trained
+        weight.
+        """
         return sum(self._file_bytes().values()) * (self._world_size if self.layout == PER_RANK else 1)
 
     def large_files(self) -> dict[str, int]:
@@ -261,8 +267,8 @@ class LoopState:
             return torch.load(path, map_location="cpu", weights_only=True)
         except OSError as error:
             raise CheckpointError(
-                f"{folder} does not contain state[{key!r}] of the loop: {error.strerror}; use the state that was"
-                " saved, or start another run with --run-id"
+                f"{folder} does not contain state[{key!r}] of the loop: {error.strerror}; use the state that"
+                " was saved, or start another run with --run-id"
             ) from error
 
 
@@ -282,13 +288,13 @@ def _refusal(value: Any) -> str | None:
     names |= {f"{base.__module__}.{base.__qualname__}" for base in type(inner).__mro__}
     if any(name.startswith("deepspeed.") or ".DeepSpeed" in name for name in names):
         return (
-            "DeepSpeed saves and loads its state with collectives of its own; use a Trainer, whose checkpoints of"
-            " DeepSpeed are exact, or shard with FSDP2 (fully_shard)"
+            "DeepSpeed saves and loads its state with collectives of its own; use a Trainer, whose"
+            " checkpoints of DeepSpeed are exact, or shard with FSDP2 (fully_shard)"
         )
     if any(name.endswith(".ZeroRedundancyOptimizer") for name in names):
         return (
-            "ZeroRedundancyOptimizer collects its state on one rank; use FSDP2 (fully_shard) or DDP with a plain"
-            " optimizer"
+            "ZeroRedundancyOptimizer collects its state on one rank; use FSDP2 (fully_shard) or DDP with a"
+            " plain optimizer"
         )
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if (
@@ -297,7 +303,7 @@ def _refusal(value: Any) -> str | None:
         and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in value.modules())
     ):
         return (
-            "FullyShardedDataParallel (FSDP1) flattens parameters, so a rank cannot save its part of the state for"
-            " itself; use FSDP2 (torch.distributed.fsdp.fully_shard)"
+            "FullyShardedDataParallel (FSDP1) flattens parameters, so a rank cannot save its part of the"
+            " state for itself; use FSDP2 (torch.distributed.fsdp.fully_shard)"
         )
     return None

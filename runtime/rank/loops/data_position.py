@@ -1,11 +1,13 @@
 """The batches of a loop over a data loader, and its position in them: which epoch, which batch.
 
-A resumed loop goes on with the batch after the last one that a finished step has used. The order of an epoch depends on
-the state of random generators when the epoch began, so they are kept: the global ones, and those of the loader and its
-samplers. With a batch sampler, the batches of finished steps are skipped without reading their samples; other data is read
-again up to the position. `set_epoch` is called at each epoch, as for samplers of `torch.utils.data.distributed`.
+A resumed loop goes on with the batch after the last one that a finished step has used. The order of an epoch
+depends on the state of random generators when the epoch began, so they are kept: the global ones, and those
+of the loader and its samplers. With a batch sampler, the batches of finished steps are skipped without
+reading their samples; other data is read again up to the position. `set_epoch` is called at each epoch, as
+for samplers of `torch.utils.data.distributed`.
 
-Not exact: random draws inside the workers of a data loader when an epoch is resumed in the middle; a stream that is random
+Not exact: random draws inside the workers of a data loader when an epoch is resumed in the middle; a stream
+    that is random
 by itself. Called by `steps.py`. Knows nothing of steps.
 """
 
@@ -42,14 +44,16 @@ class DataPosition:
         self._start: dict[str, Any] = {}
         self._resumed: dict[str, Any] | None = None
         self._before: dict[str, Any] | None = None
-        """The global generators when the last batch was asked for, if the loader then read the one after it."""
+        """The global generators when the last batch was asked for, if the loader then read the one after
+        it.
+        """
 
     def next(self, restore_random: Callable[[], None] = lambda: None) -> Any:
         """Return the next batch, of the next epoch if this one is over.
 
         Args:
-            restore_random: given for the first batch of a resumed loop; sets the random generators as they were when
-                the checkpoint was taken.
+            restore_random: given for the first batch of a resumed loop; sets the random generators as they
+                were when the checkpoint was taken.
 
         Raises:
             ConfigError: there are no batches.

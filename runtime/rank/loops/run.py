@@ -110,8 +110,8 @@ class LoopLogs:
         self._finite = True
         self._reward: float | None = None
         self.optimized = False
-        """An optimizer has taken a step. Otherwise the weights have not changed: a gradient scaler skips a step whose
-        gradients are not finite."""
+        """An optimizer has taken a step. Otherwise the weights have not changed: a gradient scaler skips a
+        step whose gradients are not finite."""
 
     def __call__(self, values: Mapping[str, Any]) -> None:
         """Publish the numbers that are known. Not collective."""
@@ -136,7 +136,9 @@ class LoopLogs:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the entries with known names that are numbers, also those in tensors and arrays of one element."""
+    """Return the entries with known names that are numbers, also those in tensors and arrays of one
+    element.
+    """
     found: dict[str, float] = {}
     for key, value in values.items():
         name = key.removeprefix(PREFIX) if isinstance(key, str) else ""
@@ -240,7 +242,8 @@ class SupervisedLoop:
         if (left_after := self._agree_left_after()) is not None:
             self._last_step = left_after
             session.notify(
-                f"{self._call.title} ends after step {left_after}: the script left it there before the restart"
+                f"{self._call.title} ends after step {left_after}: the script left it there before the"
+                " restart"
             )
         guard.logs = self._logs
         self._optimizers.install()
@@ -295,7 +298,9 @@ class SupervisedLoop:
         return self._contents.call_ends
 
     def restore_randomness(self) -> None:
-        """Set the random generators as the checkpoint has them, once, after what the script did in between."""
+        """Set the random generators as the checkpoint has them, once, after what the script did in
+        between.
+        """
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             self._randomness.set(loaded.randomness)
@@ -322,8 +327,8 @@ class SupervisedLoop:
         self._logs.optimized = self._optimizers.taken
         if self._optimizers.take_pending():
             raise ConfigError(
-                f"step {self.step} of a loop ends with gradients that no optimizer has used, which a checkpoint cannot"
-                " hold: accumulate gradients within one step of the loop"
+                f"step {self.step} of a loop ends with gradients that no optimizer has used, which a"
+                " checkpoint cannot hold: accumulate gradients within one step of the loop"
             )
         self._contents.step += 1
         step = self._contents.step
@@ -341,7 +346,8 @@ class SupervisedLoop:
     def end(self) -> None:
         """End the loop and save it. Collective. A second call does nothing.
 
-        The step in progress counts if an optimizer has taken a step in it on any rank: what is saved contains it.
+        The step in progress counts if an optimizer has taken a step in it on any rank: what is saved contains
+            it.
         """
         if self.ended:
             return
@@ -379,8 +385,8 @@ class SupervisedLoop:
     def pause(self) -> None:
         """The script has left the loop: another call may begin, or this loop may go on. Not collective.
 
-        Python does not show an iterator whether `break` or an exception discards it. So the loop counts as left on
-        purpose only when another call begins or the script ends without an exception.
+        Python does not show an iterator whether `break` or an exception discards it. So the loop counts as
+        left on purpose only when another call begins or the script ends without an exception.
         """
         session, guard = self._session, self._guard
         if self.ended or self._left is not None or session.script_ended or not session.is_rank:
@@ -462,10 +468,10 @@ def _check_not_nested(guard: AttemptState) -> None:
         return
     if guard.running == LOOP:
         raise ConfigError(
-            "a loop begins before the loop before it has ended: loops cannot be nested; a loop over `while` ends with"
-            " `run.end()`"
+            "a loop begins before the loop before it has ended: loops cannot be nested; a loop over `while`"
+            " ends with `run.end()`"
         )
     raise ConfigError(
-        f"a loop begins inside {guard.running}.train(): its steps belong to those of the Trainer; iterate with `range`"
-        " there"
+        f"a loop begins inside {guard.running}.train(): its steps belong to those of the Trainer; iterate"
+        " with `range` there"
     )

@@ -177,8 +177,8 @@ class Run:
             raise ConfigError(f"commit() after the end of a loop, whose last step was {self._run.step - 1}")
         if step is not None and step != self._run.step:
             raise ConfigError(
-                f"commit({step}), but the step in progress is {self._run.step}: steps count from 0, without gaps; start"
-                " from run.step"
+                f"commit({step}), but the step in progress is {self._run.step}: steps count from 0, without"
+                " gaps; start from run.step"
             )
         self._run.commit()
         if not self._run.ended:

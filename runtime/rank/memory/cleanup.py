@@ -139,7 +139,9 @@ class HostCaches:
 
 
 def free_caches() -> None:
-    """Collect garbage, and give memory that the C library keeps back to the kernel (malloc_trim(3), glibc only)."""
+    """Collect garbage, and give memory that the C library keeps back to the kernel (malloc_trim(3), glibc
+    only).
+    """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

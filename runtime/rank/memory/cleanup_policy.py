@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 
 class StepMemory(NamedTuple):
-    """Memory when a step has ended, in bytes. `peak_allocated` is the highest in the step. All device figures may be 0."""
+    """Memory when a step has ended, in bytes. `peak_allocated` is the highest in the step. All device figures
+    may be 0.
+    """
 
     allocated: int
     reserved: int
@@ -33,7 +35,9 @@ LEAST_IDLE_BYTES = 512 * 2**20
 IDLE_SHARE = 0.05
 """Reserved memory that no step of a window has used and that is worth releasing; the larger of both."""
 SCARCE_SHARE = 0.1
-"""Caches are released only if less than this share of the device is free: otherwise nobody needs the memory."""
+"""Caches are released only if less than this share of the device is free: otherwise nobody needs the
+memory.
+"""
 COST_FACTOR = 100.0
 """Time that must pass after cleaning, as a multiple of what it took: at most 1 % of the time is spent."""
 PAID_COST_FACTOR = 20.0

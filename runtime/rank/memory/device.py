@@ -40,7 +40,9 @@ class PeakStatistics:
         """By device: the peaks that the script has discarded since the last `take`."""
 
     def take(self, device: int) -> tuple[Statistics, dict[str, int]]:
-        """Return the statistics of a device with its peaks by name since the last `take`, and begin new peaks."""
+        """Return the statistics of a device with its peaks by name since the last `take`, and begin new
+        peaks.
+        """
         statistics = self._read(device)
         peaks = _peaks(statistics)
         self._reset(device)
@@ -145,7 +147,9 @@ def _keep_highest(peaks: dict[str, int], others: dict[str, int]) -> None:
 
 
 class DeviceReading(NamedTuple):
-    """Figures of one device, in bytes. Peaks are those since the reading before; counters are the allocator's."""
+    """Figures of one device, in bytes. Peaks are those since the reading before; counters are the
+    allocator's.
+    """
 
     capacity: int
     allocated: int
@@ -208,7 +212,8 @@ class DeviceMemory:
         return int(self._cuda.mem_get_info()[0])
 
     def usable_bytes(self) -> int:
-        """Return what torch's allocator may hold in all: what others leave, and no more than the script allows.
+        """Return what torch's allocator may hold in all: what others leave, and no more than the script
+        allows.
 
         0 without an initialized device, or with an allocator that does not tell.
         """

@@ -1,10 +1,12 @@
-"""Keeps Python's automatic garbage collection out of the phases of a step, and restores what the script has set.
+"""Keeps Python's automatic garbage collection out of the phases of a step, and restores what the script has
+set.
 
-A collection in one rank's backward pass makes all ranks wait. The threshold of the youngest generation is raised while such a
-phase runs, so the objects of the phase are looked at when it ends. What the script chooses is left alone: a script that has
-called `gc.disable()`, has set a threshold as high, or sets one inside a phase, keeps it; `gc.isenabled()` and `gc.freeze()`
-are not affected. A phase that lasts longer than a second has automatic collection again, because garbage may hold
-tensors. Driven by the session; collects nothing itself (`cleanup.py`).
+A collection in one rank's backward pass makes all ranks wait. The threshold of the youngest generation is
+raised while such a phase runs, so the objects of the phase are looked at when it ends. What the script
+chooses is left alone: a script that has called `gc.disable()`, has set a threshold as high, or sets one
+inside a phase, keeps it; `gc.isenabled()` and `gc.freeze()` are not affected. A phase that lasts longer than
+a second has automatic collection again, because garbage may hold tensors. Driven by the session; collects
+nothing itself (`cleanup.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from grpo_run.watchdog.observation import Phase
 TIMED = frozenset(
     {Phase.generate, Phase.score, Phase.reward, Phase.forward_backward, Phase.optimizer, Phase.vote}
 )
-"""Phases without automatic collection. In the others user code may run for long: data loading, callbacks, evaluation."""
+"""Phases without automatic collection. In the others user code may run for long: data loading, callbacks,
+evaluation.
+"""
 RAISED = 20_011
-"""Objects that a phase may create, and not free, before a collection begins after all. Python's default is 700. A collection
-of so many takes 2 to 5 ms."""
+"""Objects that a phase may create, and not free, before a collection begins after all. Python's default is
+700. A collection of so many takes 2 to 5 ms."""
 LONGEST_SECONDS = 1.0
 
 
@@ -48,7 +52,9 @@ class AutomaticCollection:
             self.restore()
 
     def beat(self) -> None:
-        """Let automatic collection begin again if it has been held for long. Called about once per second, by any thread."""
+        """Let automatic collection begin again if it has been held for long. Called about once per second, by
+        any thread.
+        """
         if self._own is not None and self._clock() - self._since > LONGEST_SECONDS:
             self.restore()
 

@@ -50,13 +50,15 @@ class ResidentMemory:
 
 SHARE_WITH_DEVICE = 0.002
 SHARE_ON_HOST = 0.0005
-"""What measuring may take of the time since the first step. A step has 5 to 20 readings. With a device each is estimated to
-take 50 µs, so steps of 0.5 s and more are all measured; without one it takes 30 µs (docs/reference/benchmarks.md), and steps of 50 ms
-cost 0.025 ms on average."""
+"""What measuring may take of the time since the first step. A step has 5 to 20 readings. With a device each
+is estimated to take 50 µs, so steps of 0.5 s and more are all measured; without one it takes 30 µs
+(docs/reference/benchmarks.md), and steps of 50 ms cost 0.025 ms on average."""
 SELDOM_NS = 200_000_000
 """How often memory is read at the end of steps whose phases are not measured: cleanup needs it."""
 ADVANCE_NS = 500_000
-"""What may be spent in addition, so that the steps after the first one, in which memory still grows, are measured as well."""
+"""What may be spent in addition, so that the steps after the first one, in which memory still grows, are
+measured as well.
+"""
 
 
 class DeviceReader(Protocol):
@@ -92,7 +94,9 @@ class PhaseAccounting:
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.on_peak: Callable[[Phase, int, int], None] | None = None
-        """Called with a phase that has run, and what was allocated on the device when it began and at its peak, in bytes."""
+        """Called with a phase that has run, and what was allocated on the device when it began and at its
+        peak, in bytes.
+        """
         self._area = area
         self._device = device
         self._host = host
@@ -120,8 +124,8 @@ class PhaseAccounting:
     def step_ended(self) -> StepMemory | None:
         """Return the memory at the end of a step, and decide whether the phases of the next one are measured.
 
-        Call it when the next phase has begun. None if the memory was not read. The peak is that since the last such
-        reading.
+        Call it when the next phase has begun. None if the memory was not read. The peak is that since the
+        last such reading.
         """
         if self._failed:
             return None

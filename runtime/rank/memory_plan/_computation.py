@@ -1,7 +1,7 @@
 """How a trainer runs its model, as far as a memory trace depends on it.
 
-A part of the facts of a call (`facts.py`): after an out-of-memory error the supervisor has the job traced with other plans
-(`runtime.planning`). Changes nothing.
+A part of the facts of a call (`facts.py`): after an out-of-memory error the supervisor has the job traced
+with other plans (`runtime.planning`). Changes nothing.
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ VLLM_SHARE, VLLM_SLEEP = "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode"
 FSDP_CHECKPOINTING = "FSDP_ACTIVATION_CHECKPOINTING"
 """Variable of accelerate. FSDP's own checkpointing excludes the setting of transformers."""
 _GIVEN = "_grpo_run_given"
-"""Attribute of a trainer: the script's configuration, and the values that it had when the trainer was built."""
+"""Attribute of a trainer: the script's configuration, and the values that it had when the trainer was
+built.
+"""
 
 
 def install(
@@ -99,7 +101,8 @@ def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
 
 
 def apply(source: Any, plan: MemoryPlan) -> tuple[Any, OriginalSettings]:
-    """Return a configuration with a plan's settings, and what the script has set; without changes the same one.
+    """Return a configuration with a plan's settings, and what the script has set; without changes the same
+    one.
 
     Args:
         source: complete, as a trainer is given it.
@@ -150,7 +153,8 @@ def _fsdp_checkpoints(configuration: Any) -> bool:
 
 
 def check(trainer: Any, plan: MemoryPlan) -> str | None:
-    """Pass on what the script has set since its trainer was built, and check that the plan is still in effect.
+    """Pass on what the script has set since its trainer was built, and check that the plan is still in
+    effect.
 
     Returns:
         A warning if the micro-batch is not, or cannot be, divided as often as the plan says; else None.
@@ -164,8 +168,8 @@ def check(trainer: Any, plan: MemoryPlan) -> str | None:
     name = type(trainer).__name__
     if ATTRIBUTE not in vars(args):
         raise ConfigError(
-            f"the memory plan did not take effect: {name} has a configuration that it was not built with; give"
-            f" {type(args).__name__} to its constructor"
+            f"the memory plan did not take effect: {name} has a configuration that it was not built with;"
+            f" give {type(args).__name__} to its constructor"
         )
     source, values = vars(trainer).get(_GIVEN, (args, {}))
     for field, value in values.items():
@@ -176,22 +180,23 @@ def check(trainer: Any, plan: MemoryPlan) -> str | None:
     if found != record.divided:
         raise ConfigError(
             f"the memory plan did not take effect: {name} has per_device_train_batch_size={found[0]} and"
-            f" gradient_accumulation_steps={found[1]}, not {record.divided[0]} and {record.divided[1]}; set them before"
-            f" {name} is built, not later"
+            f" gradient_accumulation_steps={found[1]}, not {record.divided[0]} and {record.divided[1]}; set"
+            f" them before {name} is built, not later"
         )
     if plan.gradient_checkpointing and not checkpoints_activations(args) and not _fsdp_checkpoints(args):
         raise ConfigError(
-            f"the memory plan did not take effect: {name} has gradient checkpointing turned off; set it before"
-            f" {name} is built, not later"
+            f"the memory plan did not take effect: {name} has gradient checkpointing turned off; set it"
+            f" before {name} is built, not later"
         )
     if record.not_divided:
         return (
-            f"the memory plan divides the micro-batch by {plan.micro_batch_divisor}, but not that of {name}, whose"
-            f" update would not be the same: {record.not_divided}"
+            f"the memory plan divides the micro-batch by {plan.micro_batch_divisor}, but not that of {name},"
+            f" whose update would not be the same: {record.not_divided}"
         )
     if record.divided_by != plan.micro_batch_divisor:
         return (
             f"the memory plan divides the micro-batch by {plan.micro_batch_divisor}, but {name} has"
-            f" per_device_train_batch_size={record.per_device_train_batch_size}: divided by {record.divided_by}"
+            f" per_device_train_batch_size={record.per_device_train_batch_size}: divided by"
+            f" {record.divided_by}"
         )
     return None

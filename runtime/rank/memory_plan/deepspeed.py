@@ -1,4 +1,5 @@
-"""DeepSpeed's configuration from a script or accelerate: which batch settings it fixes, and optimizer offload.
+"""DeepSpeed's configuration from a script or accelerate: which batch settings it fixes, and optimizer
+offload.
 
 Called by `configuration.py` and `facts.py`. transformers fills in `auto` later, so sizes are read from where
 they were given. Does not import DeepSpeed.
@@ -18,7 +19,9 @@ SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 USED = "ACCELERATE_USE_DEEPSPEED"
 FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
 ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-"""Variables of accelerate, which its own configuration file sets; without `FILE` the others make the configuration."""
+"""Variables of accelerate, which its own configuration file sets; without `FILE` the others make the
+configuration.
+"""
 MAX_BYTES = 1 << 20
 """Far above the size of any such file. A larger one is not read."""
 AUTO = "auto"
@@ -39,7 +42,8 @@ def explicit_sizes(arguments: Any) -> Iterator[str]:
 
 
 def follow_sizes(arguments: Any) -> None:
-    """Let DeepSpeed's configuration have the sizes of the trainer's arguments where transformers has filled them in for `auto`.
+    """Let DeepSpeed's configuration have the sizes of the trainer's arguments where transformers has filled
+    them in for `auto`.
 
     Args:
         arguments: the trainer's, whose configuration fixes no size of its own.
@@ -89,7 +93,9 @@ def _uses_accelerate() -> bool:
 
 
 def _given(arguments: Any) -> Mapping[str, Any]:
-    """Return the configuration as it was given: by the script, or by accelerate's file; empty if there is none."""
+    """Return the configuration as it was given: by the script, or by accelerate's file; empty if there is
+    none.
+    """
     given = getattr(arguments, "deepspeed", None)
     if not given and _uses_accelerate():
         given = os.environ.get(FILE)

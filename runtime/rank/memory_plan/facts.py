@@ -1,4 +1,5 @@
-"""Collect the facts of a `train()` call that decide how it could use less memory, and publish them for the supervisor.
+"""Collect the facts of a `train()` call that decide how it could use less memory, and publish them for the
+supervisor.
 
 Called by `runtime/rank/hooks/train_call.py` when a call begins, before anything of the trainer is hooked.
 After an out-of-memory error no rank is left to ask, so the facts are in the run directory
@@ -52,8 +53,8 @@ def publish_facts(trainer: Any, session: Session, train_call: int, *, layout: st
         return
     if facts.divided_by > 1 and (reasons := split_refusals(facts)):
         session.warn(
-            f"the memory plan divides the micro-batch of {facts.trainer_class}, whose update is not the same then:"
-            f" {'; '.join(reasons)}"
+            f"the memory plan divides the micro-batch of {facts.trainer_class}, whose update is not the same"
+            f" then: {'; '.join(reasons)}"
         )
     try:
         write_facts(session.config.run_directory, facts)
@@ -164,7 +165,9 @@ def _offloads_optimizer(plugin: Any | None) -> bool:
 
 
 def _has_auxiliary_loss(trainer: Any) -> bool:
-    """Whether a mixture of experts adds a loss; TRL's trainers know, of others the model's configuration says."""
+    """Whether a mixture of experts adds a loss; TRL's trainers know, of others the model's configuration
+    says.
+    """
     enabled = getattr(trainer, "aux_loss_enabled", None)
     if enabled is None:
         configuration = getattr(getattr(trainer, "model", None), "config", None)

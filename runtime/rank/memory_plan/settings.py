@@ -69,7 +69,8 @@ def why_not_divided(arguments: Any) -> str:
 def kind_of(
     classes: Iterable[type], known: Mapping[tuple[str, str], TrainerKind]
 ) -> tuple[TrainerKind, type | None]:
-    """Return which of a library's classes comes first, and that class; another one of TRL is none of transformers as it is.
+    """Return which of a library's classes comes first, and that class; another one of TRL is none of
+    transformers as it is.
 
     Args:
         classes: in the order of their resolution.
@@ -117,7 +118,9 @@ CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 
 @dataclass(frozen=True, kw_only=True)
 class OriginalSettings:
-    """The values of a configuration when a trainer was built with it, and by what a plan has divided its micro-batch."""
+    """The values of a configuration when a trainer was built with it, and by what a plan has divided its
+    micro-batch.
+    """
 
     per_device_train_batch_size: int
     gradient_accumulation_steps: int
@@ -142,7 +145,9 @@ class OriginalSettings:
 
 
 def record_of(configuration: Any) -> OriginalSettings:
-    """Return what the script has set in a configuration; its present values if no trainer was built with it."""
+    """Return what the script has set in a configuration; its present values if no trainer was built with
+    it.
+    """
     kept = vars(configuration).get(ATTRIBUTE)
     if kept is not None:
         return OriginalSettings(**kept)
@@ -154,7 +159,8 @@ def record_of(configuration: Any) -> OriginalSettings:
 
 
 def set_later(configuration: Any) -> tuple[str, bool]:
-    """Return what sets sizes after, or apart from, the configuration that a trainer is given, and whether checkpointing is.
+    """Return what sets sizes after, or apart from, the configuration that a trainer is given, and whether
+    checkpointing is.
 
     Returns:
         A noun with a place for the name of the trainer, empty if the sizes are those that it was built with;
@@ -169,13 +175,17 @@ def set_later(configuration: Any) -> tuple[str, bool]:
 
 
 def checkpoints_activations(configuration: Any) -> bool:
-    """Whether gradient checkpointing is turned on in a configuration, which may not have resolved its names yet."""
+    """Whether gradient checkpointing is turned on in a configuration, which may not have resolved its names
+    yet.
+    """
     values = (getattr(configuration, name, None) for name in CHECKPOINTING)
     return bool(next((value for value in values if value is not None), False))
 
 
 def original_settings(configuration: Any) -> dict[str, Any]:
-    """Return the settings that plans change, with the values that the script has set, by name; empty without a record."""
+    """Return the settings that plans change, with the values that the script has set, by name; empty without
+    a record.
+    """
     if ATTRIBUTE not in vars(configuration):
         return {}
     record = record_of(configuration)
@@ -197,5 +207,6 @@ def warn_of_no_effect(session: Session) -> None:
     plan = session.settings.memory_plan.model_copy(update={"expandable_segments": False})
     if plan.changed:
         session.warn(
-            f"the memory plan {plan.text} has no effect on training of the script's own: it changes the configuration of a Trainer"
+            f"the memory plan {plan.text} has no effect on training of the script's own: it changes the"
+            " configuration of a Trainer"
         )

@@ -266,7 +266,8 @@ class MemoryTrace:
     def _search(
         self, of: Suspicion, entries: list[StorageEntry], enough: int, judge: Judge, census: Census
     ) -> None:
-        """Judge what holds storages, once those of enough steps are alive and it is known where they are from.
+        """Judge what holds storages, once those of enough steps are alive and it is known where they are
+        from.
 
         Args:
             judge: looks at one storage, and returns of how many steps its holder has some; 0 if none was

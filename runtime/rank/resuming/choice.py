@@ -181,8 +181,8 @@ def _refuse_used_id(request: ResumeRequest, own: ResumeChoice) -> None:
     """
     if request.fresh and request.first_attempt and own.checkpoint is not None:
         raise UsageError(
-            f"--fresh: {own.checkpoint.path} (step {own.checkpoint.manifest.step}) is of an earlier run with the same"
-            f" id, {request.run_id}; give the new run another with --run-id"
+            f"--fresh: {own.checkpoint.path} (step {own.checkpoint.manifest.step}) is of an earlier run with"
+            f" the same id, {request.run_id}; give the new run another with --run-id"
         )
 
 
@@ -204,8 +204,9 @@ def _other_run_notice(request: ResumeRequest) -> str | None:
             f" starts from step 0 (to resume from them, use --resume-from {other})"
         )
     raise UsageError(
-        f"{directory} contains checkpoints of run {other}, which has not finished (step {step}). Resume from them with"
-        f" --resume-from {other}, start over in this directory with --fresh, or give another output_dir"
+        f"{directory} contains checkpoints of run {other}, which has not finished (step {step}). Resume from"
+        f" them with --resume-from {other}, start over in this directory with --fresh, or give another"
+        " output_dir"
     )
 
 

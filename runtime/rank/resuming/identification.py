@@ -45,7 +45,7 @@ from grpo_run.runtime.rank.memory_plan.settings import original_settings
 
 RANDOM = re.compile(
     r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"  # uuid4()
-    r"|(?<![0-9A-Za-z])(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{8,40}(?![0-9A-Za-z])"  # uuid4().hex, also shortened
+    r"|(?<![0-9A-Za-z])(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{8,40}(?![0-9A-Za-z])"  # also shortened
 )
 TEMPORARY_CHARACTERS = 8
 """Of a name by `tempfile.mkdtemp`."""
@@ -217,7 +217,8 @@ def identify(
     interrupted = next((one for one in free if one.interrupted and one is not known), None)
     lost = skipped = None
     if known is None:
-        # a finished call only at the same position and with equal settings: a loop may have gone on to its next call
+        # a finished call only at the same position and with equal settings: a loop may have gone on to its
+        # next call
         finished = (one for one in same_class if one.finished and one.settings == settings)
         lost = next((one for one in same_class if one is interrupted and one.saved), None) or next(
             (one for one in finished if interrupted is not None or one.ordinal == call.ordinal), None
@@ -271,14 +272,20 @@ def find_mismatch(
     if lost is not None and step == 0:
         state = "is finished" if lost.finished else f"was interrupted at {lost.progress}"
         return Mismatch(
-            text=f"{name} starts from step 0, although {lost.place} of this run {state}: the checkpoints are in"
-            f" another output_dir ({_newest(lost)}); give the call the same output_dir in every attempt",
+            text=(
+                f"{name} starts from step 0, although {lost.place} of this run {state}: the checkpoints are"
+                f" in another output_dir ({_newest(lost)}); give the call the same output_dir in every"
+                " attempt"
+            ),
             serious=identified.repeats,
         )
     if skipped is not None:
         return Mismatch(
-            text=f"{skipped.place} was interrupted at {skipped.progress}, and the script continues with {name} instead"
-            f" of continuing it ({_newest(skipped)}); let the script skip a stage only if it is complete"
+            text=(
+                f"{skipped.place} was interrupted at {skipped.progress}, and the script continues with {name}"
+                f" instead of continuing it ({_newest(skipped)}); let the script skip a stage only if it is"
+                " complete"
+            )
         )
     if known is not None and known.saved > step and not (rejected and step):
         gone = (
@@ -287,7 +294,10 @@ def find_mismatch(
             else "its snapshot in memory is lost"
         )
         return Mismatch(
-            text=f"{name} starts from step {step}, although this run has saved step {known.saved} of it: {gone}",
+            text=(
+                f"{name} starts from step {step}, although this run has saved step {known.saved} of it:"
+                f" {gone}"
+            ),
             serious=step == 0,  # an older checkpoint is what another machine has, where the memory is gone
         )
     return None
@@ -339,8 +349,9 @@ def refuse_duplicate(run_id: str, own: Path, output_dir: str, registered: Iterab
             continue  # being written or deleted: it has no checkpoints yet, or no more
         if wanted in output_directories(calls):
             raise UsageError(
-                f"output directory {output_dir}: run {run_id} is live in {path} (pid {supervisor.pid}) and trains into"
-                " it; stop that launch, or give this one an output directory of its own and a --run-id"
+                f"output directory {output_dir}: run {run_id} is live in {path} (pid {supervisor.pid}) and"
+                " trains into it; stop that launch, or give this one an output directory of its own and a"
+                " --run-id"
             )
 
 

@@ -42,8 +42,9 @@ def restore_renamed_weights(trainer: Any, warn: Callable[[str], None]) -> Iterat
         if lost:
             count = "1 trained parameter" if len(lost) == 1 else f"{len(lost)} trained parameters"
             warn(
-                f"the checkpoint does not have {count} of {type(model).__name__} ({min(lost)}), which keep the values that"
-                " the script gave them; the results differ from those of an uninterrupted run"
+                f"the checkpoint does not have {count} of {type(model).__name__} ({min(lost)}), which keep"
+                " the values that the script gave them; the results differ from those of an"
+                " uninterrupted run"
             )
         return result
 

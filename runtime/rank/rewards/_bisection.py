@@ -1,7 +1,7 @@
 """Finds the samples that a reward function fails on: which parts of a batch are called, in which order. Pure.
 
-The batch as a whole has failed. `Bisection` gives out its halves, then the halves of each half that fails, from left to
-right. Called by `_service.py`, which makes the calls.
+The batch as a whole has failed. `Bisection` gives out its halves, then the halves of each half that fails,
+from left to right. Called by `_service.py`, which makes the calls.
 """
 
 from __future__ import annotations

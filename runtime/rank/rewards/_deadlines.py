@@ -1,8 +1,10 @@
 """How long one call of a reward function may take in a worker. Pure: a clock is passed in.
 
-The limits are those of the hang detector for a rank that runs the function itself (`watchdog.stalls.deadlines`), shortened
-so that the call ends first: a longest time, learned from the function's own calls, and shorter ones for a worker that
-does nothing at all and for one whose interpreter is held by one thread. `Learned` belongs to one function, `CallClock` to one call. Called by `_service.py` and `_pool.py`.
+The limits are those of the hang detector for a rank that runs the function itself
+(`watchdog.stalls.deadlines`), shortened so that the call ends first: a longest time, learned from the
+function's own calls, and shorter ones for a worker that does nothing at all and for one whose interpreter is
+held by one thread. `Learned` belongs to one function, `CallClock` to one call. Called by `_service.py` and
+`_pool.py`.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ PART_FACTOR = 10.0
 BISECTION_SECONDS = 300.0
 """Longest search for the samples that a function fails on. The other ranks wait for it."""
 SLOW_FACTOR = 5.0
-"""If no part of a batch returns in time, the function is slow rather than stuck: its deadline rises by this factor, as the
-hang detector's does."""
+"""If no part of a batch returns in time, the function is slow rather than stuck: its deadline rises by this
+factor, as the hang detector's does."""
 
 
 class Learned:
@@ -42,8 +44,8 @@ class Learned:
     Args:
         settings: bounds of the hang detector.
         limit_seconds: what the user has set as the longest time of a call; None to learn it.
-        earlier: durations of rewards in earlier attempts. That a deadline has ended one there does not count: ending a
-            worker costs less.
+        earlier: durations of rewards in earlier attempts. That a deadline has ended one there does not count:
+            ending a worker costs less.
     """
 
     def __init__(
@@ -153,7 +155,8 @@ class CallClock:
         return None
 
     def quiet(self, reading: TreeReading | None, now: float) -> str | None:
-        """Take a reading of the worker's processes, and return why they have done nothing for too long, or None.
+        """Take a reading of the worker's processes, and return why they have done nothing for too long, or
+        None.
 
         Args:
             reading: None if it failed.

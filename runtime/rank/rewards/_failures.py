@@ -19,7 +19,9 @@ MAX_TRACEBACK_CHARACTERS = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A sample that a function failed on: its place in the rank's batch, why, its prompt and its completion."""
+    """A sample that a function failed on: its place in the rank's batch, why, its prompt and its
+    completion.
+    """
 
     index: int
     failure: Failure
@@ -64,7 +66,8 @@ class FailureLog:
         self._warned.add((name, failure.kind))
         count = f"{len(samples)} of {batch} samples" if samples else "no sample"
         self._warn(
-            f"reward function {name} {_said(failure)}: {count} excluded; further ones are counted and not shown"
+            f"reward function {name} {_said(failure)}: {count} excluded; further ones are counted and not"
+            " shown"
         )
 
     def replaced(self, reason: str) -> None:

@@ -1,7 +1,8 @@
 """Messages between rank and worker, and their framing on a Unix socket.
 
-A frame is its length in eight bytes, then the bytes. The rank reads and writes with a deadline, because its worker may be
-killed in the middle of a frame; host, keeper and worker block. Does not interpret what a frame contains.
+A frame is its length in eight bytes, then the bytes. The rank reads and writes with a deadline, because its
+worker may be killed in the middle of a frame; host, keeper and worker block. Does not interpret what a frame
+contains.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Reply:
         values: what the function returned, as a list of numbers and None; None if it failed.
         failure: None if it returned.
         stays: why the function cannot run in a worker; empty if it can. The call counts as not made.
-        records: calls of `log_extra` and `log_metric`, in order: (name of the argument, arguments, keyword arguments).
+        records: calls of `log_extra` and `log_metric`, in order: (name of the argument, arguments, keyword
+            arguments).
         generators: states after the call; None if it failed.
         seconds: how long the function took.
         anonymous_bytes: memory of the worker that is its own.

@@ -1,7 +1,10 @@
-"""Pickles reward functions and their arguments by value, and names those that cannot be sent to another process.
+"""Pickles reward functions and their arguments by value, and names those that cannot be sent to another
+process.
 
-By value means with their code: what the script and the modules beside it define is part of the pickle, so that a worker
-never imports them. Other libraries are imported by the worker. Called by `_service.py` in the rank and by `_worker.py`.
+By value means with their code: what the script and the modules beside it define is part of the pickle, so
+    that a worker
+never imports them. Other libraries are imported by the worker. Called by `_service.py` in the rank and by
+`_worker.py`.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ def pack_function(function: Any) -> Packed:
     """Pickle a reward function.
 
     Raises:
-        StaysInRankError: it cannot be pickled, it holds a model or a device, it changes variables outside itself, or it
-            is too large.
+        StaysInRankError: it cannot be pickled, it holds a model or a device, it changes variables outside
+            itself, or it is too large.
     """
     reason = _obvious_reason(function)
     if reason is not None:
@@ -204,7 +207,9 @@ def _code_rebinds(code: types.CodeType, outside: frozenset[str]) -> bool:
 
 
 def _modules_of_the_script() -> list[types.ModuleType]:
-    """The loaded modules whose files are beside the script or below the working directory, without installed ones."""
+    """The loaded modules whose files are beside the script or below the working directory, without installed
+    ones.
+    """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     roots = {os.getcwd(), *([os.path.dirname(os.path.realpath(main))] if main else [])}
     installed = tuple(os.path.realpath(path) + os.sep for path in (sys.prefix, sys.base_prefix, *_sites()))

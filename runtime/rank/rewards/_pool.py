@@ -47,7 +47,9 @@ RECYCLE_BYTES = 1024**3
 RECYCLE_PROCESSES = 8
 """A worker that has left more processes than this is replaced, which ends them."""
 SOCKET_BYTES = 4 * 1024**2
-"""Buffer of a connection, so that a batch is sent without waiting for its reader; the kernel may grant less."""
+"""Buffer of a connection, so that a batch is sent without waiting for its reader; the kernel may grant
+less.
+"""
 
 
 class WorkerHandle:
@@ -159,7 +161,9 @@ class WorkerHandle:
         return f"kept {kept / 2**30:.1f} GiB more than at first" if kept > RECYCLE_BYTES else None
 
     def how_it_ended(self) -> Failure:
-        """Return how a worker ended by itself: for lack of memory, if the kernel has killed a process of its cgroup meanwhile."""
+        """Return how a worker ended by itself: for lack of memory, if the kernel has killed a process of its
+        cgroup meanwhile.
+        """
         with contextlib.suppress(OSError):
             self._await_event("exited", END_SECONDS)
         event = self._event("exited")
@@ -176,7 +180,10 @@ class WorkerHandle:
         plural = "es" if killed > 1 else ""
         return Failure(
             kind=FailureKind.memory,
-            message=f"{text}, while the kernel killed {killed} process{plural} of {self._cgroup.folder} for lack of memory",
+            message=(
+                f"{text}, while the kernel killed {killed} process{plural} of {self._cgroup.folder} for lack"
+                " of memory"
+            ),
         )
 
     def _count_kills(self) -> int | None:
@@ -231,7 +238,9 @@ class WorkerHandle:
 
 
 def _is_connected(members: list[int], tasks: socket.socket) -> bool:
-    """Whether a process of a worker has a socket besides its own connection to the rank, as far as that can be read."""
+    """Whether a process of a worker has a socket besides its own connection to the rank, as far as that can
+    be read.
+    """
     for pid in members:
         try:
             descriptors = os.listdir(f"/proc/{pid}/fd")

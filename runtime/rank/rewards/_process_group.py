@@ -1,8 +1,8 @@
 """Refuses torch's process group to reward functions in workers, which are no members of the rank's group.
 
-A function that asks whether there is a group would skip its collective in a worker and return another reward; one that
-opens a group would meet the store of the ranks. Both belong into the rank. `host.py` installs this where the rank has a
-group, `_worker.py` makes it effective while a function runs.
+A function that asks whether there is a group would skip its collective in a worker and return another reward;
+one that opens a group would meet the store of the ranks. Both belong into the rank. `host.py` installs this
+where the rank has a group, `_worker.py` makes it effective while a function runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Checks what a reward function has returned: one number or None for each completion. Pure. Called by `_worker.py`."""
+"""Checks what a reward function has returned: one number or None for each completion. Pure. Called by
+`_worker.py`.
+"""
 
 from __future__ import annotations
 

@@ -175,7 +175,9 @@ class RewardService:
         return Learned(self._config.deadlines, self._config.reward_timeout_seconds, self._earlier)
 
     def score(self, moved: MovedFunction, arguments: dict[str, Any]) -> list[Any] | None:
-        """Return the rewards of one call; None if the caller must call the function, inside its trial if it has one."""
+        """Return the rewards of one call; None if the caller must call the function, inside its trial if it
+        has one.
+        """
         self._join_preparation()
         if moved.stays:
             return None
@@ -254,7 +256,9 @@ class RewardService:
             raise packing.StaysInRankError(f"has no worker ({error})") from error
 
     def _search(self, moved: MovedFunction, batch: RewardBatch, failure: Failure) -> list[Any] | None:
-        """Find the samples that the function fails on, and return the rewards; None if the rank is to be tried."""
+        """Find the samples that the function fails on, and return the rewards; None if the rank is to be
+        tried.
+        """
         search: Bisection[Failure] = Bisection(batch.size, failure)
         passed: list[tuple[range, Reply]] = []
         if needs_whole_batch(moved.function):

@@ -1,8 +1,8 @@
 """A worker: runs reward functions of one rank, one call at a time, in a process that may be killed.
 
-Forked by a keeper. It sees no accelerator. The function runs in its main thread, so timeouts by SIGALRM work as in a
-script. After each call the function is pickled again: one that has changed what it holds must stay in the rank. Does not
-limit its own time or memory; the rank does.
+Forked by a keeper. It sees no accelerator. The function runs in its main thread, so timeouts by SIGALRM work
+as in a script. After each call the function is pickled again: one that has changed what it holds must stay in
+the rank. Does not limit its own time or memory; the rank does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def work(tasks: socket.socket, heartbeat: int) -> NoReturn:
     """Run tasks until the rank closes the connection.
 
     Args:
-        heartbeat: descriptor of the memory that a thread stamps about once per second, as long as it gets the interpreter.
+        heartbeat: descriptor of the memory that a thread stamps about once per second, as long as it gets the
+            interpreter.
     """
     beating = _Heartbeat(heartbeat)
     # a function may start processes that look up its helpers by name; they must not run a script again
@@ -63,9 +64,11 @@ def work(tasks: socket.socket, heartbeat: int) -> NoReturn:
 
 
 class _Heartbeat:
-    """Stamps a memory about once per second inside its block, as long as a thread of this interpreter gets to run.
+    """Stamps a memory about once per second inside its block, as long as a thread of this interpreter gets to
+    run.
 
-    Between two calls its thread waits without a time limit: the hang detector proves that a rank is stuck only if all
+    Between two calls its thread waits without a time limit: the hang detector proves that a rank is stuck
+        only if all
     threads of its processes are.
 
     Args:
@@ -171,7 +174,9 @@ class _Worker:
 
 
 def own_memory_bytes(pid: int | str = "self") -> int:
-    """Return how much memory a process has that it shares with no file and no other process; 0 if it has exited."""
+    """Return how much memory a process has that it shares with no file and no other process; 0 if it has
+    exited.
+    """
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             _, resident, shared, *_ = file.read().split()
@@ -204,7 +209,8 @@ def _recorder(name: str, records: list[tuple[str, tuple[Any, ...], dict[str, Any
 def _name_helpers(function: Any) -> None:
     """Let the helpers of a function be found by name, as a pool of processes does that is started by it.
 
-    Before each call: another function of the script has helpers of the same names, which are other objects here.
+    Before each call: another function of the script has helpers of the same names, which are other objects
+        here.
     """
     inner = inspect.unwrap(getattr(function, "func", function))
     if not hasattr(inner, "__globals__"):

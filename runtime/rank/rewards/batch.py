@@ -1,8 +1,8 @@
 """The arguments of one reward call by sample, split for workers and joined, and the `whole_batch` mark.
 
-`RewardBatch` gives parts of a call's arguments to a worker and puts the results together; `_service.py` uses it.
-`whole_batch` marks a reward function that must not be called with a part of a batch; scripts import it from
-`trainers/rewards.py`. Calls no reward function.
+`RewardBatch` gives parts of a call's arguments to a worker and puts the results together; `_service.py` uses
+it. `whole_batch` marks a reward function that must not be called with a part of a batch; scripts import it
+from `trainers/rewards.py`. Calls no reward function.
 """
 
 from __future__ import annotations
@@ -73,11 +73,13 @@ _MARK = "__grpo_run_whole_batch__"
 def whole_batch(function: Function) -> Function:
     """Mark a reward function that compares the completions of a batch with one another.
 
-    After a failure, a function is called again with parts of its batch, to find the samples that it fails on. Parts of a
-    batch would change the rewards of such a function; all samples of the failed call are excluded instead.
+    After a failure, a function is called again with parts of its batch, to find the samples that it fails on.
+    Parts of a batch would change the rewards of such a function; all samples of the failed call are excluded
+    instead.
 
     Args:
-        function: a reward function as TRL calls it. Returned itself; the mark has no effect outside the reward service.
+        function: a reward function as TRL calls it. Returned itself; the mark has no effect outside the
+            reward service.
     """
     setattr(function, _MARK, True)
     return function

@@ -1,7 +1,8 @@
 """States of the global random generators of Python, NumPy and torch, sent to a worker and back.
 
-A reward function in a worker thus draws what it would have drawn in the rank, and the rank's next draws are those after it.
-Called by `_service.py` in the rank and by `_worker.py`. Generators that are not loaded here are left alone.
+A reward function in a worker thus draws what it would have drawn in the rank, and the rank's next draws are
+those after it. Called by `_service.py` in the rank and by `_worker.py`. Generators that are not loaded here
+are left alone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratorStates:
-    """One state of each generator; None for a library that is not loaded. The state of torch is that of its CPU generator."""
+    """One state of each generator; None for a library that is not loaded. The state of torch is that of its
+    CPU generator.
+    """
 
     python: tuple[Any, ...]
     numpy: tuple[Any, ...] | None

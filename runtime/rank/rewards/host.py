@@ -35,7 +35,9 @@ from grpo_run.watchdog.processes import list_processes, read_stat
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 END_SECONDS = 10.0
-"""How long killed processes may take to exit. One in uninterruptible sleep may take longer, and is left then."""
+"""How long killed processes may take to exit. One in uninterruptible sleep may take longer, and is left
+then.
+"""
 _LOOK_SECONDS = 0.01
 
 
@@ -43,7 +45,8 @@ def keep(control: socket.socket, tasks: socket.socket, heartbeat: int) -> NoRetu
     """Fork the worker, wait for its end or the rank's request, and end everything.
 
     Args:
-        control: a frame on it, or its end, is the request. The keeper reports `started`, `exited` and `gone` on it.
+        control: a frame on it, or its end, is the request. The keeper reports `started`, `exited` and `gone`
+            on it.
         tasks: the worker's connection to the rank.
         heartbeat: descriptor of the memory that the worker stamps.
     """

@@ -97,7 +97,8 @@ def close_rewards() -> None:
 
 
 class Rewards:
-    """The reward functions of one rank. The session's bootstrap has forked the host of their workers, if any may be used.
+    """The reward functions of one rank. The session's bootstrap has forked the host of their workers, if any
+    may be used.
 
     Args:
         session: of the rank.
@@ -254,12 +255,16 @@ class Rewards:
 
 
 def call_in_rank(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a reward function here. The supervisor recognizes this frame (`watchdog.evidence.reward_frames`)."""
+    """Call a reward function here. The supervisor recognizes this frame
+    (`watchdog.evidence.reward_frames`).
+    """
     return function(*args, **kwargs)
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
-    """Run a call that blocks, without blocking the event loop. The thread ends with the call, which has a deadline."""
+    """Run a call that blocks, without blocking the event loop. The thread ends with the call, which has a
+    deadline.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 

@@ -19,7 +19,9 @@ MOST_SIZES = 24
 CLOSE = 0.98
 """A peak that is lower than predicted, but not below this share of it, changes no fit."""
 LEAST_SPREAD = 1.1
-"""Measured sizes that are closer to each other than this factor say nothing of a slope: it would be that of the noise."""
+"""Measured sizes that are closer to each other than this factor say nothing of a slope: it would be that of
+the noise.
+"""
 _SINGULAR = 1e-12
 
 Size = tuple[int, int]
@@ -30,8 +32,9 @@ class PeakFit:
     """The peaks of one kind of pass.
 
     Args:
-        earlier: peaks above what is allocated between passes, in bytes, by size, as an earlier attempt has measured them. They
-            count until this attempt has measured sizes that are far enough from each other.
+        earlier: peaks above what is allocated between passes, in bytes, by size, as an earlier attempt has
+            measured them. They count until this attempt has measured sizes that are far enough from each
+            other.
     """
 
     def __init__(self, earlier: Mapping[Size, int] | None = None) -> None:
@@ -106,7 +109,8 @@ def _value(coefficients: Sequence[float], terms: Sequence[float]) -> float:
 
 
 def _smallest_error(points: Sequence[tuple[Sequence[float], float]]) -> tuple[float, float, float]:
-    """Return the non-negative coefficients with the smallest sum of squares: the best of all sets that may be positive.
+    """Return the non-negative coefficients with the smallest sum of squares: the best of all sets that may be
+    positive.
 
     A constant alone is none of them: passes that grow need more memory.
     """
@@ -130,7 +134,9 @@ def _smallest_error(points: Sequence[tuple[Sequence[float], float]]) -> tuple[fl
 
 
 def _solve(points: Iterable[tuple[Sequence[float], float]], chosen: Sequence[int]) -> list[float] | None:
-    """Solve the normal equations for the chosen terms by elimination; None if they have no single solution."""
+    """Solve the normal equations for the chosen terms by elimination; None if they have no single
+    solution.
+    """
     points = list(points)
     rows = [
         [sum(terms[left] * terms[right] for terms, _ in points) for right in chosen]
@@ -152,11 +158,15 @@ def _solve(points: Iterable[tuple[Sequence[float], float]], chosen: Sequence[int
 
 
 MARGIN = 0.05
-"""Added to what passes need that are larger than any that was measured: a fit is not exact, and the allocator wastes some."""
+"""Added to what passes need that are larger than any that was measured: a fit is not exact, and the allocator
+wastes some.
+"""
 
 
 class Needed(NamedTuple):
-    """What one pass needs above what is allocated between passes, and whether so large a pass has been measured."""
+    """What one pass needs above what is allocated between passes, and whether so large a pass has been
+    measured.
+    """
 
     peak_bytes: int
     is_known: bool
@@ -212,8 +222,8 @@ def decide(
 
     Args:
         rows: of a whole micro-batch.
-        needed: what passes of so many rows need, and with the gradients of earlier ones if the second argument is true; None
-            if nothing was measured.
+        needed: what passes of so many rows need, and with the gradients of earlier ones if the second
+            argument is true; None if nothing was measured.
         base_bytes: allocated between passes.
         limit_bytes: what the rank may use; 0 if that is not known.
         repeated: into how many pieces the same rollout was split before a fault; 0 if that is not known.

@@ -1,7 +1,8 @@
 """Tells the user and the journal which samples were excluded.
 
-Called by `sample_masking.py` once for each rollout with masking. A rank writes the events of its own samples, rank 0 those of groups
-and rollouts. The first sample of an attempt is a line on the terminal; then the counts tell the rest.
+Called by `sample_masking.py` once for each rollout with masking. A rank writes the events of its own samples,
+rank 0 those of groups and rollouts. The first sample of an attempt is a line on the terminal; then the counts
+tell the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ SENTENCES = {
     MaskingReason.output: "returned something other than one number or None for each completion",
     MaskingReason.failed: "failed on it",
 }
-"""What a reward function did, after its name. Other failures are those of the reward service, which says more of them."""
+"""What a reward function did, after its name. Other failures are those of the reward service, which says more
+of them.
+"""
 
 
 class OwnSample(NamedTuple):
@@ -112,8 +115,8 @@ class MaskingReporter:
         self._empty_rollouts = self._empty_rollouts + 1 if is_empty else 0
         if self._empty_rollouts == EMPTY_ROLLOUTS:
             self._session.warn(
-                f"all samples of the last {EMPTY_ROLLOUTS} rollouts, up to step {step}, were excluded: nothing is learned, but the"
-                " optimizer's momentum still changes the weights"
+                f"all samples of the last {EMPTY_ROLLOUTS} rollouts, up to step {step}, were excluded:"
+                " nothing is learned, but the optimizer's momentum still changes the weights"
             )
 
     def no_reward(self, returned: str, *, most: int) -> None:
@@ -124,7 +127,8 @@ class MaskingReporter:
             most: so many rollouts in a row end the run.
         """
         self._session.warn(
-            f"no sample of a rollout has a valid reward: {returned}; {most} such rollouts in a row end the run"
+            f"no sample of a rollout has a valid reward: {returned}; {most} such rollouts in a row end"
+            " the run"
         )
 
     def not_applicable(self, counts: Mapping[int, int], *, step: int) -> None:
@@ -142,8 +146,9 @@ class MaskingReporter:
         if not self._said_not_applicable:
             self._said_not_applicable = True
             self._session.warn(
-                f"reward function {', '.join(by_function)} returned NaN for every completion of a prompt: treated as"
-                " not applicable, as in TRL. None has the same effect; NaN for a single completion excludes it"
+                f"reward function {', '.join(by_function)} returned NaN for every completion of a prompt:"
+                " treated as not applicable, as in TRL. None has the same effect; NaN for a single"
+                " completion excludes it"
             )
 
     def repeated(self, *, step: int, share: float, left: float) -> None:
@@ -156,11 +161,14 @@ class MaskingReporter:
         if self._session.is_main:
             self._session.journal.write("rewards_repeated", rank=0, step=step, share=share, left=left)
             self._session.notify(
-                f"step {step}: {share:.0%} of the samples had no valid reward; computed again, {left:.0%} have none"
+                f"step {step}: {share:.0%} of the samples had no valid reward; computed again, {left:.0%}"
+                " have none"
             )
 
     def _say_first(self, selection: Selection, own: Mapping[int, OwnSample], step: int) -> None:
-        """Say the first masking once, on the rank that has the sample, because only this one knows the reason."""
+        """Say the first masking once, on the rank that has the sample, because only this one knows the
+        reason.
+        """
         first = min(
             number for number, why in selection.samples.items() if why.kind is not MaskingKind.small_group
         )
@@ -184,8 +192,8 @@ class MaskingReporter:
             else f"reward function {function} {SENTENCES[reason]}"
         )
         return (
-            f"step {step}: sample {number} of the rollout is excluded from baseline and loss: {cause}. Further ones are"
-            " counted in grpo_samples_masked_total and by `grpo-run status`"
+            f"step {step}: sample {number} of the rollout is excluded from baseline and loss: {cause}."
+            " Further ones are counted in grpo_samples_masked_total and by `grpo-run status`"
         )
 
     def _say(self, text: str) -> None:

@@ -1,12 +1,12 @@
 """Which samples of a rollout are excluded, decided from the gathered rewards of all ranks.
 
-Every rank has the same table, so every rank decides the same without a message. Called by `sample_masking.py`. Pure: takes and
-returns numbers, imports neither torch nor TRL.
+Every rank has the same table, so every rank decides the same without a message. Called by
+`sample_masking.py`. Pure: takes and returns numbers, imports neither torch nor TRL.
 
-The rewards of a group are compared with one another, so a sample that lacks a reward the others have would be compared with
-a zero in its place. That is why it leaves. A function that returned NaN for *all* samples of a group is read as TRL reads it,
-as not applicable: nothing in the group is then compared with a zero, and scripts exist that return NaN where the
-documentation says None.
+The rewards of a group are compared with one another, so a sample that lacks a reward the others have would be
+compared with a zero in its place. That is why it leaves. A function that returned NaN for *all* samples of a
+group is read as TRL reads it, as not applicable: nothing in the group is then compared with a zero, and
+scripts exist that return NaN where the documentation says None.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def select(
     """Decide which samples are excluded.
 
     Args:
-        rewards: of all ranks, a row for each sample and a column for each function. NaN stands for None, `RETURNED_NAN` for
-            NaN, minus infinity for a failure.
+        rewards: of all ranks, a row for each sample and a column for each function. NaN stands for None,
+            `RETURNED_NAN` for NaN, minus infinity for a failure.
         generations: samples of a group.
         models: columns of reward models, which cannot return None.
         cut: samples that a cap has cut and that are to be masked.

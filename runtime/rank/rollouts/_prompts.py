@@ -1,8 +1,8 @@
 """Checks before the first step that every prompt fits into the model's context window.
 
-Called by `capping.py`. A prompt that does not fit ends a run in the middle of the night: vLLM raises, other backends
-read beyond the positions that the model knows. Only prompts that may be too long are tokenized, so a data set costs a
-look at the lengths of its texts. A data set that is streamed is not read ahead.
+Called by `capping.py`. A prompt that does not fit ends a run in the middle of the night: vLLM raises, other
+backends read beyond the positions that the model knows. Only prompts that may be too long are tokenized, so a
+data set costs a look at the lengths of its texts. A data set that is streamed is not read ahead.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def check_prompts(trainer: Any) -> None:
         if tokens >= window:
             raise ConfigError(
                 f"prompt {number} of the training data has {tokens} tokens, and the model's window is"
-                f" {window} tokens for prompt and completion together: shorten or remove it. No step was taken"
+                f" {window} tokens for prompt and completion together: shorten or remove it. No step was"
+                " taken"
             )
 
 

@@ -30,7 +30,8 @@ class Cut:
 
 
 def cut(tokens: Sequence[int], at: Cut | None) -> list[int]:
-    """Return a completion without what was generated after a cap had ended it: padding, or tokens nobody asked for.
+    """Return a completion without what was generated after a cap had ended it: padding, or tokens nobody
+    asked for.
 
     No end-of-sequence token is added, so the trainer takes the completion for what it is: not finished.
     """
@@ -76,7 +77,8 @@ class CappedRollout:
         end_tokens: the tokens that end a completion.
         max_length: of a completion in tokens, over all turns.
         deadline: None without that cap.
-        decided: what the deadline did when this rollout was generated in an earlier attempt; None in the first.
+        decided: what the deadline did when this rollout was generated in an earlier attempt; None in the
+            first.
     """
 
     end_tokens: Collection[int]

@@ -1,9 +1,10 @@
 """Cap the generation of one GRPO or RLOO trainer, and report why its completions ended.
 
-`capping_of` makes it for a `train()` call, whose `runtime/rank/hooks/_rollout_hooks.py` puts its handlers around
-two methods of the trainer: `_generate` begins a rollout, and what `_generate_single_turn` returns is cut where
-a cap ended a completion. `apply` is the same for a script without `grpo-run launch` (`trainers/caps.py`). The trainer itself builds ids, mask and lengths from it, before rewards and log-probabilities
-are computed. Without a cap the trainer stays as it is.
+`capping_of` makes it for a `train()` call, whose `runtime/rank/hooks/_rollout_hooks.py` puts its handlers
+around two methods of the trainer: `_generate` begins a rollout, and what `_generate_single_turn` returns is
+cut where a cap ended a completion. `apply` is the same for a script without `grpo-run launch`
+(`trainers/caps.py`). The trainer itself builds ids, mask and lengths from it, before rewards and
+log-probabilities are computed. Without a cap the trainer stays as it is.
 
 The backend is checked when `train()` begins: vLLM detects repetitions itself (from version 0.17) and ends a
 request at its maximum length, but has no time limit; continuous batching and `rollout_func` take no
@@ -45,8 +46,8 @@ from grpo_run.watchdog.observation import EndReason
 
 VLLM_LARGEST_PATTERN = 64
 VLLM_SMALLEST_PATTERN = VLLM_LARGEST_PATTERN // 2 + 1
-"""A loop of a shorter period also has a period between these two, so vLLM, which counts the same number of repetitions for
-every period, asks about as many tokens of each."""
+"""A loop of a shorter period also has a period between these two, so vLLM, which counts the same number of
+repetitions for every period, asks about as many tokens of each."""
 VLLM_MIN_COUNT = 3
 
 
@@ -65,8 +66,8 @@ def check(trainer: Any, settings: CapSettings) -> None:
     )
     if getattr(trainer, "rollout_func", None) is not None:
         raise ConfigError(
-            f"--generation {names}: this trainer generates with its `rollout_func`, which accepts no stopping criteria;"
-            " remove the cap, and use grpo_run.trainers.caps in the function"
+            f"--generation {names}: this trainer generates with its `rollout_func`, which accepts no stopping"
+            " criteria; remove the cap, and use grpo_run.trainers.caps in the function"
         )
     if getattr(trainer, "use_transformers_continuous_batching", False):
         raise ConfigError(
@@ -187,7 +188,9 @@ class Capping:
         return bool(self._settings)
 
     def end_reasons(self) -> tuple[EndReason, ...] | None:
-        """Return why each completion of this rank's last rollout ended, in the trainer's order; None without caps."""
+        """Return why each completion of this rank's last rollout ended, in the trainer's order; None without
+        caps.
+        """
         return None if self._last is None else self._last.reasons
 
     @contextmanager
@@ -223,8 +226,8 @@ class Capping:
             result = original(*args, **kwargs)
             if self._settings.stops and not self._rollout.reasons:
                 raise ConfigError(
-                    f"caps on repetition and time did not take effect: {type(self._trainer).__name__} generates in"
-                    " its own way. Use grpo_run.trainers.caps in its loop instead"
+                    f"caps on repetition and time did not take effect: {type(self._trainer).__name__}"
+                    " generates in its own way. Use grpo_run.trainers.caps in its loop instead"
                 )
             self._last = self._rollout
         finally:
@@ -242,7 +245,9 @@ class Capping:
         )
 
     def cap_turn(self, original: Callable[..., Any], prompts: Any, *args: Any, **kwargs: Any) -> Any:
-        """Generate one turn of a rollout, and cut completions where a cap ended them (`_generate_single_turn`)."""
+        """Generate one turn of a rollout, and cut completions where a cap ended them
+        (`_generate_single_turn`).
+        """
         rollout = self._rollout
         if rollout is None:  # the script's own code generates
             return original(prompts, *args, **kwargs)
@@ -279,7 +284,9 @@ class Capping:
 
     @contextmanager
     def _tools_refused(self) -> Iterator[None]:
-        """Leave out the tool calls of completions that a cap has ended: their text is not what the model meant to say."""
+        """Leave out the tool calls of completions that a cap has ended: their text is not what the model
+        meant to say.
+        """
         module = sys.modules[GRPO_MODULE]
         original = getattr(module, trainer_names.PARSE_RESPONSE)
 
@@ -328,7 +335,8 @@ def capping_of(
         timed_out: called when a deadline has ended a rollout of this rank.
 
     Raises:
-        ConfigError: the trainer's backend cannot apply a cap, or a prompt does not fit into the model's window.
+        ConfigError: the trainer's backend cannot apply a cap, or a prompt does not fit into the model's
+            window.
     """
     settings = settings_of(trainer, session.config.generation)
     if not settings:

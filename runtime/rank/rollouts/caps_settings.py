@@ -20,7 +20,9 @@ from grpo_run.runtime.errors import ConfigError
 FIELDS: dict[str, type] = {"max_completion_length": int, "repetition_penalty": float}
 """Caps that are fields of TRL's configuration classes."""
 KEYWORDS: dict[str, type] = {"no_repeat_ngram_size": int}
-"""Caps that TRL passes to transformers' `GenerationConfig` through `generation_kwargs`. vLLM does not support it."""
+"""Caps that TRL passes to transformers' `GenerationConfig` through `generation_kwargs`. vLLM does not support
+it.
+"""
 OWN: dict[str, type] = {"repetition": int, "max_time": float}
 """Caps of our own: the window in tokens, and the seconds of one rollout."""
 KEYS = {**FIELDS, **KEYWORDS, **OWN}
@@ -35,7 +37,9 @@ SYNONYMS = {
 MIN_WINDOW = 8
 """Tokens. A shorter window would end lists of equal numbers and rows of dashes."""
 DEFAULT_WINDOW = 128
-"""Tokens. At 64, tables and markup of real text were taken for loops in 0.7 % of samples; at 128 in 0.07 %."""
+"""Tokens. At 64, tables and markup of real text were taken for loops in 0.7 % of samples; at 128 in 0.07
+%.
+"""
 
 APPLIED = "_grpo_run_caps"
 """Attribute of a trainer: the `CapSettings` that its script has applied."""
@@ -77,9 +81,7 @@ def own_caps(caps: Mapping[str, int | float]) -> CapSettings:
     """Return the caps of our own among parsed ones."""
     window = caps.get("repetition")
     return CapSettings(
-        repetition=None if window is None else int(window),
-        max_time=caps.get("max_time"),
-        counting=bool(caps),
+        repetition=None if window is None else int(window), max_time=caps.get("max_time"), counting=bool(caps)
     )
 
 
@@ -119,7 +121,8 @@ def parse(settings: Sequence[str]) -> dict[str, int | float]:
             raise ConfigError(f"--generation {key}={text}: must be greater than 0 and finite")
         if key == "repetition" and value < MIN_WINDOW:
             raise ConfigError(
-                f"--generation {key}={text}: the window must be at least {MIN_WINDOW} tokens; {DEFAULT_WINDOW} is usual"
+                f"--generation {key}={text}: the window must be at least {MIN_WINDOW} tokens;"
+                f" {DEFAULT_WINDOW} is usual"
             )
         parsed[key] = value
     return parsed

@@ -32,21 +32,23 @@ LARGEST_BLOCK = 16
 DRIFT_WINDOWS = 4
 """A loop that changes slowly is looked for in this many windows."""
 DRIFT_SHARE = 0.95
-"""Share of equal tokens that makes a loop of them. With 0.9, ten times as many samples of real text were taken for one."""
+"""Share of equal tokens that makes a loop of them. With 0.9, ten times as many samples of real text were
+taken for one.
+"""
 
 
 class Repetition:
     """Completions of one batch that are in a loop.
 
-    A completion is in a loop if its last tokens repeat a sequence of p tokens exactly, at least twice after its first
-    occurrence and for about `window` tokens. It is found at most three periods and a window after it began. A loop
-    that changes slowly, such as a sentence with a counter, is found if 19 of 20 tokens equal the token p
-    positions before, over four windows and at least two periods.
+    A completion is in a loop if its last tokens repeat a sequence of p tokens exactly, at least twice after
+    its first occurrence and for about `window` tokens. It is found at most three periods and a window after
+    it began. A loop that changes slowly, such as a sentence with a counter, is found if 19 of 20 tokens equal
+    the token p positions before, over four windows and at least two periods.
 
     Args:
         prompt_length: how many columns of the batch are the prompt. They are not compared.
-        window: tokens that a loop must have lasted, at least 8. Tables and source code repeat themselves, too, so a
-            short window ends some healthy completions.
+        window: tokens that a loop must have lasted, at least 8. Tables and source code repeat themselves,
+            too, so a short window ends some healthy completions.
 
     Raises:
         UsageError: the window is too short.
@@ -186,7 +188,8 @@ class CapCriteria(StoppingCriteria):  # type: ignore[misc]
         self._capped = self._capped | ended
 
     def cuts(self, lengths: list[int]) -> list[Cut | None]:
-        """Return where and why each completion was ended; None for those that no cap has ended. Waits for the device.
+        """Return where and why each completion was ended; None for those that no cap has ended. Waits for the
+        device.
 
         Args:
             lengths: of the completions as generated. Where generation looks one step ahead, a completion may

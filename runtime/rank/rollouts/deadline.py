@@ -46,7 +46,9 @@ class Deadline:
 
 EVENT = "rollout_ended"
 MAX_READ_BYTES = 64 << 20
-"""At most the end of a journal is read: the rollouts of some hundred thousand steps. A fault repeats a few."""
+"""At most the end of a journal is read: the rollouts of some hundred thousand steps. A fault repeats a
+few.
+"""
 
 
 class RolloutKey(NamedTuple):
@@ -76,7 +78,8 @@ class DeadlineDecision:
     def over(self, steps: int) -> bool | None:
         """Return whether the rollout is over after so many steps; None where it has become another one.
 
-        A rollout that once ended itself and now goes on longer is another one: it was sampled with other seeds.
+        A rollout that once ended itself and now goes on longer is another one: it was sampled with other
+            seeds.
         """
         if self.timed_out_after is not None:
             return steps >= self.timed_out_after
@@ -84,7 +87,9 @@ class DeadlineDecision:
 
 
 def read_decisions(journal: Path, rank: int, world_size: int) -> dict[RolloutKey, DeadlineDecision]:
-    """Return this rank's decisions from the run's journal; the newest of each rollout. A missing file has none."""
+    """Return this rank's decisions from the run's journal; the newest of each rollout. A missing file has
+    none.
+    """
     found: dict[RolloutKey, DeadlineDecision] = {}
     for record in read_newest(journal, EVENT, MAX_READ_BYTES):
         if (record.get("rank"), record.get("world_size")) != (rank, world_size):

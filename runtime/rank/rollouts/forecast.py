@@ -129,7 +129,9 @@ def has_rollouts(trainer: Any) -> bool:
 
 
 def refusals(trainer: Any, session: Session, train_call: int) -> tuple[str, ...]:
-    """Return why micro-batches of this trainer are not split within a step, each as a clause; empty if they may be."""
+    """Return why micro-batches of this trainer are not split within a step, each as a clause; empty if they
+    may be.
+    """
     layout = description.layout(trainer)
     reasons = []
     if layout != description.REPLICATED:
@@ -194,7 +196,9 @@ class GeneratedRollout:
 
 
 def prepare(trainer: Any, session: Session, train_call: int) -> Forecasts | None:
-    """Return the forecasts of a call; None if there are none: no rank knows a limit, or the trainer has no rollouts. Collective."""
+    """Return the forecasts of a call; None if there are none: no rank knows a limit, or the trainer has no
+    rollouts. Collective.
+    """
     if not session.config.memory_forecast or not has_rollouts(trainer):
         return None
     memory = memory_of(session)
@@ -263,7 +267,9 @@ class Forecasts:
             accounting.on_peak = None
 
     def begin(self, rollout: GeneratedRollout) -> None:
-        """Decide, with all ranks, into how many pieces the micro-batches of a rollout are split. Collective."""
+        """Decide, with all ranks, into how many pieces the micro-batches of a rollout are split.
+        Collective.
+        """
         need = decide(
             rollout.rows,
             needed=functools.partial(self._needed, rollout),
@@ -297,7 +303,9 @@ class Forecasts:
             self._passed[kind] = size, beside_gradients
 
     def failed(self) -> None:
-        """Measure nothing of the passes that have begun: one has raised, and its peak is not what it needs."""
+        """Measure nothing of the passes that have begun: one has raised, and its peak is not what it
+        needs.
+        """
         self._passed.clear()
 
     def phase_ended(self, phase: Phase, begun_bytes: int, peak_bytes: int) -> None:
@@ -367,15 +375,16 @@ class Forecasts:
             short = need.limit_bytes < need.split_bytes
             left = f"; {size_text(need.split_bytes)} still predicted" if short else ""
             session.notify(
-                f"micro-batches are split by {agreed.pieces} for {steps}, with the same gradient: {_predicted(agreed)}{left}"
+                f"micro-batches are split by {agreed.pieces} for {steps}, with the same gradient:"
+                f" {_predicted(agreed)}{left}"
             )
 
     def _warn_once(self, agreed: Agreement) -> None:
         if not self._warned:
             self._warned = True
             self._session.warn(
-                f"the next steps may run out of GPU memory: {_predicted(agreed)}; micro-batches are not split, because"
-                f" {'; '.join(self._reasons)}"
+                f"the next steps may run out of GPU memory: {_predicted(agreed)}; micro-batches are not"
+                f" split, because {'; '.join(self._reasons)}"
             )
 
     def _publish(self, rollout: GeneratedRollout, limit_bytes: int) -> None:
@@ -407,7 +416,9 @@ class Forecasts:
         self._append(rollouts=[decision])
 
     def _append(self, **entries: Any) -> None:
-        """Add to the file; begin it anew with what counts if this attempt has not begun it, or if it is long."""
+        """Add to the file; begin it anew with what counts if this attempt has not begun it, or if it is
+        long.
+        """
         if self._file is None:
             return
         try:
@@ -445,4 +456,7 @@ def _entries(fit: PeakFit) -> tuple[tuple[int, int, int], ...]:
 
 def _predicted(agreed: Agreement) -> str:
     need = agreed.need
-    return f"{size_text(need.whole_bytes)} predicted on rank {agreed.rank}, {size_text(need.limit_bytes)} available"
+    return (
+        f"{size_text(need.whole_bytes)} predicted on rank {agreed.rank}, {size_text(need.limit_bytes)}"
+        " available"
+    )

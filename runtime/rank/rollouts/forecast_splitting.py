@@ -1,14 +1,14 @@
 """Train a rollout that would not fit in smaller passes with the same gradient.
 
-`TrainerPasses` is called around three methods of GRPO's and RLOO's trainers. After a rollout has been generated, and
-before it is scored, all ranks decide (`forecast.py`). Scoring then takes as many rows at once as a piece
-has, and `compute_loss`, which `training_step` calls, takes a micro-batch in pieces. The losses of the
-pieces are weighted so that their sum is the loss of the whole: by the share of rows where the loss is a
+`TrainerPasses` is called around three methods of GRPO's and RLOO's trainers. After a rollout has been
+generated, and before it is scored, all ranks decide (`forecast.py`). Scoring then takes as many rows at once
+as a piece has, and `compute_loss`, which `training_step` calls, takes a micro-batch in pieces. The losses of
+the pieces are weighted so that their sum is the loss of the whole: by the share of rows where the loss is a
 mean over rows, by 1 where it is a sum over tokens divided by a number of the whole rollout. All passes but
 the last are differentiated at once, without communication; the caller differentiates the last one.
 
-`runtime/rank/hooks/_rollout_hooks.py` puts its methods around the trainer's, outside the phases of generation.
-Evaluation is left alone, and without forecasts the trainer stays as it is.
+`runtime/rank/hooks/_rollout_hooks.py` puts its methods around the trainer's, outside the phases of
+generation. Evaluation is left alone, and without forecasts the trainer stays as it is.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def split_loss(
     scaled: bool,
     keywords: Mapping[str, Any],
 ) -> Any:
-    """Return a loss with the value of the whole micro-batch, and the gradient of its last piece; the others are accumulated.
+    """Return a loss with the value of the whole micro-batch, and the gradient of its last piece; the others
+    are accumulated.
 
     Args:
         compute_loss: of the trainer.
@@ -85,7 +86,9 @@ def split_loss(
 
 @contextmanager
 def one_entry_each(trainer: Any, shares: Sequence[float]) -> Iterator[None]:
-    """Replace what the pieces have logged in the block by one entry, as a whole micro-batch would have logged."""
+    """Replace what the pieces have logged in the block by one entry, as a whole micro-batch would have
+    logged.
+    """
     before = {name: len(values) for name, values in _logged(trainer).items()}
     yield
     for name, values in _logged(trainer).items():
@@ -100,7 +103,9 @@ def _logged(trainer: Any) -> Mapping[str, list[float]]:
 
 
 def joined(name: str, values: Sequence[float], shares: Sequence[float]) -> float:
-    """Return the value of a metric for a micro-batch from those of its pieces: the mean by rows, or the extreme."""
+    """Return the value of a metric for a micro-batch from those of its pieces: the mean by rows, or the
+    extreme.
+    """
     valid = [(value, share) for value, share in zip(values, shares, strict=True) if not math.isnan(value)]
     if not valid:
         return math.nan
@@ -132,7 +137,9 @@ class TrainerPasses:
         return generated
 
     def score_in_pieces(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Score with no more rows at once than a piece has; a loss computes its log-probabilities without `batch_size`."""
+        """Score with no more rows at once than a piece has; a loss computes its log-probabilities without
+        `batch_size`.
+        """
         at, pieces = training_passes.BATCH_SIZE, self._forecasts.pieces
         given = args[at] if len(args) > at else kwargs.get("batch_size")
         if not given or pieces is None or not self._trainer.model.training:
@@ -166,9 +173,16 @@ class TrainerPasses:
             if pieces == 1:
                 return original(model, inputs, **kwargs)
             return split_loss(
-                trainer, original, model, inputs, rows, pieces,
-                sums=self._sums, scaled=bool(getattr(trainer, training_passes.LOSS_IS_SCALED)), keywords=kwargs,
-            )  # fmt: skip
+                trainer,
+                original,
+                model,
+                inputs,
+                rows,
+                pieces,
+                sums=self._sums,
+                scaled=bool(getattr(trainer, training_passes.LOSS_IS_SCALED)),
+                keywords=kwargs,
+            )
 
     @contextmanager
     def _unless_raised(self) -> Iterator[None]:
@@ -179,7 +193,9 @@ class TrainerPasses:
             raise
 
     def _decide(self, length: int) -> None:
-        """Decide, with all ranks, how the micro-batches of the rollout in use are split, from here to its end."""
+        """Decide, with all ranks, how the micro-batches of the rollout in use are split, from here to its
+        end.
+        """
         args, step = self._trainer.args, self._trainer.state.global_step + 1
         every = args.steps_per_generation * self._trainer.num_iterations
         used = getattr(self._trainer, trainer_names.MICRO_STEP) % every

@@ -87,8 +87,8 @@ def joined(results: Sequence[torch.Tensor], arguments: Mapping[str, Any]) -> tor
 
 
 MakeCriteria = Callable[[int, Collection[int], int], CapCriteria]
-"""Makes a criterion, from the length of the prompt, the tokens that end a completion or fill it up, and the decoding steps of the
-turn's earlier parts."""
+"""Makes a criterion, from the length of the prompt, the tokens that end a completion or fill it up, and the
+decoding steps of the turn's earlier parts."""
 
 
 class Turn:
@@ -138,7 +138,8 @@ class Turn:
         if self._parts and not part:
             raise ConfigError(
                 "caps on repetition and time need a model that generates a batch in one call of transformers'"
-                " `generate`; this model calls it several times. Use grpo_run.trainers.caps in its loop instead"
+                " `generate`; this model calls it several times. Use grpo_run.trainers.caps in its loop"
+                " instead"
             )
         own = arguments.get("stopping_criteria") or []
         end_tokens = set(self._end_tokens)
@@ -209,7 +210,8 @@ def in_parts(count: int) -> Iterator[Parts]:
 def install() -> None:
     """Let transformers' `generate` look for a turn and for parts. A second call has no effect.
 
-    It stays: a script may keep the method in a function of its own, which would then be another one than that of the class.
+    It stays: a script may keep the method in a function of its own, which would then be another one than that
+        of the class.
     """
     original = GenerationMixin.generate
     if getattr(original, _INSTALLED, False):

@@ -46,8 +46,8 @@ def replaced_rows(
     Args:
         rows: of this rank's rollout.
         quarantined: SHA-256 of prompts.
-        spare: returns a row of the data set that is not quarantined, for a rank all of whose prompts are; None if there
-            is no such row.
+        spare: returns a row of the data set that is not quarantined, for a rank all of whose prompts are;
+            None if there is no such row.
     """
     kept = [position for position, row in enumerate(rows) if prompt_digest(row).sha256 not in quarantined]
     leaving = sorted(set(range(len(rows))) - set(kept))
@@ -68,7 +68,8 @@ MAX_SEARCHED_ROWS = 1000
 
 
 class PromptQuarantine:
-    """Replaces quarantined prompts in the rollouts of one trainer, and records the prompts of a suspected rollout.
+    """Replaces quarantined prompts in the rollouts of one trainer, and records the prompts of a suspected
+    rollout.
 
     Args:
         train_call: number of the call in the run.
@@ -85,7 +86,8 @@ class PromptQuarantine:
         """Return a function that says why each row of this rank's last rollout leaves, its quarantine first.
 
         Args:
-            ends: the same for the completions that a cap has cut. Returns None while no cap is set on any rank.
+            ends: the same for the completions that a cap has cut. Returns None while no cap is set on any
+                rank.
         """
 
         def reasons() -> Sequence[str] | None:

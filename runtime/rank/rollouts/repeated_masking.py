@@ -1,9 +1,9 @@
 """Exclude the same samples again in a step that is repeated after a recovery.
 
-A reward that did not come in time the first time may come the second time; the step would then not be the one that the
-run had taken. A sample is known again by its place and its tokens: after a change of the seeds or the script nothing is excluded
-that was not. Read from the journal when `runtime/rank/hooks/train_call.py` begins a call, used by `sample_masking.py`. Completions that a cap
-has cut are not kept here.
+A reward that did not come in time the first time may come the second time; the step would then not be the one
+that the run had taken. A sample is known again by its place and its tokens: after a change of the seeds or
+the script nothing is excluded that was not. Read from the journal when `runtime/rank/hooks/train_call.py`
+begins a call, used by `sample_masking.py`. Completions that a cap has cut are not kept here.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class EarlierMasking:
 
         Args:
             train_call: the number of the call that is continued.
-            attempt: the present one; only events of earlier attempts count, and of a rollout those of the last.
+            attempt: the present one; only events of earlier attempts count, and of a rollout those of the
+                last.
         """
         newest: dict[int, tuple[int, dict[str, dict[int, FailedReward]]]] = {}
         for record in records:
@@ -93,7 +94,8 @@ class EarlierMasking:
     def rows(
         self, rollout: int, function: str, first: int, completion_ids: Sequence[Sequence[int]]
     ) -> dict[int, MaskingReason]:
-        """Return why rewards of a function failed in one rank when the same completions were scored before, by row.
+        """Return why rewards of a function failed in one rank when the same completions were scored before,
+        by row.
 
         Args:
             rollout: its number: the micro-step for which it is generated.

@@ -1,9 +1,9 @@
 """Check what a reward function returned, and mark its failures.
 
-A failure is a `Failed`, which is minus infinity to TRL, so that it survives TRL's conversion to a tensor and its gather over
-the ranks; `None` keeps TRL's meaning. Called by `sample_masking.py` around every function; code that calls a
-function on its own, for example in another process, returns `failed(reason)`. Does not decide what becomes of
-the sample (`_masking_selection.py`).
+A failure is a `Failed`, which is minus infinity to TRL, so that it survives TRL's conversion to a tensor and
+its gather over the ranks; `None` keeps TRL's meaning. Called by `sample_masking.py` around every function;
+code that calls a function on its own, for example in another process, returns `failed(reason)`. Does not
+decide what becomes of the sample (`_masking_selection.py`).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def check(returned: Any, expected: int) -> tuple[Any, dict[int, MaskingReason]]:
         expected: the number of completions that it was given.
 
     Returns:
-        What TRL is given instead, and the reason of each reward that is not valid, by position. If all are valid, this is
-        what the function returned, unchanged.
+        What TRL is given instead, and the reason of each reward that is not valid, by position. If all are
+        valid, this is what the function returned, unchanged.
     """
     if not isinstance(returned, Iterable) or isinstance(returned, (str, bytes, dict)):
         return _all_failed(expected)

@@ -1,10 +1,11 @@
 """Mask samples of a GRPO or RLOO trainer: leave them out of baseline, advantages and loss.
 
-`runtime/rank/hooks/_rollout_hooks.py` puts `mask_samples` around TRL's scoring of a rollout, inside its phase,
-and `choose_samples` around the computation of its rewards, outside that phase: rewards that are computed
-again count as a phase of their own in the vote's fingerprint. TRL computes baselines and advantages and leaves out a row of its table of rewards in which every column is NaN, so a masked sample
-becomes such a row. TRL gathers the table over the ranks, so every rank finds the same, and nothing is sent
-unless a sample is masked. A rollout without masked samples is returned as it is.
+`runtime/rank/hooks/_rollout_hooks.py` puts `mask_samples` around TRL's scoring of a rollout, inside its
+phase, and `choose_samples` around the computation of its rewards, outside that phase: rewards that are
+computed again count as a phase of their own in the vote's fingerprint. TRL computes baselines and advantages
+and leaves out a row of its table of rewards in which every column is NaN, so a masked sample becomes such a
+row. TRL gathers the table over the ranks, so every rank finds the same, and nothing is sent unless a sample
+is masked. A rollout without masked samples is returned as it is.
 
 `mask` takes the rows out of what TRL computes after the rewards. GRPO multiplies its per-token loss by
 `tool_mask`, which is not part of the attention mask, so log-probabilities stay as they are. RLOO has
@@ -32,11 +33,7 @@ from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.memory_plan.settings import record_of
 from grpo_run.runtime.rank.rollouts._masking_report import MaskingReporter, OwnSample
 from grpo_run.runtime.rank.rollouts._masking_selection import MaskingKind, Selection, select
-from grpo_run.runtime.rank.rollouts.repeated_masking import (
-    EarlierMasking,
-    FailedReward,
-    completion_checksum,
-)
+from grpo_run.runtime.rank.rollouts.repeated_masking import EarlierMasking, FailedReward, completion_checksum
 from grpo_run.runtime.rank.rollouts.reward_outputs import RETURNED_NAN, check, describe, failed
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
@@ -196,8 +193,8 @@ def checked(
 
 
 ROLLOUTS_WITHOUT_REWARD = 10
-"""So many rollouts in a row without one valid reward end the run: it learns nothing. Ten cost minutes; fewer could all be
-bad luck where a rollout is small, or a judge that is away for a moment."""
+"""So many rollouts in a row without one valid reward end the run: it learns nothing. Ten cost minutes; fewer
+could all be bad luck where a rollout is small, or a judge that is away for a moment."""
 
 EndReasons = Callable[[], Sequence[str] | None]
 """Why each completion of this rank's last rollout ended, a row each; None while no cap is set on any rank."""
@@ -205,7 +202,9 @@ EndReasons = Callable[[], Sequence[str] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class _Scored:
-    """One computation of a rollout's rewards: the table of all ranks, what leaves it, and this rank's faults."""
+    """One computation of a rollout's rewards: the table of all ranks, what leaves it, and this rank's
+    faults.
+    """
 
     table: Any
     selection: Selection
@@ -266,7 +265,9 @@ class SampleMasking:
         return rollout
 
     def choose_samples(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Check the rewards of a rollout, compute them again if many failed, and choose the samples that leave."""
+        """Check the rewards of a rollout, compute them again if many failed, and choose the samples that
+        leave.
+        """
         pending, generators = PendingTables(self._trainer), self._read_generators()
         scored = self._compute(original, args, kwargs)
         share = scored.selection.failed_share
@@ -326,7 +327,9 @@ class SampleMasking:
         return self._earlier.rows(self._rollout, self._functions[column], first, completion_ids)
 
     def _cut_rows(self, table: Any) -> set[int]:
-        """The samples of all ranks whose completions are to be masked. Collective if caps are set, on every rank alike."""
+        """The samples of all ranks whose completions are to be masked. Collective if caps are set, on every
+        rank alike.
+        """
         reasons = self._end_reasons()
         if reasons is None:
             return set()
@@ -373,7 +376,8 @@ class SampleMasking:
         return OwnSample(MaskingReason.nan if excluded.kind is MaskingKind.nan else MaskingReason.infinite)
 
     def _count_rollouts_without_reward(self, scored: _Scored) -> None:
-        """Warn at the first training rollout without one valid reward, and end the run after too many in a row.
+        """Warn at the first training rollout without one valid reward, and end the run after too many in a
+        row.
 
         The table is the same on every rank, so all of them raise.
 
@@ -389,11 +393,14 @@ class SampleMasking:
             self._reporter.no_reward(self._first_without_reward, most=ROLLOUTS_WITHOUT_REWARD)
         if self._rollouts_without_reward >= ROLLOUTS_WITHOUT_REWARD:
             raise RewardError(
-                f"no valid reward in {ROLLOUTS_WITHOUT_REWARD} rollouts in a row; {self._first_without_reward}"
+                f"no valid reward in {ROLLOUTS_WITHOUT_REWARD} rollouts in a row;"
+                f" {self._first_without_reward}"
             )
 
     def _what_was_returned(self, scored: _Scored) -> str:
-        """What this rank's reward functions have returned that have given no reward at all; or of all, if each has given some."""
+        """What this rank's reward functions have returned that have given no reward at all; or of all, if
+        each has given some.
+        """
         columns = range(scored.table.shape[1])
         broken = [column for column in columns if not bool(scored.table[:, column].isfinite().any())]
         said = []
@@ -419,8 +426,8 @@ class SampleMasking:
 
     @property
     def _rollout(self) -> int:
-        """The number of the rollout that is being scored: the micro-step for which it was generated, as the script has
-        set their size."""
+        """The number of the rollout that is being scored: the micro-step for which it was generated, as the
+        script has set their size."""
         micro_step = int(getattr(self._trainer, trainer_names.MICRO_STEP, 0))
         return micro_step // record_of(self._trainer.args).divided_by
 
@@ -437,7 +444,9 @@ class SampleMasking:
 
 
 def _without(table: Any, selection: Selection) -> Any:
-    """The table with NaN in the rows that leave, and where NaN was returned by a function that does not apply."""
+    """The table with NaN in the rows that leave, and where NaN was returned by a function that does not
+    apply.
+    """
     without = table.masked_fill(table == RETURNED_NAN, math.nan)
     without[list(selection.samples)] = math.nan
     return without

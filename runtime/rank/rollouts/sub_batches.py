@@ -16,8 +16,8 @@ from grpo_run.runtime.rank.rollouts import generate_calls
 from grpo_run.runtime.upstream.patches import Handler
 
 NOT_DIVIDED = (
-    "the memory plan divides generation into {count} parts, but the model's input has images, or it does not generate with"
-    " transformers' `generate`: it is generated in one part"
+    "the memory plan divides generation into {count} parts, but the model's input has images, or it does not"
+    " generate with transformers' `generate`: it is generated in one part"
 )
 
 

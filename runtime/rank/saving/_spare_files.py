@@ -90,10 +90,7 @@ class ReusedFile:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
             os.ftruncate(self._descriptor, self._position)
@@ -152,10 +149,7 @@ def reuse_files(folder: Path, spare: Path) -> Iterator[None]:
     with ExitStack() as replaced:
         for names, replacement in (
             (tensor_files.TORCH_SAVE, saves.replaced_torch_save(torch.save)),
-            (
-                tensor_files.SAFETENSORS_SAVE,
-                saves.replaced_safetensors_save(safetensors.torch.save_file),
-            ),
+            (tensor_files.SAFETENSORS_SAVE, saves.replaced_safetensors_save(safetensors.torch.save_file)),
         ):
             for module_name, name in names:
                 # modules that are not imported have nothing to replace, and importing them takes seconds

@@ -200,10 +200,7 @@ class Saver:
             return None
         else:
             returned = self._direct.save(
-                self._contents.identity(scheduled=True),
-                write,
-                best=self._contents.best,
-                began=began,
+                self._contents.identity(scheduled=True), write, best=self._contents.best, began=began
             )
             self._note_stop(self._direct.written)
         self._record_saved(began)
@@ -230,9 +227,7 @@ class Saver:
                 self._direct.report_short_disk(self._step, scheduled=False)
             elif not taken and required and not flags.non_finite:
                 self._direct.save_snapshot(
-                    self._contents.identity(scheduled=False, kept=kept),
-                    self._contents.write,
-                    began=began,
+                    self._contents.identity(scheduled=False, kept=kept), self._contents.write, began=began
                 )
                 self._note_stop(self._direct.written)
                 taken = True
@@ -242,11 +237,7 @@ class Saver:
             self._record_saved(began)
 
     def _try_snapshot(
-        self,
-        snapshots: Snapshots,
-        flags: SaveFlags,
-        write: Callable[[Path], Any],
-        staged: StagedSnapshot,
+        self, snapshots: Snapshots, flags: SaveFlags, write: Callable[[Path], Any], staged: StagedSnapshot
     ) -> tuple[SaveFlags, bool]:
         """Try to take a snapshot. Return the agreed flags and whether it was taken, equal on every rank."""
         taken = False

@@ -211,7 +211,8 @@ def save_through(
     """Within the block, replace the trainer's checkpoint method.
 
     Args:
-        checkpoint: called when the trainer has logged, evaluated and saved after a step or at the end of an epoch.
+        checkpoint: called when the trainer has logged, evaluated and saved after a step or at the end of an
+            epoch.
     """
     save_checkpoint = getattr(trainer, trainer_names.SAVE_CHECKPOINT)
     after_step = getattr(trainer, trainer_names.AFTER_STEP)

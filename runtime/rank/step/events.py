@@ -1,9 +1,9 @@
 """What a rank does at each event of an optimizer step, in order: one straight-line method per event.
 
-`runtime/rank/hooks/_callback.py` calls `StepEvents` at the events of a Trainer, and `runtime/rank/loops/run.py`
-at those of a hand-written loop. After a step all ranks vote on it, and act on the result of the vote before:
-a stop, a save, a snapshot, memory cleanup. `docs/internals/step.md` lists the calls of a real step in their
-order; it is generated from a recording of this module.
+`runtime/rank/hooks/_callback.py` calls `StepEvents` at the events of a Trainer, and
+`runtime/rank/loops/run.py` at those of a hand-written loop. After a step all ranks vote on it, and act on the
+result of the vote before: a stop, a save, a snapshot, memory cleanup. `docs/internals/step.md` lists the
+calls of a real step in their order; it is generated from a recording of this module.
 
 Does not know what a Trainer or a loop is: `StepSource` is what they contribute. The methods of a trainer
 that are wrapped within a step are listed in `runtime/rank/hooks/_rollout_hooks.py`.
@@ -84,8 +84,8 @@ class StepEvents:
             target_steps: how many steps the call takes; 0 if not known.
             record: what the journal records of the call besides its steps.
             restoring: the call was finished in an earlier attempt and takes no steps now.
-            engine_sleeps: a vLLM engine in this process releases its memory between rollouts. There is no memory
-                cleanup then: the trainer releases caches itself before it wakes the engine.
+            engine_sleeps: a vLLM engine in this process releases its memory between rollouts. There is no
+                memory cleanup then: the trainer releases caches itself before it wakes the engine.
         """
         if engine_sleeps:
             self._cleanup = self._make_cleanup(0)
@@ -163,7 +163,8 @@ class StepEvents:
         self._journal_timed_out(agreed)
 
     def checkpoint(self) -> None:
-        """Take what is due of the finished step: a save that the user asked for, a snapshot, or the last save before a stop.
+        """Take what is due of the finished step: a save that the user asked for, a snapshot, or the last save
+        before a stop.
 
         Raises:
             Stopped: all ranks have agreed to stop.

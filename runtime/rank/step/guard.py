@@ -1,7 +1,8 @@
 """What the guarded `train()` calls and the loops of one attempt share on this rank.
 
-There is one `AttemptState` per session (`guard_of`). `runtime/rank/hooks/train_call.py` and `runtime/rank/loops/run.py` use it in every call. State of
-a single call is not kept here, and neither is the rank's identity (`runtime/rank/session.py`).
+There is one `AttemptState` per session (`guard_of`). `runtime/rank/hooks/train_call.py` and
+`runtime/rank/loops/run.py` use it in every call. State of a single call is not kept here, and neither is the
+rank's identity (`runtime/rank/session.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class AttemptState:
         self.logs: Callable[[Mapping[str, Any]], None] | None = None
         """Takes what the script logs of a step of the loop that is running; None if none is."""
         self.left: ExitStack | None = None
-        """What a loop has set up that the script has left by `break`: it may go on until another call begins."""
+        """What a loop has set up that the script has left by `break`: it may go on until another call
+        begins.
+        """
         self._train_calls = 0
         self._warned_of_inner_call = False
         self._output_dirs: set[str] = set()
@@ -67,8 +70,9 @@ class AttemptState:
         if not self._warned_of_inner_call:
             self._warned_of_inner_call = True
             self.session.warn(
-                f"a train() call inside another one ({type(trainer).__qualname__}) belongs to the step of the outer call:"
-                " after a fault it is repeated with that step, and it has no checkpoints of its own"
+                f"a train() call inside another one ({type(trainer).__qualname__}) belongs to the step of the"
+                " outer call: after a fault it is repeated with that step, and it has no checkpoints of"
+                " its own"
             )
 
     def recognize(self, call: TrainCall, ordinal: int) -> TrainCall:

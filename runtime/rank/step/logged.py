@@ -1,8 +1,9 @@
-"""What a call logs of its steps: on the board for the metrics, and in the journal for `status`, plots and reports.
+"""What a call logs of its steps: on the board for the metrics, and in the journal for `status`, plots and
+reports.
 
-Called by `runtime/rank/hooks/_callback.py` with what a Trainer logs and by `runtime/rank/loops/run.py` with what
-a script logs. Names that `watchdog/rank_metrics.py` does not list are ignored, so that a call can pass on
-everything it logs.
+Called by `runtime/rank/hooks/_callback.py` with what a Trainer logs and by `runtime/rank/loops/run.py` with
+what a script logs. Names that `watchdog/rank_metrics.py` does not list are ignored, so that a call can pass
+on everything it logs.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def agree_on_resume(
 
     Raises:
         Stopped: the user requested a stop before the call.
-        UsageError: on rank 0, if the requested checkpoint cannot be used, or another live launch of this run trains
-            into the same output directory.
+        UsageError: on rank 0, if the requested checkpoint cannot be used, or another live launch of this run
+            trains into the same output directory.
         ConfigError: a rank cannot see the chosen checkpoint.
         ResumeMismatchError: on rank 0, if the call repeats or leaves out work of this run although the user
             has asked for none (`--require-resume`).
@@ -141,7 +141,9 @@ def _request(
 
 
 def _clean_up(session: Session, call: TrainCall) -> None:
-    """Refuse another live launch of the run, and complete what a writer that was killed has left. On rank 0."""
+    """Refuse another live launch of the run, and complete what a writer that was killed has left. On rank
+    0.
+    """
     config = session.config
     if session.world_size == session.local_world_size:  # each node of a run has a run directory
         refuse_duplicate(config.run_id, config.run_directory, call.output_dir, registered(registry_folder()))
@@ -229,7 +231,8 @@ def _report(session: Session, identified: IdentifiedCall, choice: ResumeChoice, 
             raise ResumeMismatchError(mismatch.text)
     elif identified.moved_from is not None and step:
         session.notify(
-            f"{call.output_dir} is the output directory of this attempt; {identified.moved_from} was that of the last"
+            f"{call.output_dir} is the output directory of this attempt; {identified.moved_from} was that of"
+            " the last"
         )
 
 

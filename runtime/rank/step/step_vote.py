@@ -90,7 +90,8 @@ class StepVote:
             cleanup: what this rank needs freed.
 
         Returns:
-            The result of the votes collected since the last `start`, to act on now; without flags if there were none.
+            The result of the votes collected since the last `start`, to act on now; without flags if there
+            were none.
         """
         result, self._result = self._result, NO_RESULT
         stop, save = self._requests.poll()

@@ -86,7 +86,9 @@ class RankActivity:
         return self._computing_at.get(rank, 0.0)
 
     def is_busy(self, rank: int, now: float) -> bool | None:
-        """Whether the rank's process tree has worked during the last seconds, in any phase; None if unknown."""
+        """Whether the rank's process tree has worked during the last seconds, in any phase; None if
+        unknown.
+        """
         if now - self._seen_at.get(rank, -math.inf) < RECENT_SECONDS:
             return True
         since = self._quiet.get(rank, QuietClock()).since_seconds
@@ -177,7 +179,9 @@ class RankActivity:
         )
 
     def _read_frozen(self, rank: int, pid: int, heartbeat_age: float, state: str, now: float) -> bool:
-        """Read the threads of a rank whose heartbeat is late, and return whether its interpreter is frozen."""
+        """Read the threads of a rank whose heartbeat is late, and return whether its interpreter is
+        frozen.
+        """
         if not heartbeat_age > HEARTBEAT_LATE_SECONDS:
             self._frozen.pop(rank, None)
             return False
@@ -262,9 +266,7 @@ class RankActivity:
             self._active_at[rank] = now
 
 
-def _read_connections(
-    members: Mapping[int, list[int]],
-) -> dict[int, connections.Connections | None]:
+def _read_connections(members: Mapping[int, list[int]]) -> dict[int, connections.Connections | None]:
     """Connections by rank, from the members of all ranks' trees.
 
     Ranks inherit from the supervisor or from its forkserver. Its other children may be orphans of a rank's
@@ -275,9 +277,7 @@ def _read_connections(
 
 
 def _reading(
-    usage: process_usage.TreeUsage | None,
-    closer: list[int] | None,
-    connected: connections.Connections | None,
+    usage: process_usage.TreeUsage | None, closer: list[int] | None, connected: connections.Connections | None
 ) -> TreeReading | None:
     if usage is None:
         return None

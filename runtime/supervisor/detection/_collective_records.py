@@ -245,11 +245,15 @@ class CollectiveRecords:
         )
 
     def may_be_in_collective(self, rank: int, slot: Slot) -> bool:
-        """Whether the rank's log says that it waits in a collective, or that its last one runs on a device."""
+        """Whether the rank's log says that it waits in a collective, or that its last one runs on a
+        device.
+        """
         return collective_log.may_be_in_collective(self._copy(rank), slot.collectives_issued)
 
     def current(self, rank: int, slot: Slot) -> tuple[Collective, ...]:
-        """The collectives in which threads of the rank are blocked, or its last one on a device, by its log."""
+        """The collectives in which threads of the rank are blocked, or its last one on a device, by its
+        log.
+        """
         again = self._ranks.board.copy_log(self._ranks.local_ranks[rank])
         return collective_log.read_current_collectives(self._copy(rank), again, slot.collectives_issued)
 
@@ -303,7 +307,9 @@ class CollectiveRecords:
         )
 
     def _copy(self, rank: int) -> bytes:
-        """One copy of a rank's log for all questions of a scan: they are asked several times of every rank."""
+        """One copy of a rank's log for all questions of a scan: they are asked several times of every
+        rank.
+        """
         copy = self._copies.get(rank)
         if copy is None:
             copy = self._copies[rank] = self._ranks.board.copy_log(self._ranks.local_ranks[rank])

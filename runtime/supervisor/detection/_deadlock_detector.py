@@ -89,7 +89,9 @@ class DeadlockDetector:
         self._next_poll_at = 0.0
 
     def restart(self) -> None:
-        """Discard the last poll and the suspicion: after a pause, or when a rank has moved or is only late."""
+        """Discard the last poll and the suspicion: after a pause, or when a rank has moved or is only
+        late.
+        """
         self.last_poll, self.suspicion = None, None
 
     def scan(self, slots: Mapping[int, Slot | None], now: float) -> HangFinding | None:
@@ -181,7 +183,9 @@ class DeadlockDetector:
         )
 
     def _due_if_unmoved(self, slots: Mapping[int, Slot | None], waiting: set[int], needed: int) -> float:
-        """When enough ranks will have stood still, one of them in a collective; infinite if none is in one."""
+        """When enough ranks will have stood still, one of them in a collective; infinite if none is in
+        one.
+        """
         if not waiting:
             return math.inf
         still_at = sorted(self._still_at(rank) for rank in slots)

@@ -92,7 +92,9 @@ class SlotMovement:
         return written if self._scanned_at is not None and self._scanned_at <= written <= now else now
 
     def restart(self, now: float) -> None:
-        """Forget all signatures: every slot counts as moved at the next scan, at `now` (monotonic seconds)."""
+        """Forget all signatures: every slot counts as moved at the next scan, at `now` (monotonic
+        seconds).
+        """
         self._moved.clear()
         self._scanned_at = None
         self._read_at = dict.fromkeys(self._read_at, now)
@@ -155,7 +157,9 @@ class PhaseDurations:
         return merged
 
     def current(self, now: float) -> LearnedPhases:
-        """Return durations and completed phases, at most `REFRESH_SECONDS` old at `now` (monotonic seconds)."""
+        """Return durations and completed phases, at most `REFRESH_SECONDS` old at `now` (monotonic
+        seconds).
+        """
         if self._cached is None or now >= self._cached[0] + REFRESH_SECONDS:
             completed = {rank: frozenset(histogram) for rank, histogram in self.by_rank().items()}
             self._cached = now, LearnedPhases(self.merged(), completed)

@@ -53,7 +53,9 @@ class LookReader:
         self._threads.clear()
 
     def main_thread_may_be_stuck(self, pid: int) -> bool:
-        """Whether the main thread sleeps in a call that has no time limit or a known end. Takes about 60 µs."""
+        """Whether the main thread sleeps in a call that has no time limit or a known end. Takes about 60
+        µs.
+        """
         status = _read_status(f"/proc/{pid}/task/{pid}")
         if status is None:
             return False

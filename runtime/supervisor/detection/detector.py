@@ -139,7 +139,9 @@ class HangDetector:
 
     @property
     def due_at(self) -> float:
-        """When the next scan is due if no slot changes, in monotonic seconds; infinite for no certain time."""
+        """When the next scan is due if no slot changes, in monotonic seconds; infinite for no certain
+        time.
+        """
         return self._deadlocks.due_at
 
     @property

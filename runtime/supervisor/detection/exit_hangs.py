@@ -68,12 +68,7 @@ class ExitHangDetector:
         self.awaited: AwaitedRank | None = None
         self._exit_clock: ExitClock | None = None
 
-    def scan(
-        self,
-        slots: Mapping[int, Slot | None],
-        pids: Mapping[int, int],
-        now: float,
-    ) -> Stall | None:
+    def scan(self, slots: Mapping[int, Slot | None], pids: Mapping[int, int], now: float) -> Stall | None:
         """Return the processes that do not exit, or None.
 
         Args:

@@ -264,7 +264,9 @@ class PlanChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Exhausted:
-    """No step is left, or none is to be taken: why, why each was not changed, and what the user could change."""
+    """No step is left, or none is to be taken: why, why each was not changed, and what the user could
+    change.
+    """
 
     skipped: tuple[Skipped, ...]
     proposals: tuple[str, ...]

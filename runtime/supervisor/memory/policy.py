@@ -308,7 +308,10 @@ def _next(history: History, situation: Situation, trace: Tracer, *, futile: bool
         return Exhausted(
             skipped=(),
             proposals=proposals(shortage.phase, facts, plan, situation.around),
-            why=f"{shortage.line.rpartition('/')[2]} asked for the same again after the memory plan was changed",
+            why=(
+                f"{shortage.line.rpartition('/')[2]} asked for the same again after the memory plan was"
+                " changed"
+            ),
         )
     return next_change(
         shortage.phase,

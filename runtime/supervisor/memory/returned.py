@@ -71,8 +71,8 @@ class ReturnedMemory:
             if self._clock() >= deadline:
                 gpus = ", ".join(f"{size_text(size)} of GPU {index}" for index, size in sorted(held.items()))
                 return (
-                    f"{gpus} did not become free within {RETURN_SECONDS:g} s after the ranks had ended: another process"
-                    " uses the memory, and the next attempt has less of it"
+                    f"{gpus} did not become free within {RETURN_SECONDS:g} s after the ranks had ended:"
+                    " another process uses the memory, and the next attempt has less of it"
                 )
             self._sleep(POLL_SECONDS)
 
@@ -90,7 +90,9 @@ class ReturnedMemory:
 
 
 def visible_gpus(variable: str | None) -> frozenset[int] | None:
-    """Return the indexes in a value of `CUDA_VISIBLE_DEVICES`; None for all, also if it names GPUs otherwise."""
+    """Return the indexes in a value of `CUDA_VISIBLE_DEVICES`; None for all, also if it names GPUs
+    otherwise.
+    """
     if variable is None:
         return None
     names = [name.strip() for name in variable.split(",") if name.strip()]

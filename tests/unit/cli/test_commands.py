@@ -330,7 +330,10 @@ def test_resume_shows_the_command_of_the_run(make_run: MakeRun, here: Path, caps
     ]
     run = make_run(here / "runs" / "night", 75, typed=typed, inputs=inputs, working_directory=str(here))
     shown = output_of(capsys, "resume", "night", "--dry-run", "--accept-change")
-    command = f"--run-dir {run.path.resolve()} --accept-change --nproc-per-node=2 --max-restarts 5 train.py --fresh 'a b'"
+    command = (
+        f"--run-dir {run.path.resolve()} --accept-change --nproc-per-node=2 --max-restarts 5 train.py --fresh"
+        " 'a b'"
+    )
     assert shown == f"grpo-run: in {here}: SEED=2 grpo-run launch {command}\n"
 
 

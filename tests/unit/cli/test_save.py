@@ -58,7 +58,9 @@ def test_an_unknown_run_is_refused(capsys: Captured, words: list[str]) -> None:
 
 
 class Writer(threading.Thread):
-    """Plays a run: once a save is requested, write these events, with a checkpoint for each that is published."""
+    """Plays a run: once a save is requested, write these events, with a checkpoint for each that is
+    published.
+    """
 
     def __init__(self, run: RunDirectory, *events: dict[str, Any], lock: int | None = None) -> None:
         super().__init__()
@@ -93,7 +95,9 @@ def published(here: Path, step: int, *, kept: bool, **fields: Any) -> dict[str, 
 
 
 def test_wait_prints_the_path_of_the_checkpoint(run: RunDirectory, here: Path, capsys: Captured) -> None:
-    """Of the one that was asked for, not of a scheduled one in between. The word after --wait may be the run."""
+    """Of the one that was asked for, not of a scheduled one in between. The word after --wait may be the
+    run.
+    """
     lock = run.acquire()
     writer = Writer(run, published(here, 2, kept=False), published(here, 3, kept=True, asked=False))
     assert main(["save", "--wait", "night"]) == 0

@@ -1,4 +1,6 @@
-"""`grpo-run stop`: ask the supervisor and wait for it. A process that is not the supervisor is never signaled."""
+"""`grpo-run stop`: ask the supervisor and wait for it. A process that is not the supervisor is never
+signaled.
+"""
 
 from __future__ import annotations
 

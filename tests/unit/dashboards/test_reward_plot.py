@@ -208,7 +208,8 @@ def test_drawing_does_not_change_matplotlib(tmp_path: Path) -> None:
         # Reading the backend would select one.
         "settings = lambda: {key: mpl.rcParams[key] for key in mpl.rcParams if key != 'backend'}\n"
         "before = settings()\n"
-        "logged = {'event': 'step_logged', 'rank': 0, 'reward': 0.5, 'step': 1, 'train_call': 1, 'time': 1.0}\n"
+        "logged = {'event': 'step_logged', 'rank': 0, 'reward': 0.5, 'step': 1, 'train_call': 1, 'time':"
+        " 1.0}\n"
         f"draw_run([logged], Path({str(tmp_path / 'run.png')!r}))\n"
         "assert settings() == before\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"

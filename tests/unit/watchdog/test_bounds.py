@@ -1,4 +1,6 @@
-"""Each guard at its bounds: the value, the count and the beginning that just trip it, and those that just do not."""
+"""Each guard at its bounds: the value, the count and the beginning that just trip it, and those that just do
+not.
+"""
 
 from __future__ import annotations
 
@@ -103,27 +105,71 @@ def test_no_observation_is_no_alarm(find: Find) -> None:
     ("find", "values", "limit", "alarm"),
     [
         (
-            learning_guards.find_capped_completions, [0.1] * 16 + [0.6, 0.7, 0.8, 0.9, 0.75], None,
-            (LearningGuard.capped, 50, 42, "More than 50% of the completions have been ended by a limit since step 42: 75%."),
+            learning_guards.find_capped_completions,
+            [0.1] * 16 + [0.6, 0.7, 0.8, 0.9, 0.75],
+            None,
+            (
+                LearningGuard.capped,
+                50,
+                42,
+                "More than 50% of the completions have been ended by a limit since step 42: 75%.",
+            ),
         ),
         (
-            learning_guards.find_divergence, [0.1, 11.0, 12.0, 13.5], None,
-            (LearningGuard.kl, 16, 12, "The KL divergence from the reference model has been above 10 since step 12: 13.5 nats per token."),
+            learning_guards.find_divergence,
+            [0.1, 11.0, 12.0, 13.5],
+            None,
+            (
+                LearningGuard.kl,
+                16,
+                12,
+                (
+                    "The KL divergence from the reference model has been above 10 since step 12: 13.5 nats"
+                    " per token."
+                ),
+            ),
         ),
         (
-            learning_guards.find_entropy_change, [0.5] * 16 + [0.0009, 0.0008, 0.0007], None,
-            (LearningGuard.entropy, 46, 42, "The entropy of the policy has been below 0.001 since step 42: 0.0007 nats per token."),
+            learning_guards.find_entropy_change,
+            [0.5] * 16 + [0.0009, 0.0008, 0.0007],
+            None,
+            (
+                LearningGuard.entropy,
+                46,
+                42,
+                "The entropy of the policy has been below 0.001 since step 42: 0.0007 nats per token.",
+            ),
         ),
         (
-            learning_guards.find_entropy_change, [0.5] * 16 + [4.0, 5.0, 6.0], None,
-            (LearningGuard.entropy, 46, 42, "The entropy of the policy has been far above the 0.5 of the beginning since step 42: 6 nats per token."),
+            learning_guards.find_entropy_change,
+            [0.5] * 16 + [4.0, 5.0, 6.0],
+            None,
+            (
+                LearningGuard.entropy,
+                46,
+                42,
+                (
+                    "The entropy of the policy has been far above the 0.5 of the beginning since step 42: 6"
+                    " nats per token."
+                ),
+            ),
         ),
         (
-            learning_guards.find_zero_variance, [0.5, 1.0, 1.0, 1.0], 3,
-            (LearningGuard.zero_variance, 16, 12, "All groups of the last 3 rollouts, since step 12, have equal rewards: the rewards teach nothing."),
+            learning_guards.find_zero_variance,
+            [0.5, 1.0, 1.0, 1.0],
+            3,
+            (
+                LearningGuard.zero_variance,
+                16,
+                12,
+                (
+                    "All groups of the last 3 rollouts, since step 12, have equal rewards: the rewards teach"
+                    " nothing."
+                ),
+            ),
         ),
     ],
-)  # fmt: skip
+)
 def test_an_alarm_says_since_when_and_how_bad(
     find: Find, values: list[float], limit: float | None, alarm: tuple[LearningGuard, int, int, str]
 ) -> None:

@@ -151,7 +151,9 @@ def test_a_fall_just_beyond_the_bounds_is_a_collapse(
 
 
 def test_the_onset_is_the_first_value_nearer_to_the_present_than_to_the_level() -> None:
-    """The fall takes several rollouts, of which the first is nearer to the level. Steps are not counted but read."""
+    """The fall takes several rollouts, of which the first is nearer to the level. Steps are not counted but
+    read.
+    """
     values = [1.0] * 40 + [0.7, 0.45, 0.1, 0.2, 0.15]
     alarm = find_reward_collapse(
         [Observation(3 * number, value) for number, value in enumerate(values)], None

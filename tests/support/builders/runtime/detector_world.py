@@ -1,4 +1,6 @@
-"""Ranks of one node as the hang detector sees them: a real board, their Flight Recorders and their processes."""
+"""Ranks of one node as the hang detector sees them: a real board, their Flight Recorders and their
+processes.
+"""
 
 from __future__ import annotations
 
@@ -96,9 +98,16 @@ class World:
         self.watch.begin_attempt(self.board, {rank: rank for rank in ranks}, pids, sockets, self.world_size)
 
     def issue(
-        self, rank: int, operation: str, *, progress: CollectiveProgress = CollectiveProgress.waiting, elements: int = 3,
-        line: int = 88, group: str = "0", noted: bool = True,
-    ) -> int:  # fmt: skip
+        self,
+        rank: int,
+        operation: str,
+        *,
+        progress: CollectiveProgress = CollectiveProgress.waiting,
+        elements: int = 3,
+        line: int = 88,
+        group: str = "0",
+        noted: bool = True,
+    ) -> int:
         """Let a rank issue a collective; return its log entry's number, 0 for one that C++ issued."""
         self.sequences[rank, group] += 1
         sequence = self.sequences[rank, group]
@@ -112,9 +121,18 @@ class World:
         if not noted:
             return 0
         return add_entry(
-            self.writers[rank].collective_log, group=group, sequence=sequence, operation=operation, sizes=str(elements), dtypes="Float",
-            file="/home/user/train.py", line=line, function="main", step=8, progress=progress,
-        )  # fmt: skip
+            self.writers[rank].collective_log,
+            group=group,
+            sequence=sequence,
+            operation=operation,
+            sizes=str(elements),
+            dtypes="Float",
+            file="/home/user/train.py",
+            line=line,
+            function="main",
+            step=8,
+            progress=progress,
+        )
 
     def complete(self, rank: int, note: int) -> None:
         """Complete the rank's last collective."""
@@ -154,9 +172,17 @@ class World:
         """Let a rank enter a DDP backward pass, of which the log has one entry."""
         self.writers[rank].replace(Phase.forward_backward)
         add_entry(
-            self.writers[rank].collective_log, group=group, sequence=self.sequences[rank, group] + 1, operation="backward", sizes="", dtypes="",
-            file="/home/user/train.py", line=70, function="main", step=8,
-        )  # fmt: skip
+            self.writers[rank].collective_log,
+            group=group,
+            sequence=self.sequences[rank, group] + 1,
+            operation="backward",
+            sizes="",
+            dtypes="",
+            file="/home/user/train.py",
+            line=70,
+            function="main",
+            step=8,
+        )
 
     def _fetch(
         self,

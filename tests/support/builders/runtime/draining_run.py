@@ -1,7 +1,7 @@
 """A run whose snapshots are drained, without a worker process.
 
-The worker is a fake that replies when it is polled, with the worker's own code unless a test replaces it. The staging
-area and the disk are real; the tests advance the clock.
+The worker is a fake that replies when it is polled, with the worker's own code unless a test replaces it. The
+staging area and the disk are real; the tests advance the clock.
 """
 
 from __future__ import annotations

@@ -10,9 +10,14 @@ from grpo_run.watchdog.verdict import Verdict
 
 
 def verdict(
-    *, cause: Cause = Cause.signal, signature: str = "killed", deterministic: bool = False, starting: bool = False,
-    origin: Origin = Origin.code, final: str = "",
-) -> Verdict:  # fmt: skip
+    *,
+    cause: Cause = Cause.signal,
+    signature: str = "killed",
+    deterministic: bool = False,
+    starting: bool = False,
+    origin: Origin = Origin.code,
+    final: str = "",
+) -> Verdict:
     """A verdict with the fields that the policy reads."""
     return Verdict(
         cause=cause, culprits=(1,), step=7, phase=None, confidence="proved", sentence="It failed.",

@@ -1,4 +1,6 @@
-"""What a launch does after each of these changes: the table in `docs/guide/checkpoints.md`, row by row, by the code that decides."""
+"""What a launch does after each of these changes: the table in `docs/guide/checkpoints.md`, row by row, by
+the code that decides.
+"""
 
 from __future__ import annotations
 
@@ -117,53 +119,145 @@ class Row:
 
 ROWS = (
     Row(change="none", outcome=CONTINUES),
-    Row(change="options of supervision (`--max-restarts`, `--stop-timeout`, `--deadline-floor`, `--inject`)", outcome=CONTINUES,
-        options=("--max-restarts", "10", "--stop-timeout", "9", "--deadline-floor", "90", "--inject", "kill@rank0:step3")),
-    Row(change="`--snapshot-every`, `--snapshot-dir`, `--show-ranks`, `--metrics-addr`", outcome=CONTINUES,
-        options=("--snapshot-every", "7", "--snapshot-dir", "off", "--show-ranks", "0", "--metrics-addr", "off")),
-    Row(change="`--memory-plan micro-batch=2`", outcome=CONTINUES, options=("--memory-plan", "micro-batch=2")),
+    Row(
+        change="options of supervision (`--max-restarts`, `--stop-timeout`, `--deadline-floor`, `--inject`)",
+        outcome=CONTINUES,
+        options=(
+            "--max-restarts",
+            "10",
+            "--stop-timeout",
+            "9",
+            "--deadline-floor",
+            "90",
+            "--inject",
+            "kill@rank0:step3",
+        ),
+    ),
+    Row(
+        change="`--snapshot-every`, `--snapshot-dir`, `--show-ranks`, `--metrics-addr`",
+        outcome=CONTINUES,
+        options=(
+            "--snapshot-every",
+            "7",
+            "--snapshot-dir",
+            "off",
+            "--show-ranks",
+            "0",
+            "--metrics-addr",
+            "off",
+        ),
+    ),
+    Row(
+        change="`--memory-plan micro-batch=2`", outcome=CONTINUES, options=("--memory-plan", "micro-batch=2")
+    ),
     Row(change="`--generation max_time=3`", outcome=ASKED, options=("--generation", "max_time=3")),
     Row(change="`--nproc-per-node`", outcome=CONTINUES, options=("--nproc-per-node", "2")),
-    Row(change="`--run-dir` with the run's own directory", outcome=CONTINUES, options=("--run-dir", "{directory}")),
-    Row(change="`--run-dir` with another directory", outcome=SAME_CHECKPOINTS, options=("--run-dir", "other")),
-    Row(change="`--run-dir` of the run, other arguments", outcome=REFUSED, options=("--run-dir", "{directory}"),
-        command=(*COMMAND, "--seed", "2")),
-    Row(change="`--nnodes 2`, with a run directory for each node", outcome=SAME_CHECKPOINTS,
-        options=("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400")),
-    Row(change="`--resume-from` another run", outcome=SAID, make=other_run, options=("--resume-from", "other")),
-    Row(change="`--resume-from` the run's newest checkpoint", outcome=CONTINUES,
-        options=("--resume-from", "ours/checkpoint-4")),
+    Row(
+        change="`--run-dir` with the run's own directory",
+        outcome=CONTINUES,
+        options=("--run-dir", "{directory}"),
+    ),
+    Row(
+        change="`--run-dir` with another directory", outcome=SAME_CHECKPOINTS, options=("--run-dir", "other")
+    ),
+    Row(
+        change="`--run-dir` of the run, other arguments",
+        outcome=REFUSED,
+        options=("--run-dir", "{directory}"),
+        command=(*COMMAND, "--seed", "2"),
+    ),
+    Row(
+        change="`--nnodes 2`, with a run directory for each node",
+        outcome=SAME_CHECKPOINTS,
+        options=("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400"),
+    ),
+    Row(
+        change="`--resume-from` another run", outcome=SAID, make=other_run, options=("--resume-from", "other")
+    ),
+    Row(
+        change="`--resume-from` the run's newest checkpoint",
+        outcome=CONTINUES,
+        options=("--resume-from", "ours/checkpoint-4"),
+    ),
     Row(change="`--resume-from` an older checkpoint of the run", outcome=REFUSED, options=NAMED),
-    Row(change="`--resume-from` an older checkpoint of the run, as at the last launch", outcome=SAID, options=NAMED,
-        launched_with=NAMED),
-    Row(change="`--fresh --resume-from` an older checkpoint of the run", outcome=OTHER, options=("--fresh", *NAMED)),
-    Row(change="`--fresh --resume-from` an older checkpoint of the run, `--run-dir` with another directory", outcome=OTHER,
-        options=("--fresh", *NAMED, "--run-dir", "new")),
-    Row(change="`--fresh --resume-from` another run", outcome=OTHER, make=other_run,
-        options=("--fresh", "--resume-from", "other")),
-    Row(change="`--fresh`, `--run-dir` with another directory", outcome=OTHER, options=("--fresh", "--run-dir", "new")),
+    Row(
+        change="`--resume-from` an older checkpoint of the run, as at the last launch",
+        outcome=SAID,
+        options=NAMED,
+        launched_with=NAMED,
+    ),
+    Row(
+        change="`--fresh --resume-from` an older checkpoint of the run",
+        outcome=OTHER,
+        options=("--fresh", *NAMED),
+    ),
+    Row(
+        change="`--fresh --resume-from` an older checkpoint of the run, `--run-dir` with another directory",
+        outcome=OTHER,
+        options=("--fresh", *NAMED, "--run-dir", "new"),
+    ),
+    Row(
+        change="`--fresh --resume-from` another run",
+        outcome=OTHER,
+        make=other_run,
+        options=("--fresh", "--resume-from", "other"),
+    ),
+    Row(
+        change="`--fresh`, `--run-dir` with another directory",
+        outcome=OTHER,
+        options=("--fresh", "--run-dir", "new"),
+    ),
     Row(change="`--fresh`", outcome=OTHER, options=("--fresh",)),
-    Row(change="`SEED`, `PYTHONHASHSEED`, `CUBLAS_WORKSPACE_CONFIG` or `NVIDIA_TF32_OVERRIDE`", outcome=ASKED,
-        make=variables(SEED="2")),
-    Row(change="another variable (`STAGE=2`, `HF_TOKEN`)", outcome=SAID, make=variables(STAGE="2", HF_TOKEN="other")),
-    Row(change="the list of GPUs (`CUDA_VISIBLE_DEVICES`)", outcome=CONTINUES, make=variables(CUDA_VISIBLE_DEVICES="3")),
+    Row(
+        change="`SEED`, `PYTHONHASHSEED`, `CUBLAS_WORKSPACE_CONFIG` or `NVIDIA_TF32_OVERRIDE`",
+        outcome=ASKED,
+        make=variables(SEED="2"),
+    ),
+    Row(
+        change="another variable (`STAGE=2`, `HF_TOKEN`)",
+        outcome=SAID,
+        make=variables(STAGE="2", HF_TOKEN="other"),
+    ),
+    Row(
+        change="the list of GPUs (`CUDA_VISIBLE_DEVICES`)",
+        outcome=CONTINUES,
+        make=variables(CUDA_VISIBLE_DEVICES="3"),
+    ),
     Row(change="host name, user, and variables of the scheduler", outcome=CONTINUES, make=other_host),
     Row(change="the script was edited", outcome=ASKED, make=edit("train.py")),
     Row(change="a file of yours that it imported was edited", outcome=ASKED, make=edit("rewards.py")),
     Row(change="a file named in its arguments was edited", outcome=ASKED, make=edit("config.yaml")),
-    Row(change="a file that it neither imported nor names was edited", outcome=CONTINUES, make=edit("notes.py")),
+    Row(
+        change="a file that it neither imported nor names was edited",
+        outcome=CONTINUES,
+        make=edit("notes.py"),
+    ),
     Row(change="the script was moved", outcome=OTHER, make=move, command=("moved/train.py", *COMMAND[1:])),
-    Row(change="another spelling of its path, or a link to it", outcome=CONTINUES, make=link, command=("./link.py", *COMMAND[1:])),
+    Row(
+        change="another spelling of its path, or a link to it",
+        outcome=CONTINUES,
+        make=link,
+        command=("./link.py", *COMMAND[1:]),
+    ),
     Row(change="`-m train` instead of `train.py`", outcome=OTHER, command=("-m", "train", *COMMAND[1:])),
     Row(change="another argument", outcome=OTHER, command=(*COMMAND[:-1], "2")),
-    Row(change="the same arguments in another order", outcome=OTHER, command=("train.py", "--lr", "1", "--config", "config.yaml")),
+    Row(
+        change="the same arguments in another order",
+        outcome=OTHER,
+        command=("train.py", "--lr", "1", "--config", "config.yaml"),
+    ),
     Row(change="another working directory", outcome=OTHER, make=elsewhere),
     Row(change="a version of torch, transformers, TRL …", outcome=SAID, make=other_torch),
     Row(change="the git commit", outcome=CONTINUES, make=commit),
     Row(change="none, the run has finished", outcome=NOTHING, code=0),
     Row(change="the script was edited, the run has finished", outcome=REFUSED, code=0, make=edit("train.py")),
-    Row(change="options of supervision, the run has finished", outcome=NOTHING, code=0, options=("--max-restarts", "10")),
-)  # fmt: skip
+    Row(
+        change="options of supervision, the run has finished",
+        outcome=NOTHING,
+        code=0,
+        options=("--max-restarts", "10"),
+    ),
+)
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""The exporter of a run that has ended stays for a regular scraper, and never beyond a scheduler's patience."""
+"""The exporter of a run that has ended stays for a regular scraper, and never beyond a scheduler's
+patience.
+"""
 
 from __future__ import annotations
 

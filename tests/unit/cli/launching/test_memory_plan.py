@@ -14,10 +14,15 @@ def test_a_plan_is_a_list_of_names_and_numbers() -> None:
     assert parse_memory_plan("micro-batch=2, checkpointing") == MemoryPlan(
         micro_batch_divisor=2, gradient_checkpointing=True
     )
-    assert parse_memory_plan("sub-batches=4,vllm-share=0.25,vllm-sleep,offload,expandable-segments") == MemoryPlan(
-        generation_sub_batches=4, vllm_gpu_memory_utilization=0.25, vllm_sleep=True, optimizer_offload=True,
+    assert parse_memory_plan(
+        "sub-batches=4,vllm-share=0.25,vllm-sleep,offload,expandable-segments"
+    ) == MemoryPlan(
+        generation_sub_batches=4,
+        vllm_gpu_memory_utilization=0.25,
+        vllm_sleep=True,
+        optimizer_offload=True,
         expandable_segments=True,
-    )  # fmt: skip
+    )
 
 
 def test_the_names_are_fields_of_a_plan() -> None:

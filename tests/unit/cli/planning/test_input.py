@@ -132,7 +132,9 @@ def test_rloo_scores_the_old_policy_and_keeps_a_reference_unless_told_otherwise(
 
 
 def test_a_rollout_has_the_rows_that_a_source_says() -> None:
-    """TRL divides `generation_batch_size` by the micro-batches of all ranks; without it, the accumulation decides."""
+    """TRL divides `generation_batch_size` by the micro-batches of all ranks; without it, the accumulation
+    decides.
+    """
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     assert _job(settings).rollout_batches == 2
     said = {**settings, "generation_batch_size": 32}

@@ -23,7 +23,10 @@ CONFIGURATION = {"model_type": "qwen2", "_name_or_path": "some/model"}
         ("\nraise ValueError('no data')\n", "line 2 raises ValueError: no data"),
         ("import sys\nsys.exit(sys.argv[1:])\n", "line 2 exits with ['--steps', '3']"),
         (
-            "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', required=True)\np.parse_args()\n",
+            (
+                "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr',"
+                " required=True)\np.parse_args()\n"
+            ),
             "line 4 exits with 2: train.py: error: the following arguments are required: --lr",
         ),
         ("print('killed', flush=True)\nimport os\nos.kill(os.getpid(), 9)\n", "ended with -9: killed"),

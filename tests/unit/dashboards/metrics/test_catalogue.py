@@ -79,7 +79,9 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize("metric", ALL_METRICS, ids=lambda metric: metric.name)
 def test_name_follows_the_conventions(metric: Metric[Any]) -> None:
-    """Names have the prefix, only counters end in _total, and names of durations and sizes end in their unit."""
+    """Names have the prefix, only counters end in _total, and names of durations and sizes end in their
+    unit.
+    """
     assert re.fullmatch(r"grpo_[a-z_]+[a-z]", metric.name)
     assert metric.name.endswith("_total") == (metric.kind == "counter")
     for unit in ("seconds", "bytes"):
@@ -261,8 +263,12 @@ def test_host_memory_is_exported_by_limit_process_and_kind(make_slot: Any, make_
     assert samples("grpo_host_memory_full_pressure_ratio", observation) == {(): 0.25}
     ranks = samples("grpo_rank_host_memory_bytes", observation)
     assert ranks == {
-        ("0", "anonymous"): 40, ("0", "file"): 30, ("0", "shared"): 20, ("0", "pinned"): 10, ("0", "proportional"): 50,
-    }  # fmt: skip
+        ("0", "anonymous"): 40,
+        ("0", "file"): 30,
+        ("0", "shared"): 20,
+        ("0", "pinned"): 10,
+        ("0", "proportional"): 50,
+    }
     assert samples("grpo_helper_memory_bytes", observation) == {
         ("data_workers",): 1,
         ("other",): 2,

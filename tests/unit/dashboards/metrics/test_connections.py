@@ -47,7 +47,9 @@ def status_of(server: MetricsServer, request: bytes = REQUEST) -> int:
 
 
 def test_silent_connections_do_not_keep_others_out(server: MetricsServer) -> None:
-    """They are closed after their time, also one that has sent a part of a request; their number is bounded."""
+    """They are closed after their time, also one that has sent a part of a request; their number is
+    bounded.
+    """
     assert status_of(server) == 200
     before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     with contextlib.ExitStack() as stack:

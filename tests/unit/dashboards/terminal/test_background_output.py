@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_counted(pipe: tuple[int, int]) -> None:
     assert output.finish(lambda: False)
     output.write(writer, b"last\n")
     assert output.finish(lambda: False)
-    assert os.read(reader, 1000) == b"... 1.0 MB of output were not shown, because nothing read them\nlast\n"
+    assert os.read(reader, 1000) == b"... 1.0 MB of output were not shown: nothing read them\nlast\n"
 
 
 def test_the_end_does_not_wait_for_ever(pipe: tuple[int, int]) -> None:
@@ -129,7 +129,9 @@ def test_a_terminal_that_another_process_made_non_blocking_gets_everything(pipe:
 
 
 def test_a_stream_looks_like_the_one_that_it_stands_in_for(pipe: tuple[int, int]) -> None:
-    """In what rich asks for; characters that it cannot encode do not raise. A stream without a descriptor stays."""
+    """In what rich asks for; characters that it cannot encode do not raise. A stream without a descriptor
+    stays.
+    """
     reader, writer = pipe
     output = BackgroundOutput()
     plain = os.fdopen(writer, "w", encoding="latin-1", closefd=False)

@@ -18,8 +18,13 @@ from grpo_run.watchdog.stalls.awaited import AwaitedRank
 def status(state: str = "running", ranks: int = 2, **fields: Any) -> RunStatus:
     """A run with these fields in its history."""
     return RunStatus(
-        run_id="night", state=state, sentence="", history=History(**fields), slots=(None,) * ranks, supervisor_pid=1
-    )  # fmt: skip
+        run_id="night",
+        state=state,
+        sentence="",
+        history=History(**fields),
+        slots=(None,) * ranks,
+        supervisor_pid=1,
+    )
 
 
 def line_of(state: str = "running", **fields: Any) -> str:
@@ -114,9 +119,14 @@ def test_without_a_target_no_time_is_left() -> None:
 def starting(*slots: Slot | None, **fields: Any) -> str:
     """The line of a run that is starting, with these slots."""
     made = RunStatus(
-        run_id="night", state="starting", sentence="", history=History(**fields), slots=slots, supervisor_pid=1,
+        run_id="night",
+        state="starting",
+        sentence="",
+        history=History(**fields),
+        slots=slots,
+        supervisor_pid=1,
         read_at_seconds=996.0,
-    )  # fmt: skip
+    )
     line = progress_line(made)
     assert line.kind is LineKind.starting
     return line.text()
@@ -140,7 +150,9 @@ def test_a_start_says_how_far_the_ranks_are(make_slot: Any) -> None:
 
 
 def test_a_start_after_finished_training_names_no_step(make_slot: Any) -> None:
-    """A restarted script whose `train()` calls have all finished does not train a step beyond the last one."""
+    """A restarted script whose `train()` calls have all finished does not train a step beyond the last
+    one.
+    """
     after = [make_slot(rank, state=RankState.between, step=4, target_steps=4) for rank in (0, 1)]
     assert starting(*after, step=4, recoveries=[recovery(None)]) == "restarting: the script runs on 2 ranks"
 
@@ -148,16 +160,24 @@ def test_a_start_after_finished_training_names_no_step(make_slot: Any) -> None:
 def waiting(
     state: str = "running", callback: str = "", seconds: float = 360.0, **fields: Any
 ) -> ProgressLine:
-    """The line of a run in which rank 0 waits for rank 1, with a deadline of 27 minutes, or 60 s for callbacks."""
+    """The line of a run in which rank 0 waits for rank 1, with a deadline of 27 minutes, or 60 s for
+    callbacks.
+    """
     phase, deadline = (Phase.callback, 60.0) if callback else (Phase.reward, 1620.0)
     awaited = AwaitedRank(
         rank=1, phase=phase, callback=callback, since_seconds=1000.0, deadline_at_seconds=1000.0 + deadline,
         busy=None, waiters=(0,),
     )  # fmt: skip
     made = RunStatus(
-        run_id="night", state=state, sentence="", history=History(**fields), slots=(None, None), supervisor_pid=1,
-        awaited=awaited, read_at_seconds=1000.0 + seconds,
-    )  # fmt: skip
+        run_id="night",
+        state=state,
+        sentence="",
+        history=History(**fields),
+        slots=(None, None),
+        supervisor_pid=1,
+        awaited=awaited,
+        read_at_seconds=1000.0 + seconds,
+    )
     return progress_line(made)
 
 
@@ -165,8 +185,10 @@ def test_the_line_says_who_is_waited_for() -> None:
     """Where, for how long and until when; the time left is not known meanwhile."""
     line = waiting(step=70, target_steps=200, steps=pace(0.13), reward=0.97)
     assert line.kind is LineKind.waiting
-    assert line.text() == (
-        "waiting for rank 1: reward, 6 min (deadline 27 min) · step 70/200 · 0.13 s/step · reward 0.970 · 2 ranks"
+    assert (
+        line.text()
+        == "waiting for rank 1: reward, 6 min (deadline 27 min) · step 70/200 · 0.13 s/step · reward 0.970 ·"
+        " 2 ranks"
     )
     assert line.text(80) == "waiting for rank 1: reward, 6 min (deadline 27 min) · step 70/200 · reward 0.970"
     callback = waiting(callback="MyCallback.on_step_end", seconds=41.0, step=70, target_steps=200)
@@ -196,16 +218,22 @@ def test_a_short_wait_is_not_shown() -> None:
 
 
 FULL: dict[str, Any] = {
-    "step": 12345, "target_steps": 20000, "reward": -0.5, "snapshot_step": 12340, "recoveries": [recovery(1.0)] * 2,
-    "checkpoint": Checkpoint(step=12000, path="x", verified=True), "steps": pace(20.0),
-}  # fmt: skip
+    "step": 12345,
+    "target_steps": 20000,
+    "reward": -0.5,
+    "snapshot_step": 12340,
+    "recoveries": [recovery(1.0)] * 2,
+    "checkpoint": Checkpoint(step=12000, path="x", verified=True),
+    "steps": pace(20.0),
+}
 
 
 def test_a_narrow_terminal_gets_the_most_important_facts() -> None:
     """Whole facts are left out; the step stays whatever the width."""
     line = progress_line(status(**FULL))
-    assert line.text() == (
-        "step 12345/20000 · 20.0 s/step · 42 h 32 min left · reward -0.500 · 2 ranks · snapshot 12340"
+    assert (
+        line.text()
+        == "step 12345/20000 · 20.0 s/step · 42 h 32 min left · reward -0.500 · 2 ranks · snapshot 12340"
         " · 2 faults recovered"
     )
     assert line.text(80) == "step 12345/20000 · 20.0 s/step · 42 h 32 min left · reward -0.500 · 2 ranks"

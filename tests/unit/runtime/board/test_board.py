@@ -307,7 +307,9 @@ def test_writing_to_a_truncated_board_changes_nothing(tmp_path: Path, size: int)
 
 
 def test_no_descriptor_is_left(tmp_path: Path) -> None:
-    """Of the supervisor's boards, of which every truncation makes one more, and of a rank's, which a script may close."""
+    """Of the supervisor's boards, of which every truncation makes one more, and of a rank's, which a script
+    may close.
+    """
     before = os.listdir("/proc/self/fd")
     for _ in range(3):
         board = Board.create(tmp_path / "board.mmap", 1)

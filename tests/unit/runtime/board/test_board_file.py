@@ -1,4 +1,6 @@
-"""A board needs read calls that see what is written to mappings, unlike those of some network file systems."""
+"""A board needs read calls that see what is written to mappings, unlike those of some network file
+systems.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The exchange of messages on the board: order, earlier attempts, damaged messages, and waiting without the CPU."""
+"""The exchange of messages on the board: order, earlier attempts, damaged messages, and waiting without the
+CPU.
+"""
 
 from __future__ import annotations
 

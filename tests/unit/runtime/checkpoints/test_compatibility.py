@@ -32,10 +32,10 @@ def explain(**changes: Any) -> str | None:
 
 def test_a_mismatch_names_every_setting_that_fits() -> None:
     """The message names the batch size, the accumulation steps and the number of ranks."""
-    assert explain() == (
-        "checkpoint-40 was written with 2 ranks x per_device_train_batch_size 4 x gradient_accumulation_steps 1"
-        " = 8 samples per optimizer step, but this run has 1 rank x per_device_train_batch_size 4"
-        " x gradient_accumulation_steps 1 = 4 samples per optimizer step:"
+    assert (
+        explain() == "checkpoint-40 was written with 2 ranks x per_device_train_batch_size 4 x"
+        " gradient_accumulation_steps 1 = 8 samples per optimizer step, but this run has 1 rank x"
+        " per_device_train_batch_size 4 x gradient_accumulation_steps 1 = 4 samples per optimizer step:"
         " set per_device_train_batch_size=8 or gradient_accumulation_steps=2, or start 2 ranks"
     )
 
@@ -202,7 +202,9 @@ def test_only_settings_that_give_the_written_batch_are_suggested(
 
 
 def test_counts_are_compared_by_value() -> None:
-    """Numbers read from a manifest are other objects than the script's, also above CPython's small integers."""
+    """Numbers read from a manifest are other objects than the script's, also above CPython's small
+    integers.
+    """
     assert explain(written_by=int("1000"), ranks=int("1000")) is None
     big = BatchGeometry(ranks=int("20"), per_device=int("100"), accumulation=1)
     now = BatchGeometry(ranks=int("10"), per_device=int("200"), accumulation=1)

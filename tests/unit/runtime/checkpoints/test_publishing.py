@@ -279,10 +279,7 @@ def test_a_rejected_checkpoint_is_kept_with_the_reason(tmp_path: Path) -> None:
         names.append(moved.name)
         assert not path.exists()
         reason = json.loads((moved / REASON).read_text())
-        assert (reason["reason"], reason["was"]) == (
-            "model.safetensors does not match its digest",
-            str(path),
-        )
+        assert (reason["reason"], reason["was"]) == ("model.safetensors does not match its digest", str(path))
     assert names == ["rejected-checkpoint-9", "rejected-checkpoint-9.2"]
     for step in (1, 2):
         made.plain(tmp_path, step)

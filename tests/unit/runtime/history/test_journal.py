@@ -67,7 +67,7 @@ def test_the_documented_events_exist() -> None:
     """The events that the design promises."""
     promised = """run_started attempt_started rank_started phase_learned step_committed vote_failed
     checkpoint_staged checkpoint_published checkpoint_rejected suspicion incident action attempt_ended plan_changed
-    sample_masked prompt_quarantined guard_tripped run_ended"""
+    sample_masked prompt_quarantined guard_tripped run_ended"""  # noqa: E501
     assert set(promised.split()) <= EVENTS
 
 

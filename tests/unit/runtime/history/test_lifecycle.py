@@ -102,8 +102,8 @@ def test_a_terminal_state_can_be_reached_from_every_live_state(state: RunState) 
 def test_after_a_fault_only_written_evidence_leads_to_recovery() -> None:
     """Nothing is killed before evidence is written.
 
-    A membership change is no fault, because its ranks are healthy, and neither are ranks that have saved and exited because
-    memory is short.
+    A membership change is no fault, because its ranks are healthy, and neither are ranks that have saved and
+    exited because memory is short.
     """
     leading = {(old, event) for (old, event), new in TRANSITIONS.items() if new is RunState.recovering}
     healthy = {

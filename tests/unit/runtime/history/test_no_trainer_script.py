@@ -12,7 +12,10 @@ from grpo_run.runtime.history.summary import summarize as summarize_run
 
 NOW = 1180.0
 ANEW = "The same command runs the script from the beginning; nothing is saved."
-SAVED = "the script's own checkpoints: last saved in out/a 3 min ago; whether it resumes from them is up to the script"
+SAVED = (
+    "the script's own checkpoints: last saved in out/a 3 min ago; whether it resumes from them is up to the"
+    " script"
+)
 
 
 def record(event: str, attempt: int = 0, **fields: Any) -> dict[str, Any]:
@@ -86,17 +89,41 @@ def test_a_stop_with_code_0_leaves_a_run_that_is_not_finished() -> None:
 @pytest.mark.parametrize(
     ("state", "code", "restarts", "sentence"),
     [
-        ("running", None, 0, "Running. No Trainer and no loop: a restart runs the script from the beginning; nothing is saved."),
-        ("running", None, 2,
-         "Running after 2 restarts. No Trainer and no loop: a restart runs the script from the beginning; nothing is saved."),
-        ("finished", 0, 0, "Finished, no faults. The script used no Trainer and no loop, so no steps were counted."),
-        ("finished", 0, 1,
-         "Finished after 1 restart. The script used no Trainer and no loop, so no steps were counted."),
+        (
+            "running",
+            None,
+            0,
+            (
+                "Running. No Trainer and no loop: a restart runs the script from the beginning; nothing is"
+                " saved."
+            ),
+        ),
+        (
+            "running",
+            None,
+            2,
+            (
+                "Running after 2 restarts. No Trainer and no loop: a restart runs the script from the"
+                " beginning; nothing is saved."
+            ),
+        ),
+        (
+            "finished",
+            0,
+            0,
+            "Finished, no faults. The script used no Trainer and no loop, so no steps were counted.",
+        ),
+        (
+            "finished",
+            0,
+            1,
+            "Finished after 1 restart. The script used no Trainer and no loop, so no steps were counted.",
+        ),
         ("stopped", 93, 0, f"Stopped. {ANEW}"),
         ("stopped", 0, 1, f"Stopped after 1 restart: the script returned 0. {ANEW}"),
         ("unknown", None, 0, f"Unknown: the supervisor exited without ending the run. {ANEW}"),
     ],
-)  # fmt: skip
+)
 def test_the_state_is_said_without_steps_or_checkpoints(
     state: str, code: int | None, restarts: int, sentence: str
 ) -> None:
@@ -121,7 +148,8 @@ def test_a_script_that_trained_before_is_summarized_by_its_steps() -> None:
     )
     history.apply(record("trains_without_trainer"))
     assert summarize_run("running", history).endswith(
-        "no faults. The script takes optimizer steps of its own since its last train() call; they are not saved."
+        "no faults. The script takes optimizer steps of its own since its last train() call; they are not"
+        " saved."
     )
 
 

@@ -117,10 +117,14 @@ def test_an_unwritten_slot_is_shown_as_unknown(owned: RunDirectory) -> None:
     [
         (0, "", "Finished at step 8 of 100, 1 fault recovered."),
         (75, "", "Stopped at step 8 of 100 (checkpoint at step 5). Run the same command to resume."),
-        (93, "Rank 1 raised KeyError. Gave up: the same again.", "Rank 1 raised KeyError. Gave up: the same again."),
+        (
+            93,
+            "Rank 1 raised KeyError. Gave up: the same again.",
+            "Rank 1 raised KeyError. Gave up: the same again.",
+        ),
         (93, "", "Gave up at step 8 of 100."),
     ],
-)  # fmt: skip
+)
 def test_an_ended_run_shows_how_it_ended(run: RunDirectory, code: int, said: str, sentence: str) -> None:
     """Sentence, exit code and state."""
     end(run, code, said)
@@ -133,8 +137,8 @@ def test_the_json_object_has_the_documented_keys(run: RunDirectory) -> None:
     """Every value is JSON."""
     value = read_status(run).as_json()
     keys = (
-        "run_id state step target_steps step_seconds remaining_seconds ranks attempts goodput checkpoint recoveries"
-        " sentence exit_code"
+        "run_id state step target_steps step_seconds remaining_seconds ranks attempts goodput checkpoint"
+        " recoveries sentence exit_code"
     )
     assert set(keys.split()) <= set(value)
     assert json.loads(json.dumps(value)) == value
@@ -172,11 +176,7 @@ def test_a_journal_with_a_truncated_line_is_read(run: RunDirectory) -> None:
     ("committed", "silent_seconds", "behind"), [(40, 60.0, True), (9, 60.0, False), (40, 1.0, False)]
 )
 def test_steps_that_the_journal_lacks_are_reported(
-    owned: RunDirectory,
-    monkeypatch: pytest.MonkeyPatch,
-    committed: int,
-    silent_seconds: float,
-    behind: bool,
+    owned: RunDirectory, monkeypatch: pytest.MonkeyPatch, committed: int, silent_seconds: float, behind: bool
 ) -> None:
     """The disk is full, and the board shows later steps. The newest step may not have been polled yet."""
     board = Board.create(owned.board, 2)

@@ -66,9 +66,15 @@ def test_a_node_without_rank_0_does_not_say_what_it_cannot_know() -> None:
 def test_calls_are_passed_with_the_one_that_was_interrupted() -> None:
     """And with all directories that they have used, newest first."""
     records = [
-        attempt(0), {"event": "rank_started", "rank": 0, "pid": 7}, started(1), {"event": "train_ended", "train_call": 1},
-        started(2), saved(2, 4), attempt(1), started(2, 4, output_dir="/out/other"),
-    ]  # fmt: skip
+        attempt(0),
+        {"event": "rank_started", "rank": 0, "pid": 7},
+        started(1),
+        {"event": "train_ended", "train_call": 1},
+        started(2),
+        saved(2, 4),
+        attempt(1),
+        started(2, 4, output_dir="/out/other"),
+    ]
     first, second = History.of(records).calls.to_pass()
     assert (first.finished, first.interrupted, first.directories[0].pid) == (True, False, 7)
     assert (second.finished, second.interrupted, second.saved) == (False, True, 4)
@@ -85,7 +91,9 @@ def test_a_call_that_is_restored_is_no_longer_interrupted() -> None:
 
 
 def test_where_ranks_left_a_loop_is_passed_until_the_script_changes() -> None:
-    """A resumed loop does not forget it: it may be killed before it is there again. A change of the script does."""
+    """A resumed loop does not forget it: it may be killed before it is there again. A change of the script
+    does.
+    """
 
     def left(rank: int, after: int) -> dict[str, Any]:
         return {"event": "loop_left", "rank": rank, "train_call": 1, "step": 6, "ends_after": after}

@@ -104,7 +104,8 @@ def test_the_deepspeed_file_has_an_absolute_path(tmp_path: Path, monkeypatch: py
     (tmp_path / "zero.json").write_text((CONFIGS / "zero2.json").read_text())
     path = write(
         tmp_path,
-        "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  deepspeed_config_file: zero.json\n",
+        "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  deepspeed_config_file:"
+        " zero.json\n",
     )
     monkeypatch.chdir(tmp_path)
     assert load(path).environment["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == str(tmp_path / "zero.json")
@@ -155,7 +156,9 @@ def test_ranks_per_node(
 
 
 def test_too_few_processes_are_refused_with_both_numbers(tmp_path: Path) -> None:
-    """Nobody has asked for fewer: a model that fits on eight ranks may not fit on four. The error names the file."""
+    """Nobody has asked for fewer: a model that fits on eight ranks may not fit on four. The error names the
+    file.
+    """
     text = CPU.replace("num_processes: 2", "num_processes: 8\nnum_machines: 2")
     message = refusal(write(tmp_path, text))
     assert message.startswith("too few processes for the accelerate config: ")

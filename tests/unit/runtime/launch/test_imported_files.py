@@ -11,12 +11,7 @@ import numpy
 import pytest
 
 from grpo_run.runtime.launch import imported_files
-from grpo_run.runtime.launch.imported_files import (
-    ImportedFiles,
-    files_of_user,
-    read_record,
-    renew_record,
-)
+from grpo_run.runtime.launch.imported_files import ImportedFiles, files_of_user, read_record, renew_record
 
 RECORD = "imports.json"
 
@@ -55,7 +50,9 @@ def test_only_files_of_the_user_are_found(here: Path) -> None:
 
 
 def test_a_file_keeps_the_digest_that_it_had_at_first(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An edit during training is a change; a module that is imported later is added, wherever the script has gone."""
+    """An edit during training is a change; a module that is imported later is added, wherever the script has
+    gone.
+    """
     loaded = {"__main__": module(here / "train.py")}
     record = ImportedFiles(here / RECORD)
     record.update(loaded)

@@ -38,7 +38,9 @@ def folder(tmp_path: Path, *files: str) -> str:
     return str(tmp_path / "new")
 
 
-@pytest.mark.parametrize("file", ["lib.py", "lib/__init__.py", "other.cpython-311-x86_64-linux-gnu.so", "missing.py", "missing/x"])  # fmt: skip
+@pytest.mark.parametrize(
+    "file", ["lib.py", "lib/__init__.py", "other.cpython-311-x86_64-linux-gnu.so", "missing.py", "missing/x"]
+)
 def test_a_new_first_directory_with_the_name_changes_it(tmp_path: Path, base: str, file: str) -> None:
     """A module, a package, an extension, and a name that was not found before, even as a plain folder."""
     if ".so" in file:
@@ -99,5 +101,7 @@ def test_a_directory_that_is_missing_or_cannot_be_listed_is_asked_about_by_name(
     ],
 )
 def test_variables_that_libraries_read_at_import(name: str, read: bool) -> None:
-    """A script that sets one needs a fresh interpreter; for another one it would cost seconds at every restart."""
+    """A script that sets one needs a fresh interpreter; for another one it would cost seconds at every
+    restart.
+    """
     assert read_at_import(name) is read

@@ -22,7 +22,10 @@ def test_samples_are_made_once_a_second_with_every_kind_named() -> None:
         publish=published.append,
         clock=lambda: now[0],
     )
-    rank = "import os; os.fork() or open('/proc/self/comm','w').write('pt_data_worker'); print(flush=True); os.read(0, 1)"
+    rank = (
+        "import os; os.fork() or open('/proc/self/comm','w').write('pt_data_worker'); print(flush=True);"
+        " os.read(0, 1)"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", rank], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

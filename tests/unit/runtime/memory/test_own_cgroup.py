@@ -1,4 +1,6 @@
-"""A cgroup for the ranks: made where the kernel lets us, left alone where it does not, and removed at the end."""
+"""A cgroup for the ranks: made where the kernel lets us, left alone where it does not, and removed at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ child.wait()
 
 @pytest.mark.skipif(memory_cgroups.missing() is not None, reason=str(memory_cgroups.missing()))
 def test_ranks_are_accounted_in_a_group_of_their_own() -> None:
-    """Below the supervisor's, without the supervisor in it; at the end what is still in it moves up, and it is gone."""
+    """Below the supervisor's, without the supervisor in it; at the end what is still in it moves up, and it
+    is gone.
+    """
     with memory_cgroup(512 << 20) as group:
         command = [sys.executable, "-P", "-c", PROGRAM, str(group.folder), "remove"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

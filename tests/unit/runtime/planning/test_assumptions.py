@@ -36,7 +36,9 @@ def test_adapters_need_no_second_model_and_are_float32_themselves(rank: int, exp
 
 
 def test_the_least_that_is_needed_has_no_memory_of_an_update_alone() -> None:
-    """Optimizer state is what is alive in the forward pass; more of its kind may be alive in the optimizer's own phase."""
+    """Optimizer state is what is alive in the forward pass; more of its kind may be alive in the optimizer's
+    own phase.
+    """
     base = a_prediction()
     update = {**base.phases["optimizer"].traced, "optimizer": 9.0 * GIB}
     phase = base.phases["optimizer"]

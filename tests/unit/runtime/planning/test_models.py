@@ -1,4 +1,6 @@
-"""Models of many architectures: what they need to generate, which attention they have, and what is refused."""
+"""Models of many architectures: what they need to generate, which attention they have, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,22 @@ MODELS: dict[str, dict[str, Any]] = {
     "falcon": {"multi_query": True, "new_decoder_architecture": False, "alibi": False},
     "gpt_bigcode": {"n_embd": 64, "n_layer": 2, "n_head": 4, "multi_query": True},
     "deepseek_v3": {
-        "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "kv_lora_rank": 16,
-        "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "first_k_dense_replace": 1,
     },
     "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 16},
     "mistral": {"num_key_value_heads": 2, "sliding_window": 16},
     "lfm2": {"num_key_value_heads": 2, "layer_types": ["conv", "full_attention"], "block_multiple_of": 32},
-}  # fmt: skip
+}
 """Sizes by type, beside the common ones."""
 PROMPT, COMPLETION = 12, 52
 

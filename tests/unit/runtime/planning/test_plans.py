@@ -19,8 +19,12 @@ from grpo_run.runtime.supervisor.memory._prediction import sizes_of
 
 START, HALF, QUARTER = (MemoryPlan(micro_batch_divisor=divisor) for divisor in (1, 2, 4))
 KNOWN = Computation(
-    configuration={"model_type": "qwen2"}, weights="float32", attention="sdpa", optimizer="adamw_torch_fused", device="cuda"
-)  # fmt: skip
+    configuration={"model_type": "qwen2"},
+    weights="float32",
+    attention="sdpa",
+    optimizer="adamw_torch_fused",
+    device="cuda",
+)
 RUN = facts(computation=KNOWN)
 
 
@@ -88,7 +92,9 @@ def test_a_real_trainer_is_traced_until_a_plan_needs_less(real: MemoryFacts) -> 
 def test_other_trainers_and_adapters_are_traced(
     kind: str, peft: dict[str, Any] | None, expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    """As the job that they are; a half of the micro-batch needs less. Adapters score a reference without a second model."""
+    """As the job that they are; a half of the micro-batch needs less. Adapters score a reference without a
+    second model.
+    """
     found = _facts_of(kind, tmp_path, peft, **({"beta": 0.1 if peft else 0.0} if kind != "SFT" else {}))
     assert list(refusals(found)) == []
     job = job_of(found, sizes_of(found, START))

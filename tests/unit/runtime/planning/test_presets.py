@@ -1,4 +1,6 @@
-"""Presets, and what fits: what is chosen keeps its promises on every GPU. The predictor is arithmetic; nothing is traced."""
+"""Presets, and what fits: what is chosen keeps its promises on every GPU. The predictor is arithmetic;
+nothing is traced.
+"""
 
 from __future__ import annotations
 

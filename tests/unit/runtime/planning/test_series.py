@@ -17,10 +17,7 @@ def test_an_instant_keeps_the_highest_of_all_events_that_fall_into_it() -> None:
         sizes=sizes,
         kinds=["activations"] * 1000,
         events=events,
-        marks=[
-            Mark(event=0, step=1, phase="forward"),
-            Mark(event=len(events), step=1, phase="end"),
-        ],
+        marks=[Mark(event=0, step=1, phase="forward"), Mark(event=len(events), step=1, phase="end")],
     )
     found = series._traced(timeline, 1, unchanged)
     totals = [sum(held.values()) for held in found["forward"]]

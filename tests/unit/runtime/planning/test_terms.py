@@ -1,4 +1,6 @@
-"""What is added to a trace under ZeRO-3: what TRL gathers to generate, and what DeepSpeed keeps. Arithmetic only."""
+"""What is added to a trace under ZeRO-3: what TRL gathers to generate, and what DeepSpeed keeps. Arithmetic
+only.
+"""
 
 from __future__ import annotations
 

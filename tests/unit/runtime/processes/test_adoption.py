@@ -72,8 +72,9 @@ def test_the_exit_codes_of_others_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "before", ["child = subprocess.Popen(['sleep', '5'])", "os.getpid = lambda: 1", "adoption.ctypes.CDLL = Refuses"]
-)  # fmt: skip
+    "before",
+    ["child = subprocess.Popen(['sleep', '5'])", "os.getpid = lambda: 1", "adoption.ctypes.CDLL = Refuses"],
+)
 def test_adoption_proves_nothing_if_others_may_be_adopted_too(before: str) -> None:
     """With a child from before, as pid 1 of a container, or where the kernel refuses."""
     run(
@@ -100,25 +101,18 @@ def test_children_are_found_in_a_kernel_that_does_not_list_them() -> None:
 
 
 def test_an_abandoned_child_is_our_own_until_it_exits_and_is_then_reaped() -> None:
-    """On a disk that hangs it survives SIGKILL; it is no process of the ranks, although orphans are adopted."""
+    """On a disk that hangs it survives SIGKILL; it is no process of the ranks, although orphans are
+    adopted.
+    """
     run(
-        "import multiprocessing, signal\n"
-        "from grpo_run.watchdog.run_processes.ownership import RunProcesses\n"
-        "from grpo_run.watchdog.run_processes.process_tree import read_processes\n"
-        "assert adopt_orphans()\n"
-        "own = adoption.own_children\n"
-        "owned = RunProcesses(os.getpid(), os.getsid(0), started_by_supervisor=own, adopts_only_ours=True)\n"
-        "child = multiprocessing.get_context('fork').Process(target=lambda: (os.setsid(), time.sleep(600)), daemon=True)\n"
-        "child.start()\n"
-        "until(lambda: os.getsid(child.pid) == child.pid)\n"
-        "child.kill = lambda: None\n"
-        "adoption.abandon(child)\n"
-        "assert child not in multiprocessing.active_children()\n"
-        "assert own() == {child.pid} and owned.find(read_processes()) == {}\n"
-        "Reaper(own).reap()\n"
-        "os.kill(child.pid, signal.SIGKILL)\n"
-        "until(lambda: read_state(child.pid) == 'Z')\n"
-        "assert own() == set()\n"
-        "Reaper(own).reap()\n"
-        "assert children(os.getpid()) == []\n"
+        "import multiprocessing, signal\nfrom grpo_run.watchdog.run_processes.ownership import"
+        " RunProcesses\nfrom grpo_run.watchdog.run_processes.process_tree import read_processes\nassert"
+        " adopt_orphans()\nown = adoption.own_children\nowned = RunProcesses(os.getpid(), os.getsid(0),"
+        " started_by_supervisor=own, adopts_only_ours=True)\nchild ="
+        " multiprocessing.get_context('fork').Process(target=lambda: (os.setsid(), time.sleep(600)),"
+        " daemon=True)\nchild.start()\nuntil(lambda: os.getsid(child.pid) == child.pid)\nchild.kill = lambda:"
+        " None\nadoption.abandon(child)\nassert child not in multiprocessing.active_children()\nassert own()"
+        " == {child.pid} and owned.find(read_processes()) == {}\nReaper(own).reap()\nos.kill(child.pid,"
+        " signal.SIGKILL)\nuntil(lambda: read_state(child.pid) == 'Z')\nassert own() =="
+        " set()\nReaper(own).reap()\nassert children(os.getpid()) == []\n"
     )

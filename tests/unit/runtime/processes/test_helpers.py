@@ -1,4 +1,6 @@
-"""The end of a run with a helper that SIGKILL does not end, as one that sleeps in the kernel on a disk that hangs."""
+"""The end of a run with a helper that SIGKILL does not end, as one that sleeps in the kernel on a disk that
+hangs.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,15 @@ def made(reported: list[int]) -> Helpers:
     """The helpers of this process, which no user interrupts."""
     owned = RunProcesses(os.getpid(), os.getsid(0), tokens=["t0ken"])
     return Helpers(
-        owned, RemainingProcesses(owned), keep=(), settings=DeadlineSettings(exit_seconds=1.0, exit_connected_seconds=1.0),
-        announce_ranks=lambda pids: None, notify=lambda text: None,
-        report=lambda terminated: reported.extend(one.pid for one in terminated), interrupted=lambda: False,
-    )  # fmt: skip
+        owned,
+        RemainingProcesses(owned),
+        keep=(),
+        settings=DeadlineSettings(exit_seconds=1.0, exit_connected_seconds=1.0),
+        announce_ranks=lambda pids: None,
+        notify=lambda text: None,
+        report=lambda terminated: reported.extend(one.pid for one in terminated),
+        interrupted=lambda: False,
+    )
 
 
 def test_a_helper_that_survives_sigkill_is_reported_once_and_not_waited_for(

@@ -12,12 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.runtime.processes import output as output_module
-from grpo_run.runtime.processes.output import (
-    MAX_LINE_BYTES,
-    MAX_READ_BYTES,
-    FileFollower,
-    OutputFollower,
-)
+from grpo_run.runtime.processes.output import MAX_LINE_BYTES, MAX_READ_BYTES, FileFollower, OutputFollower
 
 
 @pytest.fixture

@@ -72,9 +72,7 @@ def alive(*processes: subprocess.Popen[str]) -> Callable[[], Mapping[int, Proces
     return find
 
 
-def test_sigterm_comes_first_and_sigkill_after_the_wait(
-    start: Callable[..., subprocess.Popen[str]],
-) -> None:
+def test_sigterm_comes_first_and_sigkill_after_the_wait(start: Callable[..., subprocess.Popen[str]]) -> None:
     """A process that handles SIGTERM is not killed, not even if it was stopped."""
     handles, ignores = start(HANDLES), start(IGNORES)
     os.kill(handles.pid, signal.SIGSTOP)

@@ -20,7 +20,15 @@ SITES = st.builds(
 )
 
 
-def call(function: str = "any", line: int = 12, *, flag: bool = False, file: str = "/a/train.py", iteration: int = 0, ordinal: int = 4) -> ConsensusCall:  # fmt: skip
+def call(
+    function: str = "any",
+    line: int = 12,
+    *,
+    flag: bool = False,
+    file: str = "/a/train.py",
+    iteration: int = 0,
+    ordinal: int = 4,
+) -> ConsensusCall:
     """Return a call in `main`."""
     site = CallSite(function=function, file=file, line=line, caller="main")
     return ConsensusCall(site=site, flag=flag, ordinal=ordinal, iteration=iteration)
@@ -55,7 +63,9 @@ def test_a_call_is_received_as_it_was_sent(site: CallSite, flag: bool, ordinal: 
     ],
 )
 def test_ranks_at_different_calls_get_an_error_that_names_both(other: ConsensusCall, named: str) -> None:
-    """The same error on every rank. The first line, which a report quotes, names ranks, functions, lines and counts."""
+    """The same error on every rank. The first line, which a report quotes, names ranks, functions, lines and
+    counts.
+    """
     answers = [call(flag=True).encode(), other.encode()]
     errors = []
     for own in (call(flag=True), other):
@@ -87,7 +97,9 @@ def test_different_iterations_of_a_loop_are_an_error() -> None:
 
 
 def test_folders_and_the_number_of_calls_may_differ() -> None:
-    """Nodes may have the script in different places, and a rank that has joined later has called less often."""
+    """Nodes may have the script in different places, and a rank that has joined later has called less
+    often.
+    """
     answers = [
         call(flag=True).encode(),
         call(file="/scratch/node1/train.py").encode(),

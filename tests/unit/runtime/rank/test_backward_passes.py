@@ -61,7 +61,9 @@ def test_a_backward_pass_of_a_script_is_logged_while_it_lasts(
 
 
 def test_a_pass_without_an_all_reduce_is_not_logged(recorder: Recorder, board: Board) -> None:
-    """Neither one that only accumulates gradients, nor one without a DDP model, nor one that is logged already."""
+    """Neither one that only accumulates gradients, nor one without a DDP model, nor one that is logged
+    already.
+    """
     torch.nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
     with model.no_sync():

@@ -1,4 +1,6 @@
-"""What the error file of a rank says of the exception that ended it, written by a rank and read by the supervisor."""
+"""What the error file of a rank says of the exception that ended it, written by a rank and read by the
+supervisor.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,9 @@ def handle(session: Session) -> None:
 
 
 def exhaust_in_a_block(session: Session) -> None:
-    """A context manager fails on the way out, in a `finally` and in an `except` that would have passed it on."""
+    """A context manager fails on the way out, in a `finally` and in an `except` that would have passed it
+    on.
+    """
 
     @contextlib.contextmanager
     def block() -> Iterator[None]:
@@ -189,7 +193,9 @@ def test_a_long_or_circular_chain_is_bounded(report: Report) -> None:
 def test_a_reward_that_raises_what_a_server_has_answered_has_memory(
     report: Report, phase: Phase, counts: bool
 ) -> None:
-    """In the words of torch, but in a frame of the script; elsewhere such an exception passes on what a library said."""
+    """In the words of torch, but in a frame of the script; elsewhere such an exception passes on what a
+    library said.
+    """
 
     def script(session: Session) -> None:
         if phase is Phase.callback:

@@ -1,6 +1,8 @@
-"""A rank gives its script the inherited modules only if the script would import the same; otherwise it starts over.
+"""A rank gives its script the inherited modules only if the script would import the same; otherwise it starts
+over.
 
-Each case is a program of its own: it imports two libraries in advance, hides them, changes something as a script would,
+Each case is a program of its own: it imports two libraries in advance, hides them, changes something as a
+    script would,
 and imports them again.
 """
 
@@ -45,7 +47,7 @@ try:
     print("same")
 except Over as reason:
     print("over:", reason)
-"""
+"""  # noqa: E501
 
 
 def outcome(tmp_path: Path, script: str, **environment: str) -> list[str]:
@@ -83,7 +85,10 @@ def outcome(tmp_path: Path, script: str, **environment: str) -> list[str]:
         "sys.path.insert(0, 'plain')",
         "sys.path.append('new')",
         "os.environ['MY_SETTING'] = '1'; os.environ['PYTHONHASHSEED'] = '0'",
-        "import base_lib; import threading; t = threading.Thread(target=__import__, args=('user_lib',)); t.start(); t.join()",
+        (
+            "import base_lib; import threading; t = threading.Thread(target=__import__, args=('user_lib',));"
+            " t.start(); t.join()"
+        ),
     ],
 )
 def test_a_script_that_would_import_the_same_gets_the_inherited_modules(tmp_path: Path, script: str) -> None:

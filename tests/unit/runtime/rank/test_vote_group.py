@@ -106,7 +106,9 @@ def transports(kind: str, ranks: int, tmp_path: Path, timeout_seconds: float = 3
 
 @pytest.mark.parametrize("kind", ["memory", "gloo"])
 def test_ranks_decide_alike_on_every_transport(kind: str, tmp_path: Path) -> None:
-    """Votes, maxima and gathered rows of three ranks, many in a row; also more values than one message holds."""
+    """Votes, maxima and gathered rows of three ranks, many in a row; also more values than one message
+    holds.
+    """
     ranks, rounds = 3, 20
 
     def run(rank: int, connect: Connect) -> list[object]:
@@ -152,7 +154,9 @@ def test_ranks_on_different_steps_all_get_the_error(kind: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", ["memory", "gloo"])
 def test_a_vote_without_a_peer_times_out(kind: str, tmp_path: Path) -> None:
-    """A peer that has died sends nothing more: the wait ends after the time limit, with the same type of error."""
+    """A peer that has died sends nothing more: the wait ends after the time limit, with the same type of
+    error.
+    """
     reached = threading.Event()
 
     def wait(connect: Connect) -> float:

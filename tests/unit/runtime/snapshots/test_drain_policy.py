@@ -64,7 +64,9 @@ def test_a_checkpoint_on_disk_supersedes_recovery_snapshots_up_to_its_step() -> 
 
 
 def test_what_the_limit_would_delete_at_once_is_not_written_at_the_end() -> None:
-    """The best checkpoint, those that the user asked for, and other snapshots are; a broken one does not count."""
+    """The best checkpoint, those that the user asked for, and other snapshots are; a broken one does not
+    count.
+    """
 
     def steps(limit: int | None, *, broken: int = 0, **newest: Any) -> list[int]:
         changes: list[dict[str, Any]] = [newest, {}, {"scheduled": False}, {"kept": True}, {}, {}]

@@ -49,7 +49,9 @@ def test_a_reserve_stays_free(total: int, free: int, usable: int) -> None:
     ],
 )
 def test_more_stays_free_of_memory_than_of_a_file_system(total: int, free: int, usable: int) -> None:
-    """15 % of the limit, at least 256 MiB and at most 48 GiB: files in memory outlive the ranks, which must find room."""
+    """15 % of the limit, at least 256 MiB and at most 48 GiB: files in memory outlive the ranks, which must
+    find room.
+    """
     kib = {"MemTotal": total >> 10, "MemAvailable": free >> 10}
     machine = machine_headroom("".join(f"{name}: {size} kB\n" for name, size in kib.items()).encode())
     assert machine is not None
@@ -108,11 +110,7 @@ def test_limits_of_cgroup_version_1_are_read(tmp_path: Path) -> None:
         memory__usage_in_bytes="1000\n",
         memory__stat="total_inactive_file 30\n",
     )
-    group(
-        tmp_path / "memory",
-        memory__limit_in_bytes="9223372036854771712\n",
-        memory__usage_in_bytes="5\n",
-    )
+    group(tmp_path / "memory", memory__limit_in_bytes="9223372036854771712\n", memory__usage_in_bytes="5\n")
     assert cgroup_headroom(b"9:cpu:/elsewhere\n4:hugetlb,memory:/job\n0::/\n", tmp_path) == [
         Headroom(name=f"the memory cgroup {inner}", free_bytes=0, total_bytes=900, reserve=MEMORY_RESERVE)
     ]

@@ -102,7 +102,9 @@ def test_a_slot_lock_is_exclusive(staging: StagingArea) -> None:
 
 
 def test_readers_of_a_slot_exclude_only_writers(staging: StagingArea) -> None:
-    """Ranks load a snapshot while the drain worker writes it to disk; no rank may write the slot meanwhile."""
+    """Ranks load a snapshot while the drain worker writes it to disk; no rank may write the slot
+    meanwhile.
+    """
     slot = staging.slots[0]
     with slot.locked(shared=True) as loading, slot.locked(shared=True) as draining:
         assert (loading, draining) == (True, True)

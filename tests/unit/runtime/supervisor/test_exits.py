@@ -78,7 +78,9 @@ def test_there_are_no_exits_at_first(exits: Exits) -> None:
 def test_a_rank_that_exits_before_its_script_completes_has_failed(
     exits: Exits, slots: Slots, warnings: Warnings
 ) -> None:
-    """Exits keep the order in which they were observed. Code 0 inside a `train()` call does not complete the script."""
+    """Exits keep the order in which they were observed. Code 0 inside a `train()` call does not complete the
+    script.
+    """
     training = slots(RankState.training, RankState.training, RankState.training)
     exits.add([exited(1)], training)
     exits.add([exited(0, exit_code=EXIT_FINISHED), killed(2)], training)

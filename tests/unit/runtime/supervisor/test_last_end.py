@@ -76,13 +76,15 @@ def test_a_counter_that_rose_as_the_supervisor_ended_names_the_kernel(counted: C
     text = suspected(sample, history())
     assert text is not None
     assert text.startswith(
-        "the last supervisor of this run was killed by the kernel because memory was full: as it ended, the counter of"
-        f" killed processes of {counted.folder} rose from 2 to 3. At "
+        "the last supervisor of this run was killed by the kernel because memory was full: as it ended, the"
+        f" counter of killed processes of {counted.folder} rose from 2 to 3. At "
     )
 
 
 def test_a_counter_that_did_not_rise_clears_the_kernel_even_if_memory_was_short(counted: CgroupKills) -> None:
-    """Somebody else has killed it: at its end by the guardian's reading, or later while the cgroup still exists."""
+    """Somebody else has killed it: at its end by the guardian's reading, or later while the cgroup still
+    exists.
+    """
     assert suspected(dataclasses.replace(SHORT, supervisor_kills=counted, kills_at_end=2), history()) is None
     assert suspected(dataclasses.replace(SHORT, supervisor_kills=counted), history()) is None
 

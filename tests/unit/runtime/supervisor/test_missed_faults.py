@@ -22,8 +22,9 @@ def test_a_fault_of_another_node_is_left_to_that_node() -> None:
 
 def test_the_reason_is_the_step_or_the_phase() -> None:
     """What to change in the option."""
-    assert sentence((KILL, EVAL), 6, counted=True) == (
-        "2 injected faults never happened: kill@rank1:step9 (the run ended at step 6),"
+    assert (
+        sentence((KILL, EVAL), 6, counted=True)
+        == "2 injected faults never happened: kill@rank1:step9 (the run ended at step 6),"
         " exception@rank0:step2:phase=eval (step 2 was not run with phase eval)."
     )
     rows = parse_injection("oom@rank0:step2:rows=4")
@@ -31,6 +32,8 @@ def test_the_reason_is_the_step_or_the_phase() -> None:
     tokens = parse_injection("oom@rank0:step2:tokens=40")
     assert "(no phase forward from step 2 on had more than 40 tokens)" in sentence((tokens,), 6, counted=True)
     assert sentence((), 6, counted=True) == ""
-    assert sentence((KILL,), 0, counted=False) == (
-        "1 injected fault never happened: kill@rank1:step9 (without a Trainer or a loop, steps are not counted)."
+    assert (
+        sentence((KILL,), 0, counted=False)
+        == "1 injected fault never happened: kill@rank1:step9 (without a Trainer or a loop, steps are not"
+        " counted)."
     )

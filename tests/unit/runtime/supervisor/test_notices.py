@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
-from grpo_run.runtime.supervisor.hang_monitor import (
-    warn_of_blind_spots,
-    warn_of_late_ranks,
-)
+from grpo_run.runtime.supervisor.hang_monitor import warn_of_blind_spots, warn_of_late_ranks
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.late_ranks import LateRank
 

@@ -40,9 +40,16 @@ class Story:
             }
         )  # fmt: skip
         verdict = Verdict(
-            cause=Cause.learning_collapse, culprits=(), step=one.step, phase=None, confidence="proved", sentence="It fell.",
-            signature="s", deterministic=False, trip=one,
-        )  # fmt: skip
+            cause=Cause.learning_collapse,
+            culprits=(),
+            step=one.step,
+            phase=None,
+            confidence="proved",
+            sentence="It fell.",
+            signature="s",
+            deterministic=False,
+            trip=one,
+        )
         decision = decide(self.history, verdict, self.budget, stopping=False, **arguments)
         self.history.apply(
             {
@@ -98,11 +105,7 @@ def test_a_delayed_collapse_is_the_same_one() -> None:
 
 @pytest.mark.parametrize(
     ("later", "call"),
-    [
-        (trip(step=61 + SAME_PLACE_STEPS, onset=80), 1),
-        (trip(LearningGuard.kl), 1),
-        (trip(), 2),
-    ],
+    [(trip(step=61 + SAME_PLACE_STEPS, onset=80), 1), (trip(LearningGuard.kl), 1), (trip(), 2)],
 )
 def test_another_collapse_begins_with_an_exact_repetition(later: Trip, call: int) -> None:
     """Much later, of another guard, or in another call."""

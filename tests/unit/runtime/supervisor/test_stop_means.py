@@ -61,14 +61,7 @@ def test_ranks_that_are_not_on_the_board_yet_get_sigterm() -> None:
 
 @pytest.mark.parametrize(
     ("records", "code"),
-    [
-        ([], 75),
-        ([OWN], 93),
-        ([OWN, SAVED], 75),
-        ([OWN, CALL], 75),
-        ([CALL, OWN], 75),
-        ([BEGUN], 75),
-    ],
+    [([], 75), ([OWN], 93), ([OWN, SAVED], 75), ([OWN, CALL], 75), ([CALL, OWN], 75), ([BEGUN], 75)],
 )
 def test_a_stop_asks_for_a_requeue_only_with_something_to_resume_from(
     records: list[dict[str, Any]], code: int

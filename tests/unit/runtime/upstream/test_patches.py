@@ -19,9 +19,7 @@ class Trainer:
 
 
 @pytest.mark.parametrize("failure", [None, RuntimeError, KeyboardInterrupt])
-def test_own_and_inherited_attributes_are_restored(
-    failure: type[BaseException] | None,
-) -> None:
+def test_own_and_inherited_attributes_are_restored(failure: type[BaseException] | None) -> None:
     """The block may end normally or by an exception."""
     trainer = Trainer()
     try:

@@ -19,7 +19,9 @@ def is_private(name: str) -> bool:
 
 
 def private_names(source: str) -> Iterator[str]:
-    """Yield the private modules and names that a source imports from the libraries, and attributes of their modules."""
+    """Yield the private modules and names that a source imports from the libraries, and attributes of their
+    modules.
+    """
     bound: dict[str, str] = {}
     nodes = list(ast.walk(ast.parse(source)))
     for node in nodes:

@@ -20,9 +20,7 @@ def test_a_change_of_the_filters_calls_the_name() -> None:
     assert callable(getattr(warnings, FILTERS_CHANGED))
 
 
-def test_a_snapshot_shows_no_warning_and_repeats_none_of_the_script(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_snapshot_shows_no_warning_and_repeats_none_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is first said in a snapshot is said again by the script's own save."""
     shown: list[str] = []
     monkeypatch.setattr(warnings, "showwarning", lambda message, *rest: shown.append(str(message)))

@@ -17,7 +17,9 @@ from grpo_run.runtime.upstream import rollout_names, trainer_names, training_pas
 
 @functools.cache
 def methods(package: str, file: str, name: str) -> dict[str, ast.FunctionDef]:
-    """Return the methods that a class defines itself, parsed from the source: an import would take seconds."""
+    """Return the methods that a class defines itself, parsed from the source: an import would take
+    seconds.
+    """
     spec = find_spec(package)
     assert spec is not None
     assert spec.origin is not None

@@ -14,10 +14,23 @@ from grpo_run.trainers.recipes.rewards import answer_format, correct_answer, cor
 @pytest.mark.parametrize(
     ("completion", "score"),
     [
-        ("42", 1), ("20+10=30,7+5=12,30+12=42", 1), ("30+12=42 ", 1), ("=42", 1), ("41", 0), ("420", 0), ("042", 0),
-        ("", 0), ("30+12=", 0), ("42=30+12", 0), ("4 2", 0), ("40,42", 0), ("41=42=43", 0), ("-42", 0), ("٤٢", 0),
+        ("42", 1),
+        ("20+10=30,7+5=12,30+12=42", 1),
+        ("30+12=42 ", 1),
+        ("=42", 1),
+        ("41", 0),
+        ("420", 0),
+        ("042", 0),
+        ("", 0),
+        ("30+12=", 0),
+        ("42=30+12", 0),
+        ("4 2", 0),
+        ("40,42", 0),
+        ("41=42=43", 0),
+        ("-42", 0),
+        ("٤٢", 0),
     ],
-)  # fmt: skip
+)
 def test_only_the_correct_total_is_rewarded(completion: str, score: float) -> None:
     """The digits after the last `=` are the answer; the steps before them get no reward."""
     assert correct_sum([completion], total=[42], prompts=["27+15:"]) == [score]
@@ -26,10 +39,18 @@ def test_only_the_correct_total_is_rewarded(completion: str, score: float) -> No
 @pytest.mark.parametrize(
     ("completion", "score"),
     [
-        ("#### 1,234", 1), ("#### $1,234.00", 1), ("#### 1234.", 1), ("1234", 0), ("#### 1234 or 1235", 0),
-        ("#### 1233\n#### 1234", 1), ("#### 1234\n#### 1233", 0), ("#### -1234", 0), ("#### 1234.001", 0), ("", 0),
+        ("#### 1,234", 1),
+        ("#### $1,234.00", 1),
+        ("#### 1234.", 1),
+        ("1234", 0),
+        ("#### 1234 or 1235", 0),
+        ("#### 1233\n#### 1234", 1),
+        ("#### 1234\n#### 1233", 0),
+        ("#### -1234", 0),
+        ("#### 1234.001", 0),
+        ("", 0),
     ],
-)  # fmt: skip
+)
 def test_only_the_correct_answer_is_rewarded(completion: str, score: float) -> None:
     """Answers are compared as numbers, in text and in conversations."""
     chat = [{"role": "user", "content": "#### 1234"}, {"role": "assistant", "content": completion}]
@@ -39,10 +60,19 @@ def test_only_the_correct_answer_is_rewarded(completion: str, score: float) -> N
 @pytest.mark.parametrize(
     ("completion", "score"),
     [
-        ("2+2=4\n#### 4", 1), ("#### 4", 1), ("so\n#### 4\n\n", 1), ("so #### 4.", 1), ("4", 0), ("#### four", 0),
-        ("#### 4\nDone.", 0), ("#### 3\n#### 4", 0), ("#### 3 4", 0), ("####", 0), ("", 0),
+        ("2+2=4\n#### 4", 1),
+        ("#### 4", 1),
+        ("so\n#### 4\n\n", 1),
+        ("so #### 4.", 1),
+        ("4", 0),
+        ("#### four", 0),
+        ("#### 4\nDone.", 0),
+        ("#### 3\n#### 4", 0),
+        ("#### 3 4", 0),
+        ("####", 0),
+        ("", 0),
     ],
-)  # fmt: skip
+)
 def test_the_format_is_one_last_line_with_one_number(completion: str, score: float) -> None:
     """One `####`, one number, and nothing after it."""
     chat = [{"role": "assistant", "content": completion}]

@@ -172,7 +172,9 @@ def test_a_thread_that_runs_after_the_last_line_is_named(make_slot: MakeSlot) ->
 def test_a_rank_that_waits_for_others_in_a_store_is_cleared_by_its_stack(
     slots: dict[int, Slot | None],
 ) -> None:
-    """While groups are created no record shows who waits. If every rank is inside torch.distributed, none is cleared."""
+    """While groups are created no record shows who waits. If every rank is inside torch.distributed, none is
+    cleared.
+    """
     in_store = Stack(
         "0x1", (Frame("/venv/torch/distributed/rendezvous.py", 200, "_rendezvous"), *stack(88).frames), True
     )

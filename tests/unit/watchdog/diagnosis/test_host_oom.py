@@ -18,18 +18,31 @@ MakeError = Callable[..., RankError]
 MakeSlot = Callable[..., Slot]
 MEBIBYTE = 1 << 20
 LIMIT = LimitUse(
-    name="the memory cgroup /job", limit_bytes=700 * MEBIBYTE, usage_bytes=690 * MEBIBYTE, working_set_bytes=660 * MEBIBYTE
-)  # fmt: skip
+    name="the memory cgroup /job",
+    limit_bytes=700 * MEBIBYTE,
+    usage_bytes=690 * MEBIBYTE,
+    working_set_bytes=660 * MEBIBYTE,
+)
 SAMPLE = HostSample(
     at=1000.0,
     limits=(LIMIT,),
     ranks={1: ProcessMemory(anonymous_bytes=310 * MEBIBYTE, file_bytes=0, shared_bytes=0)},
 )
-KILLED = KernelKills(ranks=frozenset({1}), helper_killed=True, before=2, now=3, sample=SAMPLE, reached=LIMIT, sample_age_seconds=0.3)  # fmt: skip
+KILLED = KernelKills(
+    ranks=frozenset({1}),
+    helper_killed=True,
+    before=2,
+    now=3,
+    sample=SAMPLE,
+    reached=LIMIT,
+    sample_age_seconds=0.3,
+)
 
 
 def test_the_verdict_has_the_numbers(make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot) -> None:
-    """Who, where, which limit, who used it, and the counter that proves it; the peer's error is not the cause."""
+    """Who, where, which limit, who used it, and the counter that proves it; the peer's error is not the
+    cause.
+    """
     exits = [
         make_exit(0, order=0, error=make_error(type="RuntimeError", message="Connection closed by peer")),
         make_exit(1, order=1, signal=signal.SIGKILL),
@@ -41,10 +54,11 @@ def test_the_verdict_has_the_numbers(make_exit: MakeExit, make_error: MakeError,
     assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.host_oom, (1,), (0,))
     assert verdict.confidence == "proved"
     assert not verdict.deterministic
-    assert verdict.sentence == (
-        "Rank 1 was killed by the kernel in step 8 (phase generate), because memory was full. The memory cgroup /job had"
-        " 660 MiB of 700 MiB in use 0.3 s before. Large users then: rank 1 310 MiB. The kernel's counter of killed"
-        " processes rose from 2 to 3."
+    assert (
+        verdict.sentence
+        == "Rank 1 was killed by the kernel in step 8 (phase generate), because memory was full. The memory"
+        " cgroup /job had 660 MiB of 700 MiB in use 0.3 s before. Large users then: rank 1 310 MiB. The"
+        " kernel's counter of killed processes rose from 2 to 3."
     )
 
 
@@ -74,7 +88,8 @@ def test_a_helper_that_the_kernel_killed_is_named(
     assert verdict is not None
     assert verdict.cause is Cause.host_oom
     assert verdict.sentence.startswith(
-        "The kernel killed a process that rank 1 had started, which then raised RuntimeError, because memory was full."
+        "The kernel killed a process that rank 1 had started, which then raised RuntimeError, because memory"
+        " was full."
     )
     assert diagnose_host_oom(exits, slots, KernelKills(), best_position=(1, 7)) is None
 

@@ -19,10 +19,13 @@ MakeSlot = Callable[..., Slot]
 
 TORCH = ("torch.OutOfMemoryError", "builtins.RuntimeError", "builtins.Exception")
 RUNTIME = ("builtins.RuntimeError", "builtins.Exception")
-MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 512.00 MiB is free."
+MESSAGE = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 512.00"
+    " MiB is free."
+)
 NCCL = (
-    "NCCL error in: NCCLUtils.hpp:77, unhandled cuda error, NCCL version 2.21.5\nncclUnhandledCudaError: Call to CUDA"
-    " function failed.\nLast error:\nCuda failure 2 'out of memory'"
+    "NCCL error in: NCCLUtils.hpp:77, unhandled cuda error, NCCL version 2.21.5\nncclUnhandledCudaError: Call"
+    " to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'"
 )
 BACKWARD = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    loss.backward()\n'
 
@@ -54,8 +57,10 @@ def test_exhausted_memory_at_the_first_step_is_no_failed_start(
         [make_exit(1, error=exhausted())], {0: make_slot(0), 1: slot}, best_position=(0, 0)
     )
     assert (verdict.cause, verdict.culprit, verdict.confidence) == (Cause.gpu_oom, 1, "proved")
-    assert verdict.sentence == (
-        "Rank 1 ran out of GPU memory in step 1 (phase backward): tried to allocate 2.0 GiB with 512 MiB of 79.2 GiB free."
+    assert (
+        verdict.sentence
+        == "Rank 1 ran out of GPU memory in step 1 (phase backward): tried to allocate 2.0 GiB with 512 MiB"
+        " of 79.2 GiB free."
     )
     assert not verdict.starting
     assert not any("before its first step" in line for line in verdict.advice)
@@ -102,10 +107,14 @@ def test_nccl_without_memory_is_no_lost_connection(
     ("phases", "sentence", "advice"),
     [
         ((Phase.reward,), "in step 8 (phase reward), at train.py:12: tried", "Let the reward function use"),
-        ((Phase.data,), "in step 8 (phase data), in the script's own code at train.py:12: tried", "Let the script use"),
+        (
+            (Phase.data,),
+            "in step 8 (phase data), in the script's own code at train.py:12: tried",
+            "Let the script use",
+        ),
         ((Phase.callback,), "(callback Log.on_step_end), at train.py:12: tried", "Let the callback use"),
     ],
-)  # fmt: skip
+)
 def test_memory_that_no_phase_of_a_trainer_has_exhausted_is_named_with_its_line(
     make_exit: MakeExit,
     exhausted: Callable[..., RankError],
@@ -119,7 +128,10 @@ def test_memory_that_no_phase_of_a_trainer_has_exhausted_is_named_with_its_line(
         phases=phases,
         callback="Log.on_step_end" if phases == (Phase.callback,) else "",
         location=("/home/u/train.py", 12, "collect"),
-        traceback='Traceback (most recent call last):\n  File "/home/u/train.py", line 12, in collect\n    torch.empty(n)\n',
+        traceback=(
+            'Traceback (most recent call last):\n  File "/home/u/train.py", line 12, in collect\n   '
+            " torch.empty(n)\n"
+        ),
     )
     verdict = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0, step=7)}, best_position=(1, 7))
     assert sentence in verdict.sentence
@@ -136,7 +148,10 @@ def test_advice_on_host_memory_of_the_script_s_own_code_is_about_that_code(
         phases=(Phase.callback,),
         callback="Log.on_step_end",
         location=("/home/u/train.py", 12, "collect"),
-        traceback='Traceback (most recent call last):\n  File "/home/u/train.py", line 12, in collect\n    rows.append(row)\n',
+        traceback=(
+            'Traceback (most recent call last):\n  File "/home/u/train.py", line 12, in collect\n   '
+            " rows.append(row)\n"
+        ),
     )
     verdict = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0, step=7)}, best_position=(1, 7))
     assert verdict.cause is Cause.host_oom
@@ -171,7 +186,9 @@ def test_a_rank_without_memory_is_blamed_before_ranks_that_were_aborted(
 def test_exhausted_memory_is_found_behind_the_exception_that_ends_the_rank(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, chain: tuple[RaisedError, ...]
 ) -> None:
-    """A script raises another exception from it, or a context manager fails on the way; the phase is that of the first."""
+    """A script raises another exception from it, or a context manager fails on the way; the phase is that of
+    the first.
+    """
     error = make_error(type="TrainingFailed", message="giving up", chain=chain, phases=(Phase.callback,))
     verdict = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7))
     assert verdict.cause is Cause.gpu_oom
@@ -224,12 +241,27 @@ def test_the_same_memory_in_the_same_phase_and_step_is_the_same_failure(
     ("types", "message", "cause", "advice"),
     [
         (("builtins.MemoryError", "builtins.Exception"), "", Cause.host_oom, "dataloader_num_workers"),
-        (RUNTIME, "unable to write to file </torch_1_2>: No space left on device (28)", Cause.shm_full, "/dev/shm"),
-        (("builtins.ValueError",), "No available memory for the cache blocks.", Cause.gpu_oom, "Raise vllm_gpu"),
-        (TORCH, f"{MESSAGE} and 5.25 GiB is reserved by PyTorch but unallocated.", Cause.gpu_oom, "expandable_segments"),
+        (
+            RUNTIME,
+            "unable to write to file </torch_1_2>: No space left on device (28)",
+            Cause.shm_full,
+            "/dev/shm",
+        ),
+        (
+            ("builtins.ValueError",),
+            "No available memory for the cache blocks.",
+            Cause.gpu_oom,
+            "Raise vllm_gpu",
+        ),
+        (
+            TORCH,
+            f"{MESSAGE} and 5.25 GiB is reserved by PyTorch but unallocated.",
+            Cause.gpu_oom,
+            "expandable_segments",
+        ),
         (TORCH, MESSAGE, Cause.gpu_oom, "per_device_train_batch_size"),
     ],
-)  # fmt: skip
+)
 def test_advice_fits_the_memory_that_is_exhausted(
     make_exit: MakeExit,
     exhausted: Callable[..., RankError],
@@ -279,8 +311,8 @@ def test_a_bus_error_is_a_full_shared_memory_if_it_is_full(
     assert (verdict.cause, verdict.culprit) == (cause, 1)
     assert any("/dev/shm" in line for line in verdict.advice)
     if cause is Cause.shm_full:
-        assert verdict.sentence == (
-            "Rank 1 ran out of shared memory (/dev/shm) in step 8 (phase generate):"
+        assert (
+            verdict.sentence == "Rank 1 ran out of shared memory (/dev/shm) in step 8 (phase generate):"
             " it was killed by SIGBUS, and /dev/shm has 0 bytes left."
         )
 

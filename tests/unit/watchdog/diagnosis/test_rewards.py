@@ -25,9 +25,13 @@ def stack(*frames: tuple[str, str], main: bool = True) -> Stack:
 
 
 IN_JUDGE = stack(
-    ("/lib/re.py", "match"), ("/me/train.py", "parse"), ("/me/train.py", "judge"), (CALLER_FILE, "call_in_rank"),
-    (CALLER_FILE, "served"), ("/site-packages/trl/trainer/grpo_trainer.py", "_calculate_rewards"),
-)  # fmt: skip
+    ("/lib/re.py", "match"),
+    ("/me/train.py", "parse"),
+    ("/me/train.py", "judge"),
+    (CALLER_FILE, "call_in_rank"),
+    (CALLER_FILE, "served"),
+    ("/site-packages/trl/trainer/grpo_trainer.py", "_calculate_rewards"),
+)
 AWAITS = stack(
     ("/lib/threading.py", "wait"), ("/lib/python3.11/concurrent/futures/_base.py", "result"),
     ("/site-packages/trl/trainer/grpo_trainer.py", "_calculate_rewards"),

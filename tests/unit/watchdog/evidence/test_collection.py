@@ -118,7 +118,10 @@ def test_a_rank_that_does_not_answer_is_named(
     file.touch()
     found = collect(incident, {0: ME}, {0: file})
     assert found.missing == [
-        f"rank 0: no stack within {stack_capture.STACK_DEADLINE_SECONDS} s, and py-spy: py-spy is not installed"
+        (
+            f"rank 0: no stack within {stack_capture.STACK_DEADLINE_SECONDS} s, and py-spy: py-spy is not"
+            " installed"
+        )
     ]
     assert found.stacks == {}
 

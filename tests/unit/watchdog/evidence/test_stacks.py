@@ -55,7 +55,7 @@ def test_all_threads_of_a_dump_are_parsed() -> None:
 def test_the_last_of_several_dumps_is_used() -> None:
     """They are appended without a blank line between them."""
     again = MAIN.replace("line 88", "line 99")
-    (helper, main) = stacks.parse_faulthandler(f"{HELPER}\n{MAIN}{HELPER}\n{again}")
+    helper, main = stacks.parse_faulthandler(f"{HELPER}\n{MAIN}{HELPER}\n{again}")
     assert not helper.main
     assert main.frames[1].line == 99
 
@@ -88,8 +88,8 @@ def test_a_crash_dump_is_parsed_without_its_trailer() -> None:
 def test_names_of_threads_and_frames_without_a_line() -> None:
     """Newer interpreters name threads; `???` is an unknown value; a thread may have no Python frame."""
     text = (
-        "Thread 0x01 [grpo-run (vote)] (most recent call first):\n  <no Python frame>\n\n"
-        'Current thread 0x02 (most recent call first):\n  File ???, line ??? in ???\n  File "a "b".py", line 3 in f\n'
+        "Thread 0x01 [grpo-run (vote)] (most recent call first):\n  <no Python frame>\n\nCurrent thread 0x02"
+        ' (most recent call first):\n  File ???, line ??? in ???\n  File "a "b".py", line 3 in f\n'
     )
     vote, main = stacks.parse_faulthandler(text)
     assert (vote.thread, vote.frames) == ("grpo-run (vote)", ())
@@ -111,7 +111,10 @@ def test_py_spy_output_is_parsed() -> None:
 
 def test_py_spys_unnamed_main_thread_has_the_process_id() -> None:
     """Before `threading` is imported, threads have no name."""
-    text = "Process 7: python\nPython v3.11\n\nThread 7 (active+gil)\n    f (/a.py:1)\nThread 8 (idle)\n    g (/b.py:2)\n"
+    text = (
+        "Process 7: python\nPython v3.11\n\nThread 7 (active+gil)\n    f (/a.py:1)\nThread 8 (idle)\n    g"
+        " (/b.py:2)\n"
+    )
     assert [stack.main for stack in stacks.parse_py_spy(text)] == [True, False]
 
 
@@ -174,8 +177,9 @@ def test_ranks_with_equal_stacks_are_grouped() -> None:
     }
     groups = stacks.group_by_stack(by_rank)
     assert [ranks for ranks, _ in groups] == [(0, 2, 3), (1,)]
-    assert stacks.format_stack_groups(groups) == (
-        "ranks 0, 2 and 3:\n> step (/home/me/train.py:120)\n\nrank 1:\n> reward (/home/me/train.py:88)\n"
+    assert (
+        stacks.format_stack_groups(groups)
+        == "ranks 0, 2 and 3:\n> step (/home/me/train.py:120)\n\nrank 1:\n> reward (/home/me/train.py:88)\n"
     )
 
 
@@ -185,7 +189,7 @@ def test_the_text_marks_one_line_and_shortens_libraries() -> None:
     text = stacks.format_stack_groups(
         [((0,), made((f"{SITE}/torch/x.py", 1, "f"), (f"{STDLIB}/re/__init__.py", 2, "m"), frame, frame))]
     )
-    assert text == (
-        "rank 0:\n  f (torch/x.py:1)\n  m (re/__init__.py:2)\n"
+    assert (
+        text == "rank 0:\n  f (torch/x.py:1)\n  m (re/__init__.py:2)\n"
         "> again (/home/me/train.py:3)\n  again (/home/me/train.py:3)\n"
     )

@@ -14,16 +14,21 @@ V1 = {
     "memory.usage_in_bytes": f"{950 * MEBIBYTE}\n",
     "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
     "memory.failcnt": "17\n",
-    "memory.stat": "cache 1\ninactive_file 1\nactive_file 1\n"
-    f"total_inactive_file {100 * MEBIBYTE}\ntotal_active_file {400 * MEBIBYTE}\nshmem 1\ntotal_shmem {30 * MEBIBYTE}\n",
+    "memory.stat": (
+        f"cache 1\ninactive_file 1\nactive_file 1\ntotal_inactive_file {100 * MEBIBYTE}\ntotal_active_file"
+        f" {400 * MEBIBYTE}\nshmem 1\ntotal_shmem {30 * MEBIBYTE}\n"
+    ),
 }
 V2 = {
     "memory.max": f"{1000 * MEBIBYTE}\n",
     "memory.current": f"{950 * MEBIBYTE}\n",
     "memory.events": "low 0\nhigh 0\nmax 40\noom 17\noom_kill 3\noom_group_kill 0\n",
-    "memory.stat": f"anon 5\ninactive_file {100 * MEBIBYTE}\nactive_file {400 * MEBIBYTE}\nshmem {30 * MEBIBYTE}\n",
-    "memory.pressure": "some avg10=40.00 avg60=1.00 avg300=0.00 total=9\n"
-    "full avg10=12.50 avg60=0.50 avg300=0.00 total=5\n",
+    "memory.stat": (
+        f"anon 5\ninactive_file {100 * MEBIBYTE}\nactive_file {400 * MEBIBYTE}\nshmem {30 * MEBIBYTE}\n"
+    ),
+    "memory.pressure": (
+        "some avg10=40.00 avg60=1.00 avg300=0.00 total=9\nfull avg10=12.50 avg60=0.50 avg300=0.00 total=5\n"
+    ),
     "memory.oom.group": "1\n",
 }
 
@@ -36,7 +41,9 @@ V2 = {
 def test_every_figure_is_read_from_both_versions(
     root: str, membership: bytes, files: dict[str, str], tmp_path: Path
 ) -> None:
-    """Limit, use, kills and met limits; a page cache of 500 MiB, mapped often or not, is no part of the working set."""
+    """Limit, use, kills and met limits; a page cache of 500 MiB, mapped often or not, is no part of the
+    working set.
+    """
     folder = tmp_path / root / "job"
     folder.mkdir(parents=True)
     for name, content in files.items():
@@ -53,7 +60,9 @@ def test_every_figure_is_read_from_both_versions(
 
 
 def test_a_kill_among_the_descendants_of_a_cgroup_is_not_its_own(tmp_path: Path) -> None:
-    """Version 2 adds them up in `memory.events`; a neighbor's kill below a common parent is none of the run's."""
+    """Version 2 adds them up in `memory.events`; a neighbor's kill below a common parent is none of the
+    run's.
+    """
     (tmp_path / "memory.events").write_text("oom 17\noom_kill 3\n")
     (tmp_path / "memory.events.local").write_text("oom 0\noom_kill 0\n")
     assert own_kills(tmp_path) == 0

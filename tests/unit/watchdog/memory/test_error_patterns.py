@@ -15,14 +15,19 @@ VALUE = ("builtins.ValueError", "builtins.Exception")
 OS = ("builtins.OSError", "builtins.Exception")
 MEMORY = ("builtins.MemoryError", "builtins.Exception")
 
-ALLOCATOR = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.21 GiB is free."
+ALLOCATOR = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.21"
+    " GiB is free."
+)
 NCCL = (
-    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:77, unhandled cuda error (run with NCCL_DEBUG=INFO"
-    " for details), NCCL version 2.21.5\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:77, unhandled cuda error (run with"
+    " NCCL_DEBUG=INFO for details), NCCL version 2.21.5\nncclUnhandledCudaError: Call to CUDA function"
+    " failed.\nLast error:\n"
 )
 WORKER = (
-    "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
-    '  File "torch/utils/data/_utils/pin_memory.py", line 37, in do_one_step\n    data = pin_memory(data, device)\n'
+    "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n "
+    ' File "torch/utils/data/_utils/pin_memory.py", line 37, in do_one_step\n    data = pin_memory(data,'
+    " device)\n"
 )
 
 
@@ -33,58 +38,157 @@ WORKER = (
         (TORCH, "anything", Cause.gpu_oom, ErrorSource.allocator),
         (("torch.cuda.OutOfMemoryError", *RUNTIME), ALLOCATOR, Cause.gpu_oom, ErrorSource.allocator),
         (("torch._C._OutOfMemoryError", *RUNTIME), ALLOCATOR, Cause.gpu_oom, ErrorSource.allocator),
-        (("cupy.cuda.memory.OutOfMemoryError", *MEMORY), "Out of memory allocating 8,000 bytes", Cause.gpu_oom,
-         ErrorSource.allocator),
-        (("ray.exceptions.RayTaskError(OutOfMemoryError)", *TORCH), "ray::f()", Cause.gpu_oom, ErrorSource.allocator),
+        (
+            ("cupy.cuda.memory.OutOfMemoryError", *MEMORY),
+            "Out of memory allocating 8,000 bytes",
+            Cause.gpu_oom,
+            ErrorSource.allocator,
+        ),
+        (
+            ("ray.exceptions.RayTaskError(OutOfMemoryError)", *TORCH),
+            "ray::f()",
+            Cause.gpu_oom,
+            ErrorSource.allocator,
+        ),
         (RUNTIME, ALLOCATOR, Cause.gpu_oom, ErrorSource.allocator),
         (RUNTIME, "HIP out of memory. Tried to allocate 20.00 MiB", Cause.gpu_oom, ErrorSource.allocator),
         (RUNTIME, "XPU out of memory. Tried to allocate 20.00 MiB", Cause.gpu_oom, ErrorSource.allocator),
-        (RUNTIME, "MPS backend out of memory (MPS allocated: 18.13 GB)", Cause.gpu_oom, ErrorSource.allocator),
-        (RUNTIME, 'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":838', Cause.gpu_oom,
-         ErrorSource.allocator),
+        (
+            RUNTIME,
+            "MPS backend out of memory (MPS allocated: 18.13 GB)",
+            Cause.gpu_oom,
+            ErrorSource.allocator,
+        ),
+        (
+            RUNTIME,
+            'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":838',
+            Cause.gpu_oom,
+            ErrorSource.allocator,
+        ),
         (RUNTIME, "No executable batch size found, reached zero.", Cause.gpu_oom, ErrorSource.allocator),
-        (ACCELERATOR, "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", Cause.gpu_oom,
-         ErrorSource.driver),
+        (
+            ACCELERATOR,
+            "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+            Cause.gpu_oom,
+            ErrorSource.driver,
+        ),
         (RUNTIME, "CUDA driver error: out of memory", Cause.gpu_oom, ErrorSource.driver),
-        (RUNTIME, "CUDA error (flash_fwd_launch_template.h:188): out of memory", Cause.gpu_oom, ErrorSource.driver),
-        (RUNTIME, "cuda runtime error (2) : out of memory at THCStorage.cu:58", Cause.gpu_oom, ErrorSource.driver),
+        (
+            RUNTIME,
+            "CUDA error (flash_fwd_launch_template.h:188): out of memory",
+            Cause.gpu_oom,
+            ErrorSource.driver,
+        ),
+        (
+            RUNTIME,
+            "cuda runtime error (2) : out of memory at THCStorage.cu:58",
+            Cause.gpu_oom,
+            ErrorSource.driver,
+        ),
         (RUNTIME, "HIP error: out of memory", Cause.gpu_oom, ErrorSource.driver),
         (RUNTIME, "Triton Error [CUDA]: out of memory", Cause.gpu_oom, ErrorSource.driver),
-        (RUNTIME, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", Cause.gpu_oom,
-         ErrorSource.library),
+        (
+            RUNTIME,
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            Cause.gpu_oom,
+            ErrorSource.library,
+        ),
         (RUNTIME, "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", Cause.gpu_oom, ErrorSource.library),
-        (RUNTIME, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", Cause.gpu_oom, ErrorSource.library),
-        (RUNTIME, "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `x`", Cause.gpu_oom, ErrorSource.library),
+        (
+            RUNTIME,
+            "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+            Cause.gpu_oom,
+            ErrorSource.library,
+        ),
+        (
+            RUNTIME,
+            "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `x`",
+            Cause.gpu_oom,
+            ErrorSource.library,
+        ),
         (RUNTIME, "cuFFT error: CUFFT_ALLOC_FAILED", Cause.gpu_oom, ErrorSource.library),
         (DIST, f"{NCCL}Cuda failure 2 'out of memory'", Cause.gpu_oom, ErrorSource.nccl),
         (DIST, f"{NCCL}Cuda failure 'out of memory'", Cause.gpu_oom, ErrorSource.nccl),
         (DIST, f"{NCCL}Failed to CUDA calloc async 608 bytes", Cause.gpu_oom, ErrorSource.nccl),
-        (VALUE, ("No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the"
-                " engine."), Cause.gpu_oom, ErrorSource.vllm_cache),
-        (VALUE, ("Free memory on device cuda:0 (20.1/79.15 GiB) on startup is less than desired GPU memory utilization"
-                " (0.9, 71.24 GiB). Decrease GPU memory utilization"), Cause.gpu_oom, ErrorSource.vllm),
+        (
+            VALUE,
+            (
+                "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when"
+                " initializing the engine."
+            ),
+            Cause.gpu_oom,
+            ErrorSource.vllm_cache,
+        ),
+        (
+            VALUE,
+            (
+                "Free memory on device cuda:0 (20.1/79.15 GiB) on startup is less than desired GPU memory"
+                " utilization (0.9, 71.24 GiB). Decrease GPU memory utilization"
+            ),
+            Cause.gpu_oom,
+            ErrorSource.vllm,
+        ),
         (RUNTIME, f"{WORKER}RuntimeError: CUDA error: out of memory\n", Cause.gpu_oom, ErrorSource.driver),
         (MEMORY, "", Cause.host_oom, ErrorSource.host),
         (MEMORY, "std::bad_alloc", Cause.host_oom, ErrorSource.host),
-        (("numpy._core._exceptions._ArrayMemoryError", *MEMORY), "Unable to allocate 7.45 GiB for an array", Cause.host_oom,
-         ErrorSource.host),
+        (
+            ("numpy._core._exceptions._ArrayMemoryError", *MEMORY),
+            "Unable to allocate 7.45 GiB for an array",
+            Cause.host_oom,
+            ErrorSource.host,
+        ),
         (RUNTIME, "std::bad_alloc", Cause.host_oom, ErrorSource.host),
         (OS, "[Errno 12] Cannot allocate memory", Cause.host_oom, ErrorSource.host),
-        (RUNTIME, ("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
-                  " allocate 99 bytes. Error code 12 (Cannot allocate memory)"), Cause.host_oom, ErrorSource.host),
-        (RUNTIME, "unable to mmap 4096 bytes from file <model.safetensors>: Cannot allocate memory (12)", Cause.host_oom,
-         ErrorSource.host),
-        (OS, "[Errno 28] No space left on device: '/dev/shm/pymp-x'", Cause.shm_full, ErrorSource.shared_memory),
-        (RUNTIME, "unable to write to file </torch_3221_89_0>: No space left on device (28)", Cause.shm_full,
-         ErrorSource.shared_memory),
-        (RUNTIME, "unable to allocate shared memory(shm) for file </torch_3221_89_0>: No space left on device (28)",
-         Cause.shm_full, ErrorSource.shared_memory),
-        (RUNTIME, ("DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that dataloader's workers are"
-                  " out of shared memory."), Cause.shm_full, ErrorSource.shared_memory),
-        (DIST, f"{NCCL}Error while creating shared memory segment /dev/shm/nccl-Vzg39j (size 9637888)", Cause.shm_full,
-         ErrorSource.shared_memory),
+        (
+            RUNTIME,
+            (
+                "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory:"
+                " you tried to allocate 99 bytes. Error code 12 (Cannot allocate memory)"
+            ),
+            Cause.host_oom,
+            ErrorSource.host,
+        ),
+        (
+            RUNTIME,
+            "unable to mmap 4096 bytes from file <model.safetensors>: Cannot allocate memory (12)",
+            Cause.host_oom,
+            ErrorSource.host,
+        ),
+        (
+            OS,
+            "[Errno 28] No space left on device: '/dev/shm/pymp-x'",
+            Cause.shm_full,
+            ErrorSource.shared_memory,
+        ),
+        (
+            RUNTIME,
+            "unable to write to file </torch_3221_89_0>: No space left on device (28)",
+            Cause.shm_full,
+            ErrorSource.shared_memory,
+        ),
+        (
+            RUNTIME,
+            "unable to allocate shared memory(shm) for file </torch_3221_89_0>: No space left on device (28)",
+            Cause.shm_full,
+            ErrorSource.shared_memory,
+        ),
+        (
+            RUNTIME,
+            (
+                "DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that dataloader's"
+                " workers are out of shared memory."
+            ),
+            Cause.shm_full,
+            ErrorSource.shared_memory,
+        ),
+        (
+            DIST,
+            f"{NCCL}Error while creating shared memory segment /dev/shm/nccl-Vzg39j (size 9637888)",
+            Cause.shm_full,
+            ErrorSource.shared_memory,
+        ),
     ],
-)  # fmt: skip
+)
 def test_every_spelling_is_recognized(
     types: tuple[str, ...], message: str, cause: Cause, source: ErrorSource
 ) -> None:
@@ -108,7 +212,13 @@ def test_every_spelling_is_recognized(
         (RUNTIME, "DataLoader worker (pid 9) is killed by signal: Killed."),
         (RUNTIME, "CUDA error: an illegal memory access was encountered"),
         (RUNTIME, "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
-        (RUNTIME, "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input."),
+        (
+            RUNTIME,
+            (
+                "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a"
+                " non-contiguous input."
+            ),
+        ),
         (DIST, f"{NCCL}Cuda failure 700 'an illegal memory access was encountered'"),
         (DIST, "NCCL communicator was aborted on rank 3."),
         (OS, "[Errno 28] No space left on device: '/home/user/out/model.safetensors'"),
@@ -116,7 +226,7 @@ def test_every_spelling_is_recognized(
         (RUNTIME, "Connection closed by peer [127.0.0.1]:4182"),
         (VALUE, f"{WORKER}ValueError: CUDA out of memory is not a number\n"),
     ],
-)  # fmt: skip
+)
 def test_a_message_that_only_mentions_memory_is_no_report_of_it(types: tuple[str, ...], message: str) -> None:
     """A smaller micro-batch would not help, and another cause would be hidden."""
     assert recognize(types, message) is None

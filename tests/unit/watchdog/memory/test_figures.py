@@ -10,10 +10,11 @@ MIB, GIB = 1024**2, 1024**3
 def test_the_figures_of_torch_are_read() -> None:
     """As torch 2.2 and later prints them, also with memory in private pools."""
     message = (
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 512.00 MiB is free."
-        " Process 123 has 1.00 GiB memory in use. Including non-PyTorch memory, this process has 78.65 GiB memory in use. Of"
-        " the allocated memory 71.50 GiB is allocated by PyTorch, with 100.00 MiB allocated in private pools (e.g., CUDA"
-        " Graphs), and 5.25 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try"
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which"
+        " 512.00 MiB is free. Process 123 has 1.00 GiB memory in use. Including non-PyTorch memory, this"
+        " process has 78.65 GiB memory in use. Of the allocated memory 71.50 GiB is allocated by PyTorch,"
+        " with 100.00 MiB allocated in private pools (e.g., CUDA Graphs), and 5.25 GiB is reserved by PyTorch"
+        " but unallocated. If reserved but unallocated memory is large try"
     )
     found = read_figures(message)
     assert found == Figures(
@@ -25,8 +26,9 @@ def test_the_figures_of_torch_are_read() -> None:
         unallocated_bytes=round(5.25 * GIB),
     )
     assert found.request == "tried to allocate 2.0 GiB with 512 MiB of 79.2 GiB free"
-    assert found.usage == (
-        "71.5 GiB allocated by tensors, 5.2 GiB reserved and not allocated, 78.7 GiB in use by the process"
+    assert (
+        found.usage
+        == "71.5 GiB allocated by tensors, 5.2 GiB reserved and not allocated, 78.7 GiB in use by the process"
     )
     assert Figures.from_json(found.as_json()) == found
 
@@ -34,8 +36,8 @@ def test_the_figures_of_torch_are_read() -> None:
 def test_the_figures_of_older_torch_are_read() -> None:
     """It prints what is reserved in total, and once misspelled the capacity."""
     old = read_figures(
-        "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 11.00 GiB total capacity; 10.50 GiB already allocated;"
-        " 832.00 KiB free; 10.75 GiB reserved in total by PyTorch)"
+        "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 11.00 GiB total capacity; 10.50 GiB already"
+        " allocated; 832.00 KiB free; 10.75 GiB reserved in total by PyTorch)"
     )
     assert (old.tried_bytes, old.free_bytes, old.capacity_bytes) == (20 * MIB, 832 * 1024, 11 * GIB)
     assert (old.allocated_bytes, old.unallocated_bytes) == (round(10.5 * GIB), GIB // 4)
@@ -60,8 +62,9 @@ def test_a_verdict_is_described_as_far_as_its_figures_are_known() -> None:
     known = Figures(tried_bytes=2 * GIB, free_bytes=GIB, allocated_bytes=70 * GIB).as_json()
     shortage = {"memory": "GPU memory", "phase": "backward", "source": "allocator"}
     verdict = {"shortage": shortage | known}
-    assert described_in(verdict) == (
-        "GPU memory, phase backward, reported by allocator; tried to allocate 2.0 GiB with 1.0 GiB free;"
+    assert (
+        described_in(verdict)
+        == "GPU memory, phase backward, reported by allocator; tried to allocate 2.0 GiB with 1.0 GiB free;"
         " 70.0 GiB allocated by tensors"
     )
     assert usage_in(verdict) == "70.0 GiB allocated by tensors"

@@ -39,7 +39,9 @@ def test_a_kill_without_a_rise_is_somebody_elses() -> None:
 
 
 def test_an_earlier_rise_counts_only_for_ranks_that_were_dying() -> None:
-    """A reward worker was killed; seconds later a user kills rank 0. Rank 1 has taken as long to free its memory."""
+    """A reward worker was killed; seconds later a user kills rank 0. Rank 1 has taken as long to free its
+    memory.
+    """
     kills = watch()
     kills.record(1, 1.0, lambda: frozenset({1}))
     kills.record(1, 1.2, nobody)

@@ -1,4 +1,6 @@
-"""Exhausted memory that only the output of a rank shows: an aborted process, and an engine in a process of its own."""
+"""Exhausted memory that only the output of a rank shows: an aborted process, and an engine in a process of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,40 @@ ENGINE = (
     "(EngineCore_DP0 pid=912) ERROR 08-22 10:00:00 [core.py:700] EngineCore failed to start.\n"
     "(EngineCore_DP0 pid=912) ERROR 08-22 10:00:00 [core.py:700]     self.model = self.model.to(device)\n"
 )
-CUDA_LINE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 24.00 GiB"
+CUDA_LINE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of"
+    " 24.00 GiB"
+)
 DEAD = "Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': 1}"
 
 
 @pytest.mark.parametrize(
     ("output", "cause", "source"),
     [
-        ("terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n", Cause.host_oom,
-         ErrorSource.host),
-        (("terminate called after throwing an instance of 'c10::OutOfMemoryError'\n"
-         "  what():  CUDA out of memory. Tried to allocate 2.00 GiB.\nException raised from malloc\n"), Cause.gpu_oom,
-         ErrorSource.allocator),
-        (("terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0 PG GUID 0 Rank 1]"
-         " Process group watchdog thread terminated with exception: CUDA error: out of memory\n"), Cause.gpu_oom,
-         ErrorSource.driver),
+        (
+            "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
+            Cause.host_oom,
+            ErrorSource.host,
+        ),
+        (
+            (
+                "terminate called after throwing an instance of 'c10::OutOfMemoryError'\n"
+                "  what():  CUDA out of memory. Tried to allocate 2.00 GiB.\nException raised from malloc\n"
+            ),
+            Cause.gpu_oom,
+            ErrorSource.allocator,
+        ),
+        (
+            (
+                "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0"
+                " PG GUID 0 Rank 1] Process group watchdog thread terminated with exception: CUDA error: out"
+                " of memory\n"
+            ),
+            Cause.gpu_oom,
+            ErrorSource.driver,
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_aborted_rank_is_explained_by_what_the_runtime_prints(
     make_exit: MakeExit, output: str, cause: Cause, source: ErrorSource
 ) -> None:
@@ -55,7 +74,10 @@ def test_an_aborted_rank_is_explained_by_what_the_runtime_prints(
     [
         "",
         PRINTED,
-        "terminate called after throwing an instance of 'c10::Error'\n  what():  bad index: CUDA out of memory\n",
+        (
+            "terminate called after throwing an instance of 'c10::Error'\n  what():  bad index: CUDA out of"
+            " memory\n"
+        ),
         "terminate called without an active exception\n",
     ],
 )
@@ -64,7 +86,7 @@ def test_an_aborted_rank_without_such_a_report_stays_a_signal(make_exit: MakeExi
     assert reported_in(output, make_exit(0, **ABORTED), 12.0) is None
 
 
-@pytest.mark.parametrize("line", [f"(EngineCore_DP0 pid=912) ERROR 08-22 10:00:00 [core.py:700] {CUDA_LINE}\n",
+@pytest.mark.parametrize("line", [f"(EngineCore_DP0 pid=912) ERROR 08-22 10:00:00 [core.py:700] {CUDA_LINE}\n",  # noqa: E501
                                   f"ERROR 05-14 12:00:00 [core.py:396] {CUDA_LINE}\n"])  # fmt: skip
 def test_an_engine_that_has_ended_is_explained_by_its_log(
     make_exit: MakeExit, make_error: MakeError, line: str

@@ -64,7 +64,11 @@ LOAD = (
         (STEP, frames(BACKWARD), MemoryPhase.backward),
         (STEP, frames(BACKWARD, ENGINE, RECOMPUTED), MemoryPhase.backward),
         (STEP, frames(("train.py", "<module>", "loss.backward()")), MemoryPhase.backward),
-        (STEP, frames(("train.py", "<module>", "model.generate(**inputs)"), RECOMPUTED), MemoryPhase.generate),
+        (
+            STEP,
+            frames(("train.py", "<module>", "model.generate(**inputs)"), RECOMPUTED),
+            MemoryPhase.generate,
+        ),
         (STEP, frames(("train.py", "generate", "logits = model(ids)"), RECOMPUTED), MemoryPhase.generate),
         (STEP, frames(BACKWARD, DEEPSPEED), MemoryPhase.optimizer),
         (STEP, frames(CLIP), MemoryPhase.optimizer),
@@ -80,7 +84,7 @@ LOAD = (
         ((Phase.data,), frames(TRAINER), MemoryPhase.unknown),
         ((Phase.vote,), "", MemoryPhase.unknown),
     ],
-)  # fmt: skip
+)
 def test_the_phase_follows_from_the_board_and_the_traceback(
     phases: tuple[Phase, ...] | None, text: str, phase: MemoryPhase
 ) -> None:
@@ -109,7 +113,9 @@ def test_the_phase_follows_from_the_board_and_the_traceback(
 def test_the_scripts_own_code_is_told_from_a_trainers(
     phases: tuple[Phase, ...], text: str, phase: MemoryPhase
 ) -> None:
-    """In a phase whose sizes a plan changes, the line does not matter: what it allocates may depend on them."""
+    """In a phase whose sizes a plan changes, the line does not matter: what it allocates may depend on
+    them.
+    """
     assert memory_phase(phases, text, PLACE) is phase
 
 
@@ -134,7 +140,9 @@ def test_frames_without_a_source_line_hide_no_other_frame() -> None:
 def test_a_line_is_named_where_the_script_itself_has_asked_for_the_memory(
     phase: MemoryPhase, text: str, line: str
 ) -> None:
-    """A line of a trainer allocates for many layers, and fails again at a later one after a change that has helped."""
+    """A line of a trainer allocates for many layers, and fails again at a later one after a change that has
+    helped.
+    """
     assert line_of(phase, text, PLACE) == line
     assert line_of(phase, text, None) == ""
 

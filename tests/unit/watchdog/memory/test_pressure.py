@@ -1,4 +1,6 @@
-"""When memory is short, and when it runs out: only ranks that grow until the limit are a reason for a restart."""
+"""When memory is short, and when it runs out: only ranks that grow until the limit are a reason for a
+restart.
+"""
 
 from __future__ import annotations
 

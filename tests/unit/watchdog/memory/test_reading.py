@@ -11,7 +11,10 @@ import pytest
 
 from grpo_run.watchdog.memory import host_reading
 
-HOLD = "import mmap,sys; a = b'x' * (64 << 20); m = mmap.mmap(-1, 32 << 20); m[:] = b'y' * len(m); print(flush=True); sys.stdin.read()"
+HOLD = (
+    "import mmap,sys; a = b'x' * (64 << 20); m = mmap.mmap(-1, 32 << 20); m[:] = b'y' * len(m);"
+    " print(flush=True); sys.stdin.read()"
+)
 
 
 def test_memory_is_told_apart_by_kind() -> None:
@@ -48,9 +51,14 @@ def test_a_process_with_a_pending_kill_is_dying_and_a_stopped_one_is_not() -> No
 
 @pytest.mark.parametrize(
     ("line", "dying"),
-    [("SigPnd:\t0000000000000100", True), ("ShdPnd:\t0000000000004100", True), ("ShdPnd:\t0000000000004000", False),
-     ("ShdPnd:\t0000000000000200", False), ("SigBlk:\t0000000000000100", False)],
-)  # fmt: skip
+    [
+        ("SigPnd:\t0000000000000100", True),
+        ("ShdPnd:\t0000000000004100", True),
+        ("ShdPnd:\t0000000000004000", False),
+        ("ShdPnd:\t0000000000000200", False),
+        ("SigBlk:\t0000000000000100", False),
+    ],
+)
 def test_a_pending_sigkill_is_bit_eight(line: str, dying: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Signal 9 in the mask of the thread or of the process; a blocked one is not pending."""
     status = f"Name:\tx\nVmRSS:\t  5 kB\n{line}\nShdPnd:\t0000000000000000\n".encode()

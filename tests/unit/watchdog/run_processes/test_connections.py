@@ -12,15 +12,14 @@ import pytest
 
 from grpo_run.runtime.supervisor.detection import _activity as activity
 from grpo_run.watchdog.run_processes import connections
-from grpo_run.watchdog.run_processes.connections import (
-    Connections,
-    read_connections,
-    read_socket_tables,
-)
+from grpo_run.watchdog.run_processes.connections import Connections, read_connections, read_socket_tables
 
 Start = Callable[[str], int]
 
-CLIENT = "import socket, time; s = socket.create_connection(('127.0.0.1', {port})); print(flush=True); time.sleep(60)"
+CLIENT = (
+    "import socket, time; s = socket.create_connection(('127.0.0.1', {port})); print(flush=True);"
+    " time.sleep(60)"
+)
 UNIX_PAIR = "import socket, time; pair = socket.socketpair(); print(flush=True); time.sleep(60)"
 
 pytestmark = pytest.mark.skipif(
@@ -56,7 +55,9 @@ def server() -> Iterator[socket.socket]:
 def test_a_fresh_rank_is_a_child_of_the_supervisor_and_its_connections_are_its_own(
     start: Start, server: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So may be a helper of a rank that has lost its parent. Only the supervisor and its forkserver pass on theirs."""
+    """So may be a helper of a rank that has lost its parent. Only the supervisor and its forkserver pass on
+    theirs.
+    """
     client = start(CLIENT.format(port=server.getsockname()[1]))
     monkeypatch.setattr(
         os, "getpid", lambda: 2**22 + 1
@@ -109,7 +110,8 @@ def test_a_unix_socket_of_a_stranger_is_outside(tmp_path: object, start: Start) 
         listening.bind(path)
         listening.listen()
         client = start(
-            f"import socket, time; s = socket.socket(socket.AF_UNIX); s.connect({path!r}); print(flush=True); time.sleep(60)"
+            f"import socket, time; s = socket.socket(socket.AF_UNIX); s.connect({path!r}); print(flush=True);"
+            " time.sleep(60)"
         )
         accepted, _ = listening.accept()
         with accepted:

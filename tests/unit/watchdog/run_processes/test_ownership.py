@@ -1,6 +1,7 @@
 """Which processes are a run's, with real processes.
 
-A process S takes the place of the supervisor and R that of a rank. S may adopt orphans, as the supervisor does.
+A process S takes the place of the supervisor and R that of a rank. S may adopt orphans, as the supervisor
+does.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ print(rank.pid, flush=True)
 rank.wait()
 print("rank gone", flush=True)
 sys.stdin.read()
-"""
+"""  # noqa: E501
 RANK = """
 import os, subprocess, sys, time
 def orphan(environment, then):
@@ -60,16 +61,24 @@ HELPERS = 5
 
 
 class Family:
-    """S, its own child, R and R's helpers: with token, without, fork, child in a session of its own, child."""
+    """S, its own child, R and R's helpers: with token, without, fork, child in a session of its own,
+    child.
+    """
 
     def __init__(self, mode: str) -> None:
         self.supervisor = subprocess.Popen(
-            [sys.executable, "-S", "-c", SUPERVISOR, RANK, mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )  # fmt: skip
+            [sys.executable, "-S", "-c", SUPERVISOR, RANK, mode],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self.own, self.rank, *self.helpers = (self.line() for _ in range(2 + HELPERS))
         self.processes = RunProcesses(
-            self.supervisor.pid, os.getsid(self.supervisor.pid), tokens=["t0ken"], adopts_only_ours=mode == "adopts"
-        )  # fmt: skip
+            self.supervisor.pid,
+            os.getsid(self.supervisor.pid),
+            tokens=["t0ken"],
+            adopts_only_ours=mode == "adopts",
+        )
 
     def line(self) -> int:
         """Read the next pid."""

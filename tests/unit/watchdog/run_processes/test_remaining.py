@@ -25,7 +25,7 @@ SUPERVISOR = """
 import os, subprocess, sys
 rank = subprocess.Popen([sys.executable, "-S", "-c", sys.argv[1], *sys.argv[2:]], start_new_session=True, close_fds=False)
 rank.wait()
-"""
+"""  # noqa: E501
 PROLOGUE = "import os, socket, subprocess, sys, time\nprint(os.getpid(), flush=True)\n"
 EPILOGUE = "\nprint('ready', flush=True)\ntime.sleep(600)\n"
 
@@ -98,8 +98,9 @@ def test_a_rank_alone_waits_for_nothing(start: Callable[..., Rank]) -> None:
 def test_a_child_in_a_session_of_its_own_is_the_ranks(start: Callable[..., Rank]) -> None:
     """Loggers start their helpers so. One that has exited is nothing to wait for."""
     rank = start(
-        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
-        "gone = subprocess.Popen(['true'])\nos.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)\nprint(child.pid)"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\ngone ="
+        " subprocess.Popen(['true'])\nos.waitid(os.P_PID, gone.pid, os.WEXITED |"
+        " os.WNOWAIT)\nprint(child.pid)"
     )
     child = int(rank.lines[0])
     assert rank.own() == {rank.pid, child}
@@ -137,9 +138,9 @@ def test_a_daemon_is_found_by_the_environment_that_it_inherited(start: Callable[
 def test_a_process_that_was_a_child_stays_the_ranks(start: Callable[..., Rank]) -> None:
     """Its parent exits after it was seen."""
     rank = start(
-        "middle = subprocess.Popen(['sh', '-c', 'sleep 600 & echo $!; exec sleep 600'], start_new_session=True,"
-        " stdout=subprocess.PIPE, text=True)\n"
-        "print(middle.stdout.readline().strip())\nprint(middle.pid)"
+        "middle = subprocess.Popen(['sh', '-c', 'sleep 600 & echo $!; exec sleep 600'],"
+        " start_new_session=True, stdout=subprocess.PIPE,"
+        " text=True)\nprint(middle.stdout.readline().strip())\nprint(middle.pid)"
     )
     child, middle = (int(line) for line in rank.lines)
     assert rank.own() == {rank.pid, middle, child}
@@ -164,9 +165,7 @@ def test_a_server_on_this_machine_is_awaited(start: Callable[..., Rank], family:
             pytest.skip("no IPv6 here")
         listening.listen()
         where = listening.getsockname()
-        rank = start(
-            f"held = socket.socket(socket.{kind.name})\nheld.connect({where!r})",
-        )
+        rank = start(f"held = socket.socket(socket.{kind.name})\nheld.connect({where!r})")
         accepted, _ = listening.accept()
     with accepted:
         assert rank.look().waits_for == ("a connection to a process outside the job",)

@@ -58,9 +58,12 @@ def test_without_occurrences_everything_is_zero() -> None:
     """An empty board contains zeros."""
     durations = Durations.of([])
     assert durations == Durations()
-    assert (durations.count, durations.quantile(0.99), durations.longest_seconds, durations.median_seconds) == (
-        0, 0.0, 0.0, 0.0,
-    )  # fmt: skip
+    assert (
+        durations.count,
+        durations.quantile(0.99),
+        durations.longest_seconds,
+        durations.median_seconds,
+    ) == (0, 0.0, 0.0, 0.0)
 
 
 @given(st.lists(seconds, min_size=2, max_size=60), st.floats(min_value=0.0, max_value=1.0))
@@ -136,14 +139,30 @@ GOOD = {"counts": {"3": 2}, "first_seconds": 1.0, "max_seconds": 0.002}
 @pytest.mark.parametrize(
     "bad",
     [
-        None, [], "text", {}, GOOD | {"counts": [1]}, GOOD | {"counts": {"48": 1}}, GOOD | {"counts": {"-1": 1}},
-        GOOD | {"counts": {"03": 1}}, GOOD | {"counts": {3: 1}}, GOOD | {"counts": {"3": -1}},
-        GOOD | {"counts": {"3": 0}}, GOOD | {"counts": {"3": 1.5}}, GOOD | {"counts": {"3": True}},
-        GOOD | {"counts": {"3": 2**60}}, GOOD | {"counts": {}}, GOOD | {"first_seconds": -1},
-        GOOD | {"first_seconds": math.nan}, GOOD | {"max_seconds": math.inf}, GOOD | {"max_seconds": "1"},
-        GOOD | {"max_seconds": True}, {"counts": {}, "first_seconds": 1.0}, GOOD | {"extra": 1},
+        None,
+        [],
+        "text",
+        {},
+        GOOD | {"counts": [1]},
+        GOOD | {"counts": {"48": 1}},
+        GOOD | {"counts": {"-1": 1}},
+        GOOD | {"counts": {"03": 1}},
+        GOOD | {"counts": {3: 1}},
+        GOOD | {"counts": {"3": -1}},
+        GOOD | {"counts": {"3": 0}},
+        GOOD | {"counts": {"3": 1.5}},
+        GOOD | {"counts": {"3": True}},
+        GOOD | {"counts": {"3": 2**60}},
+        GOOD | {"counts": {}},
+        GOOD | {"first_seconds": -1},
+        GOOD | {"first_seconds": math.nan},
+        GOOD | {"max_seconds": math.inf},
+        GOOD | {"max_seconds": "1"},
+        GOOD | {"max_seconds": True},
+        {"counts": {}, "first_seconds": 1.0},
+        GOOD | {"extra": 1},
     ],
-)  # fmt: skip
+)
 def test_invalid_durations_are_rejected(bad: object) -> None:
     """A deadline learned from a damaged line could be anything."""
     with pytest.raises(ValueError, match="durations"):

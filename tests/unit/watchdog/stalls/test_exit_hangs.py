@@ -39,7 +39,9 @@ def facts(*, cpu: float = 10.0, io: int = 1000, helper: bool = True) -> ExitFact
     ],
 )
 def test_the_most_that_was_done_counts(now: ExitFacts, expected: Activity) -> None:
-    """The threads of an idle interpreter and the last lines of a log are nothing. A helper's exit is progress."""
+    """The threads of an idle interpreter and the last lines of a log are nothing. A helper's exit is
+    progress.
+    """
     assert activity(facts(), now, 60.0) is expected
 
 

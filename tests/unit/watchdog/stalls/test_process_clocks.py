@@ -48,7 +48,9 @@ def test_slow_work_restarts_the_clock_again_and_again() -> None:
 
 
 def test_a_thread_that_often_waits_for_a_cpu_works() -> None:
-    """Under load a rank may get less than a hundredth of a core; one thread that was seen once proves nothing."""
+    """Under load a rank may get less than a hundredth of a core; one thread that was seen once proves
+    nothing.
+    """
     starved = replace(IDLE, runnable=frozenset({7}))
     since = quiet(*[starved] * 30).since_seconds
     assert since is not None

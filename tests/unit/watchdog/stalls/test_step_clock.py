@@ -25,8 +25,12 @@ class Run:
         self.now = 1000.0
         self.clock = StepClock(SETTINGS, self.now)
         self.fields: dict[str, Any] = {
-            "voted_step": 0, "tokens_generated": 0, "rewards_scored": 0, "last_work_seconds": 900.0, "step": 0,
-        }  # fmt: skip
+            "voted_step": 0,
+            "tokens_generated": 0,
+            "rewards_scored": 0,
+            "last_work_seconds": 900.0,
+            "step": 0,
+        }
         self.phases: tuple[OpenPhase, ...] = ()
         self.enters(Phase.forward_backward, Phase.score)
 
@@ -201,9 +205,10 @@ def test_one_rank_alone_is_named_in_the_singular(make_slot: MakeSlot) -> None:
     assert stall is not None
     assert (stall.waiters, stall.phase) == ((3,), Phase.reward)
     assert (stall.waited_seconds, stall.deadline_seconds) == (3601.0, 3600.0)
-    assert stall.sentence == (
-        "No step was committed for 1 h, and rank 3 has neither run the model nor scored a reward for 1 h (deadline"
-        " 1 h); of rank 3: reward 42 min and score 18 min."
+    assert (
+        stall.sentence
+        == "No step was committed for 1 h, and rank 3 has neither run the model nor scored a reward for 1 h"
+        " (deadline 1 h); of rank 3: reward 42 min and score 18 min."
     )
 
 
@@ -283,7 +288,9 @@ def test_an_estimate_needs_a_limit_and_a_pace(run: Run) -> None:
 
 
 class Generating:
-    """Ranks that generate, each at a pace and with a limit of its own; time passes in polls. The clock starts at 10 s."""
+    """Ranks that generate, each at a pace and with a limit of its own; time passes in polls. The clock starts
+    at 10 s.
+    """
 
     def __init__(self, make_slot: MakeSlot, *, every: dict[int, int], limits: dict[int, float]) -> None:
         self._make_slot, self._every, self._limits = make_slot, every, limits
@@ -299,9 +306,13 @@ class Generating:
             for rank, every in self._every.items():
                 self.passes[rank] += every > 0 and int(self.now - 10) % every == 0
                 slots[rank] = self._make_slot(
-                    rank, voted_step=0, last_work_seconds=self.now, generation_passes=self.passes[rank],
-                    generation_limit=self._limits[rank], phases=(OpenPhase(phase=Phase.generate, since_seconds=self.since),),
-                )  # fmt: skip
+                    rank,
+                    voted_step=0,
+                    last_work_seconds=self.now,
+                    generation_passes=self.passes[rank],
+                    generation_limit=self._limits[rank],
+                    phases=(OpenPhase(phase=Phase.generate, since_seconds=self.since),),
+                )
             self.clock.record(slots, self.now)
         return self.clock.slow_sentence()
 
@@ -366,7 +377,9 @@ def test_only_ranks_that_train_have_a_step(make_slot: MakeSlot, state: RankState
 
 @pytest.mark.parametrize("call", [1, 3])
 def test_another_call_teaches_nothing(run: Run, call: int) -> None:
-    """The step in which a call ends, or is left, was not committed. A repeated call may have a lower number."""
+    """The step in which a call ends, or is left, was not committed. A repeated call may have a lower
+    number.
+    """
     run.fields["train_call"] = 2
     run.passes(3000, run.works)
     run.fields["train_call"] = call

@@ -269,7 +269,9 @@ def test_the_cheap_question_assumes_that_nobody_else_holds_the_pipes() -> None:
 
 
 def test_who_holds_a_pipe_is_asked_for_threads_at_work_only() -> None:
-    """Not for an idle thread of a library, for another kind of wait, or for a process that could not be read."""
+    """Not for an idle thread of a library, for another kind of wait, or for a process that could not be
+    read.
+    """
     idle = thread(102, Wait(kind=WaitKind.descriptors, call="epoll_wait", descriptors=(5,)), "pt_tcpstore_uv")
     look = rank(
         Process(pid=50, parent=RANK, threads=None),

@@ -66,14 +66,8 @@ from grpo_run.runtime.errors import UsageError
         ),
         (["--deadline-first", "-1", "train.py"], "--deadline-first -1: must be a number of seconds above 0"),
         (["--deadline-exit", "nan", "train.py"], "--deadline-exit nan"),
-        (
-            ["--resume-from", "nope", "train.py"],
-            "--resume-from nope: no such run",
-        ),
-        (
-            ["--resume-from", ".", "train.py"],
-            "--resume-from .: not a checkpoint directory",
-        ),
+        (["--resume-from", "nope", "train.py"], "--resume-from nope: no such run"),
+        (["--resume-from", ".", "train.py"], "--resume-from .: not a checkpoint directory"),
         (["--run-id", "a/b", "train.py"], "--run-id"),
         (["--run-id", "..", "train.py"], "--run-id"),
         (["--no-python", "train.py"], "--no-python is not supported"),

@@ -85,7 +85,9 @@ def test_fresh_with_the_directory_of_a_run_is_refused(at_home: Path) -> None:
 
 @pytest.mark.usefixtures("at_home")
 def test_fresh_in_a_directory_of_the_users_choice_is_a_run_with_an_id_of_its_own() -> None:
-    """Checkpoints in the output directory belong to the id; the plain command then finds it by the directory."""
+    """Checkpoints in the output directory belong to the id; the plain command then finds it by the
+    directory.
+    """
     usual = parse(["train.py"]).config
     first, second = (parse(["--fresh", "--run-dir", name, "train.py"]).config for name in ("a", "b"))
     assert len({usual.run_id, first.run_id, second.run_id}) == 3

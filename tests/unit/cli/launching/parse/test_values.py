@@ -87,13 +87,22 @@ def test_generation_caps_may_be_a_list_or_repeated(words: list[str]) -> None:
     [
         (["--generation", "a=1", "b=2", "s.py"], ["--generation=a=1", "--generation=b=2", "s.py"]),
         (["-m", "module", "--generation", "a=1"], ["-m", "module", "--generation", "a=1"]),
-        (["--nproc-per-node", "2", "s.py", "--generation", "a=1"], ["--nproc-per-node", "2", "s.py", "--generation", "a=1"]),
-        (["-r3", "--generation", "a=1", "s.py", "--generation", "b=2"], ["-r3", "--generation=a=1", "s.py", "--generation", "b=2"]),
+        (
+            ["--nproc-per-node", "2", "s.py", "--generation", "a=1"],
+            ["--nproc-per-node", "2", "s.py", "--generation", "a=1"],
+        ),
+        (
+            ["-r3", "--generation", "a=1", "s.py", "--generation", "b=2"],
+            ["-r3", "--generation=a=1", "s.py", "--generation", "b=2"],
+        ),
         (["-r", "3", "--generation", "a=1", "s.py"], ["-r", "3", "--generation=a=1", "s.py"]),
-        (["--nproc-per-node=2", "s.py", "--generation", "a=1"], ["--nproc-per-node=2", "s.py", "--generation", "a=1"]),
+        (
+            ["--nproc-per-node=2", "s.py", "--generation", "a=1"],
+            ["--nproc-per-node=2", "s.py", "--generation", "a=1"],
+        ),
         (["--fresh", "s.py", "--generation", "a=1"], ["--fresh", "s.py", "--generation", "a=1"]),
     ],
-)  # fmt: skip
+)
 def test_only_a_list_before_the_script_is_split(words: list[str], split: list[str]) -> None:
     """Words after the script are unchanged."""
     assert OptionWords(build_parser()).split_generation(words) == split
@@ -124,19 +133,28 @@ def test_shown_ranks(text: str | None, on_terminal: set[int], elsewhere: set[int
 @pytest.mark.parametrize(
     ("redirection", "output"),
     [
-        (">out", Output.apart), (">out 2>&1", Output.merged), (">out 2>err", Output.apart), ("| cat", Output.apart),
-        ("2>&1 | cat", Output.merged), (">&-", Output.lines), (">out 2>&-", Output.merged),
+        (">out", Output.apart),
+        (">out 2>&1", Output.merged),
+        (">out 2>err", Output.apart),
+        ("| cat", Output.apart),
+        ("2>&1 | cat", Output.merged),
+        (">&-", Output.lines),
+        (">out 2>&-", Output.merged),
     ],
-)  # fmt: skip
+)
 def test_the_form_of_the_output_follows_from_where_the_streams_lead(
     tmp_path: Path, redirection: str, output: Output
 ) -> None:
     """A terminal is asked for by `os.isatty`; nothing else in a test is one."""
     code = "from grpo_run.cli.launching._values import output as o; open('form', 'w').write(o().value)"
     subprocess.run(
-        f'{sys.executable} -c "{code}" {redirection}', shell=True, cwd=tmp_path, check=True, stdin=subprocess.DEVNULL,
+        f'{sys.executable} -c "{code}" {redirection}',
+        shell=True,
+        cwd=tmp_path,
+        check=True,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
-    )  # fmt: skip
+    )
     assert (tmp_path / "form").read_text() == output.value
 
 

@@ -39,7 +39,10 @@ def test_a_recovery_is_shown_once_training_continues(screen: Open) -> None:
     assert events == [
         "grpo-run: FAULT Rank 1 was killed by SIGKILL in step 8 (phase reward).",
         "grpo-run: one",
-        "grpo-run: RECOVERED training continues 2.35 s after the fault, resumed from step 5, 2 steps repeated",
+        (
+            "grpo-run: RECOVERED training continues 2.35 s after the fault, resumed from step 5, 2 steps"
+            " repeated"
+        ),
         "grpo-run: two",
     ]
 

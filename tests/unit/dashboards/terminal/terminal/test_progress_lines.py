@@ -59,7 +59,10 @@ def test_the_snapshot_interval_is_printed_once(monkeypatch: pytest.MonkeyPatch) 
     made.terminal._stop.wait(0.1)
     made.terminal.stop()
     assert [line for line in made.lines() if "snapshot is" in line] == [
-        "grpo-run: a snapshot is taken in memory every 20 steps: a fault repeats at most about 40 s of training"
+        (
+            "grpo-run: a snapshot is taken in memory every 20 steps: a fault repeats at most about 40 s of"
+            " training"
+        )
     ]
 
 

@@ -40,11 +40,7 @@ def test_the_culprits_traceback_is_shown_first_and_once(
     else:
         made.terminal.attempt_begins()
         made.terminal.stop()
-    assert made.lines()[:5] == [
-        *OWN,
-        f"grpo-run: FAULT {sentence}",
-        "         detected  after 0.12 s",
-    ]
+    assert made.lines()[:5] == [*OWN, f"grpo-run: FAULT {sentence}", "         detected  after 0.12 s"]
     assert "         others    ranks 0 and 2 lost their connection to rank 1" in made.lines()
     assert capsys.readouterr().out == "[rank0] {'loss': 0.1}\n"
 

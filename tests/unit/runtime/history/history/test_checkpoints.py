@@ -51,7 +51,9 @@ def test_an_older_checkpoint_written_later_does_not_hide_the_newest() -> None:
 
 
 def test_an_attempt_that_began_before_the_newest_checkpoint_replaces_it() -> None:
-    """Checkpoint 9 was damaged or set aside: once the attempt that began at 4 saves, its checkpoint is the newest."""
+    """Checkpoint 9 was damaged or set aside: once the attempt that began at 4 saves, its checkpoint is the
+    newest.
+    """
     events = [started(0), attempt(1), train(2), published(3, 9), attempt(4), train(5, step=4)]
     kept = replay(*events).checkpoint
     assert kept is not None

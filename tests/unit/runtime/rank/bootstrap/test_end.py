@@ -58,8 +58,7 @@ def run_main(
 
 
 @pytest.mark.parametrize(
-    ("source", "code"),
-    [("x = 1", 0), ("from grpo_run.runtime.errors import Stopped\nraise Stopped(7)", 75)],
+    ("source", "code"), [("x = 1", 0), ("from grpo_run.runtime.errors import Stopped\nraise Stopped(7)", 75)]
 )
 def test_a_completed_script_is_reported_as_done(
     run_main: Run,

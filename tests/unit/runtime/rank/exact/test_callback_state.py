@@ -204,7 +204,9 @@ def test_state_with_another_initial_value_keeps_that_value() -> None:
 
 
 def test_an_average_that_begins_with_the_weights_is_restored() -> None:
-    """The weights of the checkpoint are loaded when `on_train_begin` is called again, so it differs at each start."""
+    """The weights of the checkpoint are loaded when `on_train_begin` is called again, so it differs at each
+    start.
+    """
     first = Tracking("run-a", weights=torch.zeros(2))
     second = Tracking("run-b", weights=torch.full((2,), 7.0))
     restart(first, second, first.change)
@@ -227,7 +229,9 @@ def test_a_set_has_the_same_digest_in_every_process() -> None:
 
 
 def test_only_an_attribute_that_changes_and_cannot_be_saved_is_reported_and_once() -> None:
-    """References to models and functions are not state; a path that stays and a new connection are not lost."""
+    """References to models and functions are not state; a path that stays and a new connection are not
+    lost.
+    """
     warned: list[str] = []
     callback = Counting()
     callback.out = Path("out")  # type: ignore[attr-defined]

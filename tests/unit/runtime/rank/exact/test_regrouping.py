@@ -1,4 +1,6 @@
-"""A checkpoint is resumed with micro-batches of another size, also inside a rollout: same rows, same order."""
+"""A checkpoint is resumed with micro-batches of another size, also inside a rollout: same rows, same
+order.
+"""
 
 from __future__ import annotations
 

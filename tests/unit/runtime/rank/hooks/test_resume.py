@@ -58,7 +58,9 @@ def test_a_call_that_is_given_more_steps_trains_them() -> None:
 def test_a_call_that_was_over_takes_no_step(
     session: Any, script_stopped: bool, step: int, epoch_ended: bool, events: list[str]
 ) -> None:
-    """By the script or at its last step. What follows the step at the end of the epoch is made up for, once."""
+    """By the script or at its last step. What follows the step at the end of the epoch is made up for,
+    once.
+    """
     called: list[str] = []
 
     def on_epoch_end(args: Any, state: Any, control: Any) -> Any:
@@ -74,9 +76,7 @@ def test_a_call_that_was_over_takes_no_step(
         _maybe_log_save_evaluate=lambda *arguments: called.append("log, evaluate, save"),
     )  # fmt: skip
     exact: Any = SimpleNamespace(
-        script_stopped=script_stopped,
-        epoch_ended=epoch_ended,
-        load_rng=lambda: called.append("random state"),
+        script_stopped=script_stopped, epoch_ended=epoch_ended, load_rng=lambda: called.append("random state")
     )
     restored = RestoredCall(trainer, session, exact)
     with restored.ended():

@@ -49,7 +49,9 @@ def test_what_is_no_number_is_ignored(value: Any, log: LoopLogs, reading: Callab
 
 
 def test_the_guards_judge_what_was_logged_of_a_step(log: LoopLogs, session: Any) -> None:
-    """A loss of any micro-batch that is not finite, unless a gradient scaler has skipped the step; rank 0's reward."""
+    """A loss of any micro-batch that is not finite, unless a gradient scaler has skipped the step; rank 0's
+    reward.
+    """
     log({"loss": torch.tensor(float("nan"))})
     log({"loss": 1.0, "reward": 0.25})
     log.optimized = True

@@ -167,7 +167,9 @@ def test_a_loop_that_was_left_by_break_ends_there_after_a_restart(
     events: Events,
     reading: Callable[[], Slot],
 ) -> None:
-    """Although the script would go on then. A step that has trained belongs to the loop, another one does not."""
+    """Although the script would go on then. A step that has trained belongs to the loop, another one does
+    not.
+    """
     expected = Script(tmp_path / "plain").train(last + 1)
     number = float(torch.rand(()))
     first = Script(tmp_path)

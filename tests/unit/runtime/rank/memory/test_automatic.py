@@ -1,4 +1,6 @@
-"""Automatic collection stays out of the phases of a step; what the script has set is what it finds afterwards."""
+"""Automatic collection stays out of the phases of a step; what the script has set is what it finds
+afterwards.
+"""
 
 from __future__ import annotations
 

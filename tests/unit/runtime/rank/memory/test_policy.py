@@ -35,9 +35,13 @@ class Rank:
     def memory(self) -> StepMemory:
         """At the end of the step."""
         return StepMemory(
-            allocated=self.allocated, reserved=self.reserved, peak_allocated=self.peak, resident=2 * self.anonymous,
-            anonymous=self.anonymous, capacity=self.capacity,
-        )  # fmt: skip
+            allocated=self.allocated,
+            reserved=self.reserved,
+            peak_allocated=self.peak,
+            resident=2 * self.anonymous,
+            anonymous=self.anonymous,
+            capacity=self.capacity,
+        )
 
     def read_free(self) -> int:
         """What the driver says."""
@@ -47,7 +51,9 @@ class Rank:
     def steps(
         self, number: int, *, device: int = 0, host: int = 0, effective: bool = True, seconds: float = 0.2
     ) -> list[tuple[int, CleanupNeed]]:
-        """Take steps, each of which leaves so much more; clean when that is asked for. Return when, and what."""
+        """Take steps, each of which leaves so much more; clean when that is asked for. Return when, and
+        what.
+        """
         garbage = [0, 0]
         asked = []
         for _ in range(number):
@@ -125,7 +131,9 @@ def test_growth_that_is_no_garbage_is_collected_less_and_less_often() -> None:
 
 @pytest.mark.parametrize(("effective", "factor"), [(False, COST_FACTOR), (True, PAID_COST_FACTOR)])
 def test_cleaning_takes_a_small_part_of_the_time_at_most(effective: bool, factor: float) -> None:
-    """However much memory grows: a collection of 3 s is not repeated for 60 s if it has helped, and 300 s if it has not."""
+    """However much memory grows: a collection of 3 s is not repeated for 60 s if it has helped, and 300 s if
+    it has not.
+    """
     rank = Rank()
     asked = rank.steps(2000, host=GIB // 4, seconds=3.0, effective=effective)
     assert len(asked) >= 2

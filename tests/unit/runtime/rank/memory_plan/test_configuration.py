@@ -1,4 +1,6 @@
-"""A memory plan on TRL's own configurations: what it changes where a trainer is built, and the check at `train()`."""
+"""A memory plan on TRL's own configurations: what it changes where a trainer is built, and the check at
+`train()`.
+"""
 
 from __future__ import annotations
 

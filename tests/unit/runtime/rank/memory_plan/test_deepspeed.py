@@ -85,7 +85,9 @@ def test_a_file_that_is_not_json_fixes_nothing(tmp_path: Path) -> None:
 
 
 def test_the_optimizer_of_the_run_stays_unless_deepspeed_builds_it() -> None:
-    """accelerate replaces it by DeepSpeed's own if this is not set, and that one cannot load the run's state."""
+    """accelerate replaces it by DeepSpeed's own if this is not set, and that one cannot load the run's
+    state.
+    """
     own, built = {**ZERO}, {**ZERO, "optimizer": {"type": "AdamW"}}
     for one in (own, built):
         keep_optimizer(SimpleNamespace(deepspeed_config=one))

@@ -37,7 +37,10 @@ def finding(**fields: Any) -> TraceFinding:
         ),
         (
             {"kind": "graph", "made_in": Place(file="/lib/site-packages/transformers/model.py", line=9)},
-            "policy.py:133 (in transformers/model.py:9), saved by the autograd graph of a tensor that is held",
+            (
+                "policy.py:133 (in transformers/model.py:9), saved by the autograd graph of a tensor that is"
+                " held"
+            ),
         ),
         (
             {"kind": "growing", "steps": 20},

@@ -182,7 +182,9 @@ def waited(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> type[Waited]:
 
 
 def test_a_time_limit_of_the_script_is_recorded(installed: Recorder, board: Board) -> None:
-    """Such a collective ends by itself, so it proves no hang. A script may call the group's methods, or torch's functions."""
+    """Such a collective ends by itself, so it proves no hang. A script may call the group's methods, or
+    torch's functions.
+    """
     options = AllreduceOptions()
     options.timeout = timedelta(seconds=30)
     group = dist.distributed_c10d._get_default_group()

@@ -293,7 +293,9 @@ def test_other_directories_are_searched_too(
 def test_a_snapshot_in_memory_must_fit_like_a_checkpoint_on_disk(
     resume_request: ResumeRequest, ask: Ask, save: Save, tmp_path: Path, rejected: list[tuple[str, str]]
 ) -> None:
-    """One of another number of ranks is used if its exact state can be regrouped, else an older checkpoint is."""
+    """One of another number of ranks is used if its exact state can be regrouped, else an older checkpoint
+    is.
+    """
     older = save(5)
     path = save(10, folder=tmp_path / "memory", world_size=4, **BATCH_OF_FOUR)
     found = FoundCheckpoint(path=path, manifest=read_manifest(path))

@@ -14,20 +14,33 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2MoeConfig, Qwen2Moe
 from grpo_run.runtime.rank.resuming.renamed_weights import restore_renamed_weights
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 12, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "max_position_embeddings": 16,
-}  # fmt: skip
+    "vocab_size": 12,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 16,
+}
 
 
 def experts() -> Any:
     """A mixture of experts, which transformers saves in the format of its publisher."""
     return Qwen2MoeForCausalLM(
-        Qwen2MoeConfig(**SIZES, moe_intermediate_size=8, shared_expert_intermediate_size=8, num_experts=3, num_experts_per_tok=2)
-    )  # fmt: skip
+        Qwen2MoeConfig(
+            **SIZES,
+            moe_intermediate_size=8,
+            shared_expert_intermediate_size=8,
+            num_experts=3,
+            num_experts_per_tok=2,
+        )
+    )
 
 
 class Trainer:
-    """Loads as transformers' Trainer does: files by name, in the order of their shards, ignoring what does not fit."""
+    """Loads as transformers' Trainer does: files by name, in the order of their shards, ignoring what does
+    not fit.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -82,7 +95,9 @@ def test_a_trained_parameter_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_tied_weights_and_loads_of_other_kinds_are_not_missed(tmp_path: Path) -> None:
-    """A tied head is not in the file, and adapters or shards are not loaded by `load_state_dict` of the model."""
+    """A tied head is not in the file, and adapters or shards are not loaded by `load_state_dict` of the
+    model.
+    """
     tied = Qwen2Config(**SIZES, tie_word_embeddings=True)
     saved, model = Qwen2ForCausalLM(tied), Qwen2ForCausalLM(tied)
     assert resumed(model, tmp_path) == []

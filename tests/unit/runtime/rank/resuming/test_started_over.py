@@ -13,9 +13,14 @@ from grpo_run.runtime.rank.resuming.request import output_directory, script_argu
 def config(starts_over: int) -> RunConfig:
     """Of the second run of a command, or of an ordinary run."""
     return RunConfig(
-        run_id="train-1a-2", run_directory=Path("runs/train-1a-2"), target="train.py", module=False, arguments=(),
-        command=("train.py",), starts_over=starts_over,
-    )  # fmt: skip
+        run_id="train-1a-2",
+        run_directory=Path("runs/train-1a-2"),
+        target="train.py",
+        module=False,
+        arguments=(),
+        command=("train.py",),
+        starts_over=starts_over,
+    )
 
 
 def test_an_ordinary_run_writes_where_the_script_says() -> None:

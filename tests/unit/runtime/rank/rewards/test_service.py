@@ -1,4 +1,6 @@
-"""What a failed call means: which samples lose their reward, and what is replayed in the rank. The workers are real."""
+"""What a failed call means: which samples lose their reward, and what is replayed in the rank. The workers
+are real.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,17 @@ class Serving:
             reward_timeout_seconds=1.0,
         )  # fmt: skip
         self.service = RewardService(
-            host.start(), config, earlier=None, workers=1, memory_limit_bytes=2**32,
-            log=FailureLog(lambda event, **fields: self.events.append({"event": event, **fields}), self.said.append),
-            warn=self.said.append, on_waiting=lambda: None,
-        )  # fmt: skip
+            host.start(),
+            config,
+            earlier=None,
+            workers=1,
+            memory_limit_bytes=2**32,
+            log=FailureLog(
+                lambda event, **fields: self.events.append({"event": event, **fields}), self.said.append
+            ),
+            warn=self.said.append,
+            on_waiting=lambda: None,
+        )
         self.extra: list[tuple[str, list[Any]]] = []
         self.metrics: list[tuple[str, float]] = []
 
@@ -52,12 +61,15 @@ class Serving:
         return self.service.score(
             moved,
             {
-                "prompts": PROMPTS, "completions": [f"c{prompt}" for prompt in PROMPTS], "answer": list("abcde"),
+                "prompts": PROMPTS,
+                "completions": [f"c{prompt}" for prompt in PROMPTS],
+                "answer": list("abcde"),
                 "trainer_state": TrainerState(global_step=3, log_history=[{"loss": 1.0}]),
                 "log_extra": lambda column, values: self.extra.append((column, values)),
-                "log_metric": lambda name, value: self.metrics.append((name, value)), **columns,
+                "log_metric": lambda name, value: self.metrics.append((name, value)),
+                **columns,
             },
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +80,9 @@ def serving() -> Iterator[Serving]:
 
 
 def test_a_function_that_raises_on_one_sample_loses_that_one_only(serving: Serving) -> None:
-    """Columns are cut as the completions are; what the parts have logged is joined, with None for the sample."""
+    """Columns are cut as the completions are; what the parts have logged is joined, with None for the
+    sample.
+    """
 
     def reward(
         prompts: list[str], answer: list[str], log_extra: Any, log_metric: Any, **columns: Any
@@ -208,7 +222,10 @@ def test_a_function_that_raises_in_workers_only_stays_in_the_rank(serving: Servi
     assert serving.score(moved) is None
     assert serving.events == []
     assert serving.said == [
-        "reward function in_rank_only stays in the rank: it raised RuntimeError: open the client first in a worker only"
+        (
+            "reward function in_rank_only stays in the rank: it raised RuntimeError: open the client first in a"  # noqa: E501
+            " worker only"
+        )
     ]
 
 

@@ -1,4 +1,6 @@
-"""Fixtures: real GRPO and RLOO trainers on a tiny model, one of each for a whole module, with completions that are given."""
+"""Fixtures: real GRPO and RLOO trainers on a tiny model, one of each for a whole module, with completions
+that are given.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def either(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def rollout() -> Callable[..., Any]:
-    """Score the given completions with the given rewards, with masking attached, and return what TRL returns."""
+    """Score the given completions with the given rewards, with masking attached, and return what TRL
+    returns.
+    """
 
     def score(trainer: Any, session: Any, *columns: Any, ends: Any = None) -> Any:
         import torch

@@ -42,7 +42,13 @@ def test_each_exclusion_is_accounted_for(
 ) -> None:
     """One event for each function and reason, with the samples; one for groups; one line on the terminal."""
     ends = ["eos"] * 7 + ["deadline"]
-    rollout(either, session, [NAN, *REWARDS[1:]], [failed(MaskingReason.timeout), 1.0, failed(MaskingReason.exception), math.inf, *REWARDS[4:]], ends=ends)  # fmt: skip
+    rollout(
+        either,
+        session,
+        [NAN, *REWARDS[1:]],
+        [failed(MaskingReason.timeout), 1.0, failed(MaskingReason.exception), math.inf, *REWARDS[4:]],
+        ends=ends,
+    )
     excluded = [
         (record["function"], record["reason"], record["samples"]) for record in events("sample_masked")
     ]
@@ -55,8 +61,9 @@ def test_each_exclusion_is_accounted_for(
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if line.startswith("grpo-run:")] == [
         (
-            "grpo-run: step 1: sample 0 of the rollout is excluded from baseline and loss: reward function reward_0 returned"
-            " NaN for it. Further ones are counted in grpo_samples_masked_total and by `grpo-run status`"
+            "grpo-run: step 1: sample 0 of the rollout is excluded from baseline and loss: reward function"
+            " reward_0 returned NaN for it. Further ones are counted in grpo_samples_masked_total and by"
+            " `grpo-run status`"
         )
     ]
     history = History.of(read_journal(Path(session.config.run_directory) / "journal.jsonl"))

@@ -27,7 +27,9 @@ from grpo_run.runtime.rank.rollouts.deadline import DeadlineDecision
 from grpo_run.trainers.caps import apply
 
 PAD, EOS, LOOP, END, LONG = 0, 1, 2, 10, 20
-"""The last three are prompts: a loop of two tokens, an end after five, and no end before the maximum of 40."""
+"""The last three are prompts: a loop of two tokens, an end after five, and no end before the maximum of
+40.
+"""
 MAX_LENGTH = 40
 generate_calls.install()  # as `grpo-run launch` does before a script can keep the method
 
@@ -67,9 +69,16 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
             (GRPOConfig, GRPOTrainer) if request.param == "grpo" else (RLOOConfig, RLOOTrainer)
         )
         config = config_class(
-            output_dir=str(tmp_path), per_device_train_batch_size=6, num_generations=2, report_to=[], use_cpu=True,
-            bf16=False, beta=0.0, max_completion_length=MAX_LENGTH, **settings,
-        )  # fmt: skip
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=6,
+            num_generations=2,
+            report_to=[],
+            use_cpu=True,
+            bf16=False,
+            beta=0.0,
+            max_completion_length=MAX_LENGTH,
+            **settings,
+        )
         made = trainer_class(
             model=model(pad),
             reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
@@ -253,7 +262,9 @@ def test_a_trainer_that_does_not_generate_is_left_alone() -> None:
     "settings", [CapSettings(), CapSettings(repetition=16)], ids=["uncapped", "repetition"]
 )
 def test_greedy_rollouts_in_parts_are_those_of_one_call(make: Make, settings: CapSettings) -> None:
-    """Also where a cap ends completions of one part: the model is planted, so it draws nothing that matters."""
+    """Also where a cap ends completions of one part: the model is planted, so it draws nothing that
+    matters.
+    """
     trainer, warned = make(), list[str]()
     whole, capping = rollout(trainer, settings)
     reasons = capping.end_reasons()

@@ -15,7 +15,9 @@ PAD, EOS = 0, 1
 PROMPT = 4
 
 
-def generate(model: Any, prompts: list[list[int]], *, window: int | None = None, seconds: int = 10**9, **settings: Any) -> tuple[list[list[int]], list[Cut | None], CapCriteria]:  # fmt: skip
+def generate(
+    model: Any, prompts: list[list[int]], *, window: int | None = None, seconds: int = 10**9, **settings: Any
+) -> tuple[list[list[int]], list[Cut | None], CapCriteria]:
     """Generate greedily, with a clock that goes one second a token, and return completions and cuts."""
     inputs = torch.tensor(prompts)
     criteria = CapCriteria(

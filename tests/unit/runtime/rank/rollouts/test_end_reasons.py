@@ -54,7 +54,9 @@ def test_a_turn_is_matched_to_the_completions_that_it_continues() -> None:
 
 
 def test_the_last_turn_says_why_a_completion_ended() -> None:
-    """One called a tool and was then in a loop, one ended itself, and one came to the maximum after its tool."""
+    """One called a tool and was then in a loop, one ended itself, and one came to the maximum after its
+    tool.
+    """
     rollout = CappedRollout(end_tokens={EOS}, max_length=10)
     first = rollout.end_turn([[2], [3], [4]], [[5, EOS], [6, EOS], [7, EOS]], [None] * 3)
     assert first == [[5, EOS], [6, EOS], [7, EOS]]
@@ -78,7 +80,9 @@ def test_the_deadline_covers_all_turns() -> None:
 
 
 def test_a_deadline_is_decided_once() -> None:
-    """A rollout that was cut is cut after the same token; one that ended itself is not cut before that, at any speed."""
+    """A rollout that was cut is cut after the same token; one that ended itself is not cut before that, at
+    any speed.
+    """
     late = Deadline(1, clock=iter([0.0, *[99.0] * 99]).__next__)
     early = Deadline(1000)
     cut = CappedRollout(
@@ -98,14 +102,25 @@ def test_a_journal_with_broken_lines_is_read(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     assert read_decisions(path, 0, 2) == {}
     record = {
-        "event": "rollout_ended", "rank": 0, "world_size": 2, "train_call": 1, "step": 3, "mode": "train", "number": 0,
-        "decoding_steps": 5, "timed_out_after": 5,
-    }  # fmt: skip
+        "event": "rollout_ended",
+        "rank": 0,
+        "world_size": 2,
+        "train_call": 1,
+        "step": 3,
+        "mode": "train",
+        "number": 0,
+        "decoding_steps": 5,
+        "timed_out_after": 5,
+    }
     dumps = functools.partial(json.dumps, separators=(",", ":"))
     lines = [
-        dumps(record), '{"event":"rollout_ended"', dumps(record | {"decoding_steps": 6, "timed_out_after": None}),
-        dumps(record | {"rank": 1}), dumps(record | {"step": "x"}), "[1]",
-    ]  # fmt: skip
+        dumps(record),
+        '{"event":"rollout_ended"',
+        dumps(record | {"decoding_steps": 6, "timed_out_after": None}),
+        dumps(record | {"rank": 1}),
+        dumps(record | {"step": "x"}),
+        "[1]",
+    ]
     path.write_text("\n".join(lines))
     assert read_decisions(path, 0, 2) == {
         RolloutKey(1, 3, "train", 0): DeadlineDecision(steps=6, timed_out_after=None)

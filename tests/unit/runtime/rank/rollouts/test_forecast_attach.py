@@ -1,4 +1,6 @@
-"""Which calls of a trainer are forecast, and with how many rows it scores; evaluation and unknown calls stay as they are."""
+"""Which calls of a trainer are forecast, and with how many rows it scores; evaluation and unknown calls stay
+as they are.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Why completions ended is counted on the board, and cuts are journaled; long prompts are found before the first step."""
+"""Why completions ended is counted on the board, and cuts are journaled; long prompts are found before the
+first step.
+"""
 
 from __future__ import annotations
 

@@ -37,12 +37,18 @@ def test_a_generator_is_read_once() -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (math.nan, MaskingReason.nan), (torch.tensor(math.nan), MaskingReason.nan), (math.inf, MaskingReason.infinite),
-        (-math.inf, MaskingReason.infinite), (1e39, MaskingReason.infinite), (10**400, MaskingReason.infinite),
-        ("0.5", MaskingReason.output), ([0.5, 1.0], MaskingReason.output), (1j, MaskingReason.output),
+        (math.nan, MaskingReason.nan),
+        (torch.tensor(math.nan), MaskingReason.nan),
+        (math.inf, MaskingReason.infinite),
+        (-math.inf, MaskingReason.infinite),
+        (1e39, MaskingReason.infinite),
+        (10**400, MaskingReason.infinite),
+        ("0.5", MaskingReason.output),
+        ([0.5, 1.0], MaskingReason.output),
+        (1j, MaskingReason.output),
         (failed(MaskingReason.timeout), MaskingReason.timeout),
     ],
-)  # fmt: skip
+)
 def test_a_fault_is_marked_and_the_others_are_kept(value: Any, reason: MaskingReason) -> None:
     """TRL turns the marks into numbers that survive its gather."""
     values, reasons = check([1.0, value, None], 3)

@@ -48,10 +48,18 @@ def test_a_reward_fails_again_for_the_same_completion() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"train_call": 2}, {"attempt": 2}, {"evaluating": True}, {"digests": [7]}, {"digests": None}, {"samples": [3]},
-        {"reason": "unheard of"}, {"samples": [4, 5]}, {"rollout": 3}, {"function": None},
+        {"train_call": 2},
+        {"attempt": 2},
+        {"evaluating": True},
+        {"digests": [7]},
+        {"digests": None},
+        {"samples": [3]},
+        {"reason": "unheard of"},
+        {"samples": [4, 5]},
+        {"rollout": 3},
+        {"function": None},
     ],
-)  # fmt: skip
+)
 def test_nothing_else_fails_again(changes: dict[str, Any]) -> None:
     """Another call, the present attempt, other completions, and events that cannot be read."""
     assert rows(event(**changes)) == {}

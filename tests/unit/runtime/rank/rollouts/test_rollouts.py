@@ -1,4 +1,6 @@
-"""One rank's forecasts: what is measured counts, decisions are published, and the next attempt begins with them."""
+"""One rank's forecasts: what is measured counts, decisions are published, and the next attempt begins with
+them.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,12 @@ class Gpu:
 def rollout(number: int, length: int, **changes: Any) -> GeneratedRollout:
     """The rollout of one optimizer step with one micro-batch."""
     fields: dict[str, Any] = {
-        "number": number, "rows": ROWS, "length": length, "accumulates": False, "steps": (number + 1, number + 1),
-    }  # fmt: skip
+        "number": number,
+        "rows": ROWS,
+        "length": length,
+        "accumulates": False,
+        "steps": (number + 1, number + 1),
+    }
     return GeneratedRollout(**{**fields, **changes})
 
 

@@ -106,7 +106,8 @@ rewards = st.sampled_from([0.0, 1.0, NONE, NAN, FAIL])
     st.lists(st.lists(rewards, min_size=2, max_size=2), min_size=8, max_size=8), st.sets(st.integers(0, 7))
 )
 def test_what_is_left_can_be_compared(table: list[list[float]], cut: set[int]) -> None:
-    """In a group from which samples leave, none or two are left, and all of them have the same functions' rewards.
+    """In a group from which samples leave, none or two are left, and all of them have the same functions'
+    rewards.
 
     `None` for some samples of a group is TRL's to handle.
     """

@@ -19,10 +19,7 @@ class Run:
         self.notified: list[tuple[int, float, float]] = []
         self.step = first_step
         self.cadence = Cadence(
-            every,
-            failure_seconds=FAILURE_SECONDS,
-            notify=self._notify,
-            clock=lambda: self.now,
+            every, failure_seconds=FAILURE_SECONDS, notify=self._notify, clock=lambda: self.now
         )
         self.cadence.begin(first_step)
 

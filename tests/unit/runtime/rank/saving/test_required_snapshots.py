@@ -1,4 +1,6 @@
-"""Snapshots of a stop, of `grpo-run save` and of the last step: never left out, and not noticed by the script."""
+"""Snapshots of a stop, of `grpo-run save` and of the last step: never left out, and not noticed by the
+script.
+"""
 
 from __future__ import annotations
 

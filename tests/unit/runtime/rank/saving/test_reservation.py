@@ -7,17 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.snapshots import (
-    FORBIDDEN,
-    NO_MEMORY,
-    NO_SLOT,
-    TAKEN,
-    SnapshotTrainer,
-    Time,
-    busy,
-    steps,
-    take,
-)
+from support.snapshots import FORBIDDEN, NO_MEMORY, NO_SLOT, TAKEN, SnapshotTrainer, Time, busy, steps, take
 from support.vote_groups import ScriptedVotes
 
 from grpo_run.runtime.rank.saving import _reservation as reservation

@@ -239,11 +239,7 @@ def test_a_save_that_no_callback_reads_does_not_wait_for_the_disk(
     ("value", "waits"), [("checkpoint", True), ("1", True), ("false", False), ("", False)]
 )
 def test_a_save_that_is_uploaded_waits_for_the_disk(
-    staged: Guarded,
-    polls: list[Callable[[], Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    value: str,
-    waits: bool,
+    staged: Guarded, polls: list[Callable[[], Any]], monkeypatch: pytest.MonkeyPatch, value: str, waits: bool
 ) -> None:
     """If the variable is set, callbacks of transformers read the directory."""
     monkeypatch.setenv("WANDB_LOG_MODEL", value)

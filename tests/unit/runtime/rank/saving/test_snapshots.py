@@ -40,8 +40,7 @@ def test_a_drained_snapshot_has_the_bytes_that_the_trainer_would_have_written(
     assert list(staged.files or {}) == ["model.safetensors", "optimizer.pt", "trainer_state.json"]
     trainer.weights = torch.zeros(1000)  # training continues
     assert isinstance(
-        handle_request(snapshots.staging, DrainRequest(slot=slot.index), lambda written: None),
-        DrainPublished,
+        handle_request(snapshots.staging, DrainRequest(slot=slot.index), lambda written: None), DrainPublished
     )
     direct = SnapshotTrainer(tmp_path / "direct")
     (direct.output / "checkpoint-5").mkdir(parents=True)

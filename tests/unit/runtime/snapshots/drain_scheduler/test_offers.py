@@ -26,7 +26,9 @@ def test_the_newest_snapshot_is_offered_to_an_attempt_and_drained_after_its_firs
 
 
 def test_an_attempt_that_is_to_spare_memory_loads_from_disk(world: World) -> None:
-    """The newest snapshot is written first, and the memory of all that is on disk is free when the ranks start."""
+    """The newest snapshot is written first, and the memory of all that is on disk is free when the ranks
+    start.
+    """
     world.take(0, 5, layout="ddp")
     world.take(1, 9, scheduled=False, layout="ddp")
     assert world.scheduler.prepare_attempt(spare_memory=True) is None

@@ -1,4 +1,6 @@
-"""Which snapshots are drained while ranks train, and when: scheduled ones first, and nothing that is on disk."""
+"""Which snapshots are drained while ranks train, and when: scheduled ones first, and nothing that is on
+disk.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,7 @@ def test_scheduled_snapshots_are_drained_oldest_first(world: World) -> None:
     assert world.durable == ["checkpoint-10", "checkpoint-5"]
     assert len(world.processes) == 1
     published = world.named("checkpoint_published")
-    assert [(fields["step"], fields["verified"]) for fields in published] == [
-        (5, True),
-        (10, True),
-    ]
+    assert [(fields["step"], fields["verified"]) for fields in published] == [(5, True), (10, True)]
     assert published[0]["path"] == str(world.out / "checkpoint-5")
     assert world.warnings == []
     assert not world.trouble

@@ -194,7 +194,9 @@ def test_a_process_that_cannot_be_read_is_unknown(session: Session, slot: Slot, 
 
 
 def test_facts_are_the_ranks_state_and_its_process_trees_sums(session: Session, slot: Slot) -> None:
-    """Without a heartbeat its age is NaN; a process tree that cannot be read counts as 0 and is never quiet."""
+    """Without a heartbeat its age is NaN; a process tree that cannot be read counts as 0 and is never
+    quiet.
+    """
     activity = RankActivity(60.0, 0.0)
     session.thread = MainThread(state="D", cpu_seconds=1.0)
     facts = look(activity, 0, replace(slot, heartbeat_seconds=97.0), PID, 100.0)

@@ -161,7 +161,9 @@ def test_a_missing_server_is_named_by_its_path(folder: str) -> None:
 
 
 def test_a_server_that_resets_is_a_failure(serve: Serve) -> None:
-    """It closed the connection without reading the request, as the kernel does for a rank that exits: not yet blindness."""
+    """It closed the connection without reading the request, as the kernel does for a rank that exits: not yet
+    blindness.
+    """
     answers, failures = fetch({0: serve(lambda connection: None)}, PATIENT)
     assert answers == {}
     assert isinstance(failures[0], NoAnswer)

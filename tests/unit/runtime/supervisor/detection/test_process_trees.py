@@ -77,7 +77,7 @@ def test_the_cpu_time_of_children_that_have_exited_counts(
 
 def test_threads_are_read_with_name_and_state(start: Callable[[str], tuple[int, list[int]]]) -> None:
     """A stopped process has no thread that is not stopped."""
-    pid, _ = start("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    pid, _ = start("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"  # noqa: E501
                    "print(flush=True)\ntime.sleep(60)")  # fmt: skip
     threads = read_threads([pid])
     assert threads is not None

@@ -8,11 +8,7 @@ from pathlib import Path
 from support.collective_entries import add_entry
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.supervisor.detection._local_ranks import (
-    START_SECONDS,
-    UNREADABLE_SECONDS,
-    SlotMovement,
-)
+from grpo_run.runtime.supervisor.detection._local_ranks import START_SECONDS, UNREADABLE_SECONDS, SlotMovement
 from grpo_run.watchdog.observation import Phase
 
 
@@ -66,7 +62,11 @@ def test_a_change_is_dated_by_what_the_rank_has_written_since_the_last_scan(tmp_
     writer = board.writer(0, rank=0, pid=4711, attempt=0)
     movement, began = SlotMovement(), time.monotonic()
     movement.record({0: board.read(0)}, began)
-    for write in (lambda: writer.enter(Phase.reward), writer.record_work, lambda: add_entry(writer.collective_log, sequence=1)):  # fmt: skip
+    for write in (
+        lambda: writer.enter(Phase.reward),
+        writer.record_work,
+        lambda: add_entry(writer.collective_log, sequence=1),
+    ):
         write()
         written, scanned = time.monotonic(), time.monotonic() + 0.2
         movement.record({0: board.read(0)}, scanned)
@@ -79,7 +79,9 @@ def test_a_change_is_dated_by_what_the_rank_has_written_since_the_last_scan(tmp_
 
 
 def test_a_date_that_lies_outside_the_two_scans_is_not_believed(tmp_path: Path) -> None:
-    """Ranks of another version date nothing, and a writer may be interrupted between the clock and the write."""
+    """Ranks of another version date nothing, and a writer may be interrupted between the clock and the
+    write.
+    """
     board = Board.create(tmp_path / "board.mmap", 1)
     writer = board.writer(0, rank=0, pid=4711, attempt=0)
     movement = SlotMovement()

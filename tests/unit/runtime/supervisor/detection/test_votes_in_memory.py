@@ -152,7 +152,9 @@ def test_a_vote_that_is_not_waited_for_blocks_nobody(ranks: Ranks) -> None:
 
 
 def test_different_decisions_at_one_number_are_a_proved_mismatch(ranks: Ranks) -> None:
-    """One rank votes on a step, the other decides something else: both wait, and both are named in the sentence."""
+    """One rank votes on a step, the other decides something else: both wait, and both are named in the
+    sentence.
+    """
     zero, one = ranks.groups
     for group in (zero, one):
         group.start(Vote(step=1))
@@ -209,7 +211,9 @@ def test_a_rank_that_has_voted_is_not_taken_for_missing(ranks: Ranks) -> None:
 
 
 def test_a_collective_of_the_script_without_a_record_still_makes_a_rank_unknown(ranks: Ranks) -> None:
-    """Torch's recorder has nothing of it, so it may lack others too; votes alone are complete on the board."""
+    """Torch's recorder has nothing of it, so it may lack others too; votes alone are complete on the
+    board.
+    """
     zero, _ = ranks.groups
     zero.start(Vote(step=1))
     assert ranks.positions()[0].records is not None
@@ -247,7 +251,9 @@ def test_a_thread_in_a_vote_is_reported_as_waiting(ranks: Ranks) -> None:
 
 
 def test_a_pending_vote_in_memory_continues_nothing() -> None:
-    """A script that uses futures: the completion of a collective may run its code, but a vote has no future."""
+    """A script that uses futures: the completion of a collective may run its code, but a vote has no
+    future.
+    """
     vote = Collective(
         group="grpo_run/vote", sequence=1, operation="all_reduce", sizes=((8,),), dtypes=("int64",),
         progress=CollectiveProgress.enqueued, thread="7", in_memory=True,

@@ -259,7 +259,9 @@ CHECKPOINTED = MemoryPlan(gradient_checkpointing=True)
 
 
 def test_the_first_change_that_a_trace_shows_to_lower_the_peak_is_chosen() -> None:
-    """Here a half needs more than the whole, since gradients of the first half are kept, and a quarter less."""
+    """Here a half needs more than the whole, since gradients of the first half are kept, and a quarter
+    less.
+    """
     asked: list[MemoryPlan] = []
     trace = traced({START: 8e9, HALF: 9e9, QUARTER: 7e9}, asked=asked)
     change = apply_step(MemoryPhase.backward, trace=trace)
@@ -300,7 +302,9 @@ def test_nothing_is_traced_where_a_trace_does_not_decide(phase: MemoryPhase, mor
 
 
 def test_a_change_that_only_the_closed_form_takes_for_harmful_is_made_before_the_run_ends() -> None:
-    """It is right to about 30 %, and the end of the run is worse than an attempt in vain. A trace is believed."""
+    """It is right to about 30 %, and the end of the run is worse than an attempt in vain. A trace is
+    believed.
+    """
     given = facts(per_device_train_batch_size=2, gradient_checkpointing=True)
     full = DeviceFigures(unallocated_bytes=0)
     change = apply_step(MemoryPhase.forward, given, device=full)
@@ -315,9 +319,13 @@ def test_a_change_that_only_the_closed_form_takes_for_harmful_is_made_before_the
 @pytest.mark.parametrize(
     "given",
     [
-        GRPO, SFT, facts(**COLOCATED), facts(**COLOCATED, vllm_sleep=True), facts(per_device_train_batch_size=1024),
+        GRPO,
+        SFT,
+        facts(**COLOCATED),
+        facts(**COLOCATED, vllm_sleep=True),
+        facts(per_device_train_batch_size=1024),
         facts(deepspeed=True, layout="deepspeed-zero3"),
     ],
-)  # fmt: skip
+)
 def test_fallback_steps_end(phase: MemoryPhase, given: MemoryFacts) -> None:
     assert len(plans(phase, given, allow_degrade=True)) < 30

@@ -28,7 +28,9 @@ def test_half_a_micro_batch_halves_what_a_micro_batch_needs_and_no_more(phase: M
 
 
 def test_gradients_of_the_first_half_can_outweigh_what_a_smaller_half_saves() -> None:
-    """They are freed before the forward pass of a step with one micro-batch, and alive in that of the second of two."""
+    """They are freed before the forward pass of a step with one micro-batch, and alive in that of the second
+    of two.
+    """
     checkpointed = facts(gradient_checkpointing=True)
     assert not predict(checkpointed, MemoryPhase.forward, MemoryPlan(), HALF, NONE).lowers
     assert predict(

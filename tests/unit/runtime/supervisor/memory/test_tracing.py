@@ -1,4 +1,6 @@
-"""Traces after an out-of-memory error: a process of its own, its deadline, and what is remembered. Real processes."""
+"""Traces after an out-of-memory error: a process of its own, its deadline, and what is remembered. Real
+processes.
+"""
 
 from __future__ import annotations
 

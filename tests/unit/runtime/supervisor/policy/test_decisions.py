@@ -126,7 +126,10 @@ def test_a_negative_budget_is_refused() -> None:
 
 def test_actions_are_the_documented_words() -> None:
     """They appear in journals; those that restart are known."""
-    expected = "restart restart_from_earlier_checkpoint restart_with_plan_change quarantine_batch checkpoint_and_stop stop"
+    expected = (
+        "restart restart_from_earlier_checkpoint restart_with_plan_change quarantine_batch"
+        " checkpoint_and_stop stop"
+    )
     assert [str(action) for action in Action] == expected.split()
     assert Action.stop not in RESTARTS
     assert Action.checkpoint_and_stop not in RESTARTS
@@ -190,8 +193,14 @@ def before_first_step(what: Verdict, *earlier: dict[str, object]) -> Decision:
     records: list[dict[str, object]] = [
         {"event": "run_started", "time": 0.0},
         *earlier,
-        {"event": "incident", "cause": "x", "step": what.step, "signature": what.signature, "repeat_key": what.repeat_key},
-    ]  # fmt: skip
+        {
+            "event": "incident",
+            "cause": "x",
+            "step": what.step,
+            "signature": what.signature,
+            "repeat_key": what.repeat_key,
+        },
+    ]
     return decide(History.of(records), what, Budget(), stopping=False)
 
 
@@ -264,7 +273,9 @@ LOADS = replace(FIRST, location=Location(file="/w/train.py", line=40, function="
 
 
 def test_the_same_exception_twice_while_resuming_ends_the_run() -> None:
-    """Once from memory and once from disk, with the line; then it is said what would help, or what follows."""
+    """Once from memory and once from disk, with the line; then it is said what would help, or what
+    follows.
+    """
     stop = resumed_twice(LOADS, LOADS)
     assert stop.action is Action.stop
     assert stop.reason.startswith(
@@ -294,15 +305,22 @@ def test_other_failures_of_two_resumed_attempts_are_not_told_so() -> None:
 
 @pytest.mark.parametrize(("cause", "place"), [("signal", "in memory"), ("host_oom", "on disk")])
 def test_the_announced_start_is_where_the_snapshot_is_loaded_from(cause: str, place: str) -> None:
-    """After host memory has run out, the snapshot is written to disk, and its memory is freed for the ranks."""
+    """After host memory has run out, the snapshot is written to disk, and its memory is freed for the
+    ranks.
+    """
     told = History.of(
         [
             {
-                "event": "train_started", "time": 1.0, "train_call": 1, "rank": 0, "step": 0, "trainer_class": "T",
+                "event": "train_started",
+                "time": 1.0,
+                "train_call": 1,
+                "rank": 0,
+                "step": 0,
+                "trainer_class": "T",
                 "output_dir": "/o",
             },
             {"event": "checkpoint_staged", "time": 2.0, "train_call": 1, "step": 2, "rank": 0},
             {"event": "incident", "time": 3.0, "train_call": 1, "step": 2, "cause": cause, "signature": "s"},
         ]
-    )  # fmt: skip
+    )
     assert start_of(told) == f"from the snapshot of step 2 {place}"

@@ -16,10 +16,16 @@ LEFT_OUT = "train() call 1 was interrupted, and the script ended without continu
         ("", False, "", True, ""),
         ("", False, LEFT_OUT, False, ""),
         ("", False, LEFT_OUT, True, f"{LEFT_OUT} --require-resume is set."),
-        ("", True, LEFT_OUT, True, "The script ran to its end at step 6, but --strict-faults asks for all injected faults."),
+        (
+            "",
+            True,
+            LEFT_OUT,
+            True,
+            "The script ran to its end at step 6, but --strict-faults asks for all injected faults.",
+        ),
         ("it is lost.", True, LEFT_OUT, True, "The script ran to its end at step 6, but it is lost."),
     ],
-)  # fmt: skip
+)
 def test_the_first_reason_ends_the_run(
     unsaved: str, missed_fault: bool, left_out: str, require_resume: bool, expected: str
 ) -> None:

@@ -30,7 +30,9 @@ FAILURE: dict[str, object] = {
 def test_a_reward_whose_time_limit_expires_again_is_moved_before_the_run_is_given_up(
     hangs: int, action: Action
 ) -> None:
-    """The next attempt differs, so that the same exception again need not repeat; if it does, the run ends."""
+    """The next attempt differs, so that the same exception again need not repeat; if it does, the run
+    ends.
+    """
     events: list[dict[str, object]] = [FAILURE, FAILURE, {"event": "reward_moved", **HUNG}, FAILURE]
     replayed = History.of(events[:hangs] if hangs < 3 else events)
     assert decide(replayed, BUG, Budget(), stopping=False).action is action

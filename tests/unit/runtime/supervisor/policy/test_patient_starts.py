@@ -16,7 +16,9 @@ from grpo_run.watchdog.causes import Cause, Origin
 def starts(
     *, seconds: float, budget: int = 3, origin: Origin = Origin.network, trained: bool = True
 ) -> list[Decision]:
-    """Decide on starts that fail after a kill, each after the delay decided before and 2 s, for a number of seconds."""
+    """Decide on starts that fail after a kill, each after the delay decided before and 2 s, for a number of
+    seconds.
+    """
     made = history(["!killed"], trained=trained)
     made.apply({"event": "action", "action": "restart"})
     decisions: list[Decision] = []
@@ -26,9 +28,16 @@ def starts(
         what = replace(NO_START, origin=origin, signature=f"ConnectionError@hub.py:{number % 2}:step0")
         made.apply({"event": "attempt_started", "attempt": number, "time": at})
         made.apply(
-            {"event": "incident", "cause": "startup_failure", "step": 0, "signature": what.signature, "starting": True,
-             "failed_at": at, "time": at}
-        )  # fmt: skip
+            {
+                "event": "incident",
+                "cause": "startup_failure",
+                "step": 0,
+                "signature": what.signature,
+                "starting": True,
+                "failed_at": at,
+                "time": at,
+            }
+        )
         decision = decide(made, what, Budget(failures_without_progress=budget), stopping=False)
         made.apply({"event": "action", "action": str(decision.action), "patient": decision.patient})
         decisions.append(decision)
@@ -105,7 +114,9 @@ def test_nobody_waits_for_a_hub_without_progress_or_budget() -> None:
 
 
 def test_a_connection_that_fails_before_the_attempts_first_step_is_tried_patiently_too() -> None:
-    """A data set that is streamed fails inside `train()`. After a step of the attempt, it is a failure of that step."""
+    """A data set that is streamed fails inside `train()`. After a step of the attempt, it is a failure of
+    that step.
+    """
     lost = verdict(cause=Cause.exception, signature="s", deterministic=True, origin=Origin.network)
     story = history(["!s", "!s", "!s"])
     story.apply({"event": "attempt_started", "attempt": 3})

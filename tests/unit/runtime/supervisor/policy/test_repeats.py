@@ -21,10 +21,18 @@ MINUTE = 60.0
 def bug(step: int, *, origin: Origin = Origin.code, line: int = 33) -> Verdict:
     """A reward function that raises in the step after `step`."""
     return Verdict(
-        cause=Cause.exception, culprits=(0,), step=step, phase="reward", confidence="proved", sentence="It failed.",
-        signature=f"KeyError@train.py:{line}:step{step}", deterministic=True, origin=origin, exception="KeyError",
+        cause=Cause.exception,
+        culprits=(0,),
+        step=step,
+        phase="reward",
+        confidence="proved",
+        sentence="It failed.",
+        signature=f"KeyError@train.py:{line}:step{step}",
+        deterministic=True,
+        origin=origin,
+        exception="KeyError",
         location=Location(file="/w/train.py", line=line, function="judge"),
-    )  # fmt: skip
+    )
 
 
 class Night:
@@ -121,7 +129,9 @@ def test_faults_at_random_times_do_not_end_a_run_that_recovers_fast(seed: int) -
 def test_a_bug_on_the_third_call_of_every_process_ends_the_run_by_its_fifth_time(
     step_seconds: float, restart_seconds: float
 ) -> None:
-    """Each attempt takes two new steps, so the restart budget is always full. The reason has the count and the line."""
+    """Each attempt takes two new steps, so the restart budget is always full. The reason has the count and
+    the line.
+    """
     night = Night(step_seconds=step_seconds, restart_seconds=restart_seconds)
     decisions = []
     while not decisions or decisions[-1].action is not Action.stop:
@@ -160,7 +170,9 @@ def test_five_faults_count_if_an_hour_holds_them(seconds: float) -> None:
     "other", [{"origin": Origin.network}, {"origin": Origin.files}, {"origin": Origin.device}]
 )
 def test_what_the_script_is_not_to_blame_for_is_not_counted(other: dict[str, Origin]) -> None:
-    """Files, the network and devices: only the restart budget limits them, and it is full after every step."""
+    """Files, the network and devices: only the restart budget limits them, and it is full after every
+    step.
+    """
     night = Night(step_seconds=1.0, restart_seconds=60.0)
     night.train_until(night.now + 5.0)
     decisions = faults_at(night, [5.0 + 70.0 * number for number in range(8)], **other)

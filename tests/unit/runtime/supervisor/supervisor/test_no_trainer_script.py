@@ -24,7 +24,10 @@ def test_a_script_that_trains_by_itself_is_stopped_by_sigterm(start: Callable[..
     run.poll()
     said = [text for text in run.messages if "no Trainer and no loop" in text]
     assert said == [
-        "the script takes optimizer steps with no Trainer and no loop: a restart runs the script from the beginning; nothing is saved"
+        (
+            "the script takes optimizer steps with no Trainer and no loop: a restart runs the script from the"
+            " beginning; nothing is saved"
+        )
     ]
     assert run.state is RunState.running
     run.supervisor.request_stop("SIGTERM")

@@ -1,4 +1,6 @@
-"""A failed rank costs an attempt: evidence is written, the next attempt begins afresh, and a repeated failure ends the run."""
+"""A failed rank costs an attempt: evidence is written, the next attempt begins afresh, and a repeated failure
+ends the run.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ def test_an_exception_before_the_first_step_ends_the_run(start: Callable[..., Su
 def test_a_fault_before_the_first_poll_is_not_older_than_the_ranks(
     start: Callable[..., SupervisedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The supervisor is made before the ranks: their start, which takes seconds, is no time to detect a fault."""
+    """The supervisor is made before the ranks: their start, which takes seconds, is no time to detect a
+    fault.
+    """
     run = start()
     started_at = time.time()
     monkeypatch.setattr(run.supervisor, "_polled_at", time.monotonic() - 60.0)

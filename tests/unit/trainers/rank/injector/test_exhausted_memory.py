@@ -141,7 +141,9 @@ def test_nccl_reports_exhausted_memory_in_its_own_words(log: Log) -> None:
 
 @pytest.mark.parametrize("phase", ["generate", "score"])
 def test_memory_runs_out_in_the_parts_of_a_hand_written_loop(log: Log, phase: str) -> None:
-    """The board shows one phase for its whole body: what generates and what records no gradients is told by itself."""
+    """The board shows one phase for its whole body: what generates and what records no gradients is told by
+    itself.
+    """
     board = Board()
     injector = Injector(
         parse_all([f"oom@rank0:step1:phase={phase}:rows=2"]), rank=0, world_size=1, journal=log,

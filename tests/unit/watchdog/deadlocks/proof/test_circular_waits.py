@@ -88,7 +88,9 @@ def test_a_reduction_without_elements_is_no_circle() -> None:
 
 
 def test_a_receiver_is_held_up_by_its_root_only() -> None:
-    """What another receiver has enqueued in that place does not concern it, as long as nobody waits for that."""
+    """What another receiver has enqueued in that place does not concern it, as long as nobody waits for
+    that.
+    """
     waits = ran([*PAST, ("0", "broadcast", 40, 3)], root=0)
     other = ran([*PAST, GATHER], last=CollectiveProgress.enqueued)
     late = ran(PAST, last=CollectiveProgress.completed)

@@ -49,13 +49,24 @@ def test_recorder_answers_and_logs_are_a_proof(backend: str) -> None:
     def answer(names: Sequence[str]) -> str:
         entries = [
             {
-                "process_group": ["0", "default_pg"], "pg_id": 0, "collective_seq_id": number, "p2p_seq_id": 0,
-                "is_p2p": False, "profiling_name": f"{backend}:{name}", "input_sizes": [[7]],
-                "input_dtypes": ["Float"], "retired": number < len(names), "thread_id": "1",
-                "state": "scheduled" if backend == "gloo" else "started" if number == len(names) else "completed",
+                "process_group": ["0", "default_pg"],
+                "pg_id": 0,
+                "collective_seq_id": number,
+                "p2p_seq_id": 0,
+                "is_p2p": False,
+                "profiling_name": f"{backend}:{name}",
+                "input_sizes": [[7]],
+                "input_dtypes": ["Float"],
+                "retired": number < len(names),
+                "thread_id": "1",
+                "state": "scheduled"
+                if backend == "gloo"
+                else "started"
+                if number == len(names)
+                else "completed",
             }
             for number, name in enumerate(names, 1)
-        ]  # fmt: skip
+        ]
         ranks = "[]" if backend == "gloo" else "[0, 1]"
         config = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
         return json.dumps({"entries": entries, "pg_config": config, "pg_status": {}, "version": "2.10"})

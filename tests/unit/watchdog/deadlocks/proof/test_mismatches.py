@@ -33,8 +33,10 @@ def test_different_operations_at_one_place_are_a_mismatch() -> None:
         found.mismatch
         == "all_gather of 3 float32 elements against all_reduce of 7 float32 elements at #8 of group 0"
     )
-    assert found.sentence == (
-        "Deadlock: rank 1 is in all_gather (train.py:88, #8) while ranks 0 and 2 are in all_reduce (train.py:95, #8)."
+    assert (
+        found.sentence
+        == "Deadlock: rank 1 is in all_gather (train.py:88, #8) while ranks 0 and 2 are in all_reduce"
+        " (train.py:95, #8)."
     )
     assert found.locations == {0: at_line(95), 1: at_line(88), 2: at_line(95)}
 
@@ -75,8 +77,9 @@ def test_two_ranks_without_earlier_steps_cannot_be_told_apart() -> None:
     found = judge(ran([REDUCE]), ran([GATHER]))
     assert found is not None
     assert (found.culprits, found.waiters) == ((), (0, 1))
-    assert found.sentence == (
-        "Deadlock: rank 0 is in all_reduce (train.py:91, #1) while rank 1 is in all_gather (train.py:88, #1)"
+    assert (
+        found.sentence == "Deadlock: rank 0 is in all_reduce (train.py:91, #1) while rank 1 is in all_gather"
+        " (train.py:88, #1)"
         "; the records do not tell which is at fault."
     )
 

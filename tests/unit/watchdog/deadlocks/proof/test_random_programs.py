@@ -26,7 +26,7 @@ def members_of(group: str, world: int) -> tuple[int, ...]:
 def same_program(draw: st.DrawFn) -> tuple[dict[int, Position], int]:
     """Ranks somewhere in one program, with anything pending, waiting and retained that may be."""
     world = draw(st.integers(2, 4))
-    program = draw(st.lists(st.tuples(st.sampled_from(GROUPS), st.sampled_from(["all_reduce", "all_gather", "backward"]),
+    program = draw(st.lists(st.tuples(st.sampled_from(GROUPS), st.sampled_from(["all_reduce", "all_gather", "backward"]),  # noqa: E501
                                       st.integers(1, 3)), min_size=1, max_size=12))  # fmt: skip
     reached = [draw(st.integers(0, len(program))) for _ in range(world)]
     knows = draw(st.sets(st.sampled_from(GROUPS)))

@@ -54,7 +54,9 @@ def test_a_rank_whose_other_thread_will_go_on_is_not_stuck() -> None:
 
 
 def test_where_a_thread_is_unknown_only_the_oldest_wait_counts() -> None:
-    """The later record may belong to the same thread, which would enqueue it only after the first completes."""
+    """The later record may belong to the same thread, which would enqueue it only after the first
+    completes.
+    """
     waits = ran([*PAST, GATHER, VOTE], thread="vote")
     both = (*waits[:-2], replace(waits[-2], progress=CollectiveProgress.waiting), waits[-1])
     assert judge(both, ran([*PAST, GATHER, REDUCE])) is None

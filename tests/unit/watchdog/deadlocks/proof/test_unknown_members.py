@@ -57,7 +57,9 @@ def test_a_group_in_which_nobody_else_was_seen_needs_every_other_rank_stuck() ->
 
 
 def test_a_ring_that_forgot_the_group_is_believed_for_the_groups_first_collective_only() -> None:
-    """A rank without a record of the group has not entered it, unless the ring may have dropped the record."""
+    """A rank without a record of the group has not entered it, unless the ring may have dropped the
+    record.
+    """
     first = ran([*PAST, PAIR], members=(0, 1))
     assert judge(first, after_exit(PAST)) is not None
     second = ran([*PAST, PAIR, PAIR], members=(0, 1))

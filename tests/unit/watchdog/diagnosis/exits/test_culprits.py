@@ -49,8 +49,10 @@ def test_ranks_that_died_with_their_forkserver_are_not_culprits(
     ]
     verdict = diagnose_exits(exits, {rank: make_slot(rank) for rank in range(3)}, best_position=(1, 7))
     assert (verdict.cause, verdict.culprits, verdict.deterministic) == (Cause.signal, (), False)
-    assert verdict.sentence == (
-        f"The forkserver, which starts the ranks, {how} in step 8 (phase generate); ranks 0 and 1 died with it."
+    assert (
+        verdict.sentence
+        == f"The forkserver, which starts the ranks, {how} in step 8 (phase generate); ranks 0 and 1 died"
+        " with it."
     )
     assert bool(verdict.advice) is advised
 

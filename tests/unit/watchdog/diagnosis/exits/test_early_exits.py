@@ -28,7 +28,8 @@ def test_an_early_exit_is_reported_with_its_line(
     assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.rank_exited_early, (1,), (0,))
     assert (
         verdict.sentence
-        == "Rank 1 exited in step 8 (phase generate), at train.py:40 in main, while rank 0 was still training."
+        == "Rank 1 exited in step 8 (phase generate), at train.py:40 in main, while rank 0 was still"
+        " training."
     )
     assert verdict.location is not None
     assert verdict.location.line == 40

@@ -11,11 +11,7 @@ from grpo_run.watchdog.diagnosis.exits import diagnose_exits
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "same"),
-    [
-        ({"step": 7}, {"step": 7}, True),
-        ({"step": 7}, {"step": 8}, False),
-    ],
+    ("first", "second", "same"), [({"step": 7}, {"step": 7}, True), ({"step": 7}, {"step": 8}, False)]
 )
 def test_the_signature_identifies_a_repeated_failure(
     make_exit: MakeExit,

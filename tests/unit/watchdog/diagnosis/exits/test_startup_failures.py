@@ -53,11 +53,7 @@ def test_failing_in_a_later_call_or_after_resuming_is_not_startup(
     ],
 )
 def test_an_exception_before_the_first_step_is_a_startup_failure(
-    make_exit: MakeExit,
-    make_error: MakeError,
-    make_slot: MakeSlot,
-    position: dict[str, int],
-    cause: Cause,
+    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, position: dict[str, int], cause: Cause
 ) -> None:
     """Neither a resumed call nor a second one is a start-up."""
     verdict = diagnose_exits(

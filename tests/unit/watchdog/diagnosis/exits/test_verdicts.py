@@ -22,8 +22,9 @@ def test_an_exit_without_an_exception_is_described_by_its_code(
     )
     assert verdict.culprit == 1
     assert verdict.location is None
-    assert verdict.sentence == (
-        "Rank 1 exited with code 3 in step 8 (phase generate) without finishing the script."
+    assert (
+        verdict.sentence
+        == "Rank 1 exited with code 3 in step 8 (phase generate) without finishing the script."
     )
 
 
@@ -45,14 +46,24 @@ def test_the_verdict_has_the_location_of_the_exception(
         ("", "KeyError: 'lr'", "caused by KeyError: 'lr'"),
         ("bad value\nand more", "", "bad value"),
         (
-            "Failed to import trl.x because of the following error (look up to see its traceback):\n\nNo module named 'y'",
+            (
+                "Failed to import trl.x because of the following error (look up to see its traceback):\n\nNo"
+                " module named 'y'"
+            ),
             "ModuleNotFoundError: No module named 'y'",
-            "Failed to import trl.x because of the following error (look up to see its traceback): No module named 'y'",
+            (
+                "Failed to import trl.x because of the following error (look up to see its traceback): No"
+                " module named 'y'"
+            ),
         ),
-        ("Error(s) in loading:\n\tsize mismatch for a:\n\tfor b", "", "Error(s) in loading: size mismatch for a:"),
+        (
+            "Error(s) in loading:\n\tsize mismatch for a:\n\tfor b",
+            "",
+            "Error(s) in loading: size mismatch for a:",
+        ),
         ("ends with a colon:", "", "ends with a colon:"),
     ],
-)  # fmt: skip
+)
 def test_the_sentence_keeps_what_the_first_line_announces_and_the_last_cause(
     make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, message: str, root: str, said: str
 ) -> None:

@@ -17,7 +17,10 @@ from grpo_run.watchdog.diagnosis.exits import diagnose_exits, is_victim, reports
         "Application timeout caused pair closure; Socket timeout",
         "NCCL communicator was aborted on rank 3",
         "The client socket has timed out; DistNetworkError",
-        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        (
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting"
+            " prematurely."
+        ),
     ],
 )
 def test_errors_of_the_collective_mark_a_victim(
@@ -101,12 +104,20 @@ def test_a_lost_reward_server_is_an_error_of_its_own(
     [
         (["RuntimeError: Connection closed by peer"], True),
         (['  File "<string>", line 1, in <module>', "RuntimeError: Connection closed by peer"], True),
-        (['  File "a.py", line 1, in f', "    g()", "RuntimeError: no answer:", "Connection closed by peer"], True),
+        (
+            [
+                '  File "a.py", line 1, in f',
+                "    g()",
+                "RuntimeError: no answer:",
+                "Connection closed by peer",
+            ],
+            True,
+        ),
         (['  File "a.py", line 1, in f', '    raise Error("Broken pipe")', "RuntimeError: bad"], False),
         (["", '  File "a.py", line 1, in f', '    raise Error("Broken pipe")', "RuntimeError: bad"], False),
         (["RuntimeError: Broken pipe", '  File "a.py", line 1, in f', "    g()", "RuntimeError: bad"], False),
     ],
-)  # fmt: skip
+)
 def test_only_the_error_itself_and_what_follows_says_that_a_peer_exited(
     traceback: list[str], lost: bool
 ) -> None:

@@ -27,7 +27,9 @@ def growing(session: Any) -> None:
 
 
 def test_cleanup_follows_the_vote_on_it(session: Any, events: Events, reading: Reading) -> None:
-    """Steps 1 to 3 are not looked at, 4 and 5 are compared with 6 and 7, and the vote on step 8 is collected before step 9 ends."""
+    """Steps 1 to 3 are not looked at, 4 and 5 are compared with 6 and 7, and the vote on step 8 is collected
+    before step 9 ends.
+    """
     growing(session)
     loop = Loop(session)
     loop.begin()

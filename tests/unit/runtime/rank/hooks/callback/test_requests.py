@@ -60,7 +60,9 @@ def test_a_save_request_before_the_call_is_served_once(session: Any, requests: U
 
 
 def test_two_ranks_that_see_a_request_a_step_apart_save_once(session: Any) -> None:
-    """The request arrives between the polls of two ranks, so one rank votes for it a step before the other."""
+    """The request arrives between the polls of two ranks, so one rank votes for it a step before the
+    other.
+    """
     loop = Loop(session)
     loop.begin()
     loop.step()

@@ -165,7 +165,9 @@ def test_a_session_phase_is_not_overdue_while_its_session_computes(world: World,
 def test_nothing_but_computing_is_overdue_at_the_deadline_without_observations(
     make: Callable[..., World],
 ) -> None:
-    """An endless loop in a callback is ended, but not before half an hour; data transferred meanwhile is progress."""
+    """An endless loop in a callback is ended, but not before half an hour; data transferred meanwhile is
+    progress.
+    """
     world = make(settings=DeadlineSettings(ceiling_seconds=4000.0))
     world.watch.phase_durations.earlier_attempts = {Phase.data: Durations.of([0.01] * 30)}
     for _ in range(2):

@@ -91,7 +91,9 @@ def test_gradient_reductions_of_ddp_are_observed(world: World) -> None:
 
 
 def test_ranks_that_wait_in_different_groups_during_their_forward_pass_are_found(world: World) -> None:
-    """The body of a hand-written loop is such a phase; the main threads wait in Python, and in no backward pass."""
+    """The body of a hand-written loop is such a phase; the main threads wait in Python, and in no backward
+    pass.
+    """
     for rank, group in ((0, "0"), (1, "1")):
         world.writers[rank].replace(Phase.forward_backward)
         for other in ("0", "1"):
@@ -153,7 +155,11 @@ def test_the_records_are_read_at_once_if_more_than_a_late_rank_is_seen(
     world = make(3)
     world.writers[2].replace(Phase.reward)
     world.issue(0, "all_reduce")
-    world.issue(1, "all_gather" if defect == "other operation" else "all_reduce", group="1" if defect == "other group" else "0")  # fmt: skip
+    world.issue(
+        1,
+        "all_gather" if defect == "other operation" else "all_reduce",
+        group="1" if defect == "other group" else "0",
+    )
     if defect == "passed by":
         world.issue(2, "all_gather", progress=CollectiveProgress.enqueued)
     if defect == "two threads":

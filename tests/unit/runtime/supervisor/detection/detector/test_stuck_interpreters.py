@@ -1,4 +1,6 @@
-"""A process that is stopped and an interpreter that does not run are named as such; one that waits for a CPU is not."""
+"""A process that is stopped and an interpreter that does not run are named as such; one that waits for a CPU
+is not.
+"""
 
 from __future__ import annotations
 
