@@ -79,7 +79,7 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
 def model_place(history: History) -> str:
     """Return where the model of a finished run is, as a sentence; empty if that is not known.
 
-    What the script has saved itself comes before its checkpoints, and these before our snapshots.
+    What the script has saved by `save_model` comes before the newest checkpoint or snapshot.
     """
     if path := _saved_model(history):
         return f"The model is in {path}."

@@ -180,10 +180,7 @@ def _require_free_space(directory: Path, needed_bytes: int, request: DrainReques
     free_bytes = shutil.disk_usage(directory).free
     reserve_bytes = FULL_BYTES if request.last else DISK_RESERVE_BYTES
     if free_bytes - reserve_bytes < needed_bytes:
-        where = (
-            f"{directory} has {size_text(free_bytes)} free, of which {size_text(reserve_bytes)} must stay"
-            " free"
-        )
+        where = f"{directory} has {size_text(free_bytes)} free, and {size_text(reserve_bytes)} must stay free"
         raise _NoSpaceError(f"{size_text(needed_bytes)} are needed, and {where}", free_bytes)
 
 

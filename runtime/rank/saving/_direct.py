@@ -53,9 +53,9 @@ class DirectSaves:
         if free_bytes < needed_bytes + DISK_RESERVE_BYTES:
             needs = f"save_total_limit={limit} needs" if limit else "two need"
             self._session.warn(
-                f"{folder} has {size_text(free_bytes)} free, of which {size_text(DISK_RESERVE_BYTES)} must"
-                f" stay free, and a checkpoint of this model takes about {size_text(checkpoint_bytes)}:"
-                f" {needs} {size_text(needed_bytes)}"
+                f"{folder} has {size_text(free_bytes)} free; {size_text(DISK_RESERVE_BYTES)} must stay free,"
+                f" and a checkpoint of this model takes about {size_text(checkpoint_bytes)}: {needs}"
+                f" {size_text(needed_bytes)}"
             )
 
     def _newest_bytes(self) -> int | None:
