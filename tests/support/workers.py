@@ -20,8 +20,14 @@ DIVIDED = (UNIT, RUNTIME, RANK)
 """Folders whose entries are given out one by one."""
 NEED_TORCH = (RANK, RUNTIME / "planning", RUNTIME / "upstream", UNIT / "trainers")
 """Folders of which most tests import torch."""
-SLOWER = 2.3
-"""How many times longer tests in `NEED_TORCH` take than others of the same size."""
+SECONDS = {
+    "cli": 14, "dashboards": 8, "watchdog": 19, "test_documentation.py": 3, "trainers": 3,
+    "runtime/checkpoints": 5, "runtime/planning": 23, "runtime/supervisor": 15, "runtime/rank/rewards": 6,
+    "runtime/rank/rollouts": 18, "runtime/rank/saving": 5, "runtime/rank/test_restoring.py": 3,
+}  # fmt: skip
+"""CPU time of the slowest folders and files of `tests/unit`, child processes included."""
+BYTES_PER_SECOND = 30_000
+"""Size of the other test files by their CPU time."""
 SESSION = pytest.StashKey[pytest.Session]()
 
 TOGETHER = (
@@ -106,21 +112,21 @@ def all_unit_tests(config: pytest.Config) -> bool:
 
 
 def shares(count: int) -> list[set[Path]]:
-    """Divide the folders and files in `tests/unit` into `count` shares of about equal size.
+    """Divide the folders and files in `tests/unit` into `count` shares of about equal CPU time.
 
     What needs torch is divided into two parts, so that the other workers do not import it.
     """
     entries = [entry for folder in DIVIDED for entry in sorted(folder.iterdir()) if entry not in DIVIDED]
     parts = [{entry} for entry in entries if not _needs_torch(entry)]
     first, second = set[Path](), {entry for entry in entries if _needs_torch(entry)}
-    whole = _size(second)
+    whole = _seconds(second)
     for entry in sorted(second):
-        if 2 * _size(first) < whole:
+        if 2 * _seconds(first) < whole:
             first.add(entry)
             second.remove(entry)
     made: list[set[Path]] = [set() for _ in range(count)]
-    for part in sorted([first, second, *parts], key=_size, reverse=True):
-        min(made, key=_size).update(part)
+    for part in sorted([first, second, *parts], key=_seconds, reverse=True):
+        min(made, key=_seconds).update(part)
     return made
 
 
@@ -128,16 +134,15 @@ def _needs_torch(entry: Path) -> bool:
     return any(folder in (entry, *entry.parents) for folder in NEED_TORCH)
 
 
-def _size(entries: set[Path]) -> float:
-    """Return what is about proportional to the duration of these tests: bytes, and more for those that use
-    torch.
-    """
+def _seconds(entries: set[Path]) -> float:
+    """Return about how much CPU time these tests take."""
     return sum(
-        file.stat().st_size * (SLOWER if _needs_torch(file) else 1.0)
-        for entry in entries
-        for file in [entry, *entry.rglob("test_*.py")]
-        if file.is_file()
+        SECONDS.get(str(entry.relative_to(UNIT)), _bytes(entry) / BYTES_PER_SECOND) for entry in entries
     )
+
+
+def _bytes(entry: Path) -> int:
+    return sum(file.stat().st_size for file in [entry, *entry.rglob("test_*.py")] if file.is_file())
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -32,7 +32,7 @@ CONFIGURATION = {"model_type": "qwen2", "_name_or_path": "some/model"}
         ("print('killed', flush=True)\nimport os\nos.kill(os.getpid(), 9)\n", "ended with -9: killed"),
         ("this is no Python\n", "it raises SyntaxError"),
         ("import beside\n", "line 1 raises RuntimeError: imported"),
-        ("while True: pass\n", "it took longer than 5 s"),
+        ("import time\ntime.sleep(600)\n", "it took longer than 2 s"),
     ],
 )
 def test_a_script_that_does_not_reach_train_is_one_line_and_code_2(
@@ -43,7 +43,7 @@ def test_a_script_that_does_not_reach_train_is_one_line_and_code_2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It says what, where, and what to do. The first line of the output says that the script is run."""
-    monkeypatch.setattr(script, "MAX_SECONDS", 5 if "while" in text else 60)
+    monkeypatch.setattr(script, "MAX_SECONDS", 2 if "sleep" in text else 60)
     path = tmp_path / "train.py"
     path.write_text(text)
     (tmp_path / "beside.py").write_text("raise RuntimeError('imported')\n")

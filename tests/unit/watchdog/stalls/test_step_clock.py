@@ -38,11 +38,11 @@ class Run:
         """All open phases from now on, the outermost first."""
         self.phases = tuple(OpenPhase(phase=phase, since_seconds=self.now) for phase in phases)
 
-    def passes(self, seconds: float, act: Callable[[], None] = lambda: None) -> None:
+    def passes(self, seconds: float, act: Callable[[], None] = lambda: None, *, every: float = POLL) -> None:
         """Time passes; `act` is called before each poll."""
         end = self.now + seconds
         while self.now < end:
-            self.now += POLL
+            self.now += every
             act()
             self.clock.record({rank: self.slot(rank) for rank in (0, 1)}, self.now)
 
@@ -112,7 +112,7 @@ def test_forty_minutes_of_honest_generation_are_reported_once_and_not_ended(run:
 def test_phases_whose_work_is_not_counted_have_their_own_deadlines(run: Run, phase: Phase) -> None:
     """An upload, an evaluation or a loader may take hours."""
     run.enters(Phase.forward_backward, phase)
-    run.passes(3 * SETTINGS.startup_seconds)
+    run.passes(3 * SETTINGS.startup_seconds, every=10.0)
     assert run.clock.stall() is None
     assert run.clock.slow_sentence() is None
 
@@ -121,7 +121,7 @@ def test_the_generation_of_another_engine_is_unknown(run: Run) -> None:
     """vLLM does not run the model's forward hooks."""
     run.passes(5.0)
     run.enters(Phase.forward_backward, Phase.score, Phase.generate)
-    run.passes(3 * SETTINGS.startup_seconds)
+    run.passes(3 * SETTINGS.startup_seconds, every=10.0)
     assert run.clock.stall() is None
     assert run.clock.slow_sentence() is None
 

@@ -104,24 +104,18 @@ def test_torchruns_options_mean_what_they_mean_to_torch(monkeypatch: pytest.Monk
 
 def test_help_and_wrong_words_are_answered_without_importing_torch(tmp_path: Path) -> None:
     """In a second, not in the seven that the libraries take."""
+    cases = {
+        "--help": 0, "--version": 0, "launch --help": 0, "launch --nproc-per-nod 2 x.py": 2,
+        "launch --cleanup-every x x.py": 2, "launch": 2, "launch --inject help": 0,
+    }  # fmt: skip
     code = (
-        "import sys\nfrom grpo_run.cli.main import main\n"
-        "try:\n    code = main(sys.argv[1:])\nexcept SystemExit as end:\n    code = end.code or 0\n"
-        "assert not {'torch', 'transformers', 'numpy', 'rich'} & set(sys.modules), 'imported'\nsys.exit(code)"
+        f"import sys\nfrom grpo_run.cli.main import main\nfor words, expected in {cases}.items():\n"
+        "    try:\n        code = main(words.split())\n    except SystemExit as end:\n        code = end.code or 0\n"
+        "    assert code == expected, (words, code)\n"
+        "    assert not {'torch', 'transformers', 'numpy', 'rich'} & set(sys.modules), words\n"
     )
-    for words, expected in (
-        (["--help"], 0),
-        (["--version"], 0),
-        (["launch", "--help"], 0),
-        (["launch", "--nproc-per-nod", "2", "x.py"], 2),
-        (["launch", "--cleanup-every", "x", "x.py"], 2),
-        (["launch"], 2),
-        (["launch", "--inject", "help"], 0),
-    ):
-        ran = subprocess.run(
-            [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert ran.returncode == expected, (words, ran.stderr)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_every_option_has_a_help_text() -> None:

@@ -73,7 +73,7 @@ def test_a_finished_completion_is_not_taken_for_a_loop() -> None:
     successors[5], successors[6] = 6, EOS
     for pad in (PAD, EOS):
         model = planted(successors, pad=pad, eos=EOS)
-        _, cuts, _ = generate(model, [[10] * PROMPT, [5] * PROMPT], window=16, max_new_tokens=300)
+        _, cuts, _ = generate(model, [[10] * PROMPT, [5] * PROMPT], window=16, max_new_tokens=120)
         assert cuts == [None, None]
 
 
@@ -120,12 +120,12 @@ def test_without_a_loop_nothing_changes() -> None:
     successors = [*range(1, 600), 2]
     model = planted(successors, pad=PAD, eos=EOS)
     inputs = [[7] * PROMPT, [300] * PROMPT]
-    capped, cuts, _ = generate(model, inputs, window=64, max_new_tokens=250)
+    capped, cuts, _ = generate(model, inputs, window=64, max_new_tokens=150)
     plain = model.generate(
         input_ids=torch.tensor(inputs),
         attention_mask=torch.ones(2, PROMPT),
         do_sample=False,
-        max_new_tokens=250,
+        max_new_tokens=150,
     )
     assert capped == plain[:, PROMPT:].tolist()
     assert cuts == [None, None]

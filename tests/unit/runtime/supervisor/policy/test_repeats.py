@@ -102,7 +102,7 @@ SLOW_STARTS = [15.0, 2 * MINUTE, 8 * MINUTE]
 
 
 @pytest.mark.parametrize("restart_seconds", SLOW_STARTS)
-@pytest.mark.parametrize("step_seconds", [1.0, 10 * MINUTE])
+@pytest.mark.parametrize("step_seconds", [10.0, 10 * MINUTE])
 @pytest.mark.parametrize("offset", [0.5, 0.9])
 def test_24_rare_faults_in_a_night_of_8_hours_do_not_end_the_run(
     restart_seconds: float, step_seconds: float, offset: float
@@ -121,7 +121,7 @@ def test_faults_at_random_times_do_not_end_a_run_that_recovers_fast(seed: int) -
     dice = random.Random(seed)
     times = sorted(dice.uniform(2 * MINUTE, 8 * HOUR) for _ in range(24))
     apart = [time for time, last in zip(times, [0.0, *times], strict=False) if time - last > MINUTE]
-    decisions = faults_at(Night(step_seconds=1.0, restart_seconds=15.0), apart)
+    decisions = faults_at(Night(step_seconds=3.0, restart_seconds=15.0), apart)
     assert {decision.action for decision in decisions} == {Action.restart}
 
 

@@ -21,7 +21,7 @@ def test_a_late_rank_that_works_is_not_reported(world: World, phase: Phase) -> N
     """It works while the other rank waits in a collective."""
     world.issue(0, "all_reduce")
     world.writers[1].replace(phase)
-    assert world.advance(1200.0, every=1.0, doing=world.writers[1].record_work) is None
+    assert world.advance(1200.0, every=2.0, doing=world.writers[1].record_work) is None
     assert world.watch.suspicion is None
 
 
@@ -175,7 +175,7 @@ def test_nothing_but_computing_is_overdue_at_the_deadline_without_observations(
     world.issue(0, "all_reduce")
 
     def compute() -> None:
-        world.cpu[1] += 0.5
+        world.cpu[1] += 1.0
 
     def fetch() -> None:
         compute()
@@ -183,9 +183,9 @@ def test_nothing_but_computing_is_overdue_at_the_deadline_without_observations(
         assert io_bytes is not None
         world.io[1] = io_bytes + 64 * 1024
 
-    assert world.advance(2000.0, every=0.5, doing=fetch) is None
-    assert world.advance(1750.0, every=0.5, doing=compute) is None
-    found = world.advance(100.0, every=0.5, doing=compute)
+    assert world.advance(2000.0, every=1.0, doing=fetch) is None
+    assert world.advance(1750.0, every=1.0, doing=compute) is None
+    found = world.advance(100.0, every=1.0, doing=compute)
     assert found is not None
     assert found.stall is not None
     assert (found.stall.culprits, found.stall.deadline_seconds) == ((1,), 1800.0)
