@@ -110,7 +110,8 @@ def test_help_and_wrong_words_are_answered_without_importing_torch(tmp_path: Pat
     }  # fmt: skip
     code = (
         f"import sys\nfrom grpo_run.cli.main import main\nfor words, expected in {cases}.items():\n"
-        "    try:\n        code = main(words.split())\n    except SystemExit as end:\n        code = end.code or 0\n"
+        "    try:\n        code = main(words.split())\n"
+        "    except SystemExit as end:\n        code = end.code or 0\n"
         "    assert code == expected, (words, code)\n"
         "    assert not {'torch', 'transformers', 'numpy', 'rich'} & set(sys.modules), words\n"
     )
