@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning.job import NAMED_OPTIMIZERS, TRACED_OPTIMIZERS, Job
 from grpo_run.runtime.upstream import memory_names
+from grpo_run.runtime.upstream.patches import override_attributes
 
 _ROWS = 8
 """Rows of the dataset that the trainer is given; none of them is read."""
@@ -96,7 +96,7 @@ def _adapters_can_be_moved() -> Iterator[None]:
                     setattr(owner, name, changed)
         return module
 
-    with mock.patch.object(torch.nn.Module, "to", to):
+    with override_attributes(torch.nn.Module, to=to):
         yield
 
 

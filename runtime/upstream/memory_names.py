@@ -17,7 +17,8 @@ import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
+
+from grpo_run.runtime.upstream.patches import override_attributes
 
 HEAD_MODULE = "trl.trainer.utils"
 """Where the patched forward of a model looks up `USES_TRITON`."""
@@ -109,11 +110,11 @@ def traced_head(holding: Callable[[str], AbstractContextManager[None]], *, on_gp
 
     with contextlib.ExitStack() as replaced:
         for name in ("forward", "backward"):
-            replaced.enter_context(mock.patch.object(head, name, marked(getattr(head, name))))
+            replaced.enter_context(override_attributes(head, **{name: marked(getattr(head, name))}))
         if on_gpu:
-            replaced.enter_context(mock.patch.object(sys.modules[HEAD_MODULE], USES_TRITON, _yes))
+            replaced.enter_context(override_attributes(sys.modules[HEAD_MODULE], **{USES_TRITON: _yes}))
             for name in TILES:
-                replaced.enter_context(mock.patch.object(kernels, name, _nothing))
+                replaced.enter_context(override_attributes(kernels, **{name: _nothing}))
         yield
 
 
