@@ -39,7 +39,7 @@ def _facts_of(kind: str, folder: Path, peft: dict[str, Any] | None = None, **set
     finally:
         sys.path.remove(str(SCRIPTS))
     tokenizer = tiny.tokenizer()
-    rows = {"max_length": 32} if kind == "SFT" else {"num_generations": 4, "max_completion_length": 8}
+    rows = {"max_length": 32} if kind == "SFT" else {"num_generations": 4, "max_completion_length": 4}
     args = getattr(trl, f"{kind}Config")(**{
         "output_dir": str(folder), "per_device_train_batch_size": 8, "use_cpu": True, "bf16": False,
         "activation_checkpointing": False, "report_to": [], "disable_tqdm": True, **rows, **settings,
