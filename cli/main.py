@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     closed.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, functools.partial(_exit_at_once, _interrupted_code(words)))
+    if arguments is None:
+        _handle_early_signals(words)
     try:
         code = _run(words)
         sys.stdout.flush()
@@ -99,8 +99,16 @@ def _interrupted_code(words: Sequence[str]) -> int:
     return EXIT_STOPPED if words and words[0] in RUNS else EXIT_INTERRUPTED
 
 
+def _handle_early_signals(words: Sequence[str]) -> None:
+    """Let the signals that stop a run, and Ctrl-C in any command, end it while libraries are imported."""
+    stops = (signal.SIGTERM, signal.SIGHUP) if words and words[0] in RUNS else ()
+    for number in (signal.SIGINT, *stops):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, functools.partial(_exit_at_once, _interrupted_code(words)))
+
+
 def _exit_at_once(code: int, number: int, frame: object) -> None:
-    """Exit on Ctrl-C while libraries are imported, where an exception would surface as another error.
+    """Exit while libraries are imported, where an exception would surface as another error.
 
     A run replaces this handler before it starts ranks; until then there is nothing to save.
     """

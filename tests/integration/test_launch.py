@@ -208,9 +208,17 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.parametrize("delay_seconds", [0.1, 0.6, 1.3, 2.3])
-def test_an_interrupt_during_start_up_is_one_line(tmp_path: Path, delay_seconds: float) -> None:
-    """Ctrl-C reaches every process of the foreground group; none prints a traceback, and none is left."""
+@pytest.mark.parametrize(
+    ("delay_seconds", "number"),
+    [
+        (0.1, signal.SIGINT), (0.6, signal.SIGINT), (1.3, signal.SIGINT), (2.3, signal.SIGINT),
+        (0.6, signal.SIGTERM), (0.6, signal.SIGHUP),
+    ],
+)  # fmt: skip
+def test_a_signal_during_start_up_is_one_line(
+    tmp_path: Path, delay_seconds: float, number: signal.Signals
+) -> None:
+    """Every process of the foreground group gets it; none prints a traceback, and none is left."""
     # a script that may have a Trainer is stopped with 75 also after its ranks have started, another with 93
     (tmp_path / "train.py").write_text("import time\ntime.sleep(60)\nimport trl\n")
     process = subprocess.Popen(
@@ -222,10 +230,10 @@ def test_an_interrupt_during_start_up_is_one_line(tmp_path: Path, delay_seconds:
     while _cpu_seconds(process.pid) < BEGUN_CPU_SECONDS and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(delay_seconds)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     time.sleep(0.5)
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGINT)  # ranks are running: do not wait for a vote they never reach
+        os.killpg(process.pid, number)  # ranks are running: do not wait for a vote they never reach
     output, _ = process.communicate(timeout=60)
     assert "Traceback" not in output, output
     assert process.returncode == 75, output
