@@ -9,10 +9,9 @@
     ├── CheckpointError               a checkpoint is incomplete or damaged (names the file and the reason)
     ├── RewardError                   no reward of many rollouts in a row was valid
     ├── ResumeMismatchError           a restarted script does not continue its train() calls
-    (--require-resume) ├── NoHeadroomError               not enough memory for a snapshot (names the limit);
-    the caller writes to disk ├── IllegalTransition             a lifecycle event is illegal in the present
-    state; a bug in grpo-run └── ProcessError                  a process could not be started, or survived
-    SIGKILL
+    ├── NoHeadroomError               not enough memory for a snapshot (names the limit); goes to disk
+    ├── IllegalTransition             a lifecycle event is illegal in the present state; a bug in grpo-run
+    └── ProcessError                  a process could not be started, or survived SIGKILL
 
     Stopped(SystemExit)               exits the user's script after an agreed stop; not an error
     GuardTripped(SystemExit)          exits it because a learning guard ended the attempt

@@ -1,10 +1,15 @@
 """Layout of a slot: the table of the fields that a rank publishes, and the structs that follow from it.
 
-    0      sequence number (seqlock)       344    marks: heartbeat, last work, collectives, forward passes of
-    generation 8      identity                        384    floating-point fields 64     open phases
-    512    threads that wake no other thread 256    integer fields                  576    what was logged
-                                          1024    phase histograms
-                                          4352    collective log
+       0    sequence number (seqlock)
+       8    identity
+      64    open phases
+     256    integer fields
+     344    marks: heartbeat, last work, collectives, forward passes of generation
+     384    floating-point fields
+     512    threads that wake no other thread
+     576    what was logged
+    1024    phase histograms
+    4352    collective log
 
 To add a field, append it to `SlotFields` and declare its type in `watchdog.observation.Slot`: the structs,
 the writer (`slot_writer.py`) and `read_slot` derive from the table. What a Trainer or a script logs is added

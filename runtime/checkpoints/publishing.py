@@ -1,8 +1,8 @@
 """Write a checkpoint in a partial directory and publish it by rename.
 
     .checkpoint-40.partial-1f3a     being written; the writer holds the lock on `.partial.lock` in it
-    checkpoint-40                   published: the manifest and every file were on disk before this name
-    existed .checkpoint-40.replaced-1f3a    the directory that had the name before, between two renames
+    checkpoint-40                   published: manifest and files were on disk before this name existed
+    .checkpoint-40.replaced-1f3a    the directory that had the name before, between two renames
     replaced-checkpoint-40          a directory of that name that another run or the script wrote; kept
     rejected-checkpoint-40          found damaged; kept, with the reason in REJECTED.json
 

@@ -69,7 +69,7 @@ class RewardRecord:
     Attributes:
         moved: those that run in workers, in the order in which they were moved.
         failures: failed calls by kind.
-        excluded: samples that got no reward.
+        masked: samples that got no reward.
         replaced: workers that were replaced between two calls.
         latencies: by (attempt, rank, function).
         last_raised: whether the function that failed in the last incident has raised, not hung.
@@ -77,7 +77,7 @@ class RewardRecord:
 
     moved: list[MovedReward] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
-    excluded: int = 0
+    masked: int = 0
     replaced: int = 0
     latencies: dict[tuple[int, int, str], RewardLatency] = field(default_factory=dict)
     last_raised: bool = False
@@ -123,7 +123,7 @@ class RewardRecord:
         """A call in a worker has failed."""
         kind = str(record["kind"])
         self.failures[kind] = self.failures.get(kind, 0) + 1
-        self.excluded += int(record.get("masked") or 0)
+        self.masked += int(record.get("masked") or 0)
 
     def apply_latency(self, record: Mapping[str, Any]) -> None:
         """The calls of one function so far."""

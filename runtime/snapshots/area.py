@@ -2,9 +2,8 @@
 
     <memory>/grpo-run-<uid>/9f86d081884c7d65/            mode 0700; a random name that run.json holds
       slot0/ slot1/ slot2/
-        lock                   held while the slot is written, drained or loaded; released by the kernel if
-        the
-                               holder dies
+        lock                   held while the slot is written, drained or loaded; the kernel releases it
+                               if the holder dies
         STAGED.json            written last, by rename; without it the slot holds no snapshot
         DRAINED                the snapshot is on disk as a checkpoint
         LOADED                 ranks have resumed from it

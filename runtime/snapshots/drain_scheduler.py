@@ -1,8 +1,7 @@
 """Drain snapshots when they are due: while training, before and during a restart, and at the end.
 
-    while training     scheduled snapshots, oldest first; the newest recovery snapshot if the last checkpoint
-    on disk is
-                       older than `DURABLE_SECONDS`, or if ranks have resumed from it
+    while training     scheduled snapshots, oldest first; the newest recovery snapshot if the last
+                       checkpoint on disk is older than `DURABLE_SECONDS`, or if ranks have resumed from it
     before a restart   nothing; if an attempt could not load the newest snapshot from memory, that snapshot
     during a restart   nothing until the ranks have finished a step: they need every core to load
     at the end         every snapshot that is not superseded

@@ -1,8 +1,7 @@
 """A small SFT script that ends in the way that `--do MOMENT=ACTION` says, as often as it is given.
 
     moments   start; step-N, at the end of step N and before its save; saved-N, one step later, when the
-    checkpoint of step N
-              is on disk; end, after `train()`
+              checkpoint of step N is on disk; end, after `train()`
     actions   fill:DIR         take all space of a file system
               room:DIR         give it back
               read-only:DIR    mount it so

@@ -1,7 +1,6 @@
 """Which processes belong to a run: those that its ranks have started, proved by descent or by a token.
 
-    descent    from a rank; from the session of a rank; or a child of the supervisor that the supervisor did
-    not
+    descent    from a rank; from the session of a rank; or a child of the supervisor that it did not
                start: the kernel hands it the orphans of its descendants (`runtime/processes/adoption.py`)
     token      the environment that a program was started with contains the token of this supervisor
     memory     seen earlier as one of these

@@ -57,7 +57,7 @@ class FailureLog:
             kind=str(failure.kind),
             message=failure.message[:MAX_TEXT_CHARACTERS],
             traceback=failure.traceback[-MAX_TRACEBACK_CHARACTERS:],
-            excluded=len(samples),
+            masked=len(samples),
             batch=batch,
             samples=[_described(sample) for sample in samples[:MAX_SAMPLES]],
         )
@@ -66,8 +66,7 @@ class FailureLog:
         self._warned.add((name, failure.kind))
         count = f"{len(samples)} of {batch} samples" if samples else "no sample"
         self._warn(
-            f"reward function {name} {_said(failure)}: {count} excluded; further ones are counted and not"
-            " shown"
+            f"reward function {name} {_said(failure)}: {count} masked; further ones are counted and not shown"
         )
 
     def replaced(self, reason: str) -> None:

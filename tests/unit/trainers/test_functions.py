@@ -28,9 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[ConsensusCall]:
 
 
 def test_a_call_names_the_line_of_the_script(calls: list[ConsensusCall]) -> None:
-    """Of `any` and `all` where they are called, of `while_any` where it is called, whoever iterates over
-    it.
-    """
+    """Of `any` and `all` where they are called, of `while_any` too, whoever iterates over it."""
     assert consensus.any(True)
     assert not consensus.all(False)
     rounds = iter([True, True, False])

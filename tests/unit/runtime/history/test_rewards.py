@@ -62,7 +62,7 @@ def test_failures_and_exclusions_are_counted_by_kind() -> None:
     failed = {"event": "reward_failed", "function": "judge", "kind": "timeout", "masked": 3}
     record = History.of([failed, failed, {**failed, "kind": "output", "masked": 1}]).rewards
     assert record.failures == {"timeout": 2, "output": 1}
-    assert record.excluded == 7
+    assert record.masked == 7
 
 
 def test_latencies_are_totals_of_ranks_and_attempts() -> None:
