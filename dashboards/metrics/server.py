@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import resource
 import socket
 import threading
 import time
@@ -34,6 +35,8 @@ ANSWER_SECONDS = 0.3
 """How long the answer to a scrape may take, after the run was read."""
 MAX_CONNECTIONS = 256
 """Open connections and three descriptors of the server's own; further clients wait in the backlog."""
+DESCRIPTORS_SHARE = 4
+"""Connections take at most a fourth of the process's descriptors."""
 SILENT_SECONDS = 5
 """A connection without a request is closed after this time, and about a second."""
 UNREAD_MILLISECONDS = 15_000
@@ -47,6 +50,11 @@ log = structlog.get_logger(__name__)
 
 StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 Environ = dict[str, Any]
+
+
+def connection_limit() -> int:
+    """Return how many connections the server may hold: the supervisor needs its descriptors for evidence."""
+    return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTORS_SHARE)
 
 
 class ListeningSocket(socket.socket):
@@ -90,7 +98,7 @@ class MetricsServer:
             sockets=[listening],
             backlog=BACKLOG,
             threads=1,
-            connection_limit=MAX_CONNECTIONS,
+            connection_limit=connection_limit(),
             channel_timeout=SILENT_SECONDS,
             cleanup_interval=1,
             max_request_header_size=MAX_HEAD_BYTES,

@@ -62,6 +62,16 @@ def test_silent_connections_do_not_keep_others_out(server: MetricsServer) -> Non
         assert silent[0].recv(1) == b""
 
 
+def test_connections_leave_the_process_most_of_its_descriptors() -> None:
+    """The supervisor needs them for the evidence of a fault."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        assert module.connection_limit() == 64
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_a_request_in_pieces_is_answered(server: MetricsServer) -> None:
     """A slow network is not an attack. A client that half-closes gets its answer too."""
     with connection(server) as client:
