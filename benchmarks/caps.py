@@ -105,17 +105,11 @@ def pairs(number: int, window: int) -> list[tuple[float, float]]:
     """
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=4,
+        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=1024, num_hidden_layers=4,
         num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        bos_token_id=None,
-        eos_token_id=None,
+        num_key_value_heads=2, max_position_embeddings=2048, bos_token_id=None, eos_token_id=None,
         pad_token_id=0,
-    )
+    )  # fmt: skip
     model = Qwen2ForCausalLM(config).eval()
     prompts = torch.randint(1, VOCABULARY, (BATCH, PROMPT))
 

@@ -181,12 +181,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=machine.count, default=9, help="saves of each kind; default 9")
     parser.add_argument("--layers", type=machine.count, default=12, help="layers of the model; default 12")
     parser.add_argument("--hidden", type=machine.count, default=1024, help="its hidden size; default 1024")
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=None,
-        help="folder on the disk to measure; default: the temporary directory",
-    )
+    parser.add_argument("--folder", type=Path, default=None,
+    help="folder on the disk to measure; default: the temporary directory")  # fmt: skip
     options = parser.parse_args()
     os.environ.update(
         {"HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}

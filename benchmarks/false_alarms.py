@@ -63,12 +63,10 @@ def detection(entry: RuleResult) -> str:
 def tables(results: dict[str, dict[tuple[str, float], RuleResult]], short_runs: int) -> list[str]:
     """Return both tables as lines of Markdown."""
     header = [
-        "rule",
-        *(distribution.name for distribution in DISTRIBUTIONS),
+        "rule", *(distribution.name for distribution in DISTRIBUTIONS),
         *(f"early, {base:g} s" for base in SHORT_MEDIANS),
-        "deadline s, 50 ms phase",
-        "deadline s, 30 s phase",
-    ]
+        "deadline s, 50 ms phase", "deadline s, 30 s phase",
+    ]  # fmt: skip
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for name, cells in results.items():
         row = [

@@ -44,23 +44,11 @@ def measure(rounds: int) -> list[dict[str, float]]:
             "2",
         ]
         answer = subprocess.run(
-            [
-                str(BIN / "grpo-run"),
-                "launch",
-                *words,
-                str(SCRIPT),
-                "--rounds",
-                str(rounds),
-                "--steps",
-                str(STEPS),
-            ],
-            check=False,
-            cwd=name,
-            env={**os.environ, **QUIET},
-            capture_output=True,
-            text=True,
+            [str(BIN / "grpo-run"), "launch", *words, str(SCRIPT), "--rounds", str(rounds), "--steps",
+            str(STEPS)],
+            check=False, cwd=name, env={**os.environ, **QUIET}, capture_output=True, text=True,
             timeout=RUN_SECONDS,
-        )
+        )  # fmt: skip
     found = [line.partition(MARK)[2] for line in answer.stdout.splitlines() if MARK in line]
     if answer.returncode != 0 or not found:
         raise SystemExit(f"the run failed ({answer.returncode}):\n{(answer.stdout + answer.stderr)[-3000:]}")

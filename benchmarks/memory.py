@@ -63,34 +63,15 @@ def run(launcher: list[str], script: list[str]) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as name:
         options = [
-            "--run-dir",
-            f"{name}/run",
-            "--metrics-addr",
-            "off",
-            "--show-ranks",
-            "0",
-            "--nproc-per-node",
-            "2",
+            "--run-dir", f"{name}/run", "--metrics-addr", "off", "--show-ranks", "0", "--nproc-per-node", "2",
             *launcher,
-        ]
+        ]  # fmt: skip
         answer = subprocess.run(
-            [
-                str(BIN / "grpo-run"),
-                "launch",
-                *options,
-                str(SCRIPT),
-                "--output-dir",
-                f"{name}/out",
-                "--cpu",
-                *script,
-            ],
-            check=False,
-            cwd=name,
-            env={**os.environ, **QUIET},
-            capture_output=True,
-            text=True,
+            [str(BIN / "grpo-run"), "launch", *options, str(SCRIPT), "--output-dir", f"{name}/out", "--cpu",
+            *script],
+            check=False, cwd=name, env={**os.environ, **QUIET}, capture_output=True, text=True,
             timeout=RUN_SECONDS,
-        )
+        )  # fmt: skip
     found = [line.partition(MARK)[2] for line in answer.stdout.splitlines() if MARK in line]
     if answer.returncode != 0 or not found:
         raise SystemExit(f"the run failed ({answer.returncode}):\n{(answer.stdout + answer.stderr)[-3000:]}")

@@ -87,11 +87,10 @@ def main() -> int:
         f" ({ratio.low} to {ratio.high}), {options.pairs} pairs"
     )
     result = {
-        "benchmark": "memory_trace",
-        "machine": facts,
+        "benchmark": "memory_trace", "machine": facts,
         "settings": {"pairs": options.pairs, "size": options.size},
         "samples": [{"traced_seconds": traced, "plain_seconds": plain} for traced, plain in taken],
-    }
+    }  # fmt: skip
     machine.finish(console, result, options.json)
     return 0
 

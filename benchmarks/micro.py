@@ -279,12 +279,8 @@ def shown(microseconds: float) -> str:
 def main() -> int:
     """Run the benchmark, and print and write the results."""
     parser = machine.argument_parser(__doc__)
-    parser.add_argument(
-        "--number",
-        type=machine.count,
-        default=100,
-        help="number of votes with work in between, and of batches for the rest; default 100",
-    )
+    parser.add_argument("--number", type=machine.count, default=100,
+    help="number of votes with work in between, and of batches for the rest; default 100")  # fmt: skip
     options = parser.parse_args()
     # Prevent DeepSpeed from selecting an accelerator.
     os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"})

@@ -97,12 +97,8 @@ def main() -> int:
     parser = machine.argument_parser(__doc__)
     parser.add_argument("--kills", type=machine.count, default=10, help="kills per launcher; default 10")
     parser.add_argument("--kills-per-run", type=machine.count, default=5, help="kills per run; default 5")
-    parser.add_argument(
-        "--launchers",
-        default=f"{OURS},{TORCHRUN},{FT_LAUNCHER}",
-        metavar="NAMES",
-        help=f"comma-separated, from {', '.join(NAMES)}; default %(default)s",
-    )
+    parser.add_argument("--launchers", default=f"{OURS},{TORCHRUN},{FT_LAUNCHER}", metavar="NAMES",
+    help=f"comma-separated, from {', '.join(NAMES)}; default %(default)s")  # fmt: skip
     parser.add_argument(
         "--deadline", type=float, default=90.0, metavar="SECONDS", help="limit for a recovery; default 90"
     )
@@ -110,13 +106,8 @@ def main() -> int:
         "--save-steps", type=machine.count, default=10, help="steps between checkpoints; default 10"
     )
     parser.add_argument("--step-seconds", type=float, default=0.05, help="sleep in each step; default 0.05")
-    parser.add_argument(
-        "--size",
-        type=float,
-        default=0.0,
-        metavar="MILLIONS",
-        help="parameters of the model; default: the tests' model",
-    )
+    parser.add_argument("--size", type=float, default=0.0, metavar="MILLIONS",
+    help="parameters of the model; default: the tests' model")  # fmt: skip
     parser.add_argument("--ranks", type=machine.count, default=RANKS, help="ranks; default %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="seed of the schedule of kills")
     options = parser.parse_args()

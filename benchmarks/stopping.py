@@ -53,28 +53,12 @@ class Sample:
 def measure(folder: Path, step_seconds: float, save_seconds: float, every: int, after: float) -> Sample:
     """Start a run, stop it `after` seconds after its third step, and return what the stop took."""
     command = [
-        Path(sys.executable).with_name("grpo-run"),
-        "launch",
-        "--metrics-addr",
-        "off",
-        "--run-dir",
+        Path(sys.executable).with_name("grpo-run"), "launch", "--metrics-addr", "off", "--run-dir",
         folder / "run",
-        "--snapshot-every",
-        str(every),
-        "--nproc-per-node",
-        "2",
-        SCRIPT,
-        "--save-seconds",
-        str(save_seconds),
-        "--output-dir",
-        "out",
-        "--max-steps",
-        "1000",
-        "--save-steps",
-        "1000",
-        "--step-seconds",
+        "--snapshot-every", str(every), "--nproc-per-node", "2", SCRIPT, "--save-seconds", str(save_seconds),
+        "--output-dir", "out", "--max-steps", "1000", "--save-steps", "1000", "--step-seconds",
         str(step_seconds),
-    ]
+    ]  # fmt: skip
     with open(folder / "output", "wb") as output:
         process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
     try:

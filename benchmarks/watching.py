@@ -100,16 +100,11 @@ STATES = {
     "asleep": State(
         sentence="all asleep in one phase of a minute",
         arguments=("--max-steps", "4", "--step-seconds", str(LONG_SECONDS)),
-        begun=_asleep,
-        options=PATIENT,
-        ranks_wait=True,
+        begun=_asleep, options=PATIENT, ranks_wait=True,
     ),
     "waiting": State(
-        sentence="seven wait in a collective for one, a minute",
-        arguments=LATE,
-        begun=_waiting,
-        options=PATIENT,
-        ranks_wait=True,
+        sentence="seven wait in a collective for one, a minute", arguments=LATE, begun=_waiting,
+        options=PATIENT, ranks_wait=True,
     ),
     "stepping": State(sentence="short steps", arguments=SHORT),
     "terminal": State(sentence="short steps, on a terminal", arguments=SHORT, on_terminal=True),
@@ -123,25 +118,14 @@ STATES = {
     ),
     "saving": State(
         sentence="a checkpoint in every step of half a second",
-        arguments=(
-            "--max-steps",
-            "5000",
-            "--step-seconds",
-            "0.5",
-            "--save-steps",
-            "1",
-            "--save-total-limit",
-            "2",
-        ),
+        arguments=("--max-steps", "5000", "--step-seconds", "0.5", "--save-steps", "1", "--save-total-limit",
+        "2"),
     ),
     "stopped": State(
-        sentence="one rank stopped by a signal",
-        arguments=SHORT,
-        options=PATIENT,
-        stopped=(0,),
+        sentence="one rank stopped by a signal", arguments=SHORT, options=PATIENT, stopped=(0,),
         ranks_wait=True,
     ),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,33 +160,15 @@ class WatchedRun:
         try:
             self.process = subprocess.Popen(
                 [
-                    str(Path(sys.executable).parent / "grpo-run"),
-                    "launch",
-                    "--run-dir",
-                    str(self.directory),
-                    "--metrics-addr",
-                    self._metrics,
-                    *state.options,
-                    "--nproc-per-node",
-                    str(RANKS),
+                    str(Path(sys.executable).parent / "grpo-run"), "launch", "--run-dir", str(self.directory),
+                    "--metrics-addr", self._metrics, *state.options, "--nproc-per-node", str(RANKS),
                     str(SCRIPT),
-                    "--output-dir",
-                    str(folder / "out"),
-                    *save,
-                    *state.arguments,
+                    "--output-dir", str(folder / "out"), *save, *state.arguments,
                 ],
-                env={
-                    **os.environ,
-                    "HF_HUB_OFFLINE": "1",
-                    "OMP_NUM_THREADS": "1",
-                    "DS_ACCELERATOR": "cpu",
-                    "TERM": "xterm",
-                },
-                cwd=folder,
-                stdout=output,
-                stderr=output,
-                stdin=subprocess.DEVNULL,
-            )
+                env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu",
+                "TERM": "xterm"},
+                cwd=folder, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
         finally:
             os.close(output)
         for work in (self._scrape, self._read_screen):

@@ -58,19 +58,11 @@ def main(arguments: Sequence[str]) -> int:
     run = RunDirectory(path=out / "run")
     started = time.monotonic()
     command = [
-        _executable(),
-        "train",
-        "arithmetic",
-        "--nproc-per-node",
-        "2",
-        "--run-dir",
-        str(run.path),
-        "--show-ranks",
-        "none",
-        "--set",
-        f"output_dir={out / 'model'}",
+        _executable(), "train", "arithmetic", "--nproc-per-node", "2", "--run-dir", str(run.path),
+        "--show-ranks", "none",
+        "--set", f"output_dir={out / 'model'}",
         *(word for setting in options.settings for word in ("--set", setting)),
-    ]
+    ]  # fmt: skip
     print("$ " + " ".join(["grpo-run", *command[1:]]), flush=True)
     with subprocess.Popen(command) as process:
         try:

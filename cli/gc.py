@@ -87,10 +87,8 @@ def main(arguments: Sequence[str]) -> int:
             name: [_as_json(one) for one in freed] for name in names[options.dry_run : options.dry_run + 1]
         }
         lists = {"not_freed": failed, "kept": kept}
-        shown = {
-            name: [{"path": str(k.path), "bytes": k.size_bytes, "reason": k.reason} for k in v]
-            for name, v in lists.items()
-        }
+        shown = {name: [{"path": str(k.path), "bytes": k.size_bytes, "reason": k.reason} for k in v] for name,
+        v in lists.items()}  # fmt: skip
         print(json.dumps({**value, **shown, "bytes": total}, indent=2))
     else:
         for one in kept:

@@ -154,15 +154,11 @@ def _compose(axes: Axes, plot: MemoryPlot) -> None:
 def _mark_highest(axes: Axes, plot: MemoryPlot, ends: NDArray[np.float64]) -> None:
     """Mark the instant that binds, and write what it holds beside it."""
     instants = [
-        (
-            sum(held.values()) + phase.spread_bytes,
-            left + (right - left) * (index + 0.5) / len(phase.instants),
-            phase,
-            held,
-        )
+        (sum(held.values()) + phase.spread_bytes, left + (right - left) * (index + 0.5) / len(phase.instants),
+        phase, held)
         for phase, left, right in zip(plot.phases, ends, ends[1:], strict=False)
         for index, held in enumerate(phase.instants)
-    ]
+    ]  # fmt: skip
     size, x, phase, held = max(instants, key=lambda one: one[0])
     low = sum(held.values())
     text = f"{phase.name} binds: {low / GIB:.2f}" + (f" to {size / GIB:.2f} GiB" if size > low else " GiB")

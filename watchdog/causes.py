@@ -65,30 +65,19 @@ class Origin(str, Enum):
 
 NETWORK_LIBRARIES = frozenset(
     {
-        "aiohttp",
-        "botocore",
-        "google.api_core",
-        "grpc",
-        "httpcore",
-        "httpx",
-        "huggingface_hub",
-        "requests",
+        "aiohttp", "botocore", "google.api_core", "grpc", "httpcore", "httpx", "huggingface_hub", "requests",
         "urllib3",
-        "wandb",
-        "websockets",
+        "wandb", "websockets",
     }
-)
+)  # fmt: skip
 """Packages whose own exception classes report requests that failed."""
 NETWORK_ERRORS = frozenset(
     {
-        "builtins.ConnectionError",
-        "builtins.TimeoutError",
-        "socket.gaierror",
-        "ssl.SSLError",
+        "builtins.ConnectionError", "builtins.TimeoutError", "socket.gaierror", "ssl.SSLError",
         "urllib.error.URLError",
         "http.client.HTTPException",
     }
-)
+)  # fmt: skip
 TORCH_NETWORK_ERRORS = frozenset({"DistNetworkError", "DistStoreError"})
 FILE_ERROR = "builtins.OSError"
 DEVICE_ERRORS = frozenset({"torch.AcceleratorError", "torch.distributed.DistError"})

@@ -79,14 +79,8 @@ def timeline_figure(timeline: Mapping[str, Any], culprits: Collection[int]) -> P
             "margin": {"l": 64, "r": 12, "t": 40, "b": 42},
             "dragmode": "pan",
             "hovermode": "closest",
-            "legend": {
-                "orientation": "h",
-                "x": 0,
-                "y": 1,
-                "yanchor": "bottom",
-                "yref": "paper",
-                "traceorder": "normal",
-            },
+            "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "yref": "paper",
+            "traceorder": "normal"},
             "xaxis": {
                 "title": {"text": "seconds relative to the incident", "standoff": 8},
                 "range": [begin, now + (now - begin) * 0.02],
@@ -114,7 +108,7 @@ def timeline_figure(timeline: Mapping[str, Any], culprits: Collection[int]) -> P
                 }
             ],
         },
-    }
+    }  # fmt: skip
 
 
 def memory_figure(

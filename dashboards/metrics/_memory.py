@@ -88,148 +88,91 @@ def _agreed(value: Callable[[MemoryForecast], float]) -> Callable[[RunObservatio
 
 MEMORY_METRICS: tuple[Metric[RunObservation], ...] = (
     Metric(
-        name="grpo_rank_gpu_memory_capacity_bytes",
-        kind="gauge",
-        unit="bytes",
-        labels=(RANK,),
+        name="grpo_rank_gpu_memory_capacity_bytes", kind="gauge", unit="bytes", labels=(RANK,),
         read=_device(lambda memory: memory.capacity_bytes),
         help="Memory of the rank's GPU.",
     ),
     Metric(
-        name="grpo_rank_gpu_memory_allocated_bytes",
-        kind="gauge",
-        unit="bytes",
-        labels=(RANK,),
+        name="grpo_rank_gpu_memory_allocated_bytes", kind="gauge", unit="bytes", labels=(RANK,),
         read=_device(lambda memory: memory.allocated_bytes),
         help="GPU memory used by tensors of the rank at the end of the phase that it has measured last.",
     ),
     Metric(
-        name="grpo_rank_gpu_memory_reserved_bytes",
-        kind="gauge",
-        unit="bytes",
-        labels=(RANK,),
+        name="grpo_rank_gpu_memory_reserved_bytes", kind="gauge", unit="bytes", labels=(RANK,),
         read=_device(lambda memory: memory.reserved_bytes),
         help="GPU memory that torch's allocator holds for the rank, used or not.",
     ),
     Metric(
-        name="grpo_rank_gpu_memory_inactive_split_bytes",
-        kind="gauge",
-        unit="bytes",
-        labels=(RANK,),
+        name="grpo_rank_gpu_memory_inactive_split_bytes", kind="gauge", unit="bytes", labels=(RANK,),
         read=_device(lambda memory: memory.inactive_split_bytes),
         help="Unused parts of reserved GPU memory that cannot be returned, because other parts are used.",
     ),
     Metric(
-        name="grpo_rank_gpu_memory_peak_bytes",
-        kind="gauge",
-        unit="bytes",
-        labels=(RANK, MEMORY_PHASE),
+        name="grpo_rank_gpu_memory_peak_bytes", kind="gauge", unit="bytes", labels=(RANK, MEMORY_PHASE),
         read=_phase(lambda memory: memory.peak_allocated_bytes, device=True),
         help="Most GPU memory used by tensors in each phase of this attempt, without the phases inside it.",
     ),
     Metric(
-        name="grpo_rank_gpu_alloc_retries_total",
-        kind="counter",
-        unit="count",
-        labels=(RANK,),
+        name="grpo_rank_gpu_alloc_retries_total", kind="counter", unit="count", labels=(RANK,),
         read=_device(lambda memory: memory.retries),
         help="Allocations of the rank in this attempt for which torch had to return all its caches first.",
     ),
     Metric(
-        name="grpo_rank_gpu_ooms_total",
-        kind="counter",
-        unit="count",
-        labels=(RANK,),
+        name="grpo_rank_gpu_ooms_total", kind="counter", unit="count", labels=(RANK,),
         read=_device(lambda memory: memory.ooms),
-        help=(
-            "Allocations of the rank in this attempt that failed for lack of GPU memory, even if the script"
-            " continued."
-        ),
+        help="Allocations of the rank in this attempt that failed for lack of GPU memory, even if the"
+        " script continued.",
     ),
     Metric(
-        name="grpo_rank_resident_peak_bytes",
-        kind="gauge",
-        unit="bytes",
-        labels=(RANK, MEMORY_PHASE),
+        name="grpo_rank_resident_peak_bytes", kind="gauge", unit="bytes", labels=(RANK, MEMORY_PHASE),
         read=_phase(lambda memory: memory.peak_resident_bytes, device=False),
         help="Most host memory of the rank known for each phase of this attempt, shared memory included.",
     ),
     Metric(
-        name="grpo_rank_memory_predicted_bytes",
-        kind="gauge",
-        unit="bytes",
-        labels=(RANK,),
+        name="grpo_rank_memory_predicted_bytes", kind="gauge", unit="bytes", labels=(RANK,),
         read=_forecast(lambda forecast: forecast.predicted_bytes),
-        help=(
-            "Peak predicted for the steps of the current rollout, with micro-batches as they are split; 0 if"
-            " not known."
-        ),
+        help="Peak predicted for the steps of the current rollout, with micro-batches as they are split; 0"
+        " if not known.",
     ),
     Metric(
-        name="grpo_rank_memory_observed_bytes",
-        kind="gauge",
-        unit="bytes",
-        labels=(RANK,),
+        name="grpo_rank_memory_observed_bytes", kind="gauge", unit="bytes", labels=(RANK,),
         read=_forecast(lambda forecast: forecast.observed_bytes),
         help="Highest peak measured in the steps of the current rollout so far.",
     ),
     Metric(
-        name="grpo_rank_memory_limit_bytes",
-        kind="gauge",
-        unit="bytes",
-        labels=(RANK,),
+        name="grpo_rank_memory_limit_bytes", kind="gauge", unit="bytes", labels=(RANK,),
         read=_forecast(lambda forecast: forecast.limit_bytes),
-        help=(
-            "GPU memory that the rank may use, as known when the current rollout was generated; 0 if not"
-            " known."
-        ),
+        help="GPU memory that the rank may use, as known when the current rollout was generated; 0"
+        " if not known.",
     ),
     Metric(
-        name="grpo_micro_batch_pieces",
-        kind="gauge",
-        unit="count",
-        labels=(),
+        name="grpo_micro_batch_pieces", kind="gauge", unit="count", labels=(),
         read=_agreed(lambda forecast: forecast.pieces),
-        help=(
-            "Pieces into which micro-batches of the current rollout are split, so that they fit; 1 for none."
-        ),
+        help="Pieces into which micro-batches of the current rollout are split, so that they"
+        " fit; 1 for none.",
     ),
     Metric(
-        name="grpo_split_rollouts_total",
-        kind="counter",
-        unit="count",
-        labels=(),
+        name="grpo_split_rollouts_total", kind="counter", unit="count", labels=(),
         read=_agreed(lambda forecast: forecast.split_rollouts),
-        help=(
-            "Rollouts of this attempt whose micro-batches were split, because their peak would not have"
-            " fitted."
-        ),
+        help="Rollouts of this attempt whose micro-batches were split, because their peak would not"
+        " have fitted.",
     ),
     Metric(
-        name="grpo_rank_cleanup_freed_bytes_total",
-        kind="counter",
-        unit="bytes",
-        labels=(RANK,),
+        name="grpo_rank_cleanup_freed_bytes_total", kind="counter", unit="bytes", labels=(RANK,),
         read=_rank(lambda memory: memory.freed_bytes),
         help="Host memory that memory cleanup has freed in this attempt.",
     ),
     Metric(
-        name="grpo_rank_cleanup_released_bytes_total",
-        kind="counter",
-        unit="bytes",
-        labels=(RANK,),
+        name="grpo_rank_cleanup_released_bytes_total", kind="counter", unit="bytes", labels=(RANK,),
         read=_device(lambda memory: memory.released_bytes),
         help="GPU memory that memory cleanup has returned to the device in this attempt.",
     ),
     Metric(
-        name="grpo_rank_memory_accounting_seconds_total",
-        kind="counter",
-        unit="seconds",
-        labels=(RANK,),
+        name="grpo_rank_memory_accounting_seconds_total", kind="counter", unit="seconds", labels=(RANK,),
         read=_rank(lambda memory: memory.spent_seconds),
         help="Time the rank spent on measuring its memory in this attempt.",
     ),
-)
+)  # fmt: skip
 
 
 def _sampled(value: Callable[[HostSample], float | None]) -> Callable[[RunObservation], Iterator[Sample]]:
@@ -266,94 +209,60 @@ def _helpers(observation: RunObservation) -> Iterator[Sample]:
 
 HOST_MEMORY_METRICS: tuple[Metric[RunObservation], ...] = (
     Metric(
-        name="grpo_host_memory_limit_bytes",
-        kind="gauge",
-        unit="bytes",
+        name="grpo_host_memory_limit_bytes", kind="gauge", unit="bytes",
         read=_nearest(lambda use: use.limit_bytes),
-        help=(
-            "The limit on host memory that is nearest to being reached: of a memory cgroup, or of the"
-            " machine."
-        ),
+        help="The limit on host memory that is nearest to being reached: of a memory cgroup, or of"
+        " the machine.",
     ),
     Metric(
-        name="grpo_host_memory_working_set_bytes",
-        kind="gauge",
-        unit="bytes",
+        name="grpo_host_memory_working_set_bytes", kind="gauge", unit="bytes",
         read=_nearest(lambda use: use.working_set_bytes),
         help="What is used of that limit and cannot be freed by dropping page cache.",
     ),
     Metric(
-        name="grpo_host_memory_usage_bytes",
-        kind="gauge",
-        unit="bytes",
+        name="grpo_host_memory_usage_bytes", kind="gauge", unit="bytes",
         read=_nearest(lambda use: use.usage_bytes),
         help="What is charged to that limit, page cache included.",
     ),
     Metric(
-        name="grpo_host_memory_full_pressure_ratio",
-        kind="gauge",
-        unit="ratio",
+        name="grpo_host_memory_full_pressure_ratio", kind="gauge", unit="ratio",
         read=_sampled(lambda sample: sample.full_pressure),
-        help=(
-            "Share of the last 10 s in which every process of the ranks' cgroup waited for memory; cgroup"
-            " version 2 only."
-        ),
+        help="Share of the last 10 s in which every process of the ranks' cgroup waited for memory; cgroup"
+        " version 2 only.",
     ),
     Metric(
-        name="grpo_rank_host_memory_bytes",
-        kind="gauge",
-        unit="bytes",
-        labels=(RANK, HOST_MEMORY),
+        name="grpo_rank_host_memory_bytes", kind="gauge", unit="bytes", labels=(RANK, HOST_MEMORY),
         read=_ranks,
-        help=(
-            "Host memory of the rank by kind. Shared memory counts in every rank that maps it, except in"
-            " `proportional`."
-        ),
+        help="Host memory of the rank by kind. Shared memory counts in every rank that maps it, except in"
+        " `proportional`.",
     ),
     Metric(
-        name="grpo_helper_memory_bytes",
-        kind="gauge",
-        unit="bytes",
-        labels=(HELPER,),
-        read=_helpers,
-        help=(
-            "Anonymous memory of data-loader workers, of other processes that ranks have started, and of"
-            " grpo-run itself."
-        ),
+        name="grpo_helper_memory_bytes", kind="gauge", unit="bytes", labels=(HELPER,), read=_helpers,
+        help="Anonymous memory of data-loader workers, of other processes that ranks have started, and of"
+        " grpo-run itself.",
     ),
     Metric(
-        name="grpo_snapshot_memory_bytes",
-        kind="gauge",
-        unit="bytes",
+        name="grpo_snapshot_memory_bytes", kind="gauge", unit="bytes",
         read=_sampled(lambda sample: sample.staging_bytes),
         help="Memory of the run's snapshots.",
     ),
     Metric(
-        name="grpo_shared_memory_used_bytes",
-        kind="gauge",
-        unit="bytes",
+        name="grpo_shared_memory_used_bytes", kind="gauge", unit="bytes",
         read=_sampled(lambda sample: sample.shm_used_bytes if sample.shm_total_bytes else None),
         help="Used space of /dev/shm, by all its users.",
     ),
     Metric(
-        name="grpo_shared_memory_size_bytes",
-        kind="gauge",
-        unit="bytes",
-        read=_sampled(lambda sample: sample.shm_total_bytes or None),
-        help="Size of /dev/shm.",
+        name="grpo_shared_memory_size_bytes", kind="gauge", unit="bytes",
+        read=_sampled(lambda sample: sample.shm_total_bytes or None), help="Size of /dev/shm.",
     ),
     Metric(
-        name="grpo_host_memory_short_total",
-        kind="counter",
-        unit="count",
+        name="grpo_host_memory_short_total", kind="counter", unit="count",
         read=lambda run: iter([((), float(run.status.history.memory_restarts.short))]),
         help="How often host memory has become short, so that snapshots and caches were freed.",
     ),
     Metric(
-        name="grpo_host_memory_restarts_total",
-        kind="counter",
-        unit="count",
+        name="grpo_host_memory_restarts_total", kind="counter", unit="count",
         read=lambda run: iter([((), float(run.status.history.memory_restarts.count))]),
         help="Restarts of ranks that saved and exited before host memory ran out.",
     ),
-)
+)  # fmt: skip

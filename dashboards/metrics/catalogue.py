@@ -81,373 +81,230 @@ def rank_metric(row: RankMetric) -> Metric[RunObservation]:
 
 RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     Metric(
-        name="grpo_run_info",
-        kind="gauge",
-        unit="",
-        labels=(VERSION,),
-        read=run_info,
+        name="grpo_run_info", kind="gauge", unit="", labels=(VERSION,), read=run_info,
         help="Always 1; the labels carry the run ID and the version of grpo-run.",
     ),
     Metric(
-        name="grpo_run_state",
-        kind="gauge",
-        unit="boolean",
-        labels=(RUN_STATE,),
-        read=run_state,
+        name="grpo_run_state", kind="gauge", unit="boolean", labels=(RUN_STATE,), read=run_state,
         help="1 for the current lifecycle state of the run, 0 for every other state.",
     ),
     Metric(
-        name="grpo_supervisor_up",
-        kind="gauge",
-        unit="boolean",
+        name="grpo_supervisor_up", kind="gauge", unit="boolean",
         read=run_value(lambda run: float(run.status.supervisor_pid is not None)),
         help="1 if a live supervisor manages the run, 0 otherwise.",
     ),
     Metric(
-        name="grpo_step",
-        kind="gauge",
-        unit="steps",
+        name="grpo_step", kind="gauge", unit="steps",
         read=run_value(lambda run: float(run.status.history.step)),
         help="Last committed optimizer step of the current train() call.",
     ),
     Metric(
-        name="grpo_target_steps",
-        kind="gauge",
-        unit="steps",
+        name="grpo_target_steps", kind="gauge", unit="steps",
         read=run_value(lambda run: float(run.status.history.target_steps or 0) or None),
         help="Total optimizer steps of the current train() call; absent until known.",
     ),
     Metric(
-        name="grpo_step_seconds",
-        kind="gauge",
-        unit="seconds",
+        name="grpo_step_seconds", kind="gauge", unit="seconds",
         read=run_value(lambda run: run.status.history.step_seconds()),
         help="Median duration of the last optimizer steps; absent until a few are committed.",
     ),
     Metric(
-        name="grpo_eta_seconds",
-        kind="gauge",
-        unit="seconds",
+        name="grpo_eta_seconds", kind="gauge", unit="seconds",
         read=run_value(lambda run: run.status.remaining_seconds),
-        help=(
-            "Time until the current train() call ends at the current pace; absent while no steps are"
-            " committed."
-        ),
+        help="Time until the current train() call ends at the current pace; absent while no steps"
+        " are committed.",
     ),
     Metric(
-        name="grpo_run_awaited_rank_seconds",
-        kind="gauge",
-        unit="seconds",
-        read=awaited_rank_seconds,
+        name="grpo_run_awaited_rank_seconds", kind="gauge", unit="seconds", read=awaited_rank_seconds,
         labels=(AWAITED_RANK, AWAITED_PHASE),
         help="How long the run has waited for this rank in this phase; absent while no rank is waited for.",
     ),
     Metric(
-        name="grpo_run_awaited_rank_deadline_seconds",
-        kind="gauge",
-        unit="seconds",
+        name="grpo_run_awaited_rank_deadline_seconds", kind="gauge", unit="seconds",
         read=awaited_rank_deadline,
         labels=(AWAITED_RANK, AWAITED_PHASE),
         help="How long the run may wait for this rank in this phase before the rank counts as hung.",
     ),
     Metric(
-        name="grpo_attempts_total",
-        kind="counter",
-        unit="count",
+        name="grpo_attempts_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.attempts)),
         help="Attempts started, including the first one.",
     ),
     Metric(
-        name="grpo_goodput",
-        kind="gauge",
-        unit="ratio",
-        read=run_value(goodput),
+        name="grpo_goodput", kind="gauge", unit="ratio", read=run_value(goodput),
         help="Fraction of wall time spent on steps that were kept, 0 to 1.",
     ),
     Metric(
-        name="grpo_checkpoint_step",
-        kind="gauge",
-        unit="steps",
-        read=run_value(checkpoint_step),
+        name="grpo_checkpoint_step", kind="gauge", unit="steps", read=run_value(checkpoint_step),
         help="Step of the last published checkpoint; absent before the first one.",
     ),
     Metric(
-        name="grpo_snapshot_step",
-        kind="gauge",
-        unit="steps",
-        read=run_value(snapshot_step),
+        name="grpo_snapshot_step", kind="gauge", unit="steps", read=run_value(snapshot_step),
         help="Step of the newest snapshot in memory; absent before the first one.",
     ),
     Metric(
-        name="grpo_checkpoint_trouble",
-        kind="gauge",
-        unit="boolean",
+        name="grpo_checkpoint_trouble", kind="gauge", unit="boolean",
         read=run_value(lambda run: float(run.status.history.checkpoint_trouble is not None)),
         help="1 while checkpoints cannot be written because the disk is full or not responding.",
     ),
     Metric(
-        name="grpo_trains_without_trainer",
-        kind="gauge",
-        unit="boolean",
+        name="grpo_trains_without_trainer", kind="gauge", unit="boolean",
         read=run_value(lambda run: float(run.status.history.no_trainer.current)),
-        help=(
-            "1 while the script trains without a Trainer or a loop: its steps are not counted, and nothing is"
-            " saved."
-        ),
+        help="1 while the script trains without a Trainer or a loop: its steps are not counted, and"
+        " nothing is saved.",
     ),
     Metric(
-        name="grpo_script_checkpoint_age_seconds",
-        kind="gauge",
-        unit="seconds",
+        name="grpo_script_checkpoint_age_seconds", kind="gauge", unit="seconds",
         read=run_value(script_checkpoint_age),
-        help=(
-            "Time since the script has saved its own state with Accelerator.save_state; absent before the"
-            " first time."
-        ),
+        help="Time since the script has saved its own state with Accelerator.save_state; absent before"
+        " the first time.",
     ),
     Metric(
-        name="grpo_journal_lost_total",
-        kind="counter",
-        unit="count",
+        name="grpo_journal_lost_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.journal_lost)),
         help="Journal writes of the supervisor that failed; if above 0, journal and evidence are incomplete.",
     ),
     Metric(
-        name="grpo_checkpoint_verified",
-        kind="gauge",
-        unit="boolean",
-        read=run_value(checkpoint_verified),
+        name="grpo_checkpoint_verified", kind="gauge", unit="boolean", read=run_value(checkpoint_verified),
         help="1 if the last published checkpoint was read back and matched its manifest, 0 otherwise.",
     ),
     Metric(
-        name="grpo_incidents_total",
-        kind="counter",
-        unit="count",
-        labels=(CAUSE,),
-        read=incidents,
+        name="grpo_incidents_total", kind="counter", unit="count", labels=(CAUSE,), read=incidents,
         help="Incidents by cause.",
     ),
     Metric(
-        name="grpo_restarts_total",
-        kind="counter",
-        unit="count",
-        labels=(CAUSE, RESTART),
-        read=restarts,
+        name="grpo_restarts_total", kind="counter", unit="count", labels=(CAUSE, RESTART), read=restarts,
         help="Incidents that were followed by a new attempt, by cause and kind of restart.",
     ),
     Metric(
-        name="grpo_last_incident_info",
-        kind="gauge",
-        unit="",
-        read=last_incident,
+        name="grpo_last_incident_info", kind="gauge", unit="", read=last_incident,
         labels=(LAST_CAUSE, LAST_ACTION, CULPRIT),
         help="Always 1; the labels carry the last incident's cause, action and culprit rank (or none).",
     ),
     Metric(
-        name="grpo_lost_steps_total",
-        kind="counter",
-        unit="steps",
-        read=run_value(lost_steps),
+        name="grpo_lost_steps_total", kind="counter", unit="steps", read=run_value(lost_steps),
         help="Committed steps that were repeated after recoveries.",
     ),
     Metric(
-        name="grpo_last_detection_seconds",
-        kind="gauge",
-        unit="seconds",
+        name="grpo_last_detection_seconds", kind="gauge", unit="seconds",
         read=last_known(lambda recovery: recovery.detection_seconds),
         help="Time from the last fault to its verdict.",
     ),
     Metric(
-        name="grpo_last_recovery_seconds",
-        kind="gauge",
-        unit="seconds",
+        name="grpo_last_recovery_seconds", kind="gauge", unit="seconds",
         read=last_known(lambda recovery: recovery.recovery_seconds),
         help="Time from the last recovered fault to the first step committed after it.",
     ),
     Metric(
-        name="grpo_failures_without_progress",
-        kind="gauge",
-        unit="count",
+        name="grpo_failures_without_progress", kind="gauge", unit="count",
         read=run_value(lambda run: float(run.status.history.failures_without_progress)),
-        help=(
-            "Consecutive failures since a checkpoint last reached a new highest step; limited by"
-            " --max-restarts."
-        ),
+        help="Consecutive failures since a checkpoint last reached a new highest step; limited by"
+        " --max-restarts.",
     ),
     Metric(
-        name="grpo_resume_mismatches_total",
-        kind="counter",
-        unit="count",
+        name="grpo_resume_mismatches_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.resume_mismatches)),
         help="Restarts that repeated or left out work of which the run had a checkpoint.",
     ),
     Metric(
-        name="grpo_samples_masked_total",
-        kind="counter",
-        unit="count",
-        labels=(MASKING,),
+        name="grpo_samples_masked_total", kind="counter", unit="count", labels=(MASKING,),
         read=samples_masked,
         help="Samples left out of baseline and loss, by reason; steps repeated after a recovery count again.",
     ),
     Metric(
-        name="grpo_groups_masked_total",
-        kind="counter",
-        unit="count",
+        name="grpo_groups_masked_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.masked.groups)),
         help="Groups of completions of which no sample was left.",
     ),
     Metric(
-        name="grpo_steps_without_samples_total",
-        kind="counter",
-        unit="steps",
+        name="grpo_steps_without_samples_total", kind="counter", unit="steps",
         read=run_value(lambda run: float(run.status.history.masked.steps_without_samples)),
-        help=(
-            "Optimizer steps of rollouts of which no sample was left; the optimizer's momentum still moved"
-            " the weights."
-        ),
+        help="Optimizer steps of rollouts of which no sample was left; the optimizer's momentum still moved"
+        " the weights.",
     ),
     Metric(
-        name="grpo_rewards_repeated_total",
-        kind="counter",
-        unit="count",
+        name="grpo_rewards_repeated_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.masked.repeated_rewards)),
         help="Rollouts whose rewards were computed once more, because too many samples had no valid reward.",
     ),
     Metric(
-        name="grpo_reward_calls_total",
-        kind="counter",
-        unit="count",
-        labels=(REWARD_FUNCTION,),
+        name="grpo_reward_calls_total", kind="counter", unit="count", labels=(REWARD_FUNCTION,),
         read=reward_latency(lambda latency: latency.calls),
-        help=(
-            "Calls of each reward function over all ranks, about once per minute; further functions count as"
-            " other."
-        ),
+        help="Calls of each reward function over all ranks, about once per minute; further functions"
+        " count as other.",
     ),
     Metric(
-        name="grpo_reward_seconds_total",
-        kind="counter",
-        unit="seconds",
-        labels=(REWARD_FUNCTION,),
+        name="grpo_reward_seconds_total", kind="counter", unit="seconds", labels=(REWARD_FUNCTION,),
         read=reward_latency(lambda latency: latency.total_seconds),
-        help=(
-            "Time spent in calls of each reward function over all ranks, with failed calls and the search for"
-            " their samples."
-        ),
+        help="Time spent in calls of each reward function over all ranks, with failed calls and the search"
+        " for their samples.",
     ),
     Metric(
-        name="grpo_reward_failures_total",
-        kind="counter",
-        unit="count",
-        labels=(REWARD_FAILURE,),
+        name="grpo_reward_failures_total", kind="counter", unit="count", labels=(REWARD_FAILURE,),
         read=reward_failures,
         help="Calls of reward functions in workers that have failed, by kind.",
     ),
     Metric(
-        name="grpo_reward_workers_replaced_total",
-        kind="counter",
-        unit="count",
+        name="grpo_reward_workers_replaced_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.rewards.replaced)),
         help="Reward workers that were replaced because they kept memory or left processes.",
     ),
     Metric(
-        name="grpo_guard_trips_total",
-        kind="counter",
-        unit="count",
-        labels=(GUARD,),
-        read=guard_trips,
+        name="grpo_guard_trips_total", kind="counter", unit="count", labels=(GUARD,), read=guard_trips,
         help="How often each learning guard has tripped, whatever followed.",
     ),
     Metric(
-        name="grpo_nan_read_as_none_total",
-        kind="counter",
-        unit="count",
+        name="grpo_nan_read_as_none_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.masked.nan_read_as_none)),
-        help=(
-            "NaN rewards read as not applicable, because a function returned NaN for all completions of a"
-            " prompt."
-        ),
+        help="NaN rewards read as not applicable, because a function returned NaN for all completions"
+        " of a prompt.",
     ),
     Metric(
-        name="grpo_warnings_total",
-        kind="counter",
-        unit="count",
+        name="grpo_warnings_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.warnings)),
         help="Warnings in the journal.",
     ),
     Metric(
-        name="grpo_reward",
-        kind="gauge",
-        unit="",
-        read=run_value(lambda run: run.status.history.reward),
+        name="grpo_reward", kind="gauge", unit="", read=run_value(lambda run: run.status.history.reward),
         help="Mean reward last logged by the run.",
     ),
     Metric(
-        name="grpo_rank_observable",
-        kind="gauge",
-        unit="boolean",
-        labels=(RANK,),
-        read=rank_observable,
+        name="grpo_rank_observable", kind="gauge", unit="boolean", labels=(RANK,), read=rank_observable,
         help="1 if the rank's slot on the board can be read, 0 if nothing is known about the rank.",
     ),
     Metric(
-        name="grpo_rank_watch_blind",
-        kind="gauge",
-        unit="boolean",
-        labels=(RANK,),
+        name="grpo_rank_watch_blind", kind="gauge", unit="boolean", labels=(RANK,),
         read=rank_value(lambda run, slot: float(slot.rank in run.status.blind)),
-        help=(
-            "1 if the rank's collective records could not be read at the last poll; a deadlock may not be"
-            " provable."
-        ),
+        help="1 if the rank's collective records could not be read at the last poll; a deadlock may not"
+        " be provable.",
     ),
     Metric(
-        name="grpo_rank_state",
-        kind="gauge",
-        unit="boolean",
-        labels=(RANK, RANK_STATE),
-        read=rank_state,
+        name="grpo_rank_state", kind="gauge", unit="boolean", labels=(RANK, RANK_STATE), read=rank_state,
         help="1 for the current state of the rank, 0 for every other state.",
     ),
     Metric(
-        name="grpo_rank_phase",
-        kind="gauge",
-        unit="boolean",
-        labels=(RANK, PHASE),
-        read=rank_phase,
+        name="grpo_rank_phase", kind="gauge", unit="boolean", labels=(RANK, PHASE), read=rank_phase,
         help="1 for the innermost open phase of the rank, 0 for every other phase.",
     ),
     Metric(
-        name="grpo_rank_phase_age_seconds",
-        kind="gauge",
-        unit="seconds",
-        labels=(RANK,),
-        read=rank_phase_age,
+        name="grpo_rank_phase_age_seconds", kind="gauge", unit="seconds", labels=(RANK,), read=rank_phase_age,
         help="Time since the innermost open phase of the rank began.",
     ),
     Metric(
-        name="grpo_rank_last_progress_age_seconds",
-        kind="gauge",
-        unit="seconds",
-        labels=(RANK,),
+        name="grpo_rank_last_progress_age_seconds", kind="gauge", unit="seconds", labels=(RANK,),
         read=rank_value(lambda run, slot: max(0.0, run.monotonic_seconds - slot.last_progress_seconds)),
         help="Time since the rank last updated its slot: a phase change, a vote, rewards or tokens.",
     ),
     Metric(
-        name="grpo_rank_completions_ended_total",
-        kind="counter",
-        unit="count",
-        labels=(RANK, END_REASON),
+        name="grpo_rank_completions_ended_total", kind="counter", unit="count", labels=(RANK, END_REASON),
         read=completions_ended,
-        help=(
-            "Completions of the rank in this attempt by why they ended; counted while a cap on generation is"
-            " set."
-        ),
+        help="Completions of the rank in this attempt by why they ended; counted while a cap on"
+        " generation is set.",
     ),
     *(rank_metric(row) for row in TABLE),
     *MEMORY_METRICS,
     *HOST_MEMORY_METRICS,
-)
+)  # fmt: skip
 """Metrics read from the run. None of them is exported while the run cannot be observed."""
 
 EXPORTER_METRICS: tuple[Metric[Exporter], ...] = (

@@ -62,15 +62,9 @@ def one_hot_number(metric: str, label: str, values: tuple[str, ...], by: str) ->
 def all_rows() -> list[BuiltPanel]:
     """Return the panels of all rows, from top to bottom."""
     return [
-        *_overview(),
-        *_progress(),
-        *_ranks(),
-        *_faults(),
-        *memory_rows(RUN),
-        *host_memory_panels(RUN),
-        *_overhead(),
-        *_training(),
-    ]
+        *_overview(), *_progress(), *_ranks(), *_faults(), *memory_rows(RUN), *host_memory_panels(RUN),
+        *_overhead(), *_training(),
+    ]  # fmt: skip
 
 
 def _state_query() -> str:
@@ -85,128 +79,87 @@ def _overview() -> list[BuiltPanel]:
     return [
         row("Overview"),
         stat(
-            "State",
-            width=4,
-            height=5,
-            queries={"state": _state_query()},
-            mappings=_value_mapping(STATE_COLORS, RUN_STATES),
-            empty="no data",
+            "State", width=4, height=5, queries={"state": _state_query()},
+            mappings=_value_mapping(STATE_COLORS, RUN_STATES), empty="no data",
             description="Lifecycle state of the run. “no data”: no exporter reports this run.",
         ),
         stat(
-            "Last incident: cause, culprit, action",
-            width=6,
-            height=5,
-            show_name=True,
-            empty="none",
-            queries={"{{cause}}, rank {{culprit}}: {{action}}": f"topk(1, grpo_last_incident_info{{{RUN}}})"},
+            "Last incident: cause, culprit, action", width=6, height=5, show_name=True, empty="none",
+            queries={
+                "{{cause}}, rank {{culprit}}: {{action}}": f"topk(1, grpo_last_incident_info{{{RUN}}})",
+            },
             description="Verdict on the last incident, and the action taken.",
         ),
         stat_gauge(
-            "Progress",
-            width=4,
-            height=5,
-            unit="percentunit",
-            steps=[("blue", None)],
+            "Progress", width=4, height=5, unit="percentunit", steps=[("blue", None)],
             queries={"done": f"max(grpo_step{{{RUN}}}) / max(grpo_target_steps{{{RUN}}})"},
             description="Committed steps as a fraction of the target of the current train() call.",
         ),
         stat_gauge(
-            "Goodput",
-            width=4,
-            height=5,
-            unit="percentunit",
+            "Goodput", width=4, height=5, unit="percentunit",
             steps=[("red", None), ("orange", 0.5), ("green", 0.9)],
             queries={"goodput": f"max(grpo_goodput{{{RUN}}})"},
             description="Fraction of wall time spent on steps that were kept.",
         ),
         stat(
-            "Attempts",
-            width=3,
-            height=5,
-            queries={"attempts": f"max(grpo_attempts_total{{{RUN}}})"},
+            "Attempts", width=3, height=5, queries={"attempts": f"max(grpo_attempts_total{{{RUN}}})"},
             description="Attempts started, including the first one.",
         ),
         stat(
-            "Exporter",
-            width=3,
-            height=5,
-            empty="no data",
+            "Exporter", width=3, height=5, empty="no data",
             queries={"failed": f"max(grpo_observation_failed{{{RUN}}})"},
             mappings={0: ("ok", "green"), 1: ("failing", "red")},
             description="Whether the exporter could read the run at the last scrape.",
         ),
-    ]
+    ]  # fmt: skip
 
 
 def _progress() -> list[BuiltPanel]:
     return [
         row("Training progress"),
         time_series(
-            "Steps",
-            width=12,
-            height=8,
-            unit="none",
-            decimals=0,
+            "Steps", width=12, height=8, unit="none", decimals=0,
             queries={
                 "committed": f"max(grpo_step{{{RUN}}})",
                 "checkpoint": f"max(grpo_checkpoint_step{{{RUN}}})",
                 "snapshot": f"max(grpo_snapshot_step{{{RUN}}})",
                 "target": f"max(grpo_target_steps{{{RUN}}})",
             },
-            description=(
-                "Committed, checkpointed, snapshotted and target steps. A drop shows steps that a recovery"
-                " repeats."
-            ),
+            description="Committed, checkpointed, snapshotted and target steps. A drop shows steps that a"
+            " recovery repeats.",
         ),
         time_series(
-            "Reward and completion length",
-            width=12,
-            height=8,
-            unit="short",
-            from_zero=False,
+            "Reward and completion length", width=12, height=8, unit="short", from_zero=False,
             queries={
                 "reward": f"max(grpo_reward{{{RUN}}})",
                 "its standard deviation": f"avg(grpo_rank_reward_std{{{RUN}}})",
                 "completion length": f"avg(grpo_rank_completion_length{{{RUN}}})",
             },
             right_axis={"completion length": "tokens"},
-            description=(
-                "Mean and standard deviation of the reward last logged, and mean completion length in tokens"
-                " (right axis)."
-            ),
+            description="Mean and standard deviation of the reward last logged, and mean completion length"
+            " in tokens (right axis).",
         ),
         time_series(
-            "Step time and time left",
-            width=12,
-            height=8,
-            unit="s",
+            "Step time and time left", width=12, height=8, unit="s",
             queries={
                 "step": f"max(grpo_step_seconds{{{RUN}}})",
                 "time left": f"max(grpo_eta_seconds{{{RUN}}})",
             },
             right_axis={"time left": "s"},
-            description=(
-                "Median duration of the last steps, and time until the train() call ends at this pace (right"
-                " axis)."
-            ),
+            description="Median duration of the last steps, and time until the train() call ends at this"
+            " pace (right axis).",
         ),
         time_series(
-            "Waiting for a rank",
-            width=12,
-            height=8,
-            unit="s",
+            "Waiting for a rank", width=12, height=8, unit="s",
             queries={
                 "rank {{rank}}, {{phase}}": f"max by (rank, phase) (grpo_run_awaited_rank_seconds{{{RUN}}})",
-                "deadline of rank {{rank}}, {{phase}}": (
-                    f"max by (rank, phase) (grpo_run_awaited_rank_deadline_seconds{{{RUN}}})"
-                ),
+                "deadline of rank {{rank}}, {{phase}}":
+                    f"max by (rank, phase) (grpo_run_awaited_rank_deadline_seconds{{{RUN}}})",
             },
-            description=(
-                "How long the run has waited for a rank, and until when it may. Gaps: no rank was waited for."
-            ),
+            description="How long the run has waited for a rank, and until when it may. Gaps: no rank"
+            " was waited for.",
         ),
-    ]
+    ]  # fmt: skip
 
 
 def _ranks() -> list[BuiltPanel]:
@@ -219,84 +172,56 @@ def _ranks() -> list[BuiltPanel]:
     return [
         row("Ranks"),
         state_timeline(
-            "Run state",
-            width=24,
-            height=4,
-            queries={"run": _state_query()},
+            "Run state", width=24, height=4, queries={"run": _state_query()},
             mappings=_value_mapping(STATE_COLORS, RUN_STATES),
             description="Lifecycle state of the run over time.",
         ),
         state_timeline(
-            "Phase by rank",
-            width=24,
-            height=8,
-            queries={"rank {{rank}}": f"{phase} or {blind}"},
+            "Phase by rank", width=24, height=8, queries={"rank {{rank}}": f"{phase} or {blind}"},
             mappings=phases,
-            description=(
-                "Innermost open phase of each rank. Check a rank first if its phase differs from that of the"
-                " other ranks."
-            ),
+            description="Innermost open phase of each rank. Check a rank first if its phase differs from"
+            " that of the other ranks.",
         ),
         time_series(
-            "Time since last progress, by rank",
-            width=12,
-            height=8,
-            unit="s",
-            queries={"rank {{rank}}": f"max by (rank) (grpo_rank_last_progress_age_seconds{{{RUN}}})"},
-            description=(
-                "A rising line is a rank without progress; a line that ends is a rank that cannot be"
-                " observed."
-            ),
+            "Time since last progress, by rank", width=12, height=8, unit="s",
+            queries={
+                "rank {{rank}}": f"max by (rank) (grpo_rank_last_progress_age_seconds{{{RUN}}})",
+            },
+            description="A rising line is a rank without progress; a line that ends is a rank that cannot"
+            " be observed.",
         ),
         time_series(
-            "Voted step by rank",
-            width=12,
-            height=8,
-            unit="none",
-            decimals=0,
-            from_zero=False,
+            "Voted step by rank", width=12, height=8, unit="none", decimals=0, from_zero=False,
             queries={"rank {{rank}}": f"max by (rank) (grpo_rank_voted_step{{{RUN}}})"},
             description="The other ranks wait for the rank with the lowest line.",
         ),
-    ]
+    ]  # fmt: skip
 
 
 def _faults() -> list[BuiltPanel]:
     return [
         row("Incidents and recoveries"),
         time_series(
-            "Restarts by cause",
-            width=8,
-            height=8,
-            unit="none",
-            decimals=0,
+            "Restarts by cause", width=8, height=8, unit="none", decimals=0,
             # Not increase(): Prometheus extrapolates it to fractions of a restart.
             queries={"{{cause}}, {{action}}": f"max by (cause, action) (grpo_restarts_total{{{RUN}}}) > 0"},
-            description=(
-                "Incidents followed by a new attempt since the start of the run. Empty if there were none."
-            ),
+            description="Incidents followed by a new attempt since the start of the run. Empty if"
+            " there were none.",
         ),
         time_series(
-            "Goodput",
-            width=8,
-            height=8,
-            unit="percentunit",
-            highest=1,
+            "Goodput", width=8, height=8, unit="percentunit", highest=1,
             queries={"goodput": f"max(grpo_goodput{{{RUN}}})"},
             description="Fraction of wall time since the start of the run spent on steps that were kept.",
         ),
         time_series(
-            "Detection and recovery time",
-            width=8,
-            height=8,
-            unit="s",
+            "Detection and recovery time", width=8, height=8, unit="s",
             queries={
                 "last detection": f"max(grpo_last_detection_seconds{{{RUN}}})",
                 "last recovery": f"max(grpo_last_recovery_seconds{{{RUN}}})",
             },
             description="Time from the last fault to its verdict, and to the first step committed after it.",
         ),
-    ]
+    ]  # fmt: skip
 
 
 def _overhead() -> list[BuiltPanel]:

@@ -46,14 +46,9 @@ _number = _NUMBERS.get(platform.machine()) if ctypes.sizeof(ctypes.c_void_p) == 
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.restype = ctypes.c_long
 _syscall.argtypes = [
+    ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p,
     ctypes.c_long,
-    ctypes.c_void_p,
-    ctypes.c_long,
-    ctypes.c_long,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_long,
-]
+]  # fmt: skip
 
 
 def wait(address: int, expected: int, timeout_seconds: float) -> None:

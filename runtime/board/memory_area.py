@@ -119,35 +119,18 @@ class MemoryAreaWriter:
         if phase is not None:
             one = self.phases[phase]
             _ENTRY.pack_into(
-                memory,
-                offset + _ENTRIES_AT + (phase - 1) * _ENTRY.size,
-                one.readings,
+                memory, offset + _ENTRIES_AT + (phase - 1) * _ENTRY.size, one.readings,
                 one.peak_allocated_bytes,
-                one.peak_reserved_bytes,
-                one.allocated_bytes,
-                one.reserved_bytes,
-                one.inactive_split_bytes,
-                one.retries,
-                one.peak_resident_bytes,
-                one.resident_bytes,
-                0,
-            )
+                one.peak_reserved_bytes, one.allocated_bytes, one.reserved_bytes, one.inactive_split_bytes,
+                one.retries, one.peak_resident_bytes, one.resident_bytes, 0,
+            )  # fmt: skip
         foreseen = self.forecast
         if foreseen.rollouts:
             _ENTRY.pack_into(
-                memory,
-                offset + _FORECAST_AT,
-                foreseen.predicted_bytes,
-                foreseen.observed_bytes,
+                memory, offset + _FORECAST_AT, foreseen.predicted_bytes, foreseen.observed_bytes,
                 foreseen.limit_bytes,
-                foreseen.pieces,
-                foreseen.rollouts,
-                foreseen.split_rollouts,
-                0,
-                0,
-                0,
-                0,
-            )
+                foreseen.pieces, foreseen.rollouts, foreseen.split_rollouts, 0, 0, 0, 0,
+            )  # fmt: skip
         self._sequence += 1
         _SEQUENCE.pack_into(memory, offset, self._sequence)
 

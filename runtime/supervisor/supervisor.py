@@ -312,15 +312,11 @@ class Supervisor:
             complete: with the memory of the ranks and those that are late. The terminal shows neither.
         """
         return live_status(
-            (self.config.run_id, str(self.lifecycle.state), self.sentence),
-            self.history,
-            self.board,
-            awaited=self.detector.awaited,
-            blind=dict(self.detector.blind),
+            (self.config.run_id, str(self.lifecycle.state), self.sentence), self.history, self.board,
+            awaited=self.detector.awaited, blind=dict(self.detector.blind),
             journal_lost=self._live.journal.lost,
-            host_memory=self._host.latest,
-            complete=complete,
-        )
+            host_memory=self._host.latest, complete=complete,
+        )  # fmt: skip
 
     def _write_commit(self, slots: dict[int, Slot | None]) -> None:
         commit = self.attempt.new_commit(slots, self.board)

@@ -39,24 +39,10 @@ def test_each_run_of_a_tracker_has_whole_steps_after_a_recovery(
 ) -> None:
     """Repeated steps are reported to the run that the tracker has opened after the fault, and to no other."""
     run = runs(
-        "--nproc-per-node",
-        "2",
-        "--snapshot-every",
-        "3",
-        "--inject",
-        "kill@rank1:step5",
-        SCRIPT,
-        "--output-dir",
-        "ours",
-        "--max-steps",
-        "8",
-        "--save-steps",
-        "8",
-        "--logging-steps",
-        "1",
-        "--patience",
-        "99",
-    ).start()
+        "--nproc-per-node", "2", "--snapshot-every", "3", "--inject", "kill@rank1:step5", SCRIPT,
+        "--output-dir", "ours",
+        "--max-steps", "8", "--save-steps", "8", "--logging-steps", "1", "--patience", "99",
+    ).start()  # fmt: skip
     assert run.wait(100) == 0, run.tail()
     reported: dict[str, list[tuple[str, int]]] = {}
     for line in (tmp_path / "tracker.txt").read_text().splitlines():

@@ -129,19 +129,11 @@ def test_run_continues_on_a_full_disk(disk: SmallDisk, runs: Callable[..., Run],
     """The run reports the disk, trains on, recovers a killed rank from memory, and drains later."""
     arguments = ("--max-steps", "40", "--save-steps", "4", "--save-total-limit", "2")
     run = runs(
-        "--nproc-per-node",
-        "2",
-        "--snapshot-every",
-        "1",
-        str(SCRIPTS / "grpo.py"),
-        "--output-dir",
+        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir",
         str(disk.folder),
-        *arguments,
-        "--step-seconds",
-        "0.1",
-        program=PATCHED,
+        *arguments, "--step-seconds", "0.1", program=PATCHED,
         environment={"TEST_DRAINS": f'{{"RETRY_SECONDS": {RETRY_SECONDS}}}'},
-    ).start()
+    ).start()  # fmt: skip
     run.until(lambda events: any(e["event"] == "checkpoint_published" and e["step"] >= 4 for e in events))
     disk.leave(0)  # to the last byte: other files in the output directory must not end the run either
     failed = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_failed"])[0]
@@ -180,22 +172,10 @@ def test_direct_saves_on_a_full_disk_cost_checkpoints_not_the_run(
 ) -> None:
     """Without staging, two ranks start no save that cannot fit; the alert clears with the next checkpoint."""
     run = runs(
-        "--nproc-per-node",
-        "2",
-        "--snapshot-dir",
-        "off",
-        str(SCRIPTS / "grpo.py"),
-        "--output-dir",
+        "--nproc-per-node", "2", "--snapshot-dir", "off", str(SCRIPTS / "grpo.py"), "--output-dir",
         str(disk.folder),
-        "--max-steps",
-        "20",
-        "--save-steps",
-        "2",
-        "--save-total-limit",
-        "2",
-        "--step-seconds",
-        "0.1",
-    ).start()
+        "--max-steps", "20", "--save-steps", "2", "--save-total-limit", "2", "--step-seconds", "0.1",
+    ).start()  # fmt: skip
     run.until(lambda events: any(e["event"] == "checkpoint_published" for e in events))
     disk.leave(0)
     failed = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_failed"])[0]
@@ -215,28 +195,14 @@ def test_run_directory_on_a_full_disk_is_reported_by_metrics(disk: SmallDisk) ->
     run = Run(
         disk.folder.parent,
         [
-            "--nproc-per-node",
+            "--nproc-per-node", "2", "--snapshot-every", "1", "--show-ranks", "all", str(SCRIPTS / "grpo.py"),
+            "--output-dir", str(disk.folder), "--max-steps", "60", "--save-steps", "4", "--save-total-limit",
             "2",
-            "--snapshot-every",
-            "1",
-            "--show-ranks",
-            "all",
-            str(SCRIPTS / "grpo.py"),
-            "--output-dir",
-            str(disk.folder),
-            "--max-steps",
-            "60",
-            "--save-steps",
-            "4",
-            "--save-total-limit",
-            "2",
-            "--step-seconds",
-            "0.1",
+            "--step-seconds", "0.1",
         ],
-        metrics="127.0.0.1:0",
-        program=PATCHED,
+        metrics="127.0.0.1:0", program=PATCHED,
         environment={"TEST_DRAINS": f'{{"RETRY_SECONDS": {RETRY_SECONDS}}}'},
-    )
+    )  # fmt: skip
     try:
         run.start()
         run.until(lambda events: any(e["event"] == "checkpoint_published" for e in events))

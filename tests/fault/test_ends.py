@@ -421,22 +421,11 @@ def test_the_end_and_the_same_command_are_as_the_table_says(
     if name == "quota":
         environment |= quota.environment(tmp_path / "quota.so", tmp_path / "disk")
     run = runs(
-        *row.options,
-        "--nproc-per-node",
-        "1",
-        str(SCRIPTS / "ends.py"),
-        "--output-dir",
-        "disk/out",
+        *row.options, "--nproc-per-node", "1", str(SCRIPTS / "ends.py"), "--output-dir", "disk/out",
         "--max-steps",
-        "4",
-        "--save-steps",
-        "2",
-        *row.arguments,
-        *(f"--do={one}" for one in row.do),
-        program=PATCHED,
-        environment=environment,
-        cold=True if name == "quota" else None,
-    ).start()
+        "4", "--save-steps", "2", *row.arguments, *(f"--do={one}" for one in row.do),
+        program=PATCHED, environment=environment, cold=True if name == "quota" else None,
+    ).start()  # fmt: skip
     if row.act is not None:
         row.act(run)
     if row.code is not None:

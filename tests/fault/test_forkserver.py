@@ -15,18 +15,10 @@ from support.trainer_and_loop import TRAINER
 from grpo_run.watchdog.processes import read_stat
 
 ARGUMENTS = (
-    "--nproc-per-node",
-    "2",
-    str(SCRIPTS / TRAINER),
-    "--output-dir",
-    "ours",
-    "--max-steps",
-    "16",
-    "--save-steps",
-    "8",
-    "--step-seconds",
-    "0.05",
-)
+    "--nproc-per-node", "2", str(SCRIPTS / TRAINER), "--output-dir", "ours", "--max-steps", "16",
+    "--save-steps", "8",
+    "--step-seconds", "0.05",
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -22,17 +22,10 @@ def start(case: Shortage, runs: Callable[..., Run], output: Path, *options: str,
     injections = [word for text in case.inject for word in ("--inject", text)]
     fsdp = case.mode == "fsdp2"  # on CPU through the scripts' shim, which the launcher cannot detect
     return runs(
-        *case.options,
-        *(("--allow-untested",) if fsdp else ()),
-        *injections,
-        *options,
-        *case.command,
-        "--output-dir",
-        str(output),
-        name=name,
-        cwd=ROOT,
+        *case.options, *(("--allow-untested",) if fsdp else ()), *injections, *options, *case.command,
+        "--output-dir", str(output), name=name, cwd=ROOT,
         environment={"TEST_FSDP_ON_CPU": "1"} if fsdp else None,
-    ).start()
+    ).start()  # fmt: skip
 
 
 def test_a_launch_with_another_plan_goes_on_in_the_middle_of_a_rollout(

@@ -52,20 +52,10 @@ def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
         w for kind, rank, step, phase, *_ in injected for w in fault(kind, rank=rank, step=step, phase=phase)
     ]
     run = runs(
-        *words,
-        "--deadline-floor",
-        "4",
-        "--nproc-per-node",
-        "2",
-        str(SCRIPTS / script),
-        "--output-dir",
-        "ours",
-        *steps,
-        "--step-seconds",
-        "0.03",
-        "--save-total-limit",
-        "3",
-    ).start()
+        *words, "--deadline-floor", "4", "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir",
+        "ours", *steps,
+        "--step-seconds", "0.03", "--save-total-limit", "3",
+    ).start()  # fmt: skip
     assert run.wait(300) == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed(script, 56)
     assert sum(fired(run).values()) == len(injected)
@@ -92,19 +82,10 @@ def test_an_interpreter_that_does_not_run_is_found_within_half_a_minute_by_defau
     mark, cause = "reward-regex", "interpreter_stuck"
     steps = ("--max-steps", "24", "--save-steps", "4")
     run = runs(
-        "--nproc-per-node",
-        "2",
-        str(SCRIPTS / "faulty.py"),
-        "--output-dir",
-        "ours",
-        *steps,
-        "--step-seconds",
+        "--nproc-per-node", "2", str(SCRIPTS / "faulty.py"), "--output-dir", "ours", *steps, "--step-seconds",
         "0.03",
-        "--fault",
-        mark,
-        "--fault-step",
-        "22",
-    ).start()
+        "--fault", mark, "--fault-step", "22",
+    ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
     (verdict,) = verdicts(run)
@@ -146,19 +127,10 @@ def test_a_callback_that_waits_for_nothing_is_ended_and_named(
     assert training in source
     (tmp_path / "polling.py").write_text(source.replace(training, POLLING_CALLBACK))
     run = runs(
-        "--deadline-floor",
-        "6",
-        "--nproc-per-node",
-        "2",
-        "polling.py",
-        "--output-dir",
-        "out",
-        "--max-steps",
+        "--deadline-floor", "6", "--nproc-per-node", "2", "polling.py", "--output-dir", "out", "--max-steps",
         "8",
-        "--save-steps",
-        "2",
-        environment={"PYTHONPATH": str(SCRIPTS)},
-    ).start()
+        "--save-steps", "2", environment={"PYTHONPATH": str(SCRIPTS)},
+    ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
     (verdict,) = verdicts(run)
     assert (verdict["culprits"], verdict["waiters"], verdict["phase"]) == ([1], [0], "callback")
@@ -181,19 +153,10 @@ def test_rank_that_hangs_at_exit_is_killed_and_the_run_finishes(
     The run exits with 0.
     """
     run = runs(
-        *fault("exit-hang", rank=1, step=3),
-        "--deadline-exit",
-        "5",
-        "--nproc-per-node",
-        "2",
-        str(SCRIPTS / script),
-        "--output-dir",
-        "ours",
-        "--max-steps",
-        "6",
-        "--save-steps",
-        "2",
-    ).start()
+        *fault("exit-hang", rank=1, step=3), "--deadline-exit", "5", "--nproc-per-node", "2",
+        str(SCRIPTS / script), "--output-dir", "ours",
+        "--max-steps", "6", "--save-steps", "2",
+    ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
     assert (tmp_path / "ours" / "weights.sha256").exists()
     (verdict,) = verdicts(run)
@@ -231,22 +194,12 @@ def test_evidence_precedes_the_first_signal_and_ranks_that_ignore_it_are_killed(
         )
     )
     run = runs(
-        *fault(kind, rank=1, step=4),
-        "--deadline-floor",
-        "2",
-        "--deadline-exit",
-        "2",
-        "--nproc-per-node",
+        *fault(kind, rank=1, step=4), "--deadline-floor", "2", "--deadline-exit", "2", "--nproc-per-node",
         "2",
         "ignores_sigterm.py",
-        "--output-dir",
-        "ours",
-        "--max-steps",
-        "6",
-        "--save-steps",
-        "2",
+        "--output-dir", "ours", "--max-steps", "6", "--save-steps", "2",
         environment={"PYTHONPATH": str(SCRIPTS)},
-    ).start()
+    ).start()  # fmt: skip
     run.until(lambda events: any(e["event"] == "attempt_started" and e["attempt"] == 1 for e in events))
     (verdict,) = verdicts(run)
     received = [path.stat().st_mtime for path in tmp_path.glob("received*") if path.stat().st_size]
@@ -263,22 +216,10 @@ def test_evidence_precedes_the_first_signal_and_ranks_that_ignore_it_are_killed(
 def test_heavy_tailed_generation_causes_no_incident(runs: Callable[..., Run]) -> None:
     """Log-normal generation times (sigma 1.5) cause neither suspicion nor incident in 40 steps."""
     run = runs(
-        "--nproc-per-node",
-        "2",
-        str(SCRIPTS / "faulty.py"),
-        "--output-dir",
-        "out",
-        "--max-steps",
-        "40",
+        "--nproc-per-node", "2", str(SCRIPTS / "faulty.py"), "--output-dir", "out", "--max-steps", "40",
         "--save-steps",
-        "40",
-        "--fault",
-        "generation-tail",
-        "--fault-rank",
-        "0",
-        "--tail-seconds",
-        "0.05",
-    ).start()
+        "40", "--fault", "generation-tail", "--fault-rank", "0", "--tail-seconds", "0.05",
+    ).start()  # fmt: skip
     assert run.wait(240) == 0, run.tail()
     assert run.events("incident") == []
     assert run.events("suspicion") == []

@@ -155,23 +155,10 @@ def test_a_supervisor_that_the_kernel_kills_is_named_so_by_the_next_launch(
 ) -> None:
     """The kernel prefers it here. The run goes on to the weights of the undisturbed one."""
     run = runs(
-        "--nproc-per-node",
-        "2",
-        "--snapshot-every",
-        "1",
-        str(SCRIPTS / "memory.py"),
-        "--output-dir",
-        "out",
-        "--max-steps",
-        "12",
-        "--save-steps",
-        "4",
-        "--all-at",
-        "6",
-        "--step-seconds",
-        "0.1",
+        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "memory.py"), "--output-dir", "out",
+        "--max-steps", "12", "--save-steps", "4", "--all-at", "6", "--step-seconds", "0.1",
         program=group.program,
-    ).start()
+    ).start()  # fmt: skip
     try:
         run.until_step(2)
         assert run.process is not None

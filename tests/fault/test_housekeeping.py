@@ -62,21 +62,10 @@ def test_gc_frees_exactly_what_killed_supervisors_left(
 
     def launch(name: str) -> Run:
         return runs(
-            "--snapshot-dir",
-            str(memory),
-            "--snapshot-every",
-            "2",
-            "--nproc-per-node",
-            "2",
+            "--snapshot-dir", str(memory), "--snapshot-every", "2", "--nproc-per-node", "2",
             str(SCRIPTS / "grpo.py"),
-            "--output-dir",
-            name,
-            "--max-steps",
-            str(STEPS),
-            "--save-steps",
-            "8",
-            name=f"run-{name}",
-        )
+            "--output-dir", name, "--max-steps", str(STEPS), "--save-steps", "8", name=f"run-{name}",
+        )  # fmt: skip
 
     dead = []
     for number in range(killed):

@@ -99,22 +99,10 @@ def test_a_reward_collapse_is_answered_at_its_onset(
 ) -> None:
     """Within two steps; a rollback resumes from before the onset and sets aside what was saved since."""
     run = runs(
-        "--nproc-per-node",
-        "1",
-        "--guard",
-        f"reward={response}",
-        "--snapshot-every",
-        "0",
-        COLLAPSE,
-        "--output-dir",
-        "out",
-        "--max-steps",
-        "36",
-        "--save-steps",
-        "12" if response == "stop" else "1",
-        "--reward-falls-at",
-        "24",
-    ).start()
+        "--nproc-per-node", "1", "--guard", f"reward={response}", "--snapshot-every", "0", COLLAPSE,
+        "--output-dir", "out", "--max-steps", "36", "--save-steps", "12" if response == "stop" else "1",
+        "--reward-falls-at", "24",
+    ).start()  # fmt: skip
     assert run.wait() == code, run.tail()
     trips = run.events("guard_tripped")
     assert {trip["guard"] for trip in trips} == {"reward"}
@@ -139,21 +127,11 @@ def test_a_transient_nan_in_every_parallel_mode(mode: str, runs: Callable[..., R
     for name, extra in (("undisturbed", ()), ("nan", ("--nan-at", "6"))):
         run = runs(
             *(("--allow-untested",) if mode == "fsdp2" else ()),
-            "--accelerate-config",
-            str(CONFIGS / f"{mode}.yaml"),
-            "--nproc-per-node",
-            "2",
-            COLLAPSE,
-            "--output-dir",
-            str(tmp_path / name),
-            *STEPS,
-            *extra,
-            "--marker",
+            "--accelerate-config", str(CONFIGS / f"{mode}.yaml"), "--nproc-per-node", "2",
+            COLLAPSE, "--output-dir", str(tmp_path / name), *STEPS, *extra, "--marker",
             str(tmp_path / "nan-once"),
-            name=f"run-{name}",
-            environment={"TEST_FSDP_ON_CPU": "1"} if mode == "fsdp2" else None,
-            cwd=ROOT,
-        ).start()
+            name=f"run-{name}", environment={"TEST_FSDP_ON_CPU": "1"} if mode == "fsdp2" else None, cwd=ROOT,
+        ).start()  # fmt: skip
         assert run.wait(240) == 0, run.tail()
         assert [trip["onset"] for trip in run.events("guard_tripped")] == ([6] if extra else [])
         digests[name] = digest(tmp_path / name)

@@ -132,14 +132,10 @@ def test_injected_faults_happen_in_loops(tmp_path: Path, runs: Callable[..., Run
     words = ("--form", "for", "--mode", "ddp", "--steps", "10")
     expected = undisturbed(tmp_path, *words, ranks=2)
     faults = (
-        "exception@rank1:step2",
-        "lock@rank0:step3",
-        "kill@rank0:step4:phase=vote",
+        "exception@rank1:step2", "lock@rank0:step3", "kill@rank0:step4:phase=vote",
         "mismatch-shape@rank1:step5",
-        "kill@rank1:step6:phase=checkpoint",
-        "return@rank1:step7",
-        "exit@rank0:step9",
-    )
+        "kill@rank1:step6:phase=checkpoint", "return@rank1:step7", "exit@rank0:step9",
+    )  # fmt: skip
     options = [word for fault in faults for word in ("--inject", fault)]
     run = launched(runs, tmp_path, *words, ranks=2, options=(*options, "--deadline-floor", "5")).start()
     assert run.wait(250) == 0, run.tail()

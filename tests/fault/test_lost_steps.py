@@ -16,15 +16,10 @@ from support.trainer_and_loop import loop_in_full, missing_phases
 from grpo_run.watchdog.observation import Phase
 
 PHASES = (
-    Phase.checkpoint,
-    Phase.forward_backward,
-    Phase.generate,
-    Phase.vote,
-    Phase.optimizer,
-    Phase.reward,
+    Phase.checkpoint, Phase.forward_backward, Phase.generate, Phase.vote, Phase.optimizer, Phase.reward,
     Phase.data,
     Phase.score,
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(50, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
@@ -46,16 +41,10 @@ def test_no_recovery_loses_more_than_a_step(
         word for rank, step, phase in planned for word in fault("kill", rank=rank, step=step, phase=phase)
     ]
     run = runs(
-        *faults,
-        "--nproc-per-node",
-        "2",
-        "--snapshot-every",
-        "1",
-        str(SCRIPTS / script),
-        "--output-dir",
+        *faults, "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / script), "--output-dir",
         "ours",
         *arguments,
-    ).start()
+    ).start()  # fmt: skip
     assert run.wait(120 + 20 * kills) == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed(script, steps)
     assert sum(fired(run).values()) == kills

@@ -88,24 +88,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "reference model": ("--settings", '{"beta": 0.1}'),
     "dapo": ("--settings", '{"loss_type": "dapo"}'),
     "two steps and two iterations of a rollout": (
-        "--steps-per-generation",
-        "2",
-        "--num-iterations",
-        "2",
-        "--save-inside-rollouts",
-        "--growth",
-        "12",
+        "--steps-per-generation", "2", "--num-iterations", "2", "--save-inside-rollouts", "--growth", "12",
     ),
-    "accumulated": (
-        "--gradient-accumulation-steps",
-        "2",
-        "--steps-per-generation",
-        "4",
-        "--save-inside-rollouts",
-        "--growth",
-        "9",
-    ),
-}
+    "accumulated": ("--gradient-accumulation-steps", "2", "--steps-per-generation", "4",
+    "--save-inside-rollouts", "--growth", "9"),
+}  # fmt: skip
 
 
 @pytest.mark.full

@@ -61,35 +61,28 @@ CAMPAIGN = [
     ),
     *(
         Shortage(
-            name=f"generate in step {step}",
-            script="greedy.py",
+            name=f"generate in step {step}", script="greedy.py",
             inject=(f"oom@rank1:step{step}:phase=generate",),
-            plans=(PARTS,),
-            exact=True,
+            plans=(PARTS,), exact=True,
         )
         for step in (1, 3)
     ),
     *(
         Shortage(
-            name=f"optimizer in step {step}",
-            inject=(f"oom@rank1:step{step}:phase=optimizer",),
+            name=f"optimizer in step {step}", inject=(f"oom@rank1:step{step}:phase=optimizer",),
             plans=(SEGMENTS,),
             exact=True,
         )
         for step in (1, 2)
     ),
     *(
-        Shortage(
-            name=f"{phase} in the middle of a rollout",
-            inject=(f"oom@rank0:step2:phase={phase}",),
-            plans=(HALVED,),
-        )
+        Shortage(name=f"{phase} in the middle of a rollout", inject=(f"oom@rank0:step2:phase={phase}",),
+        plans=(HALVED,))
         for phase in ("forward", "backward")
     ),
     Shortage(name="NCCL's error", inject=("oom-nccl@rank1:step2",), plans=(HALVED,)),
     Shortage(
-        name="two halvings from the first step",
-        inject=("oom@rank0:step1:phase=forward:rows=2",),
+        name="two halvings from the first step", inject=("oom@rank0:step1:phase=forward:rows=2",),
         plans=(HALVED, QUARTERED),
     ),
     Shortage(
@@ -98,74 +91,53 @@ CAMPAIGN = [
         plans=(HALVED, HALVED | SEGMENTS),
     ),
     Shortage(
-        name="two iterations over a rollout",
-        inject=("oom@rank1:step3:phase=backward:rows=4",),
+        name="two iterations over a rollout", inject=("oom@rank1:step3:phase=backward:rows=4",),
         plans=(HALVED,),
         words=("--num-iterations", "2"),
     ),
     Shortage(
-        name="accumulated over two micro-batches",
-        inject=("oom@rank1:step2:phase=backward:rows=2",),
-        plans=(HALVED,),
-        batch_size=4,
-        words=("--gradient-accumulation-steps", "2"),
+        name="accumulated over two micro-batches", inject=("oom@rank1:step2:phase=backward:rows=2",),
+        plans=(HALVED,), batch_size=4, words=("--gradient-accumulation-steps", "2"),
     ),
     Shortage(
         name="RLOO", script="rloo.py", inject=("oom@rank1:step2:phase=backward:rows=4",), plans=(HALVED,)
     ),
     Shortage(
-        name="adapters",
-        inject=("oom@rank1:step2:phase=backward:rows=4",),
-        plans=(HALVED,),
+        name="adapters", inject=("oom@rank1:step2:phase=backward:rows=4",), plans=(HALVED,),
         words=("--lora", "--lora-dropout", "0"),
     ),
     Shortage(name="SFT", script="sft.py", inject=("oom@rank1:step2:phase=backward:rows=4",), plans=(HALVED,)),
     *(
         Shortage(
-            name=f"{mode} backward",
-            inject=("oom@rank1:step2:phase=backward:rows=4",),
-            plans=(HALVED,),
-            mode=mode,
+            name=f"{mode} backward", inject=("oom@rank1:step2:phase=backward:rows=4",), plans=(HALVED,),
+            mode=mode
         )
         for mode in ("zero2", "zero3", "fsdp2")
     ),
     Shortage(
-        name="zero2 optimizer",
-        inject=("oom@rank1:step2:phase=optimizer",),
+        name="zero2 optimizer", inject=("oom@rank1:step2:phase=optimizer",),
         plans=({"optimizer_offload": True},),
         mode="zero2",
     ),
     Shortage(
-        name="zero3 generate",
-        script="greedy.py",
-        inject=("oom@rank1:step3:phase=generate",),
-        plans=(PARTS,),
+        name="zero3 generate", script="greedy.py", inject=("oom@rank1:step3:phase=generate",), plans=(PARTS,),
         mode="zero3",
     ),
     Shortage(
-        name="generate never more than 4 rows",
-        script="greedy.py",
+        name="generate never more than 4 rows", script="greedy.py",
         inject=("oom@rank1:step1:phase=generate:rows=4",),
-        plans=(PARTS, {"generation_sub_batches": 4}),
-        exact=True,
+        plans=(PARTS, {"generation_sub_batches": 4}), exact=True,
     ),
     Shortage(
-        name="micro-batch of one",
-        inject=("oom@rank1:step2:phase=backward",),
-        plans=(CHECKPOINTED,),
+        name="micro-batch of one", inject=("oom@rank1:step2:phase=backward",), plans=(CHECKPOINTED,),
         batch_size=1,
-        words=("--gradient-accumulation-steps", "2", "--steps-per-generation", "4"),
-        exact=True,
+        words=("--gradient-accumulation-steps", "2", "--steps-per-generation", "4"), exact=True,
     ),
     Shortage(
-        name="micro-batch of an odd size",
-        inject=("oom@rank1:step2:phase=backward",),
-        plans=(CHECKPOINTED,),
-        batch_size=6 // 2,
-        words=("--steps-per-generation", "4", "--num-generations", "3"),
-        exact=True,
+        name="micro-batch of an odd size", inject=("oom@rank1:step2:phase=backward",), plans=(CHECKPOINTED,),
+        batch_size=6 // 2, words=("--steps-per-generation", "4", "--num-generations", "3"), exact=True,
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.full
@@ -301,13 +273,10 @@ def test_an_update_that_is_not_exactly_the_same_is_said(
     script: str, settings: dict[str, Any], words: str, runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     case = Shortage(
-        name=script,
-        script=script,
-        inject=("oom@rank1:step2:phase=backward",),
-        plans=(HALVED,),
+        name=script, script=script, inject=("oom@rank1:step2:phase=backward",), plans=(HALVED,),
         settings=settings,
         words=("--texts", "37") if script == "sft.py" else ("--lora",),
-    )
+    )  # fmt: skip
     run = short_of_memory(case, runs, tmp_path / "out").start()
     assert run.wait(240) == 0, run.tail()
     (event,) = run.events("plan_changed")

@@ -20,17 +20,9 @@ def test_a_trainer_in_a_callback_is_a_part_of_the_outer_step(
     again.
     """
     run = runs(
-        "--inject",
-        "kill@rank0:step4",
-        "--snapshot-every",
-        "1",
-        SCRIPT,
-        "--output-dir",
-        "out",
-        *STEPS,
-        "--end",
-        "inner",
-    ).start()
+        "--inject", "kill@rank0:step4", "--snapshot-every", "1", SCRIPT, "--output-dir", "out", *STEPS,
+        "--end", "inner"
+    ).start()  # fmt: skip
     assert run.wait(120) == 0, run.tail()
     assert "Finished at step 4 of 4, 1 fault recovered." in run.printed()
     assert "belongs to the step of the outer call" in run.printed()

@@ -12,31 +12,12 @@ from support.runs import SCRIPTS, Run, digest
 
 SCRIPT = str(SCRIPTS / "odd_loops.py")
 KINDS = (
-    "progress_bar",
-    "caught",
-    "two_loops",
-    "called_twice",
-    "workers",
-    "stream",
-    "batches",
-    "accumulated",
-    "schedulers",
-    "averaged",
-    "compiled",
-    "compiled_in_place",
-    "scaled",
-    "no_steps",
-    "shared",
-    "agreed",
-    "adversaries",
-    "values",
-    "referred",
-    "changing",
-    "in_functions",
-    "listed",
-    "committed",
-    "saved",
-)
+    "progress_bar", "caught", "two_loops", "called_twice", "workers", "stream", "batches", "accumulated",
+    "schedulers", "averaged",
+    "compiled", "compiled_in_place", "scaled", "no_steps", "shared", "agreed", "adversaries", "values",
+    "referred", "changing", "in_functions",
+    "listed", "committed", "saved",
+)  # fmt: skip
 WITH_DDP = ("accumulated", "agreed", "committed", "averaged")
 
 

@@ -57,17 +57,9 @@ def test_starts_that_fail_after_they_have_cleared_the_directory_lose_nothing(
     checkpoint.
     """
     run = runs(
-        SCRIPT,
-        "--output-dir",
-        "out",
-        *STEPS,
-        "--start",
-        "clears",
-        "--fail-starts",
-        "2",
-        "--kill-at-step",
-        "4",
-    ).start()
+        SCRIPT, "--output-dir", "out", *STEPS, "--start", "clears", "--fail-starts", "2", "--kill-at-step",
+        "4"
+    ).start()  # fmt: skip
     assert run.wait(150) == 0, run.tail()
     assert digest(tmp_path / "out") == undisturbed, run.tail()
     assert run.tail().count("the script has removed checkpoint-") >= 2
@@ -83,16 +75,9 @@ def test_a_run_that_lost_its_place_says_so_and_ends_if_asked(
 ) -> None:
     """The directory has a new random name: nothing proves that it is the same call. Nothing is deleted."""
     run = runs(
-        "--require-resume",
-        SCRIPT,
-        "--output-dir",
-        "out",
-        *STEPS,
-        "--start",
-        "random-name",
-        "--kill-at-step",
-        "4",
-    ).start()
+        "--require-resume", SCRIPT, "--output-dir", "out", *STEPS, "--start", "random-name", "--kill-at-step",
+        "4"
+    ).start()  # fmt: skip
     assert run.wait(150) == 93, run.tail()
     assert "starts from step 0, although train() call 1 (SFTTrainer" in run.printed()
     assert run.events("run_ended")[-1]["sentence"]

@@ -16,13 +16,9 @@ from support.runs import BIN, SCRIPTS, Run, digest
 from support.weights import relative_difference
 
 IN_SMALL_SHARED_MEMORY = (
-    "unshare",
-    "-m",
-    "sh",
-    "-c",
-    'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$0" "$@"',
+    "unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$0" "$@"',
     str(BIN / "grpo-run"),
-)
+)  # fmt: skip
 DIES = """
 import ctypes, mmap, os, pathlib
 import torch
@@ -74,16 +70,10 @@ def test_exhausted_memory_at_the_first_step_is_named_and_a_quotation_is_not(runs
 def test_the_phase_that_died_is_found_wherever_it_is(runs: Callable[..., Run], place: str, rank: int) -> None:
     """In the middle of a rollout of two steps, with two micro-batches each."""
     run = runs(
-        *LAUNCHED,
-        "--place",
-        f"{place}@{1 if place in ('generate', 'score') else 2}",
-        "--fault-rank",
+        *LAUNCHED, "--place", f"{place}@{1 if place in ('generate', 'score') else 2}", "--fault-rank",
         str(rank),
-        "--gradient-accumulation-steps",
-        "2",
-        "--steps-per-generation",
-        "4",
-    ).start()
+        "--gradient-accumulation-steps", "2", "--steps-per-generation", "4",
+    ).start()  # fmt: skip
     assert run.wait(180) == 0, run.tail()
     (verdict,) = verdicts(run)
     assert (verdict["cause"], verdict["culprits"]) == ("gpu_oom", [rank]), verdict["sentence"]
@@ -160,98 +150,62 @@ class Place:
     def words(self) -> tuple[str, ...]:
         """Arguments of the script. A rollout serves two optimizer steps."""
         return (
-            "--max-steps",
-            "4",
-            "--save-steps",
-            "1",
-            "--per-device-train-batch-size",
-            "8",
-            "--steps-per-generation",
-            "2",
-            "--save-inside-rollouts",
-            "--num-generations",
-            "4",
-            "--calls",
-            str(self.calls),
-        )
+            "--max-steps", "4", "--save-steps", "1", "--per-device-train-batch-size", "8",
+            "--steps-per-generation", "2",
+            "--save-inside-rollouts", "--num-generations", "4", "--calls", str(self.calls),
+        )  # fmt: skip
 
 
 ONLY_FREE = (RESTART, SEGMENTS)
 PLACES = [
     Place(
-        name="generate@3",
-        phase="generate",
-        named="in step 3 (phase generate): ",
-        answers=(PARTS,),
+        name="generate@3", phase="generate", named="in step 3 (phase generate): ", answers=(PARTS,),
         advice="Lower max_completion_length",
     ),
     Place(
-        name="reward@3",
-        phase="reward",
-        named="in step 3 (phase reward), at exhausted.py:",
+        name="reward@3", phase="reward", named="in step 3 (phase reward), at exhausted.py:",
         answers=ONLY_FREE,
         advice="Let the reward function use less memory",
     ),
     Place(
-        name="score@3",
-        phase="score",
-        named="in step 3 (phase score): ",
-        answers=(HALVED,),
-        exact=False,
+        name="score@3", phase="score", named="in step 3 (phase score): ", answers=(HALVED,), exact=False,
         advice="Lower per_device_train_batch_size",
     ),
     Place(
-        name="backward@2",
-        phase="backward",
-        named="in step 2 (phase backward): ",
-        answers=(HALVED,),
+        name="backward@2", phase="backward", named="in step 2 (phase backward): ", answers=(HALVED,),
         exact=False,
         advice="or set gradient_checkpointing",
     ),
     Place(
-        name="optimizer@2",
-        phase="optimizer",
-        named="in step 2 (phase optimizer): ",
-        answers=(SEGMENTS,),
+        name="optimizer@2", phase="optimizer", named="in step 2 (phase optimizer): ", answers=(SEGMENTS,),
         advice="Shard the optimizer's state",
     ),
     Place(
-        name="callback@2",
-        phase="callback",
+        name="callback@2", phase="callback",
         named="in step 2 (callback FailingCallback.on_step_end), at exhausted.py:",
-        answers=ONLY_FREE,
-        advice="Let the callback use less memory",
+        answers=ONLY_FREE, advice="Let the callback use less memory",
     ),
     Place(
-        name="before@1",
-        phase="script",
+        name="before@1", phase="script",
         named="before the first step, in the script's own code at exhausted.py:",
-        answers=(RESTART,),
-        advice="Let the script use less memory",
+        answers=(RESTART,), advice="Let the script use less memory",
     ),
     Place(
-        name="between@1",
-        phase="script",
+        name="between@1", phase="script",
         named="after step 4 (phase idle), in the script's own code at exhausted.py:",
-        answers=ONLY_FREE,
-        advice="Let the script use less memory",
-        calls=2,
+        answers=ONLY_FREE, advice="Let the script use less memory", calls=2,
     ),
     Place(
-        name="wrapped@3",
-        phase="script",
+        name="wrapped@3", phase="script",
         named="in step 3 (phase generate), in the script's own code at exhausted.py:",
-        answers=ONLY_FREE,
-        advice="Let the script use less memory",
+        answers=ONLY_FREE, advice="Let the script use less memory",
     ),
     Place(
-        name="data@2",
-        phase="script",
+        name="data@2", phase="script",
         named="in step 2 (phase data), in the script's own code at exhausted.py:",
-        answers=ONLY_FREE,
-        advice="Let the script use less memory",
+        answers=ONLY_FREE, advice="Let the script use less memory",
     ),
-]
+]  # fmt: skip
 
 
 def answers_of(run: Run) -> list[Any]:

@@ -60,16 +60,9 @@ def test_a_killed_rank_restarts_the_script_from_its_beginning(
     start and at the end.
     """
     run = runs(
-        "--on-end",
-        "cat > end.json",
-        "--nproc-per-node",
-        "2",
-        "--inject",
-        "kill@rank1:step2",
-        SCRIPT,
-        "--how",
-        "kill",
-    ).start()
+        "--on-end", "cat > end.json", "--nproc-per-node", "2", "--inject", "kill@rank1:step2", SCRIPT,
+        "--how", "kill"
+    ).start()  # fmt: skip
     assert run.wait(180) == 0, run.tail()
     text = check_said(run)
     assert "FAULT Rank 1 was killed by SIGKILL.\n" in text

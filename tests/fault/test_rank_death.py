@@ -46,17 +46,10 @@ def test_a_mixture_of_experts_keeps_its_experts(runs: Callable[..., Run], tmp_pa
     resumes.
     """
     run = runs(
-        "--nproc-per-node",
-        "2",
-        *fault("kill", rank=1, step=5),
-        str(SCRIPTS / "experts.py"),
-        "--output-dir",
+        "--nproc-per-node", "2", *fault("kill", rank=1, step=5), str(SCRIPTS / "experts.py"), "--output-dir",
         "ours",
-        "--max-steps",
-        "8",
-        "--save-steps",
-        "4",
-    ).start()
+        "--max-steps", "8", "--save-steps", "4",
+    ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
     assert digest(tmp_path / "ours") == undisturbed("experts.py", 8)
     assert len(run.status()["recoveries"]) == 1
@@ -200,22 +193,10 @@ def test_deterministic_failure_stops_the_run(script: str, runs: Callable[..., Ru
 def test_failures_without_progress_stop_the_run(script: str, runs: Callable[..., Run]) -> None:
     """Repeated kills without a new checkpoint exhaust the restart budget: exit code 93."""
     run = runs(
-        "--max-restarts",
-        "2",
-        "--snapshot-every",
-        "20",
-        "--nproc-per-node",
-        "1",
-        str(SCRIPTS / script),
-        "--output-dir",
-        "out",
-        "--max-steps",
-        "40",
-        "--save-steps",
-        "20",
-        "--step-seconds",
-        "0.05",
-    ).start()
+        "--max-restarts", "2", "--snapshot-every", "20", "--nproc-per-node", "1", str(SCRIPTS / script),
+        "--output-dir", "out",
+        "--max-steps", "40", "--save-steps", "20", "--step-seconds", "0.05",
+    ).start()  # fmt: skip
     for attempt in range(3):
         run.until(
             lambda events, n=attempt: any(
@@ -281,17 +262,9 @@ def test_a_rank_that_exits_with_0_inside_training_has_not_finished(
     assert line in source
     (tmp_path / "leaves.py").write_text(source.replace(line, leave.replace("HOW", how), 1))
     run = runs(
-        "--nproc-per-node",
-        "1",
-        "leaves.py",
-        "--output-dir",
-        "ours",
-        "--max-steps",
-        "8",
-        "--save-steps",
-        "2",
-        environment={"PYTHONPATH": str(SCRIPTS)},
-    ).start()
+        "--nproc-per-node", "1", "leaves.py", "--output-dir", "ours", "--max-steps", "8", "--save-steps", "2",
+        environment={"PYTHONPATH": str(SCRIPTS)}
+    ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
     (incident,) = run.events("incident")
     assert incident["cause"] == "rank_exited_early"

@@ -50,23 +50,10 @@ def launched(
 ) -> Run:
     options = ("--reward-workers", "1") if workers else ("--deadline-floor", "4")
     return runs(
-        *options,
-        "--reward-timeout",
-        "30" if fault == "leak" else "1",
-        "--nproc-per-node",
-        str(ranks),
-        SCRIPT,
-        "--output-dir",
-        "out",
-        "--fault",
-        fault,
-        "--one-in",
-        str(one_in),
-        "--max-steps",
-        str(steps),
-        "--save-steps",
-        "1000",
-    ).start()
+        *options, "--reward-timeout", "30" if fault == "leak" else "1", "--nproc-per-node", str(ranks),
+        SCRIPT, "--output-dir", "out",
+        "--fault", fault, "--one-in", str(one_in), "--max-steps", str(steps), "--save-steps", "1000",
+    ).start()  # fmt: skip
 
 
 @pytest.mark.timeout(240)

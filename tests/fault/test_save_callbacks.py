@@ -32,19 +32,10 @@ def test_on_save_callback_of_rank_zero_finds_a_complete_checkpoint(
     assert "    tiny.train(trainer, arguments)\n" in source
     (tmp_path / "uploads.py").write_text(source.replace("    tiny.train(trainer, arguments)\n", READER))
     run = runs(
-        "--snapshot-every",
-        "1",
-        "--nproc-per-node",
-        "2",
-        "uploads.py",
-        "--output-dir",
-        "out",
-        "--max-steps",
+        "--snapshot-every", "1", "--nproc-per-node", "2", "uploads.py", "--output-dir", "out", "--max-steps",
         "6",
-        "--save-steps",
-        "2",
-        environment={"PYTHONPATH": str(SCRIPTS)},
-    ).start()
+        "--save-steps", "2", environment={"PYTHONPATH": str(SCRIPTS)},
+    ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
     assert run.status()["recoveries"] == []
     assert (tmp_path / "uploaded.txt").read_text().split() == ["2", "4", "6"]

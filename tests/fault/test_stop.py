@@ -43,18 +43,10 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
     `--on-end` is told every end.
     """
     run = runs(
-        "--on-end",
-        "cat > end.json",
-        "--nproc-per-node",
-        "2",
-        str(SCRIPTS / script),
-        "--output-dir",
-        "ours",
+        "--on-end", "cat > end.json", "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours",
         *STEPS,
-        "--step-seconds",
-        "0.05",
-        cold=cold,
-    )
+        "--step-seconds", "0.05", cold=cold,
+    )  # fmt: skip
     began_at = [0]
     for number, way in enumerate(ways, 1):
         with run.held(after=3):
@@ -306,18 +298,10 @@ def test_a_stop_makes_one_checkpoint_within_two_steps(
     is taken.
     """
     run = runs(
-        "--snapshot-every",
-        snapshots,
-        "--nproc-per-node",
-        "2",
-        str(SCRIPTS / "slow_saves.py"),
-        "--output-dir",
-        "ours",
-        "--max-steps",
-        "12",
-        "--save-steps",
-        "12",
-    )
+        "--snapshot-every", snapshots, "--nproc-per-node", "2", str(SCRIPTS / "slow_saves.py"),
+        "--output-dir", "ours",
+        "--max-steps", "12", "--save-steps", "12",
+    )  # fmt: skip
     held, stopping = tmp_path / "hold-save", "stop_requested"
     held.touch() if during_save else None
     with run.held(after=12 if during_save else 3):
@@ -363,17 +347,10 @@ def test_a_named_signal_to_every_process_saves_and_stops(
     """
     (tmp_path / "train.py").write_text(HANDLES)
     run = runs(
-        "--signals-to-handle",
-        "SIGTERM,SIGUSR1",
-        *start,
-        "--nproc-per-node",
-        "2",
-        "train.py",
-        "--output-dir",
+        "--signals-to-handle", "SIGTERM,SIGUSR1", *start, "--nproc-per-node", "2", "train.py", "--output-dir",
         "ours",
-        *STEPS,
-        cold=True if "--no-preload" in start else None,
-    )
+        *STEPS, cold=True if "--no-preload" in start else None,
+    )  # fmt: skip
     with run.held(after=3):
         run.start().until_step(3, timeout_seconds=150)
         assert run.process is not None
@@ -394,15 +371,9 @@ def test_a_closed_terminal_does_not_end_the_run(
 ) -> None:
     """When the reader of its output exits (`| head`), the run continues and exits with 0."""
     run = runs(
-        "--nproc-per-node",
-        "1",
-        str(SCRIPTS / script),
-        "--output-dir",
-        "ours",
-        *STEPS,
-        "--step-seconds",
-        "0.02",
-    )
+        "--nproc-per-node", "1", str(SCRIPTS / script), "--output-dir", "ours", *STEPS, "--step-seconds",
+        "0.02"
+    )  # fmt: skip
     reader, writer = os.pipe()
     run.start(output=writer)
     os.close(writer)

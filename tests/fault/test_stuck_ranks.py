@@ -38,21 +38,10 @@ def stuck_run(
 ) -> tuple[Run, dict[str, Any], float]:
     """Run the script; return the run, its only verdict, and the seconds from the hang to its detection."""
     run = runs(
-        "--nproc-per-node",
-        str(ranks),
-        str(SCRIPTS / SCRIPT),
-        "--output-dir",
-        "out",
-        "--max-steps",
-        "8",
-        "--save-steps",
-        "2",
-        "--place",
-        place,
-        "--kind",
-        kind,
-        *words,
-    ).start()
+        "--nproc-per-node", str(ranks), str(SCRIPTS / SCRIPT), "--output-dir", "out", "--max-steps", "8",
+        "--save-steps", "2",
+        "--place", place, "--kind", kind, *words,
+    ).start()  # fmt: skip
     assert run.wait(150) == 0, run.tail()
     (event,) = run.events("incident")
     found = next(

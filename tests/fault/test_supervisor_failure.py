@@ -18,18 +18,10 @@ FAILING = (sys.executable, "-P", str(SCRIPTS.parent / "support" / "failing_launc
 def grpo(script: str) -> tuple[str, ...]:
     """Return the arguments of a run of a script."""
     return (
-        "--nproc-per-node",
-        "2",
-        str(SCRIPTS / script),
-        "--output-dir",
-        "ours",
-        "--max-steps",
-        "16",
-        "--save-steps",
-        "8",
-        "--step-seconds",
-        "0.05",
-    )
+        "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", "--max-steps", "16",
+        "--save-steps", "8",
+        "--step-seconds", "0.05",
+    )  # fmt: skip
 
 
 def reported(run: Run) -> dict[str, str]:

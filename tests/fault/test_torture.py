@@ -153,14 +153,11 @@ def prepare(server: VictimServer, memory: Path, scene: Scene) -> Prepared:
     for step, run_id, value in saves:
         server.save(
             Save(
-                staging=trial / "staging",
-                output=trial / "out",
-                step=step,
-                value=value,
+                staging=trial / "staging", output=trial / "out", step=step, value=value,
                 scheduled=scene.scheduled,
                 run_id=run_id,
             )
-        )
+        )  # fmt: skip
         drain_all(trial / "staging")
         made[step] = contents(scene.path(trial / "out", step))
     server.save(
@@ -176,13 +173,9 @@ def prepare(server: VictimServer, memory: Path, scene: Scene) -> Prepared:
     new = contents(scene.path(trial / "out", STEP))
     assert new not in made.values(), "the weights of two saves must differ"
     return Prepared(
-        template=template,
-        trial=trial,
-        slot=found[1].index,
-        older=made[OLDER],
-        same_step=made.get(STEP),
-        new=new,
-    )
+        template=template, trial=trial, slot=found[1].index, older=made[OLDER], same_step=made.get(STEP),
+        new=new
+    )  # fmt: skip
 
 
 def check_drain(scene: Scene, prepared: Prepared, trace: Trace) -> None:
@@ -315,10 +308,6 @@ def test_rank_killed_at_any_call_of_a_snapshot_leaves_the_previous_one_loadable(
 def save(base: Path, step: int, value: float, ranks: int, *, scheduled: bool = False) -> Save:
     """Describe a snapshot in the trial's folder."""
     return Save(
-        staging=base / "staging",
-        output=base / "out",
-        step=step,
-        value=value,
-        world_size=ranks,
-        scheduled=scheduled,
-    )
+        staging=base / "staging", output=base / "out", step=step, value=value, world_size=ranks,
+        scheduled=scheduled
+    )  # fmt: skip

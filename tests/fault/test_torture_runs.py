@@ -39,17 +39,10 @@ def test_whole_runs_killed_at_random_moments(
     steps = 8 + 3 * kills
     arguments = ("--max-steps", str(steps), "--save-steps", "2", "--save-total-limit", "2")
     run = runs(
-        "--nproc-per-node",
-        "2",
-        "--snapshot-every",
-        "1",
-        str(SCRIPTS / "grpo.py"),
-        "--output-dir",
-        "ours",
+        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours",
         *arguments,
-        "--step-seconds",
-        str(STEP_SECONDS),
-    )
+        "--step-seconds", str(STEP_SECONDS),
+    )  # fmt: skip
     dice, output, expected = random.Random(seed), tmp_path / "ours", {0: 0}
     behind: list[int] = []
     for kill in range(1, kills + 1):

@@ -24,26 +24,11 @@ def _free_port() -> int:
 def _nodes(runs: Callable[..., Run], script: str, *extra: str, cold: bool | None = None) -> tuple[Run, Run]:
     endpoint = f"127.0.0.1:{_free_port()}"
     shared = (
-        "--run-id",
-        "pair",
-        "--nnodes",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-id",
-        "pair",
-        "--rdzv-endpoint",
+        "--run-id", "pair", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "pair", "--rdzv-endpoint",
         endpoint,
-        "--local-addr",
-        "127.0.0.1",
-        "--nproc-per-node",
-        "1",
-        str(SCRIPTS / script),
-        "--output-dir",
-        "ours",
-        *STEPS,
-        *extra,
-    )
+        "--local-addr", "127.0.0.1", "--nproc-per-node", "1", str(SCRIPTS / script), "--output-dir", "ours",
+        *STEPS, *extra,
+    )  # fmt: skip
     return runs(*shared, name="node0", cold=cold), runs(*shared, name="node1", cold=cold)
 
 

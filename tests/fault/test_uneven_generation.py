@@ -24,25 +24,13 @@ def test_a_slow_rank_is_cut_and_no_rank_hangs(mode: str, runs: Callable[..., Run
     run = runs(
         *(("--allow-untested",) if mode == "fsdp2" else ()),
         *(word for fault in slow for word in ("--inject", fault)),
-        "--generation",
-        f"max_time={DEADLINE_SECONDS}",
-        "repetition=64",
-        "--accelerate-config",
-        str(CONFIGS / f"{mode}.yaml"),
-        "--nproc-per-node",
-        "2",
-        str(SCRIPTS / "grpo.py"),
-        "--output-dir",
-        str(tmp_path / "out"),
-        "--max-steps",
-        "6",
-        "--save-steps",
+        "--generation", f"max_time={DEADLINE_SECONDS}", "repetition=64",
+        "--accelerate-config", str(CONFIGS / f"{mode}.yaml"), "--nproc-per-node", "2",
+        str(SCRIPTS / "grpo.py"), "--output-dir", str(tmp_path / "out"), "--max-steps", "6", "--save-steps",
         "3",
-        "--max-completion-length",
-        str(TOKENS),
-        environment={"TEST_FSDP_ON_CPU": "1"} if mode == "fsdp2" else None,
-        cwd=ROOT,
-    ).start()
+        "--max-completion-length", str(TOKENS),
+        environment={"TEST_FSDP_ON_CPU": "1"} if mode == "fsdp2" else None, cwd=ROOT,
+    ).start()  # fmt: skip
     assert run.wait(240) == 0, run.tail()
     assert run.status()["recoveries"] == [], run.tail()
     cut = {
@@ -64,23 +52,11 @@ def test_a_run_killed_after_a_cut_ends_in_equal_weights(runs: Callable[..., Run]
         slow = "slow-generation@rank1:step2:seconds=2"  # four tokens take 8 s
         run = runs(
             *(word for fault in (slow, *faults) for word in ("--inject", fault)),
-            "--generation",
-            "max_time=7",
-            "--snapshot-dir",
-            "off",
-            "--nproc-per-node",
-            "2",
-            str(SCRIPTS / "grpo.py"),
-            "--output-dir",
-            str(tmp_path / name),
-            "--max-steps",
-            "6",
-            "--save-steps",
-            "6",
-            "--max-completion-length",
-            "12",
-            name=f"run-{name}",
-        ).start()
+            "--generation", "max_time=7", "--snapshot-dir", "off", "--nproc-per-node", "2",
+            str(SCRIPTS / "grpo.py"), "--output-dir", str(tmp_path / name), "--max-steps", "6",
+            "--save-steps", "6",
+            "--max-completion-length", "12", name=f"run-{name}",
+        ).start()  # fmt: skip
         assert run.wait(240) == 0, run.tail()
         digests[name] = digest(tmp_path / name)
         cuts[name] = [

@@ -19,15 +19,10 @@ GRPO = (str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "24", "-
 def test_a_hang_is_shown_while_it_lasts_and_its_end_afterwards(runs: Callable[..., Run]) -> None:
     """The line and the status name the rank, the phase and the deadline; nothing is left of it at the end."""
     run = runs(
-        *fault("hang", rank=1, step=12, seconds=120.0),
-        "--deadline-floor",
-        "600",
-        "--nproc-per-node",
-        "2",
+        *fault("hang", rank=1, step=12, seconds=120.0), "--deadline-floor", "600", "--nproc-per-node", "2",
         *GRPO,
-        "--step-seconds",
-        "0.05",
-    ).start()
+        "--step-seconds", "0.05",
+    ).start()  # fmt: skip
     deadline = time.monotonic() + 120.0
     while "waiting for rank 1: reward, " not in run.printed():
         assert time.monotonic() < deadline, run.tail()
@@ -76,20 +71,10 @@ def test_a_terminal_that_takes_no_output_does_not_hold_up_a_recovery(
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
     run = runs(
-        "--nproc-per-node",
-        "2",
-        str(SCRIPTS / "grpo.py"),
-        "--output-dir",
-        "ours",
-        "--max-steps",
-        "16",
-        "--save-steps",
-        "4",
-        "--step-seconds",
-        "0.05",
-        "--settings",
-        '{"logging_steps": 1}',
-    )
+        "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", "--max-steps", "16",
+        "--save-steps", "4",
+        "--step-seconds", "0.05", "--settings", '{"logging_steps": 1}',
+    )  # fmt: skip
     with run.held(after=12):
         run.start(output=writer)
         os.close(writer)

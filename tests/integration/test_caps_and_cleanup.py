@@ -17,22 +17,11 @@ from grpo_run.runtime.board.board import Board
 def test_caps_reach_generation_and_are_journaled(runs: Callable[..., Run], tmp_path: Path) -> None:
     """`--generation` limits completions, and the journal records the old and new values."""
     run = runs(
-        "--nproc-per-node",
-        "2",
-        "--generation",
-        "max_completion_length=3",
-        "no_repeat_ngram_size=2",
-        "repetition_penalty=1.1",
-        "max_time=30",
-        "repetition=64",
-        str(SCRIPTS / "grpo.py"),
-        "--output-dir",
-        "out",
-        "--max-steps",
-        "12",
-        "--save-steps",
-        "4",
-    ).start()
+        "--nproc-per-node", "2", "--generation", "max_completion_length=3", "no_repeat_ngram_size=2",
+        "repetition_penalty=1.1", "max_time=30", "repetition=64", str(SCRIPTS / "grpo.py"), "--output-dir",
+        "out", "--max-steps", "12",
+        "--save-steps", "4",
+    ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
     changed = {event["key"]: (event["old"], event["new"]) for event in run.events("generation_capped")}
     assert changed["max_completion_length"][1] == 3
@@ -71,26 +60,11 @@ def test_garbage_of_one_rank_is_collected_on_the_same_steps_on_all(
     collection.
     """
     run = runs(
-        "--cleanup-every",
-        "2",
-        "--nproc-per-node",
-        "2",
-        str(SCRIPTS / "garbage.py"),
-        "--output-dir",
-        "out",
-        "--max-steps",
-        "16",
-        "--save-steps",
-        "100",
-        "--step-seconds",
-        "0.2",
-        "--garbage-rank",
-        "1",
-        "--garbage-mib",
-        "128",
-        "--own-choice",
-        "threshold",
-    ).start()
+        "--cleanup-every", "2", "--nproc-per-node", "2", str(SCRIPTS / "garbage.py"), "--output-dir", "out",
+        "--max-steps", "16",
+        "--save-steps", "100", "--step-seconds", "0.2", "--garbage-rank", "1", "--garbage-mib", "128",
+        "--own-choice", "threshold",
+    ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
     cleaned = run.events("cleanup")
     steps = [event["step"] for event in cleaned]
@@ -118,20 +92,10 @@ def test_a_script_that_disables_collection_keeps_that(runs: Callable[..., Run], 
     all.
     """
     run = runs(
-        "--cleanup-every",
-        "2",
-        "--nproc-per-node",
-        "2",
-        str(SCRIPTS / "garbage.py"),
-        "--output-dir",
-        "out",
-        "--max-steps",
-        "16",
-        "--save-steps",
-        "100",
-        "--own-choice",
-        "disable",
-    ).start()
+        "--cleanup-every", "2", "--nproc-per-node", "2", str(SCRIPTS / "garbage.py"), "--output-dir", "out",
+        "--max-steps", "16",
+        "--save-steps", "100", "--own-choice", "disable",
+    ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
     assert run.events("cleanup") == []
     for record in recorded(tmp_path / "out"):

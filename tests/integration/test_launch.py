@@ -60,17 +60,8 @@ def test_same_command_on_a_finished_run_says_so(tmp_path: Path) -> None:
 
 def test_second_launch_on_a_live_run_is_refused(runs: Callable[..., Run]) -> None:
     """A second launch on a live run prints one line with the first supervisor's pid and exits with 2."""
-    arguments = (
-        "--nproc-per-node",
-        "1",
-        str(SCRIPTS / "grpo.py"),
-        "--output-dir",
-        "out",
-        "--max-steps",
-        "40",
-        "--save-steps",
-        "4",
-    )
+    arguments = ("--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps",
+    "40", "--save-steps", "4")  # fmt: skip
     first = runs(*arguments)
     with first.held(after=2):
         first.start().until_step(2)
@@ -177,15 +168,9 @@ def test_ranks_inherit_standard_input(preload: list[str], tmp_path: Path) -> Non
         "import sys, pathlib; pathlib.Path('seen').write_text(sys.stdin.read())\n"
     )
     command = [
-        str(BIN / "grpo-run"),
-        "launch",
-        *preload,
-        "--metrics-addr",
-        "off",
-        "--snapshot-dir",
-        "off",
+        str(BIN / "grpo-run"), "launch", *preload, "--metrics-addr", "off", "--snapshot-dir", "off",
         "read.py",
-    ]
+    ]  # fmt: skip
     code, printed = warm.run(command, cwd=tmp_path, piped=b"one\ntwo\n")
     assert code == 0, printed
     assert (tmp_path / "seen").read_text() == "one\ntwo\n"

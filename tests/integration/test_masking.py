@@ -69,25 +69,12 @@ def test_groups_that_two_ranks_share(
     arguments, options = CASES[case]
     faults = (0, 1, 2) if case == "exceptions" else (0, 1)
     words = [
-        str(SCRIPTS / "failing_rewards.py"),
-        "--algorithm",
-        algorithm,
-        "--max-steps",
-        str(STEPS),
-        "--save-steps",
-        "2",
-        "--per-device-train-batch-size",
-        "2",
-        "--gradient-accumulation-steps",
-        "3",
-        "--num-generations",
+        str(SCRIPTS / "failing_rewards.py"), "--algorithm", algorithm, "--max-steps", str(STEPS),
+        "--save-steps", "2",
+        "--per-device-train-batch-size", "2", "--gradient-accumulation-steps", "3", "--num-generations",
         str(GENERATIONS),
-        "--max-completion-length",
-        str(LONGEST),
-        "--output-dir",
-        "out",
-        *arguments,
-    ]
+        "--max-completion-length", str(LONGEST), "--output-dir", "out", *arguments,
+    ]  # fmt: skip
     weights, counts = [], []
     for name, injections in {"calm": [], "killed": ["--inject", "kill@rank1:step6"]}.items():
         folder = tmp_path / name

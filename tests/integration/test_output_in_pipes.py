@@ -126,16 +126,9 @@ def of_rank(rank: int, lines: Sequence[str]) -> Iterator[str]:
 def test_all_that_the_ranks_of_a_trl_script_print_is_printed_as_under_torchrun(tmp_path: Path) -> None:
     """Line by line on each stream, and the lines of a rank in their order."""
     words = [
-        str(SCRIPTS / "talkative.py"),
-        "--output-dir",
-        "out",
-        "--max-steps",
-        "4",
-        "--save-steps",
-        "2",
-        "--logging-steps",
-        "1",
-    ]
+        str(SCRIPTS / "talkative.py"), "--output-dir", "out", "--max-steps", "4", "--save-steps", "2",
+        "--logging-steps", "1",
+    ]  # fmt: skip
     for folder in ("ours", "torchrun"):
         (tmp_path / folder).mkdir()
     expected = subprocess.run(

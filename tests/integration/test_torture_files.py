@@ -37,14 +37,10 @@ def question(folder: Path, **changes: Any) -> ResumeRequest:
     from grpo_run.runtime.rank.resuming.request import ResumeRequest
 
     fields: dict[str, Any] = {
-        "call": TrainCall(ordinal=1, trainer_class="Trainer", output_dir=str(folder)),
-        "run_id": "run-1",
-        "world_size": 1,
-        "first_attempt": False,
-        "run_started_at": 0.0,
-        "script_argument": None,
+        "call": TrainCall(ordinal=1, trainer_class="Trainer", output_dir=str(folder)), "run_id": "run-1",
+        "world_size": 1, "first_attempt": False, "run_started_at": 0.0, "script_argument": None,
         "resume_from": None,
-    }
+    }  # fmt: skip
     return ResumeRequest(**(fields | changes))
 
 

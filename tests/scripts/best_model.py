@@ -47,13 +47,10 @@ def main() -> None:
     arguments = parser.parse_args()
     tokenizer = tiny.tokenizer()
     settings = {
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "load_best_model_at_end": True,
+        "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True,
         "metric_for_best_model": "score",
-        "greater_is_better": True,
-        **tiny.settings(arguments),
-    }
+        "greater_is_better": True, **tiny.settings(arguments),
+    }  # fmt: skip
     trainer = SFTTrainer(
         model=tiny.model(len(tokenizer), arguments.seed),
         args=SFTConfig(**settings, max_length=32),

@@ -92,12 +92,10 @@ def main() -> None:
     tokenizer = tiny.tokenizer()
     settings = {
         **tiny.settings(arguments),
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "load_best_model_at_end": False,
-        "metric_for_best_model": "eval_loss",
-        "greater_is_better": True,  # a loss that falls is no improvement
-    }
+        "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": False,
+        "metric_for_best_model": "eval_loss", "greater_is_better": True,
+        # a loss that falls is no improvement
+    }  # fmt: skip
     stopping = EarlyStoppingCallback(early_stopping_patience=arguments.patience)
     trainer = SFTTrainer(
         model=tiny.model(len(tokenizer), arguments.seed),

@@ -94,10 +94,8 @@ class RecordSteps(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.trainer.is_world_process_zero():
             logs = self.trainer._logs
-            record = {
-                "step": state.global_step,
-                **{name: list(logs[name]) for name in ("prompt", "completion", "advantages")},
-            }
+            record = {"step": state.global_step,
+            **{name: list(logs[name]) for name in ("prompt", "completion", "advantages")}}  # fmt: skip
             with open("steps.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
 

@@ -36,19 +36,13 @@ class TrainInside(TrainerCallback):
         probe = SFTTrainer(
             model=tiny.model(len(self.tokenizer), state.global_step),
             args=SFTConfig(
-                output_dir=str(self.root / "probe"),
-                max_steps=3,
-                save_strategy="no",
-                report_to=[],
+                output_dir=str(self.root / "probe"), max_steps=3, save_strategy="no", report_to=[],
                 use_cpu=True,
-                bf16=False,
-                disable_tqdm=True,
-                per_device_train_batch_size=2,
-                max_length=32,
+                bf16=False, disable_tqdm=True, per_device_train_batch_size=2, max_length=32,
             ),
             train_dataset=tiny.texts(8),
             processing_class=self.tokenizer,
-        )
+        )  # fmt: skip
         loss = probe.train().training_loss
         torch.set_rng_state(random_state)
         with open(self.root / "probes.txt", "a") as file:

@@ -46,32 +46,12 @@ from odd_loop_kinds.values import referred, values
 KINDS: dict[str, Callable[[Training], None]] = {
     function.__name__: function
     for function in (
-        progress_bar,
-        caught,
-        two_loops,
-        called_twice,
-        workers,
-        stream,
-        batches,
-        accumulated,
-        schedulers,
-        averaged,
-        compiled,
-        compiled_in_place,
-        scaled,
-        no_steps,
-        shared,
-        agreed,
-        adversaries,
-        values,
-        referred,
-        changing,
-        in_functions,
-        listed,
-        committed,
-        saved,
+        progress_bar, caught, two_loops, called_twice, workers, stream, batches, accumulated, schedulers,
+        averaged, compiled,
+        compiled_in_place, scaled, no_steps, shared, agreed, adversaries, values, referred, changing,
+        in_functions, listed, committed, saved,
     )
-}
+}  # fmt: skip
 
 
 def main() -> None:

@@ -39,12 +39,9 @@ def oddity(text: str) -> Oddity:
     if match is None or match[1] not in waits.WAITS or match[3] not in places.PLACES:
         raise ValueError(text)
     return Oddity(
-        wait=match[1],
-        seconds=float(match[2]),
-        place=match[3],
-        step=int(match[4] or 6),
-        rank=int(match[5] or 1),
-    )
+        wait=match[1], seconds=float(match[2]), place=match[3], step=int(match[4] or 6),
+        rank=int(match[5] or 1)
+    )  # fmt: skip
 
 
 class Oddities:

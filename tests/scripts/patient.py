@@ -201,29 +201,12 @@ def named_pipe() -> None:
 
 
 WAYS: tuple[Callable[[], None], ...] = (
-    receive_timeout_in_the_kernel,
-    interrupt_of_a_child,
-    child,
-    child_in_its_own_session,
-    output_of_a_child,
-    answer_of_a_server,
-    server_of_its_own,
-    event_loop,
-    event_loop_with_a_thread,
-    event_loop_with_a_child,
-    timer,
-    fed_queue,
-    pool_of_threads,
-    pool_of_processes,
-    queue_of_a_process,
-    event_of_a_process,
-    socket_pair,
-    alarm,
-    own_signal_of_a_child,
-    handler_of_exits,
-    busy_thread,
-    named_pipe,
-)
+    receive_timeout_in_the_kernel, interrupt_of_a_child, child, child_in_its_own_session, output_of_a_child,
+    answer_of_a_server, server_of_its_own, event_loop,
+    event_loop_with_a_thread, event_loop_with_a_child, timer, fed_queue, pool_of_threads, pool_of_processes,
+    queue_of_a_process, event_of_a_process, socket_pair, alarm, own_signal_of_a_child,
+    handler_of_exits, busy_thread, named_pipe,
+)  # fmt: skip
 
 
 def main() -> None:

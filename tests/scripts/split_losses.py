@@ -39,24 +39,13 @@ def train(name: str, plan: MemoryPlan, folder: Path) -> dict[str, torch.Tensor]:
     rollouts = {"num_generations": 4, "max_completion_length": 6, "beta": 0.0} if kind != "SFT" else {}
     given = getattr(trl, f"{kind}Config")(
         **{
-            "output_dir": str(folder / name),
-            "max_steps": 6,
-            "save_strategy": "no",
-            "logging_steps": 10,
-            "per_device_train_batch_size": 4,
-            "gradient_accumulation_steps": 2,
-            "learning_rate": 1e-3,
+            "output_dir": str(folder / name), "max_steps": 6, "save_strategy": "no", "logging_steps": 10,
+            "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 1e-3,
             "seed": 11,
-            "use_cpu": True,
-            "bf16": False,
-            "activation_checkpointing": False,
-            "report_to": [],
-            "disable_tqdm": True,
-            "dataloader_pin_memory": False,
-            **rollouts,
-            **own,
+            "use_cpu": True, "bf16": False, "activation_checkpointing": False, "report_to": [],
+            "disable_tqdm": True, "dataloader_pin_memory": False, **rollouts, **own,
         }
-    )
+    )  # fmt: skip
     made, _ = configuration.apply(given, plan)
     tokenizer = tiny.tokenizer()
     trainer = getattr(trl, f"{kind}Trainer")(

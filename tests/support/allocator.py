@@ -30,12 +30,10 @@ class Allocator:
     def statistics(self, device: int) -> dict[str, Any]:
         """Return new nested statistics."""
         return {
-            **{
-                name: {pool: dict(values) for pool, values in pools.items()}
-                for name, pools in self._of(device).items()
-            },
+            **{name: {pool: dict(values) for pool, values in pools.items()} for name,
+            pools in self._of(device).items()},
             **self.counters,
-        }
+        }  # fmt: skip
 
     def reset(self, device: int) -> None:
         """Let all peaks be the present values."""

@@ -41,22 +41,12 @@ HOST_SAMPLE = HostSample(
     at=time.time(),
     limits=(
         LimitUse(
-            name="the machine",
-            limit_bytes=64 << 30,
-            usage_bytes=40 << 30,
-            working_set_bytes=30 << 30,
-            shared_bytes=1 << 30,
+            name="the machine", limit_bytes=64 << 30, usage_bytes=40 << 30, working_set_bytes=30 << 30,
+            shared_bytes=1 << 30
         ),
     ),
-    ranks={
-        0: ProcessMemory(
-            anonymous_bytes=5 << 30,
-            file_bytes=1 << 30,
-            shared_bytes=1 << 20,
-            pinned_bytes=0,
-            pss_bytes=5 << 30,
-        )
-    },
+    ranks={0: ProcessMemory(anonymous_bytes=5 << 30, file_bytes=1 << 30, shared_bytes=1 << 20, pinned_bytes=0,
+    pss_bytes=5 << 30)},
     data_workers_bytes=1 << 30,
     other_helpers_bytes=1 << 20,
     supervisor_bytes=1 << 28,
@@ -65,7 +55,7 @@ HOST_SAMPLE = HostSample(
     shm_total_bytes=32 << 30,
     full_pressure=0.01,
     kills=0,
-)
+)  # fmt: skip
 """Host memory of a machine of 64 GiB; every figure has a value."""
 
 
@@ -110,14 +100,10 @@ class ExportedRun:
         if not eventful:
             self.board.write_awaited(
                 AwaitedRank(
-                    rank=0,
-                    phase=Phase.generate,
-                    since_seconds=now,
-                    deadline_at_seconds=now + 600.0,
-                    busy=None,
-                    waiters=(1,),
+                    rank=0, phase=Phase.generate, since_seconds=now, deadline_at_seconds=now + 600.0,
+                    busy=None, waiters=(1,)
                 )
-            )
+            )  # fmt: skip
 
     def _write_history(self) -> None:
         write = self._journal.write

@@ -136,12 +136,10 @@ def folded() -> str:
     script = "/home/me/train.py"
     library = f"{SITE}/torch/distributed/distributed_c10d.py"
     trainer = f"{SITE}/trl/trainer/grpo_trainer.py"
-    waiting = stack(
-        (library, 2810, "all_reduce"),
-        (f"{SITE}/torch/distributed/c10d_logger.py", 81, "wrapper"),
-        (trainer, 1204, "_generate_and_score_completions"),
-        (script, 120, "<module>"),
-    )
+    waiting = stack((library, 2810, "all_reduce"),
+    (f"{SITE}/torch/distributed/c10d_logger.py", 81, "wrapper"),
+                    (trainer, 1204, "_generate_and_score_completions"),
+                    (script, 120, "<module>"))  # fmt: skip
     alone = stack((library, 3702, "all_gather"), (script, 88, "reward"), (trainer, 1011, "_calculate_rewards"),  # noqa: E501
                   (trainer, 1204, "_generate_and_score_completions"), (script, 120, "<module>"))  # fmt: skip
     return format_stack_groups(group_by_stack({0: waiting, 1: alone, 2: waiting, 3: waiting}))

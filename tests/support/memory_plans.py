@@ -63,18 +63,11 @@ class Shortage:
         """
         rollout = ["--steps-per-generation", "2", "--save-inside-rollouts", "--num-generations", "4"]
         return [
-            str(SCRIPTS / self.script),
-            "--max-steps",
-            str(STEPS),
-            "--save-steps",
-            "1",
-            "--per-device-train-batch-size",
-            str(self.batch_size),
+            str(SCRIPTS / self.script), "--max-steps", str(STEPS), "--save-steps", "1",
+            "--per-device-train-batch-size", str(self.batch_size),
             *([] if self.script == "sft.py" else rollout),
-            "--settings",
-            json.dumps(self.settings),
-            *self.words,
-        ]
+            "--settings", json.dumps(self.settings), *self.words,
+        ]  # fmt: skip
 
     @property
     def options(self) -> list[str]:
@@ -86,15 +79,10 @@ class Shortage:
     def run(self, runs: Callable[..., Run], output: Path, *options: str, name: str) -> Run:
         """Return a run of the case under grpo-run, not started yet."""
         return runs(
-            *self.options,
-            *options,
-            *self.command,
-            "--output-dir",
-            str(output),
-            name=name,
-            cwd=CONFIGS.parent.parent,
+            *self.options, *options, *self.command, "--output-dir", str(output),
+            name=name, cwd=CONFIGS.parent.parent,
             environment={"TEST_FSDP_ON_CPU": "1"} if self.mode == "fsdp2" else None,
-        )
+        )  # fmt: skip
 
 
 def reference(case: Shortage, folder: Path, runs: Callable[..., Run]) -> Path:

@@ -55,18 +55,10 @@ EQUIVALENT_OPERATORS = (
 )
 """Operators whose mutants behave as the original in these modules."""
 PYTEST = (
-    "-q",
-    "-x",
-    "-m",
-    "not full",
-    "-p",
-    "no:randomly",
-    "-p",
-    "no:cacheprovider",
-    "-p",
+    "-q", "-x", "-m", "not full", "-p", "no:randomly", "-p", "no:cacheprovider", "-p",
     "no:unraisableexception",
     "--hypothesis-profile=mutation",
-)
+)  # fmt: skip
 BASELINE_CPU_SECONDS = 300
 MUTANT_CPU_FACTOR, LEAST_MUTANT_CPU_SECONDS = 3, 5
 """A mutant that uses three times the CPU time of the tests without a mutation loops for ever. It is ended,

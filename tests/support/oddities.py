@@ -115,12 +115,9 @@ def check(scenario: Scenario, runs: Callable[..., Run], folder: Path) -> Result:
             clock = moved_clock.MovedClock(folder)
             environment |= clock.environment
         run = runs(
-            "--nproc-per-node",
-            str(scenario.ranks),
-            *_words(scenario, "ours"),
-            environment=environment,
+            "--nproc-per-node", str(scenario.ranks), *_words(scenario, "ours"), environment=environment,
             cold=True if clock else None,
-        )
+        )  # fmt: skip
         began = time.monotonic()
         run.start()
         assert run.process is not None

@@ -17,23 +17,10 @@ FREEZES = {"freeze": ("everyone", 60.0), "freeze-supervisor": ("supervisor", 20.
 """Conditions that stop processes: which, and for how many seconds."""
 LENGTHS = (50, 12, 30, 5)
 PAUSES = (
-    "startup",
-    "map",
-    "first",
-    "reward",
-    "data",
-    "generate",
-    "callback",
-    "thread",
-    "save",
-    "evaluation",
+    "startup", "map", "first", "reward", "data", "generate", "callback", "thread", "save", "evaluation",
     "evaluated",
-    "save-model",
-    "own-save",
-    "between",
-    "exit-handler",
-    "left-thread",
-)
+    "save-model", "own-save", "between", "exit-handler", "left-thread",
+)  # fmt: skip
 """Places of the pauses; see `tests/scripts/places.py`."""
 WAITS = ("waits.py", "child_waits.py", "outside_waits.py")
 """Scripts with waits."""
@@ -41,29 +28,12 @@ SHORT_ONLY = {"hold-interpreter": 12, "alarm-in-regex": 12}
 """Waits in which no other thread of the interpreter runs, and the longest pause in seconds."""
 LEFT_RUNNING = frozenset({"child-left-running", "helper-left-running", "recompilation"})
 """Waits that do not take the seconds given."""
-AT_EXIT = frozenset(
-    {
-        "sleep",
-        "compute",
-        "child",
-        "child-output",
-        "server",
-        "http",
-        "condition",
-        "asyncio",
-        "sandbox",
-        "pipe-of-helper",
-        "fifo-of-helper",
-        "open-fifo-of-helper",
-        "file-of-helper",
-        "file-lock-of-helper",
-        "socket-pair-of-helper",
-        "terminal-of-child",
-        "timer-descriptor",
-        "pid-descriptor-of-helper",
-        "accept-of-helper",
-    }
-)
+AT_EXIT = frozenset({
+    "sleep", "compute", "child", "child-output", "server", "http", "condition", "asyncio", "sandbox",
+    "pipe-of-helper",
+    "fifo-of-helper", "open-fifo-of-helper", "file-of-helper", "file-lock-of-helper", "socket-pair-of-helper",
+    "terminal-of-child", "timer-descriptor", "pid-descriptor-of-helper", "accept-of-helper",
+})  # fmt: skip
 """Possible after the last line, when Python starts no more threads."""
 HANDLES_SIGNALS = re.compile(r"alarm-.*|.*signal.*|timer-in-pause|posix-timer")
 """Possible in the main thread only."""

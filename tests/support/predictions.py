@@ -35,14 +35,10 @@ def a_prediction(**changes: Any) -> Prediction:
     kinds = {
         "generate": {"weights": 2.0 * GIB, "optimizer": 4.0 * GIB},
         "forward": {"weights": 2.0 * GIB, "optimizer": 4.0 * GIB, "activations": 1.5 * GIB},
-        "backward": {
-            "weights": 2.0 * GIB,
-            "optimizer": 4.0 * GIB,
-            "gradients": 1.0 * GIB,
-            "logits": 0.75 * GIB,
-        },
+        "backward": {"weights": 2.0 * GIB, "optimizer": 4.0 * GIB, "gradients": 1.0 * GIB,
+        "logits": 0.75 * GIB},
         "optimizer": {"weights": 2.0 * GIB, "optimizer": 3.0 * GIB, "gradients": 2.0 * GIB},
-    }
+    }  # fmt: skip
     values: dict[str, Any] = {
         "job": JOB,
         "phases": {phase: _memory(held) for phase, held in kinds.items()},

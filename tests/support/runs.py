@@ -71,21 +71,13 @@ class Run:
         with open(self.output, "ab") as file:
             self.process = warm.start(
                 [
-                    *self.program,
-                    "launch",
-                    "--run-dir",
-                    str(self.seen_as),
-                    "--metrics-addr",
-                    self.metrics,
-                    "--show-ranks",
-                    "0",
+                    *self.program, "launch", "--run-dir", str(self.seen_as), "--metrics-addr", self.metrics,
+                    "--show-ranks", "0",
                     *self.arguments,
                 ],
-                cwd=self.cwd,
-                environment=self.environment,
-                stdout=file if output is None else output,
+                cwd=self.cwd, environment=self.environment, stdout=file if output is None else output,
                 cold=self.cold,
-            )
+            )  # fmt: skip
         return self
 
     def resume(self, directory: Path) -> Run:

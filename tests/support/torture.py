@@ -78,14 +78,10 @@ def _trainer(scratch: Path | None = None) -> Any:
 
         rows = [{"numbers": torch.ones(8) * row, "labels": torch.tensor(8.0 * row)} for row in range(8)]
         arguments = TrainingArguments(
-            output_dir=str(scratch),
-            max_steps=1,
-            save_strategy="no",
-            per_device_train_batch_size=4,
+            output_dir=str(scratch), max_steps=1, save_strategy="no", per_device_train_batch_size=4,
             use_cpu=True,
-            report_to=[],
-            disable_tqdm=True,
-        )
+            report_to=[], disable_tqdm=True,
+        )  # fmt: skip
         trainer = Trainer(model=Sum(), args=arguments, train_dataset=rows)
         trainer.train()
         _made["trainer"] = trainer
@@ -146,17 +142,11 @@ def take_snapshot(save: Save, rank: int = 0, peer: socket.socket | None = None) 
         slot=SimpleNamespace(record_work=lambda: None),
     )
     staged = StagedSnapshot(
-        run_id=save.run_id,
-        attempt=0,
-        step=save.step,
-        world_size=save.world_size,
+        run_id=save.run_id, attempt=0, step=save.step, world_size=save.world_size,
         output_dir=str(save.output),
-        train_call=call_in(save.output),
-        scheduled=save.scheduled,
-        limit=save.limit,
-        versions={"torch": "2"},
+        train_call=call_in(save.output), scheduled=save.scheduled, limit=save.limit, versions={"torch": "2"},
         staged_at=0.0,
-    )
+    )  # fmt: skip
     snapshots = Snapshots(session, StagingArea(save.staging))  # type: ignore[arg-type]
     with snapshots.reserve(staged, SaveFlags(non_finite=False)) as reservation:
         assert snapshots.write(reservation, staged, write)

@@ -46,27 +46,20 @@ class Publish(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write the manifest as the guard does."""
         identity = Identity(
-            run_id="run-1",
-            train_call=self.call,
-            step=state.global_step,
-            world_size=1,
+            run_id="run-1", train_call=self.call, step=state.global_step, world_size=1,
             versions=installed_versions(),
             **description.manifest_fields(self.trainer, 1),
-        )
+        )  # fmt: skip
         write_manifest(Path(args.output_dir) / identity.folder, identity)
 
 
 def train(folder: Path, *, steps: int, save_steps: int) -> None:
     """Train a linear model, and write a checkpoint every `save_steps` steps."""
     arguments = TrainingArguments(
-        output_dir=str(folder),
-        max_steps=steps,
-        save_steps=save_steps,
-        per_device_train_batch_size=4,
+        output_dir=str(folder), max_steps=steps, save_steps=save_steps, per_device_train_batch_size=4,
         use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-    )
+        report_to=[], disable_tqdm=True,
+    )  # fmt: skip
     trainer = Trainer(model=Sum(), args=arguments, train_dataset=Samples())
     call = TrainCall(ordinal=1, trainer_class="Trainer", output_dir=str(folder))
     trainer.add_callback(Publish(trainer, call))

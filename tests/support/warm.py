@@ -132,12 +132,9 @@ class _Launcher:
             listener.listen(16)
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", LOADER, str(listener.fileno()), str(os.getpid())],
-                env={**os.environ, **QUIET},
-                pass_fds=[listener.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+                env={**os.environ, **QUIET}, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log,
+            )  # fmt: skip
         atexit.register(made._end, process)
         return made
 
@@ -208,14 +205,11 @@ def start(
         starts["cold"] += 1
         interpreter = [sys.executable] if command[0].endswith(".py") else []
         return subprocess.Popen(
-            [*interpreter, *command],
-            cwd=cwd,
-            env=dict(environment),
-            stdout=stdout,
+            [*interpreter, *command], cwd=cwd, env=dict(environment), stdout=stdout,
             stdin=subprocess.DEVNULL if stdin is None else stdin,
             stderr=subprocess.STDOUT if stderr is None else stderr,
             start_new_session=True,  # a test may signal the whole group
-        )
+        )  # fmt: skip
     starts["warm"] += 1
     if _launcher is None:
         folder = os.environ.get(SHARED)
@@ -223,16 +217,11 @@ def start(
     output = stdout if isinstance(stdout, int) else stdout.fileno()
     with open(os.devnull, "rb") as nothing:
         return _launcher.start(
-            command[2:] if isolated else command,
-            script_directory_in_path=not isolated,
-            cwd=cwd,
+            command[2:] if isolated else command, script_directory_in_path=not isolated, cwd=cwd,
             environment=environment,
-            streams=[
-                nothing.fileno() if stdin is None else stdin,
-                output,
-                output if stderr is None else stderr,
-            ],
-        )
+            streams=[nothing.fileno() if stdin is None else stdin, output,
+            output if stderr is None else stderr],
+        )  # fmt: skip
 
 
 def run(

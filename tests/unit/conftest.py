@@ -77,18 +77,11 @@ def make_slot() -> Callable[..., Slot]:
             "checkpoint_step": 5, "checkpoint_seconds": 0.5,
         }  # fmt: skip
         logged = {
-            "reward": 0.5,
-            "completion_length": 128.0,
-            "loss": 0.125,
-            "grad_norm": 2.0,
-            "learning_rate": 1e-6,
-            "reward_std": 0.25,
-            "zero_variance_groups": 0.5,
-            "truncated_completions": 0.125,
-            "kl": 0.01,
+            "reward": 0.5, "completion_length": 128.0, "loss": 0.125, "grad_norm": 2.0, "learning_rate": 1e-6,
+            "reward_std": 0.25, "zero_variance_groups": 0.5, "truncated_completions": 0.125, "kl": 0.01,
             "entropy": 1.5,
             "clip_ratio": 0.0,
-        }
+        }  # fmt: skip
         logged |= {field: changes.pop(field) for field in LOGGED_FIELDS if field in changes}
         values = tuple(logged.get(field, math.nan) for field in LOGGED_FIELDS)
         return Slot(logged=values, **(fields | changes))

@@ -26,27 +26,19 @@ _UNITS |= {f"{prefix}ib": 1024 ** (power + 1) for power, prefix in enumerate("km
 _UNITS |= {f"{prefix}b": 1000 ** (power + 1) for power, prefix in enumerate("kmgt")}
 _SIZE = r"(?P<number>\d+(?:\.\d+)?) ?(?P<unit>[KMGT]i?B|bytes?|B)\b"
 _PATTERNS = {
-    "tried_bytes": (
-        rf"\btried to allocate {_SIZE}",
-        rf"\bUnable to allocate {_SIZE}",
-        rf"\bFailed to CUDA [\w ]+ {_SIZE}",
-        r"\bOut of memory allocating (?P<number>[\d,]+) (?P<unit>bytes)",
-    ),
+    "tried_bytes": (rf"\btried to allocate {_SIZE}", rf"\bUnable to allocate {_SIZE}",
+    rf"\bFailed to CUDA [\w ]+ {_SIZE}",
+                    r"\bOut of memory allocating (?P<number>[\d,]+) (?P<unit>bytes)"),
     "free_bytes": (rf"\bof which {_SIZE} is free", rf"; {_SIZE} free\b"),
-    "capacity_bytes": (
-        rf"\btotal capaci?ty of {_SIZE}",
-        rf"; {_SIZE} total capacity\b",
-        rf"\bmax allowed: {_SIZE}",
-    ),
+    "capacity_bytes": (rf"\btotal capaci?ty of {_SIZE}", rf"; {_SIZE} total capacity\b",
+    rf"\bmax allowed: {_SIZE}"),
     "in_use_bytes": (rf"\bthis process has {_SIZE} memory in use",),
-    "allocated_bytes": (
-        rf"\bOf the allocated memory {_SIZE} is allocated by",
-        rf"; {_SIZE} already allocated\b",
-        rf"\bMPS allocated: {_SIZE}",
-    ),
+    "allocated_bytes": (rf"\bOf the allocated memory {_SIZE} is allocated by",
+    rf"; {_SIZE} already allocated\b",
+                        rf"\bMPS allocated: {_SIZE}"),
     "unallocated_bytes": (rf"\band {_SIZE} is reserved by \w+ but unallocated",),
     "_reserved_bytes": (rf"; {_SIZE} reserved in total by",),
-}
+}  # fmt: skip
 _COMPILED = {
     name: tuple(re.compile(pattern, re.IGNORECASE) for pattern in patterns)
     for name, patterns in _PATTERNS.items()
@@ -169,28 +161,20 @@ _FRAME = re.compile(
 """A frame of a module that is frozen or gone has no source line."""
 _Markers = tuple[tuple[MemoryPhase, str, str, str], ...]
 _LOADING: _Markers = (
-    (
-        MemoryPhase.load,
-        r"",
-        r"load_state_dict|from_pretrained|_load_\w+|load_checkpoint",
-        r"\bload_state_dict\(",
-    ),
+    (MemoryPhase.load, r"", r"load_state_dict|from_pretrained|_load_\w+|load_checkpoint",
+    r"\bload_state_dict\("),
     (MemoryPhase.load, r"/torch/nn/modules/module\.py$", r"to|cuda|_apply", r""),
-)
+)  # fmt: skip
 _OF_STEPS: _Markers = (
     (MemoryPhase.backward, r"", r"backward|_engine_run_backward", r"\.backward\(|\bautograd\.grad\("),
-    (
-        MemoryPhase.optimizer,
-        r"/torch/optim/|/torch/nn/utils/clip_grad\.py$|/bitsandbytes/optim/|/deepspeed/ops/adam/",
-        r".*",
-        r"",
-    ),
+    (MemoryPhase.optimizer,
+    r"/torch/optim/|/torch/nn/utils/clip_grad\.py$|/bitsandbytes/optim/|/deepspeed/ops/adam/", r".*", r""),
     (MemoryPhase.optimizer, r"/deepspeed/runtime/", r"step|_take_model_step", r""),
     (MemoryPhase.optimizer, r"", r"", r"\boptimizer\w*\.step\(|\bclip_grad_(?:norm|value)_?\("),
     (MemoryPhase.generate, r"/vllm/", r".*", r""),
     (MemoryPhase.generate, r"/transformers/generation/", r".*", r""),
     (MemoryPhase.generate, r"", r"_?generate", r"\.generate\("),
-)
+)  # fmt: skip
 """Phase, and patterns of a file, of a function in such a file, and of a line that calls it; "" matches no
 line or function. A frame shows the phase if file and function match, or its line does.
 """

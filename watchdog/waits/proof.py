@@ -83,15 +83,10 @@ ERROR_SIGNALS = frozenset(
 """Signals whose handlers run no code of the script."""
 SIGNALS_OF_OTHERS = frozenset(
     {
-        signal.SIGHUP,
-        signal.SIGINT,
-        signal.SIGQUIT,
-        signal.SIGPIPE,
-        signal.SIGTERM,
-        signal.SIGXFSZ,
+        signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTERM, signal.SIGXFSZ,
         signal.SIGCHLD,
     }
-)
+)  # fmt: skip
 """Signals that a process does not cause itself while all its threads wait; other processes of the rank may.
 
 Any other handled signal (SIGALRM of `signal.alarm`, SIGUSR1) may come at any time.

@@ -173,16 +173,10 @@ class TrainerPasses:
             if pieces == 1:
                 return original(model, inputs, **kwargs)
             return split_loss(
-                trainer,
-                original,
-                model,
-                inputs,
-                rows,
-                pieces,
-                sums=self._sums,
-                scaled=bool(getattr(trainer, training_passes.LOSS_IS_SCALED)),
+                trainer, original, model, inputs, rows, pieces,
+                sums=self._sums, scaled=bool(getattr(trainer, training_passes.LOSS_IS_SCALED)),
                 keywords=kwargs,
-            )
+            )  # fmt: skip
 
     @contextmanager
     def _unless_raised(self) -> Iterator[None]:

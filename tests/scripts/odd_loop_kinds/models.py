@@ -96,13 +96,10 @@ def shared(t: Training) -> None:
     t.optimizer = torch.optim.AdamW(t.plain.parameters(), lr=0.05)
     t.model = t.plain
     t.state |= {
-        "model": t.plain,
-        "again": t.plain,
-        "head": t.plain[3],
-        "optimizer": t.optimizer,
+        "model": t.plain, "again": t.plain, "head": t.plain[3], "optimizer": t.optimizer,
         "copy of logged": t.logged,
         "nested": {"logged": t.logged},
-    }
+    }  # fmt: skip
     for _ in t.steps():
         t.step()
 

@@ -15,27 +15,16 @@ from odd_loop_kinds.training import Training
 def values(t: Training) -> None:
     """Values of many types, some of which change their type."""
     t.state |= {
-        "none": None,
-        "tuple": (1, (2.5, "x")),
-        "counter": collections.Counter("ab"),
+        "none": None, "tuple": (1, (2.5, "x")), "counter": collections.Counter("ab"),
         "queue": collections.deque([1], maxlen=3),
-        "table": collections.defaultdict(list),
-        "array": np.arange(4.0),
-        "scalar": np.float32(1.5),
+        "table": collections.defaultdict(list), "array": np.arange(4.0), "scalar": np.float32(1.5),
         "ordered": collections.OrderedDict(a=1),
-        "tensor": torch.zeros(3),
-        "keys": {1: "one", (2, 3): "two"},
-        "bytes": b"\x00\xff",
-        "set": {1, 2},
+        "tensor": torch.zeros(3), "keys": {1: "one", (2, 3): "two"}, "bytes": b"\x00\xff", "set": {1, 2},
         "nan": float("nan"),
-        "big": 2**80,
-        "complex": 1 + 2j,
-        "frozen": frozenset({3}),
-        "rng": random.Random(4),
+        "big": 2**80, "complex": 1 + 2j, "frozen": frozenset({3}), "rng": random.Random(4),
         "numpy": np.random.default_rng(6),
-        "torch": torch.Generator().manual_seed(8),
-        "half": torch.ones(2).half(),
-    }
+        "torch": torch.Generator().manual_seed(8), "half": torch.ones(2).half(),
+    }  # fmt: skip
     s = t.state
     for step in t.steps():
         t.step()

@@ -29,26 +29,18 @@ class Screen:
         self.terminal = Terminal(shown_ranks=shown, status=self.status)
         is_terminal = width is not None
         self.terminal._console = Console(
-            file=self.stderr,
-            force_terminal=is_terminal,
-            width=width,
-            highlight=False,
-            markup=False,
+            file=self.stderr, force_terminal=is_terminal, width=width, highlight=False, markup=False,
             soft_wrap=True,
             color_system="standard" if is_terminal else None,
-        )
+        )  # fmt: skip
         self.terminal._is_screen = is_terminal
 
     def status(self) -> RunStatus:
         """Return the status of the run."""
         return RunStatus(
-            run_id="night",
-            state="running",
-            sentence="",
-            history=self.history,
-            slots=self.slots,
-            supervisor_pid=1,
-        )
+            run_id="night", state="running", sentence="", history=self.history, slots=self.slots,
+            supervisor_pid=1
+        )  # fmt: skip
 
     def end(self, sentence: str, *, wrong_usage: bool = False) -> None:
         """End the run."""

@@ -134,14 +134,10 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
     since = time.monotonic() - 360.0
     board.write_awaited(
         AwaitedRank(
-            rank=1,
-            phase=Phase.reward,
-            since_seconds=since,
-            deadline_at_seconds=since + 1620.0,
-            busy=None,
-            waiters=(0,),
+            rank=1, phase=Phase.reward, since_seconds=since, deadline_at_seconds=since + 1620.0, busy=None,
+            waiters=(0,)
         )
-    )
+    )  # fmt: skip
     writer.memory_area.totals.has_device, writer.memory_area.totals.capacity_bytes = 1, 80 * 2**30
     writer.memory_area.figures(Phase.optimizer).peak_allocated_bytes = 70 * 2**30
     writer.memory_area.publish(Phase.optimizer)
@@ -229,14 +225,9 @@ def test_findings_of_the_memory_trace_are_listed(run: RunDirectory, capsys: Capt
     for attempt in (0, 1):
         journal.attempt = attempt
         journal.write(
-            "memory_finding",
-            rank=1,
-            step=8,
-            world_size=2,
-            key="a",
-            subject="b",
-            sentence="5 tensors, held by list `a`",
-        )
+            "memory_finding", rank=1, step=8, world_size=2, key="a", subject="b",
+            sentence="5 tensors, held by list `a`"
+        )  # fmt: skip
     journal.close()
     assert main(["status", "night"]) == 0
     assert "memory: rank 1: 5 tensors, held by list `a` (found in 2 attempts)" in capsys.readouterr().out

@@ -30,30 +30,15 @@ def measured(rank: int) -> RankMemory:
         for phase, highest in zip(Phase, (20, 21, 60, 20, 50, 70, 65, 20, 20, 40, 20, 20, 20), strict=True)
     }  # fmt: skip
     return RankMemory(
-        has_device=True,
-        capacity_bytes=80 * gib,
-        readings=91,
-        spent_seconds=0.5,
-        allocated_bytes=20 * gib,
-        reserved_bytes=75 * gib,
-        inactive_split_bytes=2 * gib,
-        resident_bytes=2 * gib,
-        peak_allocated_bytes=70 * gib,
-        peak_reserved_bytes=75 * gib,
-        retries=13,
-        ooms=2,
-        released_bytes=0,
-        freed_bytes=0,
-        phases=phases,
+        has_device=True, capacity_bytes=80 * gib, readings=91, spent_seconds=0.5, allocated_bytes=20 * gib,
+        reserved_bytes=75 * gib, inactive_split_bytes=2 * gib, resident_bytes=2 * gib,
+        peak_allocated_bytes=70 * gib, peak_reserved_bytes=75 * gib, retries=13, ooms=2, released_bytes=0,
+        freed_bytes=0, phases=phases,
         forecast=MemoryForecast(
-            predicted_bytes=68 * gib,
-            observed_bytes=67 * gib,
-            limit_bytes=78 * gib,
-            pieces=2,
-            rollouts=9,
-            split_rollouts=4,
+            predicted_bytes=68 * gib, observed_bytes=67 * gib, limit_bytes=78 * gib, pieces=2, rollouts=9,
+            split_rollouts=4
         ),
-    )
+    )  # fmt: skip
 
 
 def sampled(ranks: Iterable[int]) -> HostSample:
@@ -61,17 +46,10 @@ def sampled(ranks: Iterable[int]) -> HostSample:
     rank = ProcessMemory(anonymous_bytes=40, file_bytes=30, shared_bytes=20, pinned_bytes=10, pss_bytes=50)
     limit = LimitUse(name="the memory cgroup /job", limit_bytes=1000, usage_bytes=900, working_set_bytes=800)
     return HostSample(
-        at=199.0,
-        limits=(limit,),
-        ranks=dict.fromkeys(ranks, rank),
-        data_workers_bytes=1,
+        at=199.0, limits=(limit,), ranks=dict.fromkeys(ranks, rank), data_workers_bytes=1,
         other_helpers_bytes=2,
-        supervisor_bytes=3,
-        staging_bytes=4,
-        shm_used_bytes=5,
-        shm_total_bytes=6,
-        full_pressure=0.25,
-    )
+        supervisor_bytes=3, staging_bytes=4, shm_used_bytes=5, shm_total_bytes=6, full_pressure=0.25,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -83,30 +61,19 @@ def make_status() -> Callable[..., RunStatus]:
 
     def make(*slots: Slot | None, **changes: Any) -> RunStatus:
         history = History(
-            run_id="night",
-            state="running",
-            step=7,
-            target_steps=100,
-            attempts=2,
+            run_id="night", state="running", step=7, target_steps=100, attempts=2,
             time=WallTime(first=0.0, last=100.0),
-            reward=0.5,
-            warnings=3,
-            failures_without_progress=1,
+            reward=0.5, warnings=3, failures_without_progress=1,
             checkpoint=Checkpoint(step=5, path="out/checkpoint-5", verified=True),
             snapshot_step=7,
             no_trainer=NoTrainerScript(checkpoint=ScriptCheckpoint(path="out/state", saved_at=50.0)),
             recoveries=[
                 Recovery(
-                    cause="signal",
-                    rank=1,
-                    step=6,
-                    action="restart",
-                    detection_seconds=0.25,
-                    recovery_seconds=2.5,
-                    lost_steps=1,
+                    cause="signal", rank=1, step=6, action="restart", detection_seconds=0.25,
+                    recovery_seconds=2.5, lost_steps=1,
                 )
             ],
-        )
+        )  # fmt: skip
         for step in range(8):
             history.steps.commit(0, step, 2.0 * step)
         fields: dict[str, Any] = {

@@ -15,17 +15,11 @@ NAMESPACE = {"svg": "http://www.w3.org/2000/svg"}
 
 def _picture(limit_gib: float | None, title: str = "A job") -> str:
     phases = [
-        PlottedPhase(
-            name="forward",
-            instants=[{"weights": GIB, "activations": size * GIB} for size in (0, 2)],
-            spread_bytes=0,
-        ),
-        PlottedPhase(
-            name="backward",
-            instants=[{"weights": GIB, "logits": size * GIB} for size in (3, 1)],
-            spread_bytes=GIB / 2,
-        ),
-    ]
+        PlottedPhase(name="forward",
+        instants=[{"weights": GIB, "activations": size * GIB} for size in (0, 2)], spread_bytes=0),
+        PlottedPhase(name="backward", instants=[{"weights": GIB, "logits": size * GIB} for size in (3, 1)],
+        spread_bytes=GIB / 2),
+    ]  # fmt: skip
     limit = None if limit_gib is None else limit_gib * GIB
     return draw(MemoryPlot(title=title, subtitle="of a model", phases=phases, limit_bytes=limit))
 

@@ -22,22 +22,14 @@ DAY = 86_400.0
 def run(state: str, *, live: bool = False, age_days: float = 0.0, memory_bytes: int = 0) -> RunEntry:
     """A run that uses `AREA`."""
     status = RunStatus(
-        run_id="night",
-        state=state,
-        sentence="",
-        history=History(),
-        slots=(),
-        supervisor_pid=1 if live else None,
-    )
+        run_id="night", state=state, sentence="", history=History(), slots=(),
+        supervisor_pid=1 if live else None
+    )  # fmt: skip
     return RunEntry(
-        directory=RunDirectory(path=Path("runs/night")),
-        status=status,
-        problem=None,
+        directory=RunDirectory(path=Path("runs/night")), status=status, problem=None,
         last_time=1e9 - age_days * DAY,
-        size_bytes=7,
-        memory_bytes=memory_bytes,
-        areas=(AREA,),
-    )
+        size_bytes=7, memory_bytes=memory_bytes, areas=(AREA,),
+    )  # fmt: skip
 
 
 def area(
@@ -46,14 +38,9 @@ def area(
     """An area of that run."""
     owner = AreaOwner(run_id="night", run_directory="/x/runs/night", mount_namespace="n")
     return AreaEntry(
-        path=AREA,
-        owner=owner,
-        made_here=made_here,
-        locked=locked,
-        size_bytes=9,
-        modified_at=0.0,
-        kept_because=kept,
-    )
+        path=AREA, owner=owner, made_here=made_here, locked=locked, size_bytes=9, modified_at=0.0,
+        kept_because=kept
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -80,14 +67,10 @@ def test_memory_is_freed_only_if_no_run_can_miss_it(
 def test_a_run_that_cannot_be_read_counts_as_live() -> None:
     """It cannot be told."""
     unreadable = RunEntry(
-        directory=RunDirectory(path=Path("runs/night")),
-        status=None,
-        problem="damaged",
-        last_time=0.0,
+        directory=RunDirectory(path=Path("runs/night")), status=None, problem="damaged", last_time=0.0,
         size_bytes=1,
-        memory_bytes=0,
-        areas=(AREA,),
-    )
+        memory_bytes=0, areas=(AREA,),
+    )  # fmt: skip
     found, kept = memory([area()], [unreadable])
     assert (len(found), len(kept)) == (0, 1)
     assert old_runs([unreadable], now=1e9, days=1.0) == []

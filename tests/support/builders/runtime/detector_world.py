@@ -121,18 +121,10 @@ class World:
         if not noted:
             return 0
         return add_entry(
-            self.writers[rank].collective_log,
-            group=group,
-            sequence=sequence,
-            operation=operation,
-            sizes=str(elements),
-            dtypes="Float",
-            file="/home/user/train.py",
-            line=line,
-            function="main",
-            step=8,
-            progress=progress,
-        )
+            self.writers[rank].collective_log, group=group, sequence=sequence, operation=operation,
+            sizes=str(elements), dtypes="Float",
+            file="/home/user/train.py", line=line, function="main", step=8, progress=progress,
+        )  # fmt: skip
 
     def complete(self, rank: int, note: int) -> None:
         """Complete the rank's last collective."""
@@ -172,17 +164,10 @@ class World:
         """Let a rank enter a DDP backward pass, of which the log has one entry."""
         self.writers[rank].replace(Phase.forward_backward)
         add_entry(
-            self.writers[rank].collective_log,
-            group=group,
-            sequence=self.sequences[rank, group] + 1,
-            operation="backward",
-            sizes="",
-            dtypes="",
-            file="/home/user/train.py",
-            line=70,
-            function="main",
-            step=8,
-        )
+            self.writers[rank].collective_log, group=group, sequence=self.sequences[rank, group] + 1,
+            operation="backward", sizes="", dtypes="",
+            file="/home/user/train.py", line=70, function="main", step=8,
+        )  # fmt: skip
 
     def _fetch(
         self,

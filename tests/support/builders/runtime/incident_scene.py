@@ -113,12 +113,8 @@ class Scene:
 def stall(cause: Cause = Cause.reward_stall) -> HangFinding:
     """A finding that rank 1 hangs."""
     found = Stall(
-        cause=cause,
-        culprits=(1,),
-        waiters=(0,),
-        phase=Phase.reward,
-        deadline_seconds=8.0,
+        cause=cause, culprits=(1,), waiters=(0,), phase=Phase.reward, deadline_seconds=8.0,
         waited_seconds=9.0,
         sentence="Rank 1 hangs.",
-    )
+    )  # fmt: skip
     return HangFinding(stall=found, began_at_seconds=0.0)

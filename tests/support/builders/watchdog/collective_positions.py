@@ -38,15 +38,12 @@ def ran(
         counts[group] += 1
         records.append(
             Collective(
-                group=group,
-                sequence=counts[group],
-                operation=operation,
-                sizes=((elements,),),
+                group=group, sequence=counts[group], operation=operation, sizes=((elements,),),
                 dtypes=("Float",),
                 progress=last if index == len(calls) - 1 else CollectiveProgress.completed,
                 location=at_line(line),
             )
-        )
+        )  # fmt: skip
     if changes:
         records[-1] = replace(records[-1], **changes)
     return tuple(records)

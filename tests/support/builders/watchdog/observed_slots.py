@@ -26,14 +26,11 @@ def nest(*phases: tuple[Phase, float]) -> tuple[OpenPhase, ...]:
 def look(slots: dict[int, Slot | None], **changes: Any) -> Stall | None:
     """Detect at NOW. 20 short occurrences of every phase give deadlines of 8 s; no rank waits."""
     given: dict[str, Any] = {
-        "now": NOW,
-        "learned": dict.fromkeys(Phase, SHORT),
-        "completed": dict.fromkeys(slots, EVERY_PHASE),
-        "settings": DeadlineSettings(floor_seconds=8.0),
-        "processes": dict.fromkeys(slots, facts()),
+        "now": NOW, "learned": dict.fromkeys(Phase, SHORT), "completed": dict.fromkeys(slots, EVERY_PHASE),
+        "settings": DeadlineSettings(floor_seconds=8.0), "processes": dict.fromkeys(slots, facts()),
         "progress": {},
         "waiting": dict.fromkeys(slots, False),
-    }
+    }  # fmt: skip
     return find_stall(Observed(slots=slots, **(given | changes)))
 
 

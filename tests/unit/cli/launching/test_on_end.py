@@ -83,13 +83,9 @@ def test_the_record_has_the_verdict_of_the_last_incident(tmp_path: Path) -> None
     journal.write("run_ended", exit_code=93, sentence="Gave up.")
     journal.close()
     record = end_record(
-        run_id="night",
-        directory=run.path,
-        state="failed",
-        exit_code=93,
-        sentence="Gave up.",
-        status=status_or_none(run),
-    )
+        run_id="night", directory=run.path, state="failed", exit_code=93, sentence="Gave up.",
+        status=status_or_none(run)
+    )  # fmt: skip
     assert record["verdict"] == {"cause": "signal"}
     assert (record["schema"], record["state"], record["exit_code"], record["attempts"]) == (
         1,

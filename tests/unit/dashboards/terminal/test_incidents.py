@@ -19,15 +19,12 @@ def lines(folder: Path, file: str) -> list[str]:
         [
             {"event": "run_started", "time": 0.0},
             {
-                "event": "incident",
-                "cause": "exception",
-                "step": 7,
-                "signature": "x",
+                "event": "incident", "cause": "exception", "step": 7, "signature": "x",
                 "sentence": "Rank 1 failed.",
                 "incident": str(folder),
             },
         ]
-    )
+    )  # fmt: skip
     return fault_lines(history.recoveries[-1])
 
 

@@ -18,13 +18,9 @@ from grpo_run.watchdog.stalls.awaited import AwaitedRank
 def status(state: str = "running", ranks: int = 2, **fields: Any) -> RunStatus:
     """A run with these fields in its history."""
     return RunStatus(
-        run_id="night",
-        state=state,
-        sentence="",
-        history=History(**fields),
-        slots=(None,) * ranks,
-        supervisor_pid=1,
-    )
+        run_id="night", state=state, sentence="", history=History(**fields), slots=(None,) * ranks,
+        supervisor_pid=1
+    )  # fmt: skip
 
 
 def line_of(state: str = "running", **fields: Any) -> str:
@@ -119,14 +115,10 @@ def test_without_a_target_no_time_is_left() -> None:
 def starting(*slots: Slot | None, **fields: Any) -> str:
     """The line of a run that is starting, with these slots."""
     made = RunStatus(
-        run_id="night",
-        state="starting",
-        sentence="",
-        history=History(**fields),
-        slots=slots,
+        run_id="night", state="starting", sentence="", history=History(**fields), slots=slots,
         supervisor_pid=1,
         read_at_seconds=996.0,
-    )
+    )  # fmt: skip
     line = progress_line(made)
     assert line.kind is LineKind.starting
     return line.text()
@@ -169,15 +161,10 @@ def waiting(
         busy=None, waiters=(0,),
     )  # fmt: skip
     made = RunStatus(
-        run_id="night",
-        state=state,
-        sentence="",
-        history=History(**fields),
-        slots=(None, None),
+        run_id="night", state=state, sentence="", history=History(**fields), slots=(None, None),
         supervisor_pid=1,
-        awaited=awaited,
-        read_at_seconds=1000.0 + seconds,
-    )
+        awaited=awaited, read_at_seconds=1000.0 + seconds,
+    )  # fmt: skip
     return progress_line(made)
 
 
@@ -218,14 +205,10 @@ def test_a_short_wait_is_not_shown() -> None:
 
 
 FULL: dict[str, Any] = {
-    "step": 12345,
-    "target_steps": 20000,
-    "reward": -0.5,
-    "snapshot_step": 12340,
+    "step": 12345, "target_steps": 20000, "reward": -0.5, "snapshot_step": 12340,
     "recoveries": [recovery(1.0)] * 2,
-    "checkpoint": Checkpoint(step=12000, path="x", verified=True),
-    "steps": pace(20.0),
-}
+    "checkpoint": Checkpoint(step=12000, path="x", verified=True), "steps": pace(20.0),
+}  # fmt: skip
 
 
 def test_a_narrow_terminal_gets_the_most_important_facts() -> None:

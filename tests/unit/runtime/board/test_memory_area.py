@@ -70,13 +70,9 @@ def test_a_forecast_is_read_once_there_is_one(path: Path) -> None:
     memory = Board.open(path).rank_memory(1)
     assert memory is not None
     assert memory.as_json()["forecast"] == {
-        "predicted_bytes": 1,
-        "observed_bytes": 2,
-        "limit_bytes": 3,
-        "pieces": 4,
-        "rollouts": 5,
+        "predicted_bytes": 1, "observed_bytes": 2, "limit_bytes": 3, "pieces": 4, "rollouts": 5,
         "split_rollouts": 6,
-    }
+    }  # fmt: skip
 
 
 def test_every_figure_keeps_its_place_on_disk(path: Path) -> None:

@@ -17,15 +17,10 @@ INTEGERS = [
     "no_trainer_after", "save_state_calls",
 ]  # fmt: skip
 FLOATS = [
-    "vote_wait_seconds",
-    "cleanup_seconds",
-    "checkpoint_seconds",
-    "ended_eos",
-    "ended_length",
+    "vote_wait_seconds", "cleanup_seconds", "checkpoint_seconds", "ended_eos", "ended_length",
     "ended_repetition",
-    "ended_deadline",
-    "generation_limit",
-]
+    "ended_deadline", "generation_limit",
+]  # fmt: skip
 
 
 def test_every_field_keeps_its_place_on_disk(tmp_path: Path) -> None:

@@ -27,24 +27,12 @@ FLOAT = st.floats(allow_nan=False)
 
 
 FIELDS = {
-    "train_call": INT32,
-    "step": INT32,
-    "target_steps": INT32,
-    "voted_step": INT32,
-    "committed_step": INT32,
-    "resumed_step": INT32,
-    "checkpoint_step": INT32,
-    "tokens_generated": UINT64,
-    "rewards_scored": UINT64,
-    "votes": UINT64,
-    "cleanup_runs": UINT64,
-    "vote_wait_seconds": FLOAT,
-    "cleanup_seconds": FLOAT,
-    "checkpoint_seconds": FLOAT,
-    "ended_eos": FLOAT,
-    "ended_deadline": FLOAT,
+    "train_call": INT32, "step": INT32, "target_steps": INT32, "voted_step": INT32, "committed_step": INT32,
+    "resumed_step": INT32, "checkpoint_step": INT32, "tokens_generated": UINT64, "rewards_scored": UINT64,
+    "votes": UINT64, "cleanup_runs": UINT64, "vote_wait_seconds": FLOAT, "cleanup_seconds": FLOAT,
+    "checkpoint_seconds": FLOAT, "ended_eos": FLOAT, "ended_deadline": FLOAT,
     "state": st.sampled_from(RankState),
-}
+}  # fmt: skip
 """Every attribute of a writer that a reader sees under the same name."""
 
 

@@ -120,13 +120,10 @@ def test_the_seal_covers_fields_of_later_releases(checkpoint: Path) -> None:
 def test_batch_layout_and_model_shape_are_stored(tmp_path: Path) -> None:
     """The manifest holds the given values."""
     fields = {
-        "scheduled": False,
-        "global_batch": 8,
-        "per_device_train_batch_size": 4,
+        "scheduled": False, "global_batch": 8, "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 1,
-        "layout": "ddp",
-        "model_shape": "abc",
-    }
+        "layout": "ddp", "model_shape": "abc",
+    }  # fmt: skip
     path = fill(tmp_path / "checkpoint-5")
     write_manifest(path, identity(world_size=2, **fields))
     read = read_manifest(path).model_dump()
@@ -140,23 +137,12 @@ def test_fields_of_a_staged_snapshot_are_not_stored_in_the_manifest(tmp_path: Pa
     write_manifest(path, staged)
     raw = json.loads((path / MANIFEST).read_text())
     assert set(raw) == {
-        "schema_version",
-        "run_id",
-        "train_call",
-        "step",
-        "world_size",
-        "finished",
-        "scheduled",
-        "kept",
+        "schema_version", "run_id", "train_call", "step", "world_size", "finished", "scheduled", "kept",
         "global_batch",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "layout",
-        "model_shape",
-        "versions",
+        "per_device_train_batch_size", "gradient_accumulation_steps", "layout", "model_shape", "versions",
         "files",
         "seal",
-    }
+    }  # fmt: skip
     assert raw["schema_version"] == SCHEMA
 
 

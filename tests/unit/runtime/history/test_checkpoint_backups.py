@@ -35,12 +35,9 @@ def checkpoints(tmp_path: Path, output: Path) -> checkpoint_backups.CheckpointBa
     """What the supervisor holds."""
     (tmp_path / "run").mkdir()
     started = {
-        "event": "train_started",
-        "rank": 0,
-        "train_call": 1,
-        "trainer_class": "GRPOTrainer",
-        "output_dir": str(output),
-    }
+        "event": "train_started", "rank": 0, "train_call": 1, "trainer_class": "GRPOTrainer",
+        "output_dir": str(output)
+    }  # fmt: skip
     return checkpoint_backups.CheckpointBackups(
         links_of(tmp_path), "run-1", History.of([started]).calls, warn=print
     )

@@ -12,35 +12,21 @@ from grpo_run.runtime.history.memory_findings import WAITED_SECONDS, FindingLine
 def found(rank: int = 0, attempt: int = 0, at: float = 100.0, **fields: Any) -> dict[str, Any]:
     """The record of a list that keeps tensors."""
     return {
-        "event": "memory_finding",
-        "time": at,
-        "rank": rank,
-        "attempt": attempt,
-        "step": 7,
-        "world_size": 2,
+        "event": "memory_finding", "time": at, "rank": rank, "attempt": attempt, "step": 7, "world_size": 2,
         "key": "growth|list|a.py|3",
-        "subject": "held by list `a` (a.py:3)",
-        "sentence": "5 tensors, held by list `a` (a.py:3)",
-        "kind": "growth",
-        "tensors": 5,
+        "subject": "held by list `a` (a.py:3)", "sentence": "5 tensors, held by list `a` (a.py:3)",
+        "kind": "growth", "tensors": 5,
         **fields,
-    }
+    }  # fmt: skip
 
 
 def snapshot(**fields: Any) -> dict[str, Any]:
     """The record of a file for the viewer."""
     return {
-        "event": "memory_snapshot",
-        "time": 101.0,
-        "rank": 1,
-        "attempt": 0,
-        "step": 8,
+        "event": "memory_snapshot", "time": 101.0, "rank": 1, "attempt": 0, "step": 8,
         "path": "memory_trace/rank-1.pickle",
-        "reason": "finding",
-        "bytes": 2048,
-        "entries": 9,
-        **fields,
-    }
+        "reason": "finding", "bytes": 2048, "entries": 9, **fields,
+    }  # fmt: skip
 
 
 def test_a_finding_waits_for_the_other_ranks_and_names_all_of_them() -> None:
@@ -108,14 +94,9 @@ def test_findings_are_json_with_ranks_and_attempts() -> None:
     history.apply({"event": "memory_finding", "time": 1.0, "rank": 0, "attempt": 0, "sentence": "no key"})
     assert history.unreadable == 1
     assert json.loads(json.dumps(history.memory_trace.as_json()))["findings"] == [
-        {
-            "kind": "growth",
-            "tensors": 5,
-            "sentence": "5 tensors, held by list `a` (a.py:3)",
-            "ranks": [0],
-            "attempts": [0],
-        }
-    ]
+        {"kind": "growth", "tensors": 5, "sentence": "5 tensors, held by list `a` (a.py:3)", "ranks": [0],
+        "attempts": [0]}
+    ]  # fmt: skip
 
 
 def test_what_merely_grows_is_listed_and_not_said() -> None:

@@ -15,14 +15,10 @@ from grpo_run.runtime.memory.facts import (
 )
 
 SIZES: dict[str, Any] = {
-    "train_call": 1,
-    "trainer_class": "Any",
-    "world_size": 2,
-    "layout": "ddp",
+    "train_call": 1, "trainer_class": "Any", "world_size": 2, "layout": "ddp",
     "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 1,
-    "samples": 64,
-}
+    "gradient_accumulation_steps": 1, "samples": 64,
+}  # fmt: skip
 GRPO = MemoryFacts(**SIZES, trainer="grpo", loss_type="dapo", generates="transformers")
 RLOO = MemoryFacts(**SIZES, trainer="rloo", generates="transformers")
 SFT = MemoryFacts(**SIZES, trainer="sft", loss_type="nll", counts_tokens=True)

@@ -66,15 +66,10 @@ def test_a_node_without_rank_0_does_not_say_what_it_cannot_know() -> None:
 def test_calls_are_passed_with_the_one_that_was_interrupted() -> None:
     """And with all directories that they have used, newest first."""
     records = [
-        attempt(0),
-        {"event": "rank_started", "rank": 0, "pid": 7},
-        started(1),
+        attempt(0), {"event": "rank_started", "rank": 0, "pid": 7}, started(1),
         {"event": "train_ended", "train_call": 1},
-        started(2),
-        saved(2, 4),
-        attempt(1),
-        started(2, 4, output_dir="/out/other"),
-    ]
+        started(2), saved(2, 4), attempt(1), started(2, 4, output_dir="/out/other"),
+    ]  # fmt: skip
     first, second = History.of(records).calls.to_pass()
     assert (first.finished, first.interrupted, first.directories[0].pid) == (True, False, 7)
     assert (second.finished, second.interrupted, second.saved) == (False, True, 4)

@@ -16,13 +16,10 @@ from grpo_run.watchdog.stalls.awaited import AwaitedRank
 def awaited(deadline_seconds: float = 600.0, **changes: Any) -> AwaitedRank:
     """Rank 0 has waited for rank 1 since 1,000 s."""
     fields: dict[str, Any] = {
-        "rank": 1,
-        "phase": Phase.reward,
-        "since_seconds": 1000.0,
+        "rank": 1, "phase": Phase.reward, "since_seconds": 1000.0,
         "deadline_at_seconds": 1000.0 + deadline_seconds,
-        "busy": None,
-        "waiters": (0,),
-    }
+        "busy": None, "waiters": (0,),
+    }  # fmt: skip
     return AwaitedRank(**(fields | changes))
 
 

@@ -55,16 +55,13 @@ def test_the_whole_configuration_is_carried_without_the_environment(
 ) -> None:
     """The rank has its environment variables already."""
     sent = make_settings(
-        environment={"HF_TOKEN": "hf_secret"},
-        budget=Budget(failures_without_progress=7),
+        environment={"HF_TOKEN": "hf_secret"}, budget=Budget(failures_without_progress=7),
         timeouts=Timeouts(vote_seconds=20.0),
         deadlines=DeadlineSettings(floor_seconds=3.0, ceiling_seconds=90.0),
-        injections=(parse_injection("hang@rank1:step7"),),
-        snapshot_directory=Path("/dev/shm/x"),
+        injections=(parse_injection("hang@rank1:step7"),), snapshot_directory=Path("/dev/shm/x"),
         snapshot_every=5,
-        resume_from="other",
-        shown_ranks=frozenset({1, 0}),
-    )
+        resume_from="other", shown_ranks=frozenset({1, 0}),
+    )  # fmt: skip
     text = sent.to_environment()[VARIABLE]
     assert "hf_secret" not in text
     monkeypatch.setenv(VARIABLE, text)

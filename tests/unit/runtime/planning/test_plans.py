@@ -19,12 +19,9 @@ from grpo_run.runtime.supervisor.memory._prediction import sizes_of
 
 START, HALF, QUARTER = (MemoryPlan(micro_batch_divisor=divisor) for divisor in (1, 2, 4))
 KNOWN = Computation(
-    configuration={"model_type": "qwen2"},
-    weights="float32",
-    attention="sdpa",
-    optimizer="adamw_torch_fused",
-    device="cuda",
-)
+    configuration={"model_type": "qwen2"}, weights="float32", attention="sdpa", optimizer="adamw_torch_fused",
+    device="cuda"
+)  # fmt: skip
 RUN = facts(computation=KNOWN)
 
 

@@ -63,15 +63,11 @@ def made(reported: list[int]) -> Helpers:
     """The helpers of this process, which no user interrupts."""
     owned = RunProcesses(os.getpid(), os.getsid(0), tokens=["t0ken"])
     return Helpers(
-        owned,
-        RemainingProcesses(owned),
-        keep=(),
+        owned, RemainingProcesses(owned), keep=(),
         settings=DeadlineSettings(exit_seconds=1.0, exit_connected_seconds=1.0),
-        announce_ranks=lambda pids: None,
-        notify=lambda text: None,
-        report=lambda terminated: reported.extend(one.pid for one in terminated),
-        interrupted=lambda: False,
-    )
+        announce_ranks=lambda pids: None, notify=lambda text: None,
+        report=lambda terminated: reported.extend(one.pid for one in terminated), interrupted=lambda: False,
+    )  # fmt: skip
 
 
 def test_a_helper_that_survives_sigkill_is_reported_once_and_not_waited_for(

@@ -68,33 +68,16 @@ def session(
 
     settings = make_settings()
     made = SimpleNamespace(
-        keep_process_group=lambda: None,
-        record_imports=lambda: None,
-        injector=None,
-        board=board,
-        slot=slot,
-        journal=journal,
-        settings=settings,
-        config=settings.config,
-        rank=0,
-        world_size=1,
-        local_world_size=1,
-        rejected_checkpoints=0,
-        own_steps=0,
-        left=None,
+        keep_process_group=lambda: None, record_imports=lambda: None, injector=None,
+        board=board, slot=slot, journal=journal, settings=settings, config=settings.config,
+        rank=0, world_size=1, local_world_size=1, rejected_checkpoints=0, own_steps=0, left=None,
         script_ended=False,
-        is_main=True,
-        is_rank=True,
-        votes=VoteGroup(),
-        device_memory=DeviceMemory(),
-        host_memory=ResidentMemory(),
-        memory_trace=None,
+        is_main=True, is_rank=True, votes=VoteGroup(),
+        device_memory=DeviceMemory(), host_memory=ResidentMemory(), memory_trace=None,
         accounting=PhaseAccounting(slot.memory_area, DeviceMemory(), ResidentMemory(), warn=notified.append),
-        notified=notified,
-        notify=notified.append,
-        warn=warn,
+        notified=notified, notify=notified.append, warn=warn,
         warn_in_journal=lambda text: journal.write("warning", rank=0, text=text),
-    )
+    )  # fmt: skip
     for method in (Session.record_left_loop, Session.script_raised, Session.script_returned):
         setattr(made, method.__name__, functools.partial(method, made))
     return made

@@ -40,16 +40,10 @@ class Story:
             }
         )  # fmt: skip
         verdict = Verdict(
-            cause=Cause.learning_collapse,
-            culprits=(),
-            step=one.step,
-            phase=None,
-            confidence="proved",
+            cause=Cause.learning_collapse, culprits=(), step=one.step, phase=None, confidence="proved",
             sentence="It fell.",
-            signature="s",
-            deterministic=False,
-            trip=one,
-        )
+            signature="s", deterministic=False, trip=one,
+        )  # fmt: skip
         decision = decide(self.history, verdict, self.budget, stopping=False, **arguments)
         self.history.apply(
             {

@@ -25,22 +25,12 @@ from grpo_run.watchdog.verdict import Verdict
 
 def out_of_memory(phase: MemoryPhase = MemoryPhase.backward, cause: Cause = Cause.gpu_oom) -> Verdict:
     return Verdict(
-        cause=cause,
-        culprits=(1,),
-        step=3,
-        phase="forward_backward",
-        confidence="proved",
+        cause=cause, culprits=(1,), step=3, phase="forward_backward", confidence="proved",
         sentence="It failed.",
-        signature="gpu_oom:backward:step3",
-        deterministic=True,
-        shortage=Shortage(
-            cause=cause,
-            source=ErrorSource.allocator,
-            phase=phase,
-            text="CUDA out of memory.",
-            figures=Figures(),
-        ),
-    )
+        signature="gpu_oom:backward:step3", deterministic=True,
+        shortage=Shortage(cause=cause, source=ErrorSource.allocator, phase=phase, text="CUDA out of memory.",
+        figures=Figures()),
+    )  # fmt: skip
 
 
 class Supervised:
@@ -54,14 +44,9 @@ class Supervised:
         self.history = self.live.history
         self.reporter = Reporter(self.live, str(directory), self.said.append)
         config = RunConfig(
-            run_id="run",
-            run_directory=directory,
-            target="train.py",
-            module=False,
-            arguments=(),
-            command=(),
-            **options,
-        )
+            run_id="run", run_directory=directory, target="train.py", module=False, arguments=(), command=(),
+            **options
+        )  # fmt: skip
         self.memory = RunMemory(config, self.run, self.history, self.reporter)
 
     def fail(self, verdict: Verdict) -> Action | None:
@@ -127,14 +112,9 @@ def test_the_facts_of_another_call_are_not_taken_for_those_of_a_loop(tmp_path: P
     run = Supervised(tmp_path / "run")
     write_facts(run.run.path, GRPO)
     run.reporter.write(
-        "train_started",
-        rank=0,
-        step=0,
-        train_call=2,
-        target_steps=9,
-        trainer_class="grpo_run.loop",
-        output_dir="out",
-    )
+        "train_started", rank=0, step=0, train_call=2, target_steps=9, trainer_class="grpo_run.loop",
+        output_dir="out"
+    )  # fmt: skip
     assert run.fail(out_of_memory()) is None
 
 

@@ -36,23 +36,15 @@ class World:
             [
                 {"event": "run_started", "time": 0.0},
                 {
-                    "event": "train_started",
-                    "train_call": 1,
-                    "step": 0,
-                    "rank": 0,
+                    "event": "train_started", "train_call": 1, "step": 0, "rank": 0,
                     "trainer_class": "GRPOTrainer",
                     "output_dir": str(self.out),
                 },
-                {
-                    "event": "incident",
-                    "cause": "learning_collapse",
-                    "step": 33,
-                    "train_call": 1,
-                    "sentence": "It fell.",
-                },
+                {"event": "incident", "cause": "learning_collapse", "step": 33, "train_call": 1,
+                "sentence": "It fell."},
                 {"event": "action", "action": "restart_from_earlier_checkpoint", "before_step": 30},
             ]
-        )
+        )  # fmt: skip
         self.drains = DrainScheduler(
             self.staging, write=lambda *a, **k: None, warn=self.notified.append, preloaded=False
         )

@@ -241,17 +241,11 @@ def test_overrides_replace_settings_of_thewrite_recipe() -> None:
     recipe = load_recipe(
         "arithmetic",
         [
-            "grpo.learning_rate=1e-5",
-            "model=123",
-            "output_dir=a=b",
-            "seed=1",
-            "seed=7",
-            "grpo.beta=null",
-            "grpo.generation_kwargs={no_repeat_ngram_size: 3}",
-            "grpo.bf16=true",
+            "grpo.learning_rate=1e-5", "model=123", "output_dir=a=b", "seed=1", "seed=7", "grpo.beta=null",
+            "grpo.generation_kwargs={no_repeat_ngram_size: 3}", "grpo.bf16=true",
             "grpo.report_to=[tensorboard]",
         ],
-    )
+    )  # fmt: skip
     assert recipe.grpo.learning_rate == 1e-5
     assert (recipe.model, recipe.output_dir, recipe.seed) == ("123", "a=b", 7)
     assert recipe.grpo.beta is None

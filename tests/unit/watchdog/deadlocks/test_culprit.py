@@ -27,15 +27,12 @@ def ran(calls: Sequence[Call], *, keep: int | None = None) -> tuple[Collective, 
         last = index == len(calls) - 1
         records.append(
             Collective(
-                group=group,
-                sequence=counts[group],
-                operation=operation,
-                sizes=((elements,),),
+                group=group, sequence=counts[group], operation=operation, sizes=((elements,),),
                 dtypes=("Float",),
                 progress=CollectiveProgress.waiting if last else CollectiveProgress.completed,
                 location=None if line is None else Location(file="/x/train.py", line=line, function="f"),
             )
-        )
+        )  # fmt: skip
     return tuple(records[-keep:] if keep else records)
 
 

@@ -28,13 +28,10 @@ def pending(thread: str, **changes: Any) -> Collective:
 def report(**changes: Any) -> ThreadReport:
     """Threads 1 and 2 wait in collectives, and no other thread can act."""
     fields: dict[str, Any] = {
-        "waiting": {"1": 40, "2": 50},
-        "passive": {"3": 60},
-        "active": (),
-        "in_backward": None,
+        "waiting": {"1": 40, "2": 50}, "passive": {"3": 60}, "active": (), "in_backward": None,
         "issued": {"0": 3},
         "uses_futures": False,
-    }
+    }  # fmt: skip
     return ThreadReport(**(fields | changes))
 
 

@@ -18,25 +18,16 @@ MakeError = Callable[..., RankError]
 MakeSlot = Callable[..., Slot]
 MEBIBYTE = 1 << 20
 LIMIT = LimitUse(
-    name="the memory cgroup /job",
-    limit_bytes=700 * MEBIBYTE,
-    usage_bytes=690 * MEBIBYTE,
-    working_set_bytes=660 * MEBIBYTE,
-)
+    name="the memory cgroup /job", limit_bytes=700 * MEBIBYTE, usage_bytes=690 * MEBIBYTE,
+    working_set_bytes=660 * MEBIBYTE
+)  # fmt: skip
 SAMPLE = HostSample(
     at=1000.0,
     limits=(LIMIT,),
     ranks={1: ProcessMemory(anonymous_bytes=310 * MEBIBYTE, file_bytes=0, shared_bytes=0)},
 )
-KILLED = KernelKills(
-    ranks=frozenset({1}),
-    helper_killed=True,
-    before=2,
-    now=3,
-    sample=SAMPLE,
-    reached=LIMIT,
-    sample_age_seconds=0.3,
-)
+KILLED = KernelKills(ranks=frozenset({1}), helper_killed=True, before=2, now=3, sample=SAMPLE, reached=LIMIT,
+sample_age_seconds=0.3)  # fmt: skip
 
 
 def test_the_verdict_has_the_numbers(make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot) -> None:

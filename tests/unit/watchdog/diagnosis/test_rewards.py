@@ -25,13 +25,10 @@ def stack(*frames: tuple[str, str], main: bool = True) -> Stack:
 
 
 IN_JUDGE = stack(
-    ("/lib/re.py", "match"),
-    ("/me/train.py", "parse"),
-    ("/me/train.py", "judge"),
+    ("/lib/re.py", "match"), ("/me/train.py", "parse"), ("/me/train.py", "judge"),
     (CALLER_FILE, "call_in_rank"),
-    (CALLER_FILE, "served"),
-    ("/site-packages/trl/trainer/grpo_trainer.py", "_calculate_rewards"),
-)
+    (CALLER_FILE, "served"), ("/site-packages/trl/trainer/grpo_trainer.py", "_calculate_rewards"),
+)  # fmt: skip
 AWAITS = stack(
     ("/lib/threading.py", "wait"), ("/lib/python3.11/concurrent/futures/_base.py", "result"),
     ("/site-packages/trl/trainer/grpo_trainer.py", "_calculate_rewards"),

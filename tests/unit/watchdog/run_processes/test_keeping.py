@@ -34,16 +34,10 @@ def test_what_a_kept_process_has_started_is_kept() -> None:
 
     def process(pid: int, parent: int, name: str) -> ProcessStat:
         return ProcessStat(
-            pid=pid,
-            name=name,
-            state="S",
-            parent=parent,
-            session=1,
-            cpu_seconds=0.0,
+            pid=pid, name=name, state="S", parent=parent, session=1, cpu_seconds=0.0,
             children_cpu_seconds=0.0,
-            started_ticks=pid,
-            kernel_thread=False,
-        )
+            started_ticks=pid, kernel_thread=False,
+        )  # fmt: skip
 
     table = {
         10: process(10, 1, "shell"), 11: process(11, 10, "server"), 12: process(12, 11, "worker"),

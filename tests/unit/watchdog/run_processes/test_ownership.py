@@ -67,18 +67,14 @@ class Family:
 
     def __init__(self, mode: str) -> None:
         self.supervisor = subprocess.Popen(
-            [sys.executable, "-S", "-c", SUPERVISOR, RANK, mode],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+            [sys.executable, "-S", "-c", SUPERVISOR, RANK, mode], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True
+        )  # fmt: skip
         self.own, self.rank, *self.helpers = (self.line() for _ in range(2 + HELPERS))
         self.processes = RunProcesses(
-            self.supervisor.pid,
-            os.getsid(self.supervisor.pid),
-            tokens=["t0ken"],
-            adopts_only_ours=mode == "adopts",
-        )
+            self.supervisor.pid, os.getsid(self.supervisor.pid), tokens=["t0ken"],
+            adopts_only_ours=mode == "adopts"
+        )  # fmt: skip
 
     def line(self) -> int:
         """Read the next pid."""

@@ -58,12 +58,10 @@ def test_without_occurrences_everything_is_zero() -> None:
     """An empty board contains zeros."""
     durations = Durations.of([])
     assert durations == Durations()
-    assert (
-        durations.count,
-        durations.quantile(0.99),
-        durations.longest_seconds,
-        durations.median_seconds,
-    ) == (0, 0.0, 0.0, 0.0)
+    assert (durations.count, durations.quantile(0.99), durations.longest_seconds,
+    durations.median_seconds) == (
+        0, 0.0, 0.0, 0.0,
+    )  # fmt: skip
 
 
 @given(st.lists(seconds, min_size=2, max_size=60), st.floats(min_value=0.0, max_value=1.0))

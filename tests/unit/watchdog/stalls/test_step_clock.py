@@ -25,12 +25,9 @@ class Run:
         self.now = 1000.0
         self.clock = StepClock(SETTINGS, self.now)
         self.fields: dict[str, Any] = {
-            "voted_step": 0,
-            "tokens_generated": 0,
-            "rewards_scored": 0,
-            "last_work_seconds": 900.0,
+            "voted_step": 0, "tokens_generated": 0, "rewards_scored": 0, "last_work_seconds": 900.0,
             "step": 0,
-        }
+        }  # fmt: skip
         self.phases: tuple[OpenPhase, ...] = ()
         self.enters(Phase.forward_backward, Phase.score)
 
@@ -306,13 +303,10 @@ class Generating:
             for rank, every in self._every.items():
                 self.passes[rank] += every > 0 and int(self.now - 10) % every == 0
                 slots[rank] = self._make_slot(
-                    rank,
-                    voted_step=0,
-                    last_work_seconds=self.now,
-                    generation_passes=self.passes[rank],
+                    rank, voted_step=0, last_work_seconds=self.now, generation_passes=self.passes[rank],
                     generation_limit=self._limits[rank],
                     phases=(OpenPhase(phase=Phase.generate, since_seconds=self.since),),
-                )
+                )  # fmt: skip
             self.clock.record(slots, self.now)
         return self.clock.slow_sentence()
 

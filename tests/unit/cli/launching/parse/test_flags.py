@@ -13,43 +13,19 @@ import pytest
 from grpo_run.cli.launching.options import build_parser
 
 OUR_FLAGS = {
-    "--accelerate-config",
-    "--accept-change",
-    "--allow-degrade",
-    "--allow-untested",
-    "--deadline-ceiling",
+    "--accelerate-config", "--accept-change", "--allow-degrade", "--allow-untested", "--deadline-ceiling",
     "--deadline-exit",
-    "--deadline-first",
-    "--deadline-floor",
-    "--fresh",
-    "--generation",
-    "--guard",
-    "--cleanup-every",
+    "--deadline-first", "--deadline-floor", "--fresh", "--generation", "--guard", "--cleanup-every",
     "--inject",
-    "--keep",
-    "--mask-capped",
-    "--memory-plan",
-    "--memory-trace",
-    "--metrics-addr",
-    "--no-memory-forecast",
-    "--no-preload",
-    "--on-end",
+    "--keep", "--mask-capped", "--memory-plan", "--memory-trace", "--metrics-addr", "--no-memory-forecast",
+    "--no-preload", "--on-end",
     "--repeat-rewards-above",
-    "--on-resume-failure",
-    "--require-resume",
-    "--resume-from",
-    "--reward-timeout",
-    "--reward-workers",
-    "--run-dir",
-    "--run-id",
-    "--show-ranks",
-    "--snapshot-dir",
-    "--snapshot-every",
-    "--stop-timeout",
-    "--strict-faults",
+    "--on-resume-failure", "--require-resume", "--resume-from", "--reward-timeout", "--reward-workers",
+    "--run-dir", "--run-id",
+    "--show-ranks", "--snapshot-dir", "--snapshot-every", "--stop-timeout", "--strict-faults",
     "--tool-timeout",
     "--vote-timeout",
-}
+}  # fmt: skip
 """An option is a promise. Add a new one here and to the documentation."""
 
 
@@ -82,15 +58,12 @@ def test_torchruns_options_mean_what_they_mean_to_torch(monkeypatch: pytest.Monk
     def told(parser: argparse.ArgumentParser) -> dict[str, tuple[object, ...]]:
         return {
             action.dest: (
-                set(action.option_strings),
-                action.nargs,
-                action.choices,
-                action.default
-                if action.dest not in ours or os.environ.get(f"PET_{action.dest.upper()}")
-                else "ours",
+                set(action.option_strings), action.nargs, action.choices,
+                action.default if action.dest not in ours
+                or os.environ.get(f"PET_{action.dest.upper()}") else "ours",
             )
             for action in parser._actions
-        }
+        }  # fmt: skip
 
     for value in (None, "1"):
         if value is not None:

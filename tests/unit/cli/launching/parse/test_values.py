@@ -148,13 +148,10 @@ def test_the_form_of_the_output_follows_from_where_the_streams_lead(
     """A terminal is asked for by `os.isatty`; nothing else in a test is one."""
     code = "from grpo_run.cli.launching._values import output as o; open('form', 'w').write(o().value)"
     subprocess.run(
-        f'{sys.executable} -c "{code}" {redirection}',
-        shell=True,
-        cwd=tmp_path,
-        check=True,
+        f'{sys.executable} -c "{code}" {redirection}', shell=True, cwd=tmp_path, check=True,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-    )
+    )  # fmt: skip
     assert (tmp_path / "form").read_text() == output.value
 
 

@@ -65,16 +65,10 @@ def test_a_finding_of_the_memory_trace_is_printed_once(screen: Open) -> None:
     """
     made = screen()
     record = {
-        "event": "memory_finding",
-        "time": 1.0,
-        "rank": 1,
-        "attempt": 0,
-        "step": 8,
-        "world_size": 2,
-        "key": "a",
-        "subject": "b",
+        "event": "memory_finding", "time": 1.0, "rank": 1, "attempt": 0, "step": 8, "world_size": 2,
+        "key": "a", "subject": "b",
         "sentence": "5 tensors",
-    }
+    }  # fmt: skip
     made.history.apply(record)
     made.terminal._show_findings(made.status())
     made.history.apply({**record, "key": "c", "sentence": "6 tensors", "time": 1e12})

@@ -82,21 +82,13 @@ def test_what_was_different_does_not_become_one() -> None:
 def test_other_shapes_lengths_and_types_are_replaced() -> None:
     """The script has begun with something else."""
     entries: dict[str, Any] = {
-        "tensor": torch.zeros(2),
-        "array": np.zeros(2),
-        "queue": deque([1]),
-        "number": np.float32(1),
-        "none": None,
-        "pair": Pair(1, 2),
-    }
+        "tensor": torch.zeros(2), "array": np.zeros(2), "queue": deque([1]), "number": np.float32(1),
+        "none": None, "pair": Pair(1, 2),
+    }  # fmt: skip
     saved = {
-        "tensor": torch.ones(3),
-        "array": np.ones(3),
-        "queue": deque([2], maxlen=1),
-        "number": np.float32(2),
-        "none": [3],
-        "pair": (1, 2, 3),
-    }
+        "tensor": torch.ones(3), "array": np.ones(3), "queue": deque([2], maxlen=1), "number": np.float32(2),
+        "none": [3], "pair": (1, 2, 3),
+    }  # fmt: skip
     restore(entries, saved)
     assert repr(entries) == repr(saved)
     assert type(entries["number"]) is np.float32

@@ -35,13 +35,10 @@ class Rank:
     def memory(self) -> StepMemory:
         """At the end of the step."""
         return StepMemory(
-            allocated=self.allocated,
-            reserved=self.reserved,
-            peak_allocated=self.peak,
+            allocated=self.allocated, reserved=self.reserved, peak_allocated=self.peak,
             resident=2 * self.anonymous,
-            anonymous=self.anonymous,
-            capacity=self.capacity,
-        )
+            anonymous=self.anonymous, capacity=self.capacity,
+        )  # fmt: skip
 
     def read_free(self) -> int:
         """What the driver says."""

@@ -35,15 +35,10 @@ def trainer_of(tiny: Any, kind: str, folder: Path, **settings: Any) -> Any:
     tokenizer = tiny.tokenizer()
     rollouts = {"num_generations": 4, "max_completion_length": 6, "beta": 0.0} if kind != "SFT" else {}
     common = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 2,
+        "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2,
         "use_cpu": True,
-        "bf16": False,
-        "activation_checkpointing": False,
-        "report_to": [],
-        "disable_tqdm": True,
-    }
+        "bf16": False, "activation_checkpointing": False, "report_to": [], "disable_tqdm": True,
+    }  # fmt: skip
     configuration = getattr(trl, f"{kind}Config")(**{**common, **rollouts, **settings})
     rewards = {"reward_funcs": [len]} if kind != "SFT" else {}
     made = getattr(trl, f"{kind}Trainer")(

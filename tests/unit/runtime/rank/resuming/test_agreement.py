@@ -25,13 +25,9 @@ def resume_request(tmp_path: Path) -> ResumeRequest:
     """The first call of run-1 on two ranks."""
     return ResumeRequest(
         call=TrainCall(ordinal=1, trainer_class="GRPOTrainer", output_dir=str(tmp_path / "out")),
-        run_id="run-1",
-        world_size=2,
-        first_attempt=True,
-        run_started_at=1000.0,
-        script_argument=None,
+        run_id="run-1", world_size=2, first_attempt=True, run_started_at=1000.0, script_argument=None,
         resume_from=None,
-    )
+    )  # fmt: skip
 
 
 def publish(resume_request: ResumeRequest, step: int) -> Path:

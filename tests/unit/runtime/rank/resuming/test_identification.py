@@ -25,16 +25,10 @@ def directory(path: str, at: float = AT) -> CallDirectory:
 def known(ordinal: int, trainer_class: str, path: str, **fields: Any) -> KnownCall:
     """A call that the run has begun."""
     return KnownCall(
-        ordinal=ordinal,
-        trainer_class=trainer_class,
-        settings="s",
-        directories=(directory(path),),
-        reached=6,
+        ordinal=ordinal, trainer_class=trainer_class, settings="s", directories=(directory(path),), reached=6,
         saved=5,
-        target_steps=10,
-        checkpoint=f"{path}/checkpoint-5",
-        **fields,
-    )
+        target_steps=10, checkpoint=f"{path}/checkpoint-5", **fields,
+    )  # fmt: skip
 
 
 SFT = known(1, "SFTTrainer", "/o/sft", finished=True)

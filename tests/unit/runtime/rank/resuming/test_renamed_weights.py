@@ -14,27 +14,18 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2MoeConfig, Qwen2Moe
 from grpo_run.runtime.rank.resuming.renamed_weights import restore_renamed_weights
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 12,
-    "hidden_size": 8,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
+    "vocab_size": 12, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
     "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 16,
-}
+    "num_key_value_heads": 1, "max_position_embeddings": 16,
+}  # fmt: skip
 
 
 def experts() -> Any:
     """A mixture of experts, which transformers saves in the format of its publisher."""
     return Qwen2MoeForCausalLM(
-        Qwen2MoeConfig(
-            **SIZES,
-            moe_intermediate_size=8,
-            shared_expert_intermediate_size=8,
-            num_experts=3,
-            num_experts_per_tok=2,
-        )
-    )
+        Qwen2MoeConfig(**SIZES, moe_intermediate_size=8, shared_expert_intermediate_size=8, num_experts=3,
+        num_experts_per_tok=2)
+    )  # fmt: skip
 
 
 class Trainer:

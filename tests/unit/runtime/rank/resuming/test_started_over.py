@@ -13,14 +13,10 @@ from grpo_run.runtime.rank.resuming.request import output_directory, script_argu
 def config(starts_over: int) -> RunConfig:
     """Of the second run of a command, or of an ordinary run."""
     return RunConfig(
-        run_id="train-1a-2",
-        run_directory=Path("runs/train-1a-2"),
-        target="train.py",
-        module=False,
+        run_id="train-1a-2", run_directory=Path("runs/train-1a-2"), target="train.py", module=False,
         arguments=(),
-        command=("train.py",),
-        starts_over=starts_over,
-    )
+        command=("train.py",), starts_over=starts_over,
+    )  # fmt: skip
 
 
 def test_an_ordinary_run_writes_where_the_script_says() -> None:

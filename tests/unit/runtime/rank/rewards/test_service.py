@@ -35,17 +35,11 @@ class Serving:
             reward_timeout_seconds=1.0,
         )  # fmt: skip
         self.service = RewardService(
-            host.start(),
-            config,
-            earlier=None,
-            workers=1,
-            memory_limit_bytes=2**32,
-            log=FailureLog(
-                lambda event, **fields: self.events.append({"event": event, **fields}), self.said.append
-            ),
-            warn=self.said.append,
-            on_waiting=lambda: None,
-        )
+            host.start(), config, earlier=None, workers=1, memory_limit_bytes=2**32,
+            log=FailureLog(lambda event, **fields: self.events.append({"event": event, **fields}),
+            self.said.append),
+            warn=self.said.append, on_waiting=lambda: None,
+        )  # fmt: skip
         self.extra: list[tuple[str, list[Any]]] = []
         self.metrics: list[tuple[str, float]] = []
 
@@ -61,15 +55,13 @@ class Serving:
         return self.service.score(
             moved,
             {
-                "prompts": PROMPTS,
-                "completions": [f"c{prompt}" for prompt in PROMPTS],
+                "prompts": PROMPTS, "completions": [f"c{prompt}" for prompt in PROMPTS],
                 "answer": list("abcde"),
                 "trainer_state": TrainerState(global_step=3, log_history=[{"loss": 1.0}]),
                 "log_extra": lambda column, values: self.extra.append((column, values)),
-                "log_metric": lambda name, value: self.metrics.append((name, value)),
-                **columns,
+                "log_metric": lambda name, value: self.metrics.append((name, value)), **columns,
             },
-        )
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -42,13 +42,9 @@ def test_each_exclusion_is_accounted_for(
 ) -> None:
     """One event for each function and reason, with the samples; one for groups; one line on the terminal."""
     ends = ["eos"] * 7 + ["deadline"]
-    rollout(
-        either,
-        session,
-        [NAN, *REWARDS[1:]],
-        [failed(MaskingReason.timeout), 1.0, failed(MaskingReason.exception), math.inf, *REWARDS[4:]],
-        ends=ends,
-    )
+    rollout(either, session, [NAN, *REWARDS[1:]],
+    [failed(MaskingReason.timeout), 1.0, failed(MaskingReason.exception), math.inf, *REWARDS[4:]],
+    ends=ends)  # fmt: skip
     excluded = [
         (record["function"], record["reason"], record["samples"]) for record in events("sample_masked")
     ]

@@ -69,16 +69,10 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
             (GRPOConfig, GRPOTrainer) if request.param == "grpo" else (RLOOConfig, RLOOTrainer)
         )
         config = config_class(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=6,
-            num_generations=2,
-            report_to=[],
+            output_dir=str(tmp_path), per_device_train_batch_size=6, num_generations=2, report_to=[],
             use_cpu=True,
-            bf16=False,
-            beta=0.0,
-            max_completion_length=MAX_LENGTH,
-            **settings,
-        )
+            bf16=False, beta=0.0, max_completion_length=MAX_LENGTH, **settings,
+        )  # fmt: skip
         made = trainer_class(
             model=model(pad),
             reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],

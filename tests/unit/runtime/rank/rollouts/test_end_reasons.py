@@ -102,25 +102,16 @@ def test_a_journal_with_broken_lines_is_read(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     assert read_decisions(path, 0, 2) == {}
     record = {
-        "event": "rollout_ended",
-        "rank": 0,
-        "world_size": 2,
-        "train_call": 1,
-        "step": 3,
-        "mode": "train",
+        "event": "rollout_ended", "rank": 0, "world_size": 2, "train_call": 1, "step": 3, "mode": "train",
         "number": 0,
-        "decoding_steps": 5,
-        "timed_out_after": 5,
-    }
+        "decoding_steps": 5, "timed_out_after": 5,
+    }  # fmt: skip
     dumps = functools.partial(json.dumps, separators=(",", ":"))
     lines = [
-        dumps(record),
-        '{"event":"rollout_ended"',
+        dumps(record), '{"event":"rollout_ended"',
         dumps(record | {"decoding_steps": 6, "timed_out_after": None}),
-        dumps(record | {"rank": 1}),
-        dumps(record | {"step": "x"}),
-        "[1]",
-    ]
+        dumps(record | {"rank": 1}), dumps(record | {"step": "x"}), "[1]",
+    ]  # fmt: skip
     path.write_text("\n".join(lines))
     assert read_decisions(path, 0, 2) == {
         RolloutKey(1, 3, "train", 0): DeadlineDecision(steps=6, timed_out_after=None)

@@ -22,15 +22,12 @@ LOSE_THE_ROW = ("bnpo", "dapo", "cispo", "vespo")
 """Their divisor counts tokens of the loss; that of the others counts rows."""
 BETA = 0.3
 CASES = {
-    "failed": (
-        tuple({2: math.nan, 5: math.inf}.get(index, value) for index, value in enumerate(REWARDS)),
-        None,
-        {2, 5},
-    ),
+    "failed": (tuple({2: math.nan, 5: math.inf}.get(index, value) for index, value in enumerate(REWARDS)),
+    None, {2, 5}),
     "cut": (REWARDS, ["eos", "repetition", "eos", "length", "eos", "eos", "deadline", "eos"], {1, 6}),
     "group": ((1.0, math.nan, math.nan, math.inf, *REWARDS[4:]), None, {0, 1, 2, 3}),
     "all": ((math.nan,) * 8, None, set(range(8))),
-}
+}  # fmt: skip
 WITH_REFERENCE = ("failed", "group")
 """Cases with a penalty for the distance to a reference model."""
 

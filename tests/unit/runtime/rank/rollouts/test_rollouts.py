@@ -53,12 +53,9 @@ class Gpu:
 def rollout(number: int, length: int, **changes: Any) -> GeneratedRollout:
     """The rollout of one optimizer step with one micro-batch."""
     fields: dict[str, Any] = {
-        "number": number,
-        "rows": ROWS,
-        "length": length,
-        "accumulates": False,
+        "number": number, "rows": ROWS, "length": length, "accumulates": False,
         "steps": (number + 1, number + 1),
-    }
+    }  # fmt: skip
     return GeneratedRollout(**{**fields, **changes})
 
 

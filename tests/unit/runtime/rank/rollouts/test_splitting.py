@@ -36,21 +36,12 @@ def make_trainer(algorithm: str, folder: Path) -> Any:
         model=tiny.model(len(tokenizer), 11),
         reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
         args=configuration(
-            output_dir=str(folder),
-            per_device_train_batch_size=ROWS,
-            gradient_accumulation_steps=2,
-            num_generations=ROWS,
-            max_completion_length=COMPLETION,
-            use_cpu=True,
-            bf16=False,
-            activation_checkpointing=False,
-            report_to=[],
-            disable_tqdm=True,
-            beta=0.0,
+            output_dir=str(folder), per_device_train_batch_size=ROWS, gradient_accumulation_steps=2,
+            num_generations=ROWS, max_completion_length=COMPLETION, use_cpu=True, bf16=False,
+            activation_checkpointing=False, report_to=[], disable_tqdm=True, beta=0.0,
         ),
-        train_dataset=tiny.prompts(8),
-        processing_class=tokenizer,
-    )
+        train_dataset=tiny.prompts(8), processing_class=tokenizer,
+    )  # fmt: skip
     made.current_gradient_accumulation_steps = 2
     made.model.double().train()
     return made

@@ -55,12 +55,10 @@ def top_level_names(manifest: Manifest) -> set[str]:
 def test_the_manifest_contains_what_the_rank_declared(staging: StagingArea, out: Path) -> None:
     """Run, call, step, world size, batch, and that the snapshot is not scheduled."""
     facts = {
-        "global_batch": 16,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
+        "global_batch": 16, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
         "layout": "ddp",
         "model_shape": "abc",
-    }
+    }  # fmt: skip
     staged = fill(staging.slots[0], snapshot(out, 7, scheduled=False, ordinal=2, world_size=2, **facts))
     expect_published(drain_slot(staging))
     manifest = read_manifest(out / "_grpo_run/run-1/call-2/snapshot-7")

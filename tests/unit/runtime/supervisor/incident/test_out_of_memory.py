@@ -13,16 +13,11 @@ from grpo_run.runtime.supervisor.incident import IncidentContext, investigate
 from grpo_run.watchdog.causes import Cause
 
 OUT_OF_MEMORY = {
-    "type": "OutOfMemoryError",
-    "message": "CUDA out of memory. Tried to allocate 2.00 GiB.",
-    "traceback": "",
-    "location": None,
-    "wall_time": 2.0,
-    "phases": ["generate"],
-    "chain": [
-        {"types": ["torch.OutOfMemoryError"], "message": "CUDA out of memory. Tried to allocate 2.00 GiB."}
-    ],
-}
+    "type": "OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 2.00 GiB.", "traceback": "",
+    "location": None, "wall_time": 2.0, "phases": ["generate"],
+    "chain": [{"types": ["torch.OutOfMemoryError"],
+    "message": "CUDA out of memory. Tried to allocate 2.00 GiB."}],
+}  # fmt: skip
 
 
 def write_error_of(context: IncidentContext, rank: int, value: dict[str, Any]) -> None:

@@ -193,14 +193,9 @@ def before_first_step(what: Verdict, *earlier: dict[str, object]) -> Decision:
     records: list[dict[str, object]] = [
         {"event": "run_started", "time": 0.0},
         *earlier,
-        {
-            "event": "incident",
-            "cause": "x",
-            "step": what.step,
-            "signature": what.signature,
-            "repeat_key": what.repeat_key,
-        },
-    ]
+        {"event": "incident", "cause": "x", "step": what.step, "signature": what.signature,
+        "repeat_key": what.repeat_key},
+    ]  # fmt: skip
     return decide(History.of(records), what, Budget(), stopping=False)
 
 
@@ -311,16 +306,12 @@ def test_the_announced_start_is_where_the_snapshot_is_loaded_from(cause: str, pl
     told = History.of(
         [
             {
-                "event": "train_started",
-                "time": 1.0,
-                "train_call": 1,
-                "rank": 0,
-                "step": 0,
+                "event": "train_started", "time": 1.0, "train_call": 1, "rank": 0, "step": 0,
                 "trainer_class": "T",
                 "output_dir": "/o",
             },
             {"event": "checkpoint_staged", "time": 2.0, "train_call": 1, "step": 2, "rank": 0},
             {"event": "incident", "time": 3.0, "train_call": 1, "step": 2, "cause": cause, "signature": "s"},
         ]
-    )
+    )  # fmt: skip
     assert start_of(told) == f"from the snapshot of step 2 {place}"

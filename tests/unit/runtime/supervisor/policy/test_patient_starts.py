@@ -28,16 +28,10 @@ def starts(
         what = replace(NO_START, origin=origin, signature=f"ConnectionError@hub.py:{number % 2}:step0")
         made.apply({"event": "attempt_started", "attempt": number, "time": at})
         made.apply(
-            {
-                "event": "incident",
-                "cause": "startup_failure",
-                "step": 0,
-                "signature": what.signature,
-                "starting": True,
-                "failed_at": at,
-                "time": at,
-            }
-        )
+            {"event": "incident", "cause": "startup_failure", "step": 0, "signature": what.signature,
+            "starting": True,
+             "failed_at": at, "time": at}
+        )  # fmt: skip
         decision = decide(made, what, Budget(failures_without_progress=budget), stopping=False)
         made.apply({"event": "action", "action": str(decision.action), "patient": decision.patient})
         decisions.append(decision)

@@ -21,18 +21,12 @@ MINUTE = 60.0
 def bug(step: int, *, origin: Origin = Origin.code, line: int = 33) -> Verdict:
     """A reward function that raises in the step after `step`."""
     return Verdict(
-        cause=Cause.exception,
-        culprits=(0,),
-        step=step,
-        phase="reward",
-        confidence="proved",
+        cause=Cause.exception, culprits=(0,), step=step, phase="reward", confidence="proved",
         sentence="It failed.",
-        signature=f"KeyError@train.py:{line}:step{step}",
-        deterministic=True,
-        origin=origin,
+        signature=f"KeyError@train.py:{line}:step{step}", deterministic=True, origin=origin,
         exception="KeyError",
         location=Location(file="/w/train.py", line=line, function="judge"),
-    )
+    )  # fmt: skip
 
 
 class Night:

@@ -56,14 +56,9 @@ def test_a_script_that_lacks_a_checkpoint_has_not_finished(
     newest.mkdir()
     journal = Journal(run.directory.journal, "run-1")
     journal.write(
-        "checkpoint_failed",
-        rank=0,
-        step=50,
-        path="/out/checkpoint-50",
-        train_call=1,
-        reason="no room.",
-        lost=True,
-    )
+        "checkpoint_failed", rank=0, step=50, path="/out/checkpoint-50", train_call=1, reason="no room.",
+        lost=True
+    )  # fmt: skip
     journal.write("train_started", rank=0, train_call=1, step=0, target_steps=100)
     journal.write("checkpoint_published", rank=0, step=100, path=str(newest), train_call=1, scheduled=True)
     run.done(0, 1)
@@ -113,16 +108,11 @@ def test_the_second_proof_of_a_hang_ends_the_run(
     """With 0 if every script has run its last line, else with 93. The first proof costs an attempt."""
     run = start()
     stuck = Stall(
-        cause=Cause.no_progress,
-        culprits=(0, 1),
-        waiters=(),
-        phase=Phase.idle,
-        deadline_seconds=0.0,
+        cause=Cause.no_progress, culprits=(0, 1), waiters=(), phase=Phase.idle, deadline_seconds=0.0,
         waited_seconds=6.0,
-        lasts_seconds=math.inf,
-        sentence="Ranks 0 and 1 wait for a thread that cannot end.",
+        lasts_seconds=math.inf, sentence="Ranks 0 and 1 wait for a thread that cannot end.",
         confidence="proved",
-    )
+    )  # fmt: skip
     found = HangFinding(stall=stuck, began_at_seconds=time.monotonic())
     monkeypatch.setattr(run.supervisor.detector, "scan", lambda slots: found)
     for attempt in (1, 2):

@@ -75,17 +75,10 @@ def test_a_sleep_beyond_its_deadline_is_remembered_if_its_end_is_in_sight(
     """The next attempt waits for it. One that lasts for days would make all later deadlines useless."""
     world.watch.settings = DeadlineSettings()
     sleeping = Stall(
-        cause=Cause.no_progress,
-        culprits=(1,),
-        waiters=(0,),
-        phase=Phase.callback,
-        callback="Upload.on_save",
-        deadline_seconds=60.0,
-        waited_seconds=7.0,
-        lasts_seconds=lasts,
-        sentence="It sleeps.",
+        cause=Cause.no_progress, culprits=(1,), waiters=(0,), phase=Phase.callback, callback="Upload.on_save",
+        deadline_seconds=60.0, waited_seconds=7.0, lasts_seconds=lasts, sentence="It sleeps.",
         confidence="proved",
-    )
+    )  # fmt: skip
     found = HangFinding(stall=sleeping, began_at_seconds=world.now)
     monkeypatch.setattr(world.watch._waits, "scan", lambda slots, now: found)
     assert world.scan() is found

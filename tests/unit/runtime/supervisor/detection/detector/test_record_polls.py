@@ -155,11 +155,8 @@ def test_the_records_are_read_at_once_if_more_than_a_late_rank_is_seen(
     world = make(3)
     world.writers[2].replace(Phase.reward)
     world.issue(0, "all_reduce")
-    world.issue(
-        1,
-        "all_gather" if defect == "other operation" else "all_reduce",
-        group="1" if defect == "other group" else "0",
-    )
+    world.issue(1, "all_gather" if defect == "other operation" else "all_reduce",
+    group="1" if defect == "other group" else "0")  # fmt: skip
     if defect == "passed by":
         world.issue(2, "all_gather", progress=CollectiveProgress.enqueued)
     if defect == "two threads":
