@@ -23,6 +23,7 @@ COMMANDS = {
     "ls": "list all runs",
     "status": "show the state of a run",
     "report": "write one incident as an HTML page",
+    "dashboards": "write Grafana dashboards, alert rules and their configuration",
     "stop": "ask a run to save a checkpoint and stop",
     "save": "ask a run to save a checkpoint at the next step",
     "checkpoints": "list, verify or prune checkpoints",

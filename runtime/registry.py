@@ -26,11 +26,20 @@ MAX_PATH_BYTES = 4096
 
 def registry_folder() -> Path | None:
     """Return the folder of the registry; None if the user has no home directory."""
+    return _state_folder("runs")
+
+
+def targets_folder() -> Path | None:
+    """Return the folder in which runs announce their metrics to Prometheus; None as `registry_folder`."""
+    return _state_folder("targets")
+
+
+def _state_folder(name: str) -> Path | None:
     state = os.environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(state):  # the specification: a relative path is ignored
-        return Path(state) / "grpo-run" / "runs"
+        return Path(state) / "grpo-run" / name
     try:
-        return Path.home() / ".local" / "state" / "grpo-run" / "runs"
+        return Path.home() / ".local" / "state" / "grpo-run" / name
     except RuntimeError:
         return None
 

@@ -1,52 +1,46 @@
-"""The Grafana dashboard of one run, generated into `grafana/grpo-run.json`.
+"""The four Grafana dashboards of a run, generated into `grafana/`.
 
-Called by `generate.py`. Places the panels of `_rows.py` on the page and adds variables and annotations. Every
-query is checked against the metric catalogue before the file is written. Does not contact Grafana: the file
-is imported or provisioned by the user.
+Called by `generate.py`. Places the panels of each dashboard on the page and adds variables, annotations and
+the links among the dashboards, which keep run and time range. Does not contact Grafana: the files are
+provisioned by `grpo-run dashboards export`, or imported.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from grpo_run.dashboards.metrics.catalogue import LABELS
-from grpo_run.dashboards.provisioning._panels import DATASOURCE, BuiltPanel
-from grpo_run.dashboards.provisioning._promql import unknown_names
-from grpo_run.dashboards.provisioning._rows import RUN, all_rows
+from grpo_run.dashboards.provisioning._learning import learning
+from grpo_run.dashboards.provisioning._memory import memory
+from grpo_run.dashboards.provisioning._overview import overview
+from grpo_run.dashboards.provisioning._panels import DATASOURCE, RUN, BuiltPanel
+from grpo_run.dashboards.provisioning._ranks import ranks
 
-UID = "grpo-run"
 SCHEMA_VERSION = 39
 """Dashboard schema of Grafana 10.4 and 11.0; later versions migrate it on load."""
-
-_LABEL_VALUES = re.compile(r"label_values\((\w+),(\w+)\)")
-
-
-def queries_of(dashboard: dict[str, Any]) -> list[str]:
-    """Return every PromQL expression of a dashboard: of panels, annotations and variables."""
-    panels = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
-    annotations = [item["expr"] for item in dashboard["annotations"]["list"] if "expr" in item]
-    variables = []
-    for variable in dashboard["templating"]["list"]:
-        if variable["type"] == "query":
-            match = _LABEL_VALUES.fullmatch(variable["query"]["query"])
-            assert match is not None, "variables must have the form label_values(metric,label)"
-            metric, label = match.groups()
-            variables.append(f"group by ({label}) ({metric})")
-    return panels + annotations + variables
+TAG = "grpo-run"
 
 
-def check_dashboard(dashboard: dict[str, Any]) -> None:
-    """Check every metric and label name in every query against the catalogue.
+class Page(NamedTuple):
+    """One dashboard."""
 
-    Raises:
-        ValueError: a query uses a metric or a label that is not exported.
-    """
-    for query in queries_of(dashboard):
-        unknown = unknown_names(query, LABELS)
-        if unknown:
-            raise ValueError(f"query {query!r} uses {', '.join(unknown)}, which the catalogue does not have")
+    title: str
+    description: str
+    panels: Callable[[], list[BuiltPanel]]
+
+
+PAGES = {
+    "overview": Page(
+        "grpo-run: overview", "Is the run well, how far is it, where does its time go.", overview
+    ),
+    "ranks": Page("grpo-run: ranks and collectives", "What each rank does, and who waits for whom.", ranks),
+    "memory": Page("grpo-run: memory", "Memory of GPUs by rank and phase, and of the host.", memory),
+    "learning": Page(
+        "grpo-run: learning and recovery", "What the model learns, and what faults cost.", learning
+    ),
+}
+"""By the end of the dashboard's UID and of its file's name."""
 
 
 def _placed(panels: list[BuiltPanel]) -> list[dict[str, Any]]:
@@ -61,100 +55,113 @@ def _placed(panels: list[BuiltPanel]) -> list[dict[str, Any]]:
     return placed
 
 
+def _variable(name: str, label: str, **fields: Any) -> dict[str, Any]:
+    common = {
+        "current": {}, "hide": 0, "includeAll": False, "multi": False, "options": [], "regex": "",
+        "skipUrlSync": False,
+    }  # fmt: skip
+    return {"name": name, "label": label, **fields, **common}
+
+
 def _variables() -> list[dict[str, Any]]:
+    runs = "label_values(grpo_run_info,run_id)"
+    query = {"qryType": 1, "query": runs, "refId": "PrometheusVariableQueryEditor-VariableQuery"}
     return [
-        {
-            "name": "datasource",
-            "label": "Data source",
-            "type": "datasource",
-            "query": "prometheus",
-            "current": {},
-            "hide": 0,
-            "includeAll": False,
-            "multi": False,
-            "options": [],
-            "refresh": 1,
-            "regex": "",
-            "skipUrlSync": False,
-        },
-        {
-            "name": "run_id",
-            "label": "Run",
-            "type": "query",
-            "datasource": DATASOURCE,
-            "definition": "label_values(grpo_run_info,run_id)",
-            "query": {
-                "qryType": 1,
-                "query": "label_values(grpo_run_info,run_id)",
-                "refId": "PrometheusVariableQueryEditor-VariableQuery",
-            },
-            "current": {},
-            "hide": 0,
-            "includeAll": False,
-            "multi": False,
-            "options": [],
-            "refresh": 2,
-            "regex": "",
-            "skipUrlSync": False,
-            "sort": 1,
-        },
+        _variable("datasource", "Data source", type="datasource", query="prometheus", refresh=1),
+        _variable(
+            "run", "Run", type="query", datasource=DATASOURCE, definition=runs, query=query, refresh=2, sort=1
+        ),
     ]
+
+
+def _annotation(name: str, expression: str, color: str, title: str, *, enable: bool = True) -> dict[str, Any]:
+    return {
+        "datasource": DATASOURCE,
+        "enable": enable,
+        "expr": expression.replace("{RUN", "{" + RUN),
+        "iconColor": color,
+        "name": name,
+        "step": "60s",
+        "titleFormat": title,
+    }
 
 
 def _annotations() -> list[dict[str, Any]]:
+    builtin = {
+        "builtIn": 1,
+        "datasource": {"type": "grafana", "uid": "-- Grafana --"},
+        "enable": True,
+        "hide": True,
+        "iconColor": "rgba(0, 211, 255, 1)",
+        "name": "Annotations & Alerts",
+        "type": "dashboard",
+    }
     return [
-        {
-            "builtIn": 1,
-            "datasource": {"type": "grafana", "uid": "-- Grafana --"},
-            "enable": True,
-            "hide": True,
-            "iconColor": "rgba(0, 211, 255, 1)",
-            "name": "Annotations & Alerts",
-            "type": "dashboard",
-        },
-        {
-            "datasource": DATASOURCE,
-            "enable": True,
-            "expr": f"max by (cause) (increase(grpo_incidents_total{{{RUN}}}[2m])) > 0",
-            "iconColor": "red",
-            "name": "Incidents",
-            "step": "60s",
-            "titleFormat": "{{cause}}",
-        },
-    ]
+        builtin,
+        _annotation(
+            "Incidents", "max by (cause) (increase(grpo_incidents_total{RUN}[2m])) > 0", "red", "{{cause}}"
+        ),
+        _annotation(
+            "Restarts", "max by (cause, action) (increase(grpo_restarts_total{RUN}[2m])) > 0", "orange",
+            "{{action}} after {{cause}}",
+        ),
+        _annotation(
+            "Checkpoints", "changes(grpo_checkpoint_step{RUN}[1m]) > 0", "blue", "checkpoint", enable=False
+        ),
+    ]  # fmt: skip
 
 
-def dashboard() -> dict[str, Any]:
-    """Return the dashboard as Grafana's JSON model.
+def dashboard(name: str) -> dict[str, Any]:
+    """Return a dashboard as Grafana's JSON model.
 
-    Raises:
-        ValueError: a query uses a metric or a label that is not exported.
+    Args:
+        name: a key of `PAGES`.
     """
-    model: dict[str, Any] = {
+    page = PAGES[name]
+    link = {
+        "asDropdown": False, "icon": "external link", "includeVars": True, "keepTime": True, "tags": [TAG],
+        "targetBlank": False, "title": "grpo-run", "tooltip": "", "type": "dashboards", "url": "",
+    }  # fmt: skip
+    return {
         "annotations": {"list": _annotations()},
-        "description": "One grpo-run training run. Generated from the metric catalogue.",
+        "description": f"{page.description} Generated from the metric catalogue.",
         "editable": True,
         "fiscalYearStartMonth": 0,
         "graphTooltip": 1,
         "id": None,
-        "links": [],
-        "panels": _placed(all_rows()),
+        "links": [link],
+        "panels": _placed(page.panels()),
         "refresh": "30s",
         "schemaVersion": SCHEMA_VERSION,
-        "tags": ["grpo-run", "training"],
+        "tags": [TAG],
         "templating": {"list": _variables()},
         "time": {"from": "now-12h", "to": "now"},
         "timepicker": {},
         "timezone": "browser",
-        "title": "grpo-run",
-        "uid": UID,
+        "title": page.title,
+        "uid": f"grpo-run-{name}",
         "version": 1,
         "weekStart": "",
     }
-    check_dashboard(model)
-    return model
 
 
-def dashboard_text() -> str:
-    """Return the text of `grafana/grpo-run.json`."""
-    return json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n"
+def dashboard_text(name: str) -> str:
+    """Return the text of the dashboard's file in `grafana/`."""
+    return json.dumps(dashboard(name), indent=2, ensure_ascii=False) + "\n"
+
+
+def queries_of(model: dict[str, Any]) -> dict[str, list[str]]:
+    """Return every PromQL expression of a dashboard by where it is: the title of its panel, an annotation, or
+    a variable.
+    """
+    found = {
+        panel["title"]: [target["expr"] for target in panel["targets"]]
+        for panel in model["panels"]
+        if panel["type"] != "row"
+    }
+    found |= {
+        f"annotation {item['name']}": [item["expr"]]
+        for item in model["annotations"]["list"]
+        if "expr" in item
+    }
+    return found | {"variable run": ["group by (run_id) (grpo_run_info)"]}

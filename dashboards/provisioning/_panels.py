@@ -1,7 +1,8 @@
-"""Grafana's JSON for the panels of the dashboard: row, stat, gauge, time series and state timeline.
+"""Grafana's JSON for panels: row, stat, gauge, time series and state timeline.
 
-Called by `_rows.py`, which supplies the queries. Field names and values are those of Grafana's panel models
-(schema 39). Does not know any metric.
+Called by the modules of the four dashboards, which say what a panel shows. Queries are written with `{RUN}`
+for the matcher of the selected run. Field names and values are those of Grafana's panel models (schema 39).
+Does not know any metric.
 """
 
 from __future__ import annotations
@@ -11,11 +12,49 @@ from dataclasses import dataclass
 from typing import Any
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+RUN = 'run_id="$run"'
 
 Mappings = Mapping[int, tuple[str, str]]
 """Text and color by value."""
 Steps = Sequence[tuple[str, "float | None"]]
 """Threshold colors and the values at which they begin; None, for the first, is minus infinity."""
+
+STATE_COLORS = {
+    "starting": "light-blue",
+    "running": "green",
+    "suspect": "yellow",
+    "collecting": "orange",
+    "recovering": "dark-orange",
+    "stopping": "light-purple",
+    "finished": "dark-green",
+    "stopped": "purple",
+    "failed": "red",
+    "unknown": "dark-red",
+}
+PHASE_COLORS = {
+    "startup": "super-light-blue",
+    "data": "light-yellow",
+    "generate": "green",
+    "reward": "purple",
+    "score": "light-purple",
+    "forward_backward": "blue",
+    "optimizer": "dark-blue",
+    "vote": "orange",
+    "checkpoint": "dark-yellow",
+    "eval": "light-green",
+    "cleanup": "light-orange",
+    "idle": "text",
+    "callback": "dark-purple",
+}
+WALL_COLORS = {
+    "productive": "green",
+    "startup": "light-blue",
+    "checkpoint": "dark-yellow",
+    "detection": "orange",
+    "recovery": "red",
+    "redone": "purple",
+    "stopped": "text",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,26 +66,25 @@ class BuiltPanel:
     body: dict[str, Any]
 
 
+def one_hot_number(metric: str, label: str, values: tuple[str, ...], by: str) -> str:
+    """Return a query that gives the position of the current value of a one-hot metric.
+
+    Positions count from 1; 0 means that no value is 1. The result has one series per value of the label `by`.
+    """
+    terms = [f'{place} * {metric}{{RUN,{label}="{value}"}}' for place, value in enumerate(values, start=1)]
+    return f"max by ({by}) ({' or '.join(terms)})"
+
+
+def value_mapping(colors: Mapping[str, str], names: Sequence[str]) -> dict[int, tuple[str, str]]:
+    """Return text and color of the positions that `one_hot_number` gives."""
+    return {place: (name, colors[name]) for place, name in enumerate(names, start=1)}
+
+
 def row(title: str) -> BuiltPanel:
     """Return a heading across the page."""
     return BuiltPanel(
         width=24, height=1, body={"type": "row", "title": title, "collapsed": False, "panels": []}
     )
-
-
-def _targets(queries: Mapping[str, str], *, instant: bool) -> list[dict[str, Any]]:
-    return [
-        {
-            "datasource": DATASOURCE,
-            "editorMode": "code",
-            "expr": expression,
-            "instant": instant,
-            "legendFormat": legend,
-            "range": not instant,
-            "refId": chr(ord("A") + place),
-        }
-        for place, (legend, expression) in enumerate(queries.items())
-    ]
 
 
 def _value_mappings(mappings: Mappings) -> list[dict[str, Any]]:
@@ -66,6 +104,18 @@ def _panel(
     *, instant: bool, defaults: dict[str, Any], options: dict[str, Any],
     overrides: list[dict[str, Any]] | None = None,
 ) -> BuiltPanel:  # fmt: skip
+    targets = [
+        {
+            "datasource": DATASOURCE,
+            "editorMode": "code",
+            "expr": expression.replace("{RUN", "{" + RUN),
+            "instant": instant,
+            "legendFormat": legend,
+            "range": not instant,
+            "refId": chr(ord("A") + place),
+        }
+        for place, (legend, expression) in enumerate(queries.items())
+    ]
     return BuiltPanel(
         width=width,
         height=height,
@@ -76,7 +126,7 @@ def _panel(
             "datasource": DATASOURCE,
             "fieldConfig": {"defaults": defaults, "overrides": overrides or []},
             "options": options,
-            "targets": _targets(queries, instant=instant),
+            "targets": targets,
         },
     )
 
@@ -86,25 +136,30 @@ _LAST = {"calcs": ["lastNotNull"], "fields": "", "values": False}
 
 def stat(
     title: str,
-    *,
-    width: int,
-    height: int,
     queries: Mapping[str, str],
     description: str,
+    *,
+    width: int = 4,
+    unit: str = "none",
+    decimals: int | None = None,
     mappings: Mappings | None = None,
+    steps: Steps = (("text", None),),
     empty: str = "-",
     show_name: bool = False,
 ) -> BuiltPanel:
     """Return a panel with one current value: a mapped text, a number or, with `show_name`, the legend."""
+    defaults: dict[str, Any] = {
+        "color": {"mode": "thresholds"},
+        "mappings": _value_mappings(mappings or {}),
+        "noValue": empty,
+        "thresholds": _thresholds(steps),
+        "unit": unit,
+    }
+    if decimals is not None:
+        defaults["decimals"] = decimals
     return _panel(
-        "stat", title, description, width, height, queries, instant=True,
-        defaults={
-            "color": {"mode": "thresholds"},
-            "mappings": _value_mappings(mappings or {}),
-            "noValue": empty,
-            "thresholds": _thresholds([("text", None)]),
-            "unit": "none",
-        },
+        "stat", title, description, width, 4, queries, instant=True,
+        defaults=defaults,
         options={
             "colorMode": "background" if mappings else "value",
             "graphMode": "none",
@@ -117,19 +172,12 @@ def stat(
     )  # fmt: skip
 
 
-def stat_gauge(
-    title: str,
-    *,
-    width: int,
-    height: int,
-    queries: Mapping[str, str],
-    description: str,
-    unit: str,
-    steps: Steps,
+def gauge(
+    title: str, queries: Mapping[str, str], description: str, *, steps: Steps, width: int = 4
 ) -> BuiltPanel:
-    """Return a gauge from 0 to 1 with the current value."""
+    """Return a gauge from 0 to 100 % with the current value."""
     return _panel(
-        "gauge", title, description, width, height, queries, instant=True,
+        "gauge", title, description, width, 4, queries, instant=True,
         defaults={
             "color": {"mode": "thresholds"},
             "decimals": 0,
@@ -138,7 +186,7 @@ def stat_gauge(
             "min": 0,
             "noValue": "-",
             "thresholds": _thresholds(steps),
-            "unit": unit,
+            "unit": "percentunit",
         },
         options={
             "minVizHeight": 75,
@@ -152,58 +200,58 @@ def stat_gauge(
     )  # fmt: skip
 
 
-def time_series(
+def lines(
     title: str,
-    *,
-    width: int,
-    height: int,
+    unit: str,
     queries: Mapping[str, str],
     description: str,
-    unit: str,
+    *,
+    width: int = 12,
     decimals: int | None = None,
     from_zero: bool = True,
     highest: float | None = None,
+    stacked: bool = False,
     right_axis: Mapping[str, str] | None = None,
+    colors: Mapping[str, str] | None = None,
 ) -> BuiltPanel:
-    """Return a panel with lines over time.
+    """Return a panel with lines over time, or with areas on top of one another.
 
-    `right_axis` maps the legend of a series to its unit and puts the series on the right axis. Gaps are not
-    connected, so that missing observations stay visible.
+    `right_axis` maps the legend of a series to its unit and puts the series on the right axis; `colors` fixes
+    the color of series by legend. Gaps are not connected, so that missing observations stay visible.
     """
     defaults: dict[str, Any] = {
         "color": {"mode": "palette-classic"},
         "custom": {
             "axisPlacement": "auto",
             "drawStyle": "line",
-            "fillOpacity": 8,
+            "fillOpacity": 60 if stacked else 8,
             "lineInterpolation": "linear",
             "lineWidth": 1,
             "showPoints": "never",
             "spanNulls": False,
-            "stacking": {"group": "A", "mode": "none"},
+            "stacking": {"group": "A", "mode": "normal" if stacked else "none"},
         },
         "mappings": [],
         "thresholds": _thresholds([("green", None)]),
         "unit": unit,
     }
-    if decimals is not None:
-        defaults["decimals"] = decimals
-    if from_zero:
-        defaults["min"] = 0
-    if highest is not None:
-        defaults["max"] = highest
+    chosen = {"decimals": decimals, "min": 0 if from_zero else None, "max": highest}
+    defaults |= {name: value for name, value in chosen.items() if value is not None}
+
+    def override(legend: str, *properties: tuple[str, Any]) -> dict[str, Any]:
+        values = [{"id": name, "value": value} for name, value in properties]
+        return {"matcher": {"id": "byName", "options": legend}, "properties": values}
+
     overrides = [
-        {
-            "matcher": {"id": "byName", "options": legend},
-            "properties": [
-                {"id": "custom.axisPlacement", "value": "right"},
-                {"id": "unit", "value": own_unit if own_unit != "tokens" else "suffix: tokens"},
-            ],
-        }
+        override(legend, ("custom.axisPlacement", "right"), ("unit", own_unit))
         for legend, own_unit in (right_axis or {}).items()
     ]
+    overrides += [
+        override(legend, ("color", {"mode": "fixed", "fixedColor": color}))
+        for legend, color in (colors or {}).items()
+    ]
     return _panel(
-        "timeseries", title, description, width, height, queries, instant=False,
+        "timeseries", title, description, width, 8, queries, instant=False,
         defaults=defaults,
         options={
             "legend": {
@@ -218,12 +266,12 @@ def time_series(
     )  # fmt: skip
 
 
-def state_timeline(
-    title: str, *, width: int, height: int, queries: Mapping[str, str], description: str, mappings: Mappings
+def bands(
+    title: str, queries: Mapping[str, str], description: str, *, height: int, mappings: Mappings
 ) -> BuiltPanel:
     """Return a panel with one band per series, colored and labeled by the mapped value; gaps stay visible."""
     return _panel(
-        "state-timeline", title, description, width, height, queries, instant=False,
+        "state-timeline", title, description, 24, height, queries, instant=False,
         defaults={
             "color": {"mode": "thresholds"},
             "custom": {"fillOpacity": 80, "lineWidth": 0, "spanNulls": False},

@@ -1,4 +1,4 @@
-"""Write the generated files: the Grafana dashboard, the Prometheus alert rules and the page of metrics.
+"""Write the generated files: the Grafana dashboards, the Prometheus alert rules and the page of metrics.
 
 Run `make generated` after a change to the metric catalogue, the dashboard or the rules. A test fails while
 the committed files are out of date.
@@ -6,17 +6,18 @@ the committed files are out of date.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 from grpo_run.dashboards.provisioning._alerts import alert_rules
-from grpo_run.dashboards.provisioning._grafana import dashboard_text
+from grpo_run.dashboards.provisioning._grafana import PAGES, dashboard_text
 from grpo_run.dashboards.provisioning._metrics_page import metrics_page
 
 FOLDER = Path(__file__).parents[2]
 
 GENERATED: dict[str, Callable[[], str]] = {
-    "dashboards/grafana/grpo-run.json": dashboard_text,
+    **{f"dashboards/grafana/grpo-run-{name}.json": functools.partial(dashboard_text, name) for name in PAGES},
     "dashboards/prometheus/alerts.yml": alert_rules,
     "docs/reference/metrics.md": metrics_page,
 }
@@ -24,11 +25,7 @@ GENERATED: dict[str, Callable[[], str]] = {
 
 
 def write_generated(root: Path) -> list[Path]:
-    """Write every generated file below `root`, and return the paths.
-
-    Raises:
-        ValueError: a query uses a metric or a label that is not exported. No file is written.
-    """
+    """Write every generated file below `root`, and return the paths."""
     texts = {root / name: generate() for name, generate in GENERATED.items()}
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)

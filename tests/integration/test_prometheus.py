@@ -20,7 +20,7 @@ from support.exported_run import ExportedRun
 from support.prometheus import DEADLINE_SECONDS, RULES, eventually, promtool, query, tool, values
 
 from grpo_run.dashboards.metrics.server import MetricsServer, start
-from grpo_run.dashboards.provisioning._grafana import dashboard, queries_of
+from grpo_run.dashboards.provisioning._grafana import PAGES, dashboard, queries_of
 from grpo_run.watchdog.observation import Phase
 
 
@@ -120,7 +120,7 @@ def prometheus(
 
 def for_the_run(expression: str, run_id: str = "night") -> str:
     """Return a dashboard query as Grafana sends it for a run."""
-    return expression.replace("$run_id", run_id).replace("$__rate_interval", "1m")
+    return expression.replace("$run", run_id).replace("$__rate_interval", "1m")
 
 
 def test_prometheus_has_the_values_of_board_and_journal(prometheus: httpx.Client) -> None:
@@ -162,7 +162,7 @@ def test_prometheus_answers_every_query_of_the_dashboard(
     No run has all of them at once: while a rank is waited for, no time is left.
     """
     eventually(lambda: query(prometheus, 'rate(grpo_rank_votes_total{run_id="night"}[1m])'), "second scrape")
-    queries = queries_of(dashboard())
+    queries = [one for page in PAGES for found in queries_of(dashboard(page)).values() for one in found]
     silent: list[str] = []
 
     def all_answered() -> bool:

@@ -21,4 +21,7 @@ def test_files_are_written_below_the_given_root(tmp_path: Path) -> None:
     """The generator creates folders and returns the paths written."""
     written = write_generated(tmp_path)
     assert {path.relative_to(tmp_path).as_posix() for path in written} == set(GENERATED)
-    assert json.loads((tmp_path / "dashboards/grafana/grpo-run.json").read_text())["uid"] == "grpo-run"
+    assert (
+        json.loads((tmp_path / "dashboards/grafana/grpo-run-ranks.json").read_text())["uid"]
+        == "grpo-run-ranks"
+    )
