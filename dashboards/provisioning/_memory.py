@@ -21,8 +21,8 @@ def memory() -> list[BuiltPanel]:
                     "max by (rank) (grpo_rank_gpu_memory_inactive_split_bytes{RUN})",
                 "GPU": "max(grpo_rank_gpu_memory_capacity_bytes{RUN})",
             },
-            "What tensors use, what torch holds for them, and the unused parts of it that cannot be"
-            " returned. A rising allocated line is a leak; a reserved line far above it is fragmentation.",
+            "What tensors use, what torch holds for them, and the unused parts of it that cannot be returned."
+            " A rising allocated line is a leak; a reserved line far above it is fragmentation.",
         ),
         lines(
             "Highest GPU memory by phase", "bytes",

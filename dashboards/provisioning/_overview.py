@@ -35,8 +35,7 @@ def overview() -> list[BuiltPanel]:
         ),
         gauge(
             "Progress", {"done": "max(grpo_step{RUN}) / max(grpo_target_steps{RUN})"},
-            "Committed steps as a fraction of the target of the current train()"
-            " call.",
+            "Committed steps as a fraction of the target of the current train() call.",
             steps=[("blue", None)],
         ),
         stat(

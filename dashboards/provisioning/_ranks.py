@@ -96,8 +96,7 @@ def ranks() -> list[BuiltPanel]:
         lines(
             "Straggler gap by group", "none",
             {"{{group}}": "max by (group) (grpo_collective_straggler_gap{RUN})"},
-            "Completed collectives of the rank that is ahead minus those of the rank that is"
-            " behind.",
+            "Completed collectives of the rank that is ahead minus those of the rank that is behind.",
             decimals=0,
         ),
         lines(

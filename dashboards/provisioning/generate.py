@@ -1,4 +1,4 @@
-"""Write the generated files: the Grafana dashboards, the Prometheus alert rules and the page of metrics.
+"""Write the generated files: the Grafana dashboards, the Prometheus alert rules and their pages.
 
 Run `make generated` after a change to the metric catalogue, the dashboard or the rules. A test fails while
 the committed files are out of date.
@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_run.dashboards.provisioning._alerts import alert_rules
+from grpo_run.dashboards.provisioning._alerts import alert_rules, alerts_page
 from grpo_run.dashboards.provisioning._grafana import PAGES, dashboard_text
 from grpo_run.dashboards.provisioning._metrics_page import metrics_page
 
@@ -19,6 +19,7 @@ FOLDER = Path(__file__).parents[2]
 GENERATED: dict[str, Callable[[], str]] = {
     **{f"dashboards/grafana/grpo-run-{name}.json": functools.partial(dashboard_text, name) for name in PAGES},
     "dashboards/prometheus/alerts.yml": alert_rules,
+    "docs/reference/alerts.md": alerts_page,
     "docs/reference/metrics.md": metrics_page,
 }
 """Path in the repository, and the function that returns the file's text."""

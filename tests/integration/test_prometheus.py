@@ -20,6 +20,7 @@ from support.exported_run import ExportedRun
 from support.prometheus import DEADLINE_SECONDS, RULES, eventually, promtool, query, tool, values
 
 from grpo_run.dashboards.metrics.server import MetricsServer, start
+from grpo_run.dashboards.provisioning._alerts import RULES as RULES_TABLE
 from grpo_run.dashboards.provisioning._grafana import PAGES, dashboard, queries_of
 from grpo_run.watchdog.observation import Phase
 
@@ -195,7 +196,7 @@ def test_prometheus_evaluates_the_alerts_and_finds_the_lost_rank(prometheus: htt
 
     assert eventually(lost_ranks, "pending GrpoRunRankLost") == {"1"}
     (group,) = prometheus.get("/api/v1/rules").json()["data"]["groups"]
-    assert [rule["health"] for rule in group["rules"]] == ["ok"] * 11
+    assert [rule["health"] for rule in group["rules"]] == ["ok"] * len(RULES_TABLE)
 
 
 def test_a_run_that_becomes_unreadable_leaves_no_old_values(

@@ -9,7 +9,26 @@ import promql_parser
 
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS
 
-HISTOGRAM_PARTS = {"bucket": {"le"}, "sum": set(), "count": set()}
+PENDING: dict[str, frozenset[str]] = {
+    name: frozenset({"run_id", *labels.split()})
+    for name, labels in {
+        "grpo_phase_duration_seconds_bucket": "phase le", "grpo_phase_duration_seconds_sum": "phase",
+        "grpo_step_duration_seconds_bucket": "le", "grpo_wall_seconds_total": "state",
+        "grpo_detection_duration_seconds_sum": "", "grpo_detection_duration_seconds_count": "",
+        "grpo_recovery_duration_seconds_sum": "", "grpo_recovery_duration_seconds_count": "",
+        "grpo_checkpoint_duration_seconds_sum": "", "grpo_checkpoint_duration_seconds_count": "",
+        "grpo_checkpoints_total": "result", "grpo_checkpoint_timestamp_seconds": "",
+        "grpo_checkpoint_bytes": "",
+        "grpo_faults_total": "cause outcome", "grpo_nonfinite_total": "",
+        "grpo_collectives_enqueued": "rank group", "grpo_collectives_completed": "rank group",
+        "grpo_collective_straggler_gap": "group",
+        "grpo_reward_function_mean": "function", "grpo_reward_function_std": "function",
+        "grpo_rank_prompt_tokens_total": "rank", "grpo_rank_completions_total": "rank",
+        "grpo_rank_prompt_length": "rank", "grpo_rank_completion_length_max": "rank",
+    }.items()
+}  # fmt: skip
+
+HISTOGRAM_PARTS: dict[str, set[str]] = {"bucket": {"le"}, "sum": set(), "count": set()}
 
 
 def exported() -> dict[str, frozenset[str]]:

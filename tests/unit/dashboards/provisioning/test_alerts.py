@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import yaml
-from support.promql import exported, unknown_names
+from support.promql import PENDING, exported, unknown_names
 
-from grpo_run.dashboards.provisioning._alerts import RULES, alert_rules
+from grpo_run.dashboards.metrics.metric import CAUSES
+from grpo_run.dashboards.provisioning._alerts import PAGE, RULES, alert_rules, alerts_page
 from grpo_run.dashboards.provisioning.generate import FOLDER
 
 
@@ -16,7 +18,7 @@ from grpo_run.dashboards.provisioning.generate import FOLDER
 def test_every_rule_is_valid_and_uses_exported_names(rule: dict[str, Any]) -> None:
     """A misspelled name would give a rule that never fires. Prometheus adds `instance` to all series."""
     labels = {name: known | {"instance"} for name, known in exported().items()}
-    assert unknown_names(rule["expr"], labels) == []
+    assert unknown_names(rule["expr"], labels | PENDING) == []
 
 
 def test_every_rule_has_severity_summary_and_description() -> None:
@@ -26,12 +28,33 @@ def test_every_rule_has_severity_summary_and_description() -> None:
     for rule in RULES:
         assert rule["alert"].startswith("GrpoRun")
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}
-        assert set(rule["annotations"]) == {"summary", "description"}
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+
+
+def test_every_cause_belongs_to_one_alert() -> None:
+    """A fault that fires two alerts is counted twice by whoever reads them; one without is missed."""
+    for cause in CAUSES:
+        claimed = [
+            rule["alert"]
+            for rule in RULES
+            for causes in re.findall(r'grpo_incidents_total{cause=~"([^"]+)"', rule["expr"])
+            if cause in causes.split("|")
+        ]
+        assert len(claimed) == 1, (cause, claimed)
+
+
+def test_every_runbook_url_is_a_section_of_the_page() -> None:
+    """A reader who is woken up finds the section of the alert."""
+    page = alerts_page()
+    for rule in RULES:
+        path, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert path == PAGE
+        assert anchor in {line[3:].lower() for line in page.splitlines() if line.startswith("## ")}
 
 
 def test_every_rule_has_a_firing_and_a_silent_case() -> None:
     """The promtool tests have both cases for every alert, and no unknown alert."""
-    tests = yaml.safe_load((FOLDER / "dashboards" / "prometheus" / "alerts_test.yml").read_text())["tests"]
+    tests = yaml.safe_load((FOLDER / "tests" / "integration" / "alerts_test.yml").read_text())["tests"]
     cases: list[dict[str, Any]] = [case for test in tests for case in test["alert_rule_test"]]
     firing = {case["alertname"] for case in cases if case["exp_alerts"]}
     silent = {case["alertname"] for case in cases if not case["exp_alerts"]}

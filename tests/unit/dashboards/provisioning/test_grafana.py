@@ -9,31 +9,12 @@ from typing import Any
 import pytest
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
-from support.promql import exported, metrics_in, parsed, unknown_names
+from support.promql import PENDING, exported, metrics_in, parsed, unknown_names
 
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS
 from grpo_run.dashboards.metrics.metric import PHASES, RUN_STATES
 from grpo_run.dashboards.provisioning._grafana import PAGES, dashboard, queries_of
 from grpo_run.dashboards.provisioning._panels import PHASE_COLORS, STATE_COLORS, one_hot_number
-
-PENDING: dict[str, frozenset[str]] = {
-    name: frozenset({"run_id", *labels.split()})
-    for name, labels in {
-        "grpo_phase_duration_seconds_bucket": "phase le", "grpo_phase_duration_seconds_sum": "phase",
-        "grpo_step_duration_seconds_bucket": "le", "grpo_wall_seconds_total": "state",
-        "grpo_detection_duration_seconds_sum": "", "grpo_detection_duration_seconds_count": "",
-        "grpo_recovery_duration_seconds_sum": "", "grpo_recovery_duration_seconds_count": "",
-        "grpo_checkpoint_duration_seconds_sum": "", "grpo_checkpoint_duration_seconds_count": "",
-        "grpo_checkpoints_total": "result", "grpo_checkpoint_timestamp_seconds": "",
-        "grpo_checkpoint_bytes": "",
-        "grpo_faults_total": "cause outcome", "grpo_nonfinite_total": "",
-        "grpo_collectives_enqueued": "rank group", "grpo_collectives_completed": "rank group",
-        "grpo_collective_straggler_gap": "group",
-        "grpo_reward_function_mean": "function", "grpo_reward_function_std": "function",
-        "grpo_rank_prompt_tokens_total": "rank", "grpo_rank_completions_total": "rank",
-        "grpo_rank_prompt_length": "rank", "grpo_rank_completion_length_max": "rank",
-    }.items()
-}  # fmt: skip
 
 NOT_SHOWN = {
     "grpo_supervisor_up": "the state “unknown” says the same",
