@@ -85,10 +85,10 @@ $(EXTENSION): | $(STAMP)
 	@PYTHONPATH=tests $(BIN)/python -P -m support.compile_extensions >$(VENV)/extension.log 2>&1 \
 	|| { cat $(VENV)/extension.log; exit 1; }
 
-# Install promtool and prometheus for tests that scrape and check rules, and chromium for tests that open a report.
+# Install prometheus and alertmanager for tests that scrape, check rules and fire alerts, and chromium for tests that open a report.
 .PHONY: system
 system:
-	@command -v promtool >/dev/null && command -v prometheus >/dev/null || sh tests/support/install-prometheus.sh
+	@command -v prometheus >/dev/null && command -v prometheus-alertmanager >/dev/null || sh tests/support/install-prometheus.sh
 	@sh tests/support/install-chromium.sh
 
 clean:
