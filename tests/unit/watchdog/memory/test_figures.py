@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from grpo_run.watchdog.memory.shortage import Figures, described_in, read_figures, usage_in
 
 MIB, GIB = 1024**2, 1024**3
@@ -30,7 +32,7 @@ def test_the_figures_of_torch_are_read() -> None:
         found.usage
         == "71.5 GiB allocated by tensors, 5.2 GiB reserved and not allocated, 78.7 GiB in use by the process"
     )
-    assert Figures.from_json(found.as_json()) == found
+    assert Figures.from_json(asdict(found)) == found
 
 
 def test_the_figures_of_older_torch_are_read() -> None:
@@ -59,7 +61,7 @@ def test_the_figures_of_other_messages_are_read() -> None:
 
 def test_a_verdict_is_described_as_far_as_its_figures_are_known() -> None:
     """The report shows all of it in one row, the terminal what was in use."""
-    known = Figures(tried_bytes=2 * GIB, free_bytes=GIB, allocated_bytes=70 * GIB).as_json()
+    known = asdict(Figures(tried_bytes=2 * GIB, free_bytes=GIB, allocated_bytes=70 * GIB))
     shortage = {"memory": "GPU memory", "phase": "backward", "source": "allocator"}
     verdict = {"shortage": shortage | known}
     assert (
