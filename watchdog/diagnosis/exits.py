@@ -169,7 +169,6 @@ def diagnose_early_exit(
         culprits=ranks,
         step=step,
         phase=phase.name if phase is not None else None,
-        confidence="proved",
         sentence=(
             f"{rank_names(ranks, capitalize=True)} exited{position_of(first, slot, step)}{where}"
             f" while rank {waiters[0]} was still training."
@@ -196,16 +195,13 @@ def _diagnose_forkserver(lost: Sequence[Exit], slots: Mapping[int, Slot | None])
     ranks = [exit.rank for exit in lost]
     return Verdict(
         cause=Cause.signal,
-        culprits=(),
         step=step,
         phase=phase.name if phase is not None else None,
-        confidence="proved",
         sentence=(
             f"The forkserver, which starts the ranks, {end_text(end)}{position_of(first, slot, step)};"
             f" {rank_names(ranks)} died with it."
         ),
         signature=f"forkserver:{end.signal or end.exit_code}:step{step}",
-        deterministic=False,
         waiters=tuple(sorted(slots)),
         advice=_kill_advice(end.signal),
         counted=slot is None or not slot.trains_without_trainer,
@@ -366,13 +362,9 @@ def diagnose_guard(exits: Sequence[Exit], slots: Mapping[int, Slot | None]) -> V
     assert trip is not None
     return Verdict(
         cause=Cause.nonfinite if trip.guard is LearningGuard.nonfinite else Cause.learning_collapse,
-        culprits=(),
         step=trip.step,
-        phase=None,
-        confidence="proved",
         sentence=trip.sentence,
         signature=f"guard:{trip.guard}:step{trip.step}",
-        deterministic=False,
         waiters=tuple(sorted(slots)),
         advice=(
             ADVICE[trip.guard],

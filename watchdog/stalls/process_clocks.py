@@ -3,7 +3,7 @@
 `QuietClock.after` takes one reading of a rank's process tree after another, `FrozenClock.after` one of its
 threads while the heartbeat is late. Called by `runtime.supervisor.detection.activity`, which reads them.
 Pure. Does not decide how long is too long (`deadlines.py`), nor whether a rank that does nothing is hung
-(`detection.py`).
+(`stall.py`).
 """
 
 from __future__ import annotations

@@ -5,26 +5,23 @@ from __future__ import annotations
 import math
 import signal
 import sysconfig
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.builders.watchdog.failed_ranks import diagnose, make_error, make_exit
+from support.builders.watchdog.slots import make_slot
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.diagnosis import hangs, rewards
-from grpo_run.watchdog.diagnosis.exits import diagnose_exits
 from grpo_run.watchdog.evidence.stacks import Frame, Stack
-from grpo_run.watchdog.observation import Exit, OpenPhase, Phase, RankError, Slot
+from grpo_run.watchdog.observation import OpenPhase, Phase, Slot
 from grpo_run.watchdog.stalls.stall import Stall
 from grpo_run.watchdog.verdict import Location
 from grpo_run.watchdog.waits.sentences import ANOTHER_THREAD
 
-MakeSlot = Callable[..., Slot]
-MakeExit = Callable[..., Exit]
-MakeError = Callable[..., RankError]
 HERE = Location(file="/home/user/train.py", line=88, function="main")
 THERE = Location(file="/home/user/train.py", line=12, function="reward")
 
@@ -62,7 +59,7 @@ def stall(**changes: Any) -> Stall:
 
 
 @pytest.fixture
-def slots(make_slot: MakeSlot) -> dict[int, Slot | None]:
+def slots() -> dict[int, Slot | None]:
     """Three ranks, one a step behind, one that cannot be read."""
     reward = (OpenPhase(phase=Phase.reward, since_seconds=990.0),)
     return {0: make_slot(0), 1: make_slot(1, step=6, phases=reward), 2: None}
@@ -151,7 +148,7 @@ def test_several_culprits_have_no_single_location(
     ],
 )
 def test_the_thread_that_may_hold_the_interpreter_is_named(
-    make_slot: MakeSlot, threads: list[Stack], ending: str, place: Location
+    threads: list[Stack], ending: str, place: Location
 ) -> None:
     """Beside the main thread, or alone if that has left the user's code."""
     frozen = stall(cause=Cause.interpreter_stuck, sentence="Rank 1's interpreter has not run for 20 s.")
@@ -160,7 +157,7 @@ def test_the_thread_that_may_hold_the_interpreter_is_named(
     assert (verdict.location, verdict.locations[1]) == (place, place)
 
 
-def test_a_thread_that_runs_after_the_last_line_is_named(make_slot: MakeSlot) -> None:
+def test_a_thread_that_runs_after_the_last_line_is_named() -> None:
     """The main thread has no line any more. While it has one, a healthy thread beside it is no news."""
     quiet = stall(cause=Cause.no_progress, sentence="Rank 1 has been in idle for 60 s.")
     left = hangs.diagnose_stall(quiet, {1: make_slot(1)}, {1: [stack(12, main=False)]})
@@ -214,7 +211,7 @@ def test_the_line_of_a_rank_is_its_main_threads(slots: dict[int, Slot | None]) -
     assert hangs.stack_locations(stacks) == {1: replace(THERE, line=12)}
 
 
-def test_the_same_failure_has_the_same_signature(slots: dict[int, Slot | None], make_slot: MakeSlot) -> None:
+def test_the_same_failure_has_the_same_signature(slots: dict[int, Slot | None]) -> None:
     """Line and step identify it; the waiting ranks do not."""
     first = hangs.diagnose_deadlock(deadlock(), slots, {}).signature
     assert hangs.diagnose_deadlock(deadlock(waiters=(0, 2)), slots, {}).signature == first
@@ -224,13 +221,13 @@ def test_the_same_failure_has_the_same_signature(slots: dict[int, Slot | None], 
     assert hangs.diagnose_stall(stall(), slots, {}).signature != first
 
 
-def test_all_kinds_of_verdicts_have_the_same_step(slots: dict[int, Slot | None], make_exit: MakeExit) -> None:
+def test_all_kinds_of_verdicts_have_the_same_step(slots: dict[int, Slot | None]) -> None:
     """An exit, a deadlock, a stall and a slow stop at the same moment."""
     steps = {
         hangs.diagnose_deadlock(deadlock(), slots, {}).step,
         hangs.diagnose_stall(stall(), slots, {}).step,
         hangs.diagnose_slow_stop(30.0, slots, {}).step,
-        diagnose_exits([make_exit(1)], slots, best_position=(1, 7)).step,
+        diagnose(make_exit(1), slots=slots).step,
     }
     assert len(steps) == 1
 
@@ -258,20 +255,16 @@ def test_a_slow_stop_has_no_culprit(slots: dict[int, Slot | None]) -> None:
     assert "30 s" in verdict.sentence
 
 
-def test_a_verdict_on_exits_gets_the_lines_of_waiting_ranks(
-    slots: dict[int, Slot | None], make_exit: MakeExit, make_error: MakeError
-) -> None:
+def test_a_verdict_on_exits_gets_the_lines_of_waiting_ranks(slots: dict[int, Slot | None]) -> None:
     """The culprit's own line and all other fields stay."""
-    verdict = diagnose_exits([make_exit(1, error=make_error())], slots, best_position=(1, 7))
+    verdict = diagnose(make_exit(1, error=make_error()), slots=slots)
     placed = hangs.add_locations(verdict, {0: (stack(88),), 1: (stack(99),)})
     assert {rank: place.line for rank, place in placed.locations.items()} == {0: 88, 1: 12}
     assert replace(placed, locations={}) == verdict
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_steps_of_a_loop_of_the_script_s_own_are_not_taken_for_counted_ones(
-    make_slot: MakeSlot, alone: bool
-) -> None:
+def test_steps_of_a_loop_of_the_script_s_own_are_not_taken_for_counted_ones(alone: bool) -> None:
     """They are not counted, so a deadlock at the same line may be another one, and no step is named."""
     slots: dict[int, Slot | None] = {
         0: make_slot(0),
@@ -330,11 +323,9 @@ def test_a_reward_function_has_failed_in_the_reward_phase_only(
     assert (verdict.failed_reward is not None) is (phase is Phase.reward)
 
 
-def test_a_culprit_without_a_line_gets_none_from_its_stack(
-    slots: dict[int, Slot | None], make_exit: MakeExit
-) -> None:
+def test_a_culprit_without_a_line_gets_none_from_its_stack(slots: dict[int, Slot | None]) -> None:
     """The stacks show where ranks wait; one that has exited has none."""
-    verdict = diagnose_exits([make_exit(1, signal=signal.SIGKILL)], slots, best_position=(1, 7))
+    verdict = diagnose(make_exit(1, signal=signal.SIGKILL), slots=slots)
     assert verdict.culprit == 1
     assert verdict.location is None
     assert set(hangs.add_locations(verdict, {0: (stack(88),), 1: (stack(99),)}).locations) == {0}
@@ -366,7 +357,7 @@ PEER_GONE = "Connection closed by peer [127.0.0.1]:4711"
     ],
 )
 def test_an_exit_with_its_own_cause_is_not_attributed_to_collectives(
-    make_exit: MakeExit, make_error: MakeError, why: str, exits: list[str], collectives: bool
+    why: str, exits: list[str], collectives: bool
 ) -> None:
     """Only aborts, lost connections and exits with code 0 may be."""
     kinds = {

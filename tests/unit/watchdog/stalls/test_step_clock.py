@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.builders.watchdog.slots import make_slot
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
@@ -14,14 +15,12 @@ from grpo_run.watchdog.stalls.step_clock import SLOW_SECONDS, StepClock
 
 POLL = 1.0
 SETTINGS = DeadlineSettings()
-MakeSlot = Callable[..., Slot]
 
 
 class Run:
     """Two ranks whose slots a test changes; time passes in polls."""
 
-    def __init__(self, make_slot: MakeSlot) -> None:
-        self._make_slot = make_slot
+    def __init__(self) -> None:
         self.now = 1000.0
         self.clock = StepClock(SETTINGS, self.now)
         self.fields: dict[str, Any] = {
@@ -45,7 +44,7 @@ class Run:
 
     def slot(self, rank: int) -> Slot:
         """The slot of a rank."""
-        return self._make_slot(rank, phases=self.phases, **self.fields)
+        return make_slot(rank, phases=self.phases, **self.fields)
 
     def works(self) -> None:
         """The model runs."""
@@ -59,9 +58,9 @@ class Run:
 
 
 @pytest.fixture
-def run(make_slot: MakeSlot) -> Run:
+def run() -> Run:
     """Ranks whose model has run once, as in every step with a model that is not compiled."""
-    made = Run(make_slot)
+    made = Run()
     made.passes(2.0, made.works)
     return made
 
@@ -123,16 +122,16 @@ def test_the_generation_of_another_engine_is_unknown(run: Run) -> None:
     assert run.clock.slow_sentence() is None
 
 
-def test_a_compiled_model_is_unknown(make_slot: MakeSlot) -> None:
+def test_a_compiled_model_is_unknown() -> None:
     """It has no hook, so nothing shows that it runs."""
-    run = Run(make_slot)
+    run = Run()
     run.passes(3 * SETTINGS.startup_seconds, alternates(run))
     assert run.clock.stall() is None
 
 
-def test_passes_of_generation_show_that_passes_are_counted(make_slot: MakeSlot) -> None:
+def test_passes_of_generation_show_that_passes_are_counted() -> None:
     """Steps may be faster than polls, so that no pass is ever seen to come alone."""
-    run = Run(make_slot)
+    run = Run()
     run.fields["generation_passes"] = 100
     run.passes(SETTINGS.startup_seconds + 10, alternates(run))
     assert run.clock.stall() is not None
@@ -184,9 +183,9 @@ def test_a_rank_that_does_not_train_or_cannot_be_read_stops_the_clock(run: Run) 
     assert run.clock.position is None
 
 
-def test_one_rank_alone_is_named_in_the_singular(make_slot: MakeSlot) -> None:
+def test_one_rank_alone_is_named_in_the_singular() -> None:
     """The whole sentence, with the rank, the times and the deadline."""
-    run = Run(make_slot)
+    run = Run()
 
     def record(seconds: int, act: Callable[[], None]) -> None:
         for _ in range(seconds):
@@ -209,9 +208,9 @@ def test_one_rank_alone_is_named_in_the_singular(make_slot: MakeSlot) -> None:
     )
 
 
-def test_the_rank_that_has_waited_least_says_where_the_time_went(make_slot: MakeSlot) -> None:
+def test_the_rank_that_has_waited_least_says_where_the_time_went() -> None:
     """The others wait for it in the vote."""
-    run = Run(make_slot)
+    run = Run()
     run.passes(2.0, run.works)
     run.enters(Phase.forward_backward, Phase.reward)
     busy, polls = run.phases, int(SETTINGS.startup_seconds / 4) + 3
@@ -289,8 +288,8 @@ class Generating:
     at 10 s.
     """
 
-    def __init__(self, make_slot: MakeSlot, *, every: dict[int, int], limits: dict[int, float]) -> None:
-        self._make_slot, self._every, self._limits = make_slot, every, limits
+    def __init__(self, *, every: dict[int, int], limits: dict[int, float]) -> None:
+        self._every, self._limits = every, limits
         self.now, self.since = 10.0, 10.0
         self.passes = dict.fromkeys(every, 100)  # those of an earlier generation
         self.clock = StepClock(SETTINGS, self.now)
@@ -302,7 +301,7 @@ class Generating:
             slots = {}
             for rank, every in self._every.items():
                 self.passes[rank] += every > 0 and int(self.now - 10) % every == 0
-                slots[rank] = self._make_slot(
+                slots[rank] = make_slot(
                     rank, voted_step=0, last_work_seconds=self.now, generation_passes=self.passes[rank],
                     generation_limit=self._limits[rank],
                     phases=(OpenPhase(phase=Phase.generate, since_seconds=self.since),),
@@ -311,18 +310,18 @@ class Generating:
         return self.clock.slow_sentence()
 
 
-def test_an_estimate_is_the_latest_end_of_the_ranks_that_have_a_limit(make_slot: MakeSlot) -> None:
+def test_an_estimate_is_the_latest_end_of_the_ranks_that_have_a_limit() -> None:
     """The slowest pace is said; a rank without a limit is passed over."""
-    ranks = Generating(make_slot, every={0: 1, 1: 1, 2: 2}, limits={0: float("nan"), 1: 1000.0, 2: 900.0})
+    ranks = Generating(every={0: 1, 1: 1, 2: 2}, limits={0: float("nan"), 1: 1000.0, 2: 900.0})
     assert ranks.runs(600) is None
     sentence = ranks.runs(20)
     assert sentence is not None
     assert sentence.endswith("at 0.5 tokens per second and completion, its generation ends within 20 min")
 
 
-def test_each_generation_has_its_own_pace(make_slot: MakeSlot) -> None:
+def test_each_generation_has_its_own_pace() -> None:
     """The second of a step is not estimated from the first, which had no limit."""
-    ranks = Generating(make_slot, every={0: 5}, limits={0: 100.0})
+    ranks = Generating(every={0: 5}, limits={0: 100.0})
     ranks.runs(500)
     ranks.since = ranks.now
     sentence = ranks.runs(200)
@@ -330,30 +329,30 @@ def test_each_generation_has_its_own_pace(make_slot: MakeSlot) -> None:
     assert sentence.endswith("at 0.2 tokens per second and completion, its generation ends within 5 min")
 
 
-def test_a_generation_beyond_its_limit_ends_at_once(make_slot: MakeSlot) -> None:
+def test_a_generation_beyond_its_limit_ends_at_once() -> None:
     """An estimate is never negative."""
-    sentence = Generating(make_slot, every={0: 1}, limits={0: 500.0}).runs(700)
+    sentence = Generating(every={0: 1}, limits={0: 500.0}).runs(700)
     assert sentence is not None
     assert sentence.endswith("its generation ends within 0.0 s")
 
 
-def test_a_generation_without_a_pass_has_no_pace(make_slot: MakeSlot) -> None:
+def test_a_generation_without_a_pass_has_no_pace() -> None:
     """The model runs, as for a long prompt, and no token has come."""
-    sentence = Generating(make_slot, every={0: 0}, limits={0: 500.0}).runs(700)
+    sentence = Generating(every={0: 0}, limits={0: 500.0}).runs(700)
     assert sentence is not None
     assert sentence.endswith("when it ends cannot be estimated")
 
 
-def test_a_step_is_slow_after_ten_minutes(make_slot: MakeSlot) -> None:
+def test_a_step_is_slow_after_ten_minutes() -> None:
     """Not a second sooner. The step begins when the clock first sees it."""
-    ranks = Generating(make_slot, every={0: 1}, limits={0: 5000.0})
+    ranks = Generating(every={0: 1}, limits={0: 5000.0})
     assert ranks.runs(int(SLOW_SECONDS)) is None
     assert ranks.runs(1) is not None
 
 
-def test_ranks_in_two_calls_have_no_step(make_slot: MakeSlot) -> None:
+def test_ranks_in_two_calls_have_no_step() -> None:
     """One has begun its next call."""
-    run = Run(make_slot)
+    run = Run()
     run.clock.record(
         {rank: make_slot(rank, phases=run.phases, train_call=1 + rank) for rank in (0, 1)}, run.now
     )
@@ -361,9 +360,9 @@ def test_ranks_in_two_calls_have_no_step(make_slot: MakeSlot) -> None:
 
 
 @pytest.mark.parametrize("state", [state for state in RankState if state is not RankState.training])
-def test_only_ranks_that_train_have_a_step(make_slot: MakeSlot, state: RankState) -> None:
+def test_only_ranks_that_train_have_a_step(state: RankState) -> None:
     """In every other state, nothing is late."""
-    run = Run(make_slot)
+    run = Run()
     run.fields["state"] = state
     run.passes(2.0)
     assert run.clock.position is None

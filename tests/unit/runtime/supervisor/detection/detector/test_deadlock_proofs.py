@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from support.builders.runtime.detector_world import World, mismatch
+from support.builders.runtime.detector_world import World, hang_in, mismatch
 
 from grpo_run.runtime.supervisor.detection._collective_records import MAX_UNANSWERED
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
@@ -107,10 +107,7 @@ def test_a_circular_wait_is_found(world: World) -> None:
     world.groups = {"1": {"ranks": "[0, 1]"}, "2": {"ranks": "[0, 1]"}}
     world.issue(0, "all_reduce", group="1")
     world.issue(1, "all_reduce", group="2")
-    found = world.advance(1.0)
-    assert found is not None
-    assert found.deadlock is not None
-    assert found.deadlock.cause is Cause.collective_missing_rank
+    assert world.deadlocks(1.0).cause is Cause.collective_missing_rank
 
 
 def circle(world: World) -> None:
@@ -134,8 +131,7 @@ def test_a_thread_that_may_act_prevents_the_proof_of_a_circle(world: World, rank
 
 def test_threads_are_asked_for_only_if_the_records_prove_a_deadlock(world: World) -> None:
     """A late rank is no reason to interrupt any interpreter."""
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.reward)
+    hang_in(world, Phase.reward)
     assert world.advance(3.0) is None
     assert world.polls
     assert world.asked == []
@@ -173,10 +169,8 @@ def test_a_rank_that_exited_is_named_as_the_missing_one(world: World) -> None:
     world.writers[1].state = RankState.done
     world.writers[1].publish()
     world.watch.rank_exited(1)
-    found = world.advance(1.0)
-    assert found is not None
-    assert found.deadlock is not None
-    assert (found.deadlock.cause, found.deadlock.culprits) == (Cause.rank_exited_early, (1,))
+    deadlock = world.deadlocks(1.0)
+    assert (deadlock.cause, deadlock.culprits) == (Cause.rank_exited_early, (1,))
 
 
 def test_a_rank_past_its_last_line_may_still_join_collectives(world: World) -> None:
@@ -189,10 +183,7 @@ def test_a_rank_past_its_last_line_may_still_join_collectives(world: World) -> N
     assert world.advance(3.5) is None
     assert world.polls
     world.watch.rank_exited(1)
-    found = world.advance(6.0)
-    assert found is not None
-    assert found.deadlock is not None
-    assert found.deadlock.culprits == (1,)
+    assert world.deadlocks(6.0).culprits == (1,)
 
 
 def test_a_single_rank_of_a_node_is_never_proved_wrong(make: Callable[..., World]) -> None:

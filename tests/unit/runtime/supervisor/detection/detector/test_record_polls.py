@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from support.builders.runtime.detector_world import World
+from support.builders.runtime.detector_world import World, hang_in
 from support.collective_entries import add_entry
 
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
@@ -73,9 +73,7 @@ def test_a_newly_blocked_rank_is_polled_at_once(make: Callable[..., World]) -> N
     rare = len(world.polls)
     world.issue(2, "all_gather", line=91)
     began = world.now
-    found = world.advance(1.0)
-    assert found is not None
-    assert found.deadlock is not None
+    world.deadlocks(1.0)
     assert world.now - began < 0.6
     assert len(world.polls) == rare + 2
 
@@ -85,9 +83,7 @@ def test_gradient_reductions_of_ddp_are_observed(world: World) -> None:
     for rank, operation in ((0, "all_reduce"), (1, "all_gather")):
         world.begin_backward(rank)
         world.issue(rank, operation, noted=False)
-    found = world.advance(1.0)
-    assert found is not None
-    assert found.deadlock is not None
+    world.deadlocks(1.0)
 
 
 def test_ranks_that_wait_in_different_groups_during_their_forward_pass_are_found(world: World) -> None:
@@ -99,9 +95,7 @@ def test_ranks_that_wait_in_different_groups_during_their_forward_pass_are_found
         for other in ("0", "1"):
             world.issue(rank, "all_reduce", progress=CollectiveProgress.completed, group=other)
         world.issue(rank, "all_reduce", group=group)
-    found = world.advance(1.0)
-    assert found is not None
-    assert found.deadlock is not None
+    world.deadlocks(1.0)
 
 
 def test_the_records_of_ranks_that_compute_in_their_backward_are_not_read(world: World) -> None:
@@ -187,9 +181,7 @@ def test_a_runnable_thread_is_not_idle_in_its_backward(world: World, state: str)
     assert world.advance(8.0, doing=flicker) is None
     assert len(world.polls) > 2
     world.process_state = {0: "S", 1: "S"}  # polls have grown rare, and two of them have to see it
-    found = world.advance(11.0)
-    assert found is not None
-    assert found.deadlock is not None
+    world.deadlocks(11.0)
 
 
 def test_a_rank_that_moves_now_and_then_does_not_make_polls_frequent(make: Callable[..., World]) -> None:
@@ -219,23 +211,17 @@ def test_a_wait_in_an_older_entry_is_seen(world: World, phase: Phase) -> None:
     world.issue(0, "all_gather", progress=CollectiveProgress.enqueued)
     world.issue(1, "all_gather", progress=CollectiveProgress.enqueued)
     world.writers[0].replace(phase)
-    found = world.advance(2.0)
-    assert found is not None
-    assert found.deadlock is not None
+    world.deadlocks(2.0)
 
 
 def test_a_rank_that_exits_is_polled_at_once(make: Callable[..., World]) -> None:
     """Even if polls had become rare while it was late."""
     world = make(2, settings=DeadlineSettings())
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.reward)
+    hang_in(world, Phase.reward)
     assert world.advance(21.0) is None
     world.watch.rank_exited(1)
     world.writers[1].state = RankState.done
     world.writers[1].publish()
     left = world.now
-    found = world.advance(10.0)
-    assert found is not None
-    assert found.deadlock is not None
-    assert found.deadlock.culprits == (1,)
+    assert world.deadlocks(10.0).culprits == (1,)
     assert world.now - left < 1.5
