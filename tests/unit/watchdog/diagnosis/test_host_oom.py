@@ -42,9 +42,8 @@ def test_the_verdict_has_the_numbers() -> None:
     assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.host_oom, (1,), (0,))
     assert verdict.confidence == "proved"
     assert not verdict.deterministic
-    assert (
-        verdict.sentence
-        == "Rank 1 was killed by the kernel in step 8 (phase generate), because memory was full. The memory"
+    assert verdict.sentence == (
+        "Rank 1 was killed by the kernel in step 8 (phase generate), because memory was full. The memory"
         " cgroup /job had 660 MiB of 700 MiB in use 0.3 s before. Large users then: rank 1 310 MiB. The"
         " kernel's counter of killed processes rose from 2 to 3."
     )

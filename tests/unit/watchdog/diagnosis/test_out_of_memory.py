@@ -47,9 +47,8 @@ def test_exhausted_memory_at_the_first_step_is_no_failed_start() -> None:
         make_exit(1, error=exhausted()), slots={0: make_slot(0), 1: slot}, best_position=(0, 0)
     )
     assert (verdict.cause, verdict.culprit, verdict.confidence) == (Cause.gpu_oom, 1, "proved")
-    assert (
-        verdict.sentence
-        == "Rank 1 ran out of GPU memory in step 1 (phase backward): tried to allocate 2.0 GiB with 512 MiB"
+    assert verdict.sentence == (
+        "Rank 1 ran out of GPU memory in step 1 (phase backward): tried to allocate 2.0 GiB with 512 MiB"
         " of 79.2 GiB free."
     )
     assert not verdict.starting
@@ -144,8 +143,7 @@ def test_a_rank_without_memory_is_blamed_before_ranks_that_were_aborted(
 ) -> None:
     """NCCL's watchdog may abort the others before the exit of the first is seen; it kills none of them."""
     exits = [make_exit(0, order=0, signal=number), make_exit(1, order=1, error=exhausted())]
-    verdict = diagnose(*exits)
-    assert verdict.culprit == culprit
+    assert diagnose(*exits).culprit == culprit
 
 
 @pytest.mark.parametrize(
@@ -189,8 +187,7 @@ def test_an_exception_that_quotes_such_a_message_is_one_of_its_own(
 
 def test_a_bare_kill_is_no_exhausted_memory() -> None:
     """Only counters of the kernel show that it was."""
-    verdict = diagnose(make_exit(0, signal=signal.SIGKILL))
-    assert verdict.cause is Cause.signal
+    assert diagnose(make_exit(0, signal=signal.SIGKILL)).cause is Cause.signal
 
 
 def test_the_same_memory_in_the_same_phase_and_step_is_the_same_failure() -> None:
@@ -241,8 +238,7 @@ def test_advice_fits_the_memory_that_is_exhausted(
 def test_advice_on_an_evaluation_names_the_size_that_no_plan_changes() -> None:
     """A halved micro-batch of training does not help it."""
     slot = make_slot(0, phases=(OpenPhase(phase=Phase.eval, since_seconds=9.0),))
-    error = exhausted(phases=None, traceback="")
-    verdict = diagnose(make_exit(0, error=error), slots={0: slot})
+    verdict = diagnose(make_exit(0, error=exhausted(phases=None, traceback="")), slots={0: slot})
     assert any("per_device_eval_batch_size" in line for line in verdict.advice)
 
 
@@ -250,8 +246,7 @@ def test_the_phase_of_the_board_is_used_for_an_exception_that_has_left_none() ->
     """An exception in a step leaves no phase of its own."""
     slot = make_slot(0, phases=(OpenPhase(phase=Phase.optimizer, since_seconds=9.0),))
     error = exhausted(phases=None, traceback="")
-    verdict = diagnose(make_exit(0, error=error), slots={0: slot})
-    assert "(phase optimizer)" in verdict.sentence
+    assert "(phase optimizer)" in diagnose(make_exit(0, error=error), slots={0: slot}).sentence
 
 
 @pytest.mark.parametrize(
@@ -264,8 +259,8 @@ def test_a_bus_error_is_a_full_shared_memory_if_it_is_full(free: int | None, cau
     assert (verdict.cause, verdict.culprit) == (cause, 1)
     assert any("/dev/shm" in line for line in verdict.advice)
     if cause is Cause.shm_full:
-        assert (
-            verdict.sentence == "Rank 1 ran out of shared memory (/dev/shm) in step 8 (phase generate):"
+        assert verdict.sentence == (
+            "Rank 1 ran out of shared memory (/dev/shm) in step 8 (phase generate):"
             " it was killed by SIGBUS, and /dev/shm has 0 bytes left."
         )
 
@@ -273,8 +268,7 @@ def test_a_bus_error_is_a_full_shared_memory_if_it_is_full(free: int | None, cau
 def test_other_signals_are_no_full_shared_memory() -> None:
     """However little space there is."""
     exits = [make_exit(1, signal=signal.SIGSEGV)]
-    verdict = diagnose(*exits, shared_memory_free_bytes=0)
-    assert verdict.cause is Cause.signal
+    assert diagnose(*exits, shared_memory_free_bytes=0).cause is Cause.signal
 
 
 def test_an_aborted_rank_without_memory_is_blamed_before_another_that_was_aborted() -> None:

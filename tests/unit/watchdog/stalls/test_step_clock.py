@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from support.builders.watchdog.slots import make_slot
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.stall import Stall
 from grpo_run.watchdog.stalls.step_clock import SLOW_SECONDS, StepClock
 
 POLL = 1.0
@@ -41,6 +43,12 @@ class Run:
             self.now += every
             act()
             self.clock.record({rank: self.slot(rank) for rank in (0, 1)}, self.now)
+
+    def stalls(self) -> Stall:
+        """The stall that there is."""
+        found = self.clock.stall()
+        assert found is not None
+        return found
 
     def slot(self, rank: int) -> Slot:
         """The slot of a rank."""
@@ -79,8 +87,7 @@ def test_busy_ranks_that_do_nothing_countable_are_no_progress(run: Run) -> None:
     run.passes(SETTINGS.startup_seconds - 10, alternates(run))
     assert run.clock.stall() is None
     run.passes(20, alternates(run))
-    stall = run.clock.stall()
-    assert stall is not None
+    stall = run.stalls()
     assert stall.cause is Cause.no_progress
     assert stall.culprits == ()
     assert stall.waiters == (0, 1)
@@ -197,13 +204,11 @@ def test_one_rank_alone_is_named_in_the_singular() -> None:
     record(int(SETTINGS.startup_seconds), alternates(run))
     assert run.clock.stall() is None  # the deadline is not exceeded yet
     record(1, alternates(run))
-    stall = run.clock.stall()
-    assert stall is not None
+    stall = run.stalls()
     assert (stall.waiters, stall.phase) == ((3,), Phase.reward)
     assert (stall.waited_seconds, stall.deadline_seconds) == (3601.0, 3600.0)
-    assert (
-        stall.sentence
-        == "No step was committed for 1 h, and rank 3 has neither run the model nor scored a reward for 1 h"
+    assert stall.sentence == (
+        "No step was committed for 1 h, and rank 3 has neither run the model nor scored a reward for 1 h"
         " (deadline 1 h); of rank 3: reward 42 min and score 18 min."
     )
 
@@ -221,8 +226,7 @@ def test_the_rank_that_has_waited_least_says_where_the_time_went() -> None:
             rank: make_slot(rank, phases=busy if rank == 1 else waiting, **run.fields) for rank in (0, 1)
         }
         run.clock.record(slots, run.now)
-    stall = run.clock.stall()
-    assert stall is not None
+    stall = run.stalls()
     assert "; of rank 1: reward 1 h and score 1 s." in stall.sentence
     assert (
         "rank 0 and rank 1 have neither" in stall.sentence or "ranks 0 and 1 have neither" in stall.sentence
@@ -269,20 +273,6 @@ def test_a_later_step_is_slow_after_five_times_the_longest(run: Run) -> None:
     assert run.clock.deadline_seconds < SETTINGS.ceiling_seconds * 2
 
 
-def test_an_estimate_needs_a_limit_and_a_pace(run: Run) -> None:
-    """The slowest pace and the latest end, of the ranks that show them."""
-    run.enters(Phase.forward_backward, Phase.score, Phase.generate)
-    run.passes(SLOW_SECONDS + 10, run.works)
-    sentence = run.clock.slow_sentence()
-    assert sentence is not None
-    assert sentence.endswith("when it ends cannot be estimated")
-    run.fields["generation_limit"] = 1000.0
-    run.passes(1.0, run.works)
-    sentence = run.clock.slow_sentence()
-    assert sentence is not None
-    assert "generation ends within 7 min" in sentence
-
-
 class Generating:
     """Ranks that generate, each at a pace and with a limit of its own; time passes in polls. The clock starts
     at 10 s.
@@ -310,13 +300,22 @@ class Generating:
         return self.clock.slow_sentence()
 
 
-def test_an_estimate_is_the_latest_end_of_the_ranks_that_have_a_limit() -> None:
-    """The slowest pace is said; a rank without a limit is passed over."""
-    ranks = Generating(every={0: 1, 1: 1, 2: 2}, limits={0: float("nan"), 1: 1000.0, 2: 900.0})
-    assert ranks.runs(600) is None
-    sentence = ranks.runs(20)
-    assert sentence is not None
-    assert sentence.endswith("at 0.5 tokens per second and completion, its generation ends within 20 min")
+@pytest.mark.parametrize(
+    ("every", "limits", "end"),
+    [
+        # the slowest pace and the latest end, of the ranks that have a limit
+        ({0: 1, 1: 1, 2: 2}, {0: math.nan, 1: 1000.0, 2: 900.0},
+         "at 0.5 tokens per second and completion, its generation ends within 20 min"),
+        ({0: 1}, {0: 500.0}, "its generation ends within 0.0 s"),  # an estimate is never negative
+        ({0: 0}, {0: 500.0}, "when it ends cannot be estimated"),  # the model runs, and no token has come
+        ({0: 1}, {0: math.nan}, "when it ends cannot be estimated"),
+    ],
+)  # fmt: skip
+def test_a_slow_generation_is_reported_with_its_end(
+    every: dict[int, int], limits: dict[int, float], end: str
+) -> None:
+    """As far as a limit and a pace are known."""
+    assert str(Generating(every=every, limits=limits).runs(620)).endswith(end)
 
 
 def test_each_generation_has_its_own_pace() -> None:
@@ -324,23 +323,7 @@ def test_each_generation_has_its_own_pace() -> None:
     ranks = Generating(every={0: 5}, limits={0: 100.0})
     ranks.runs(500)
     ranks.since = ranks.now
-    sentence = ranks.runs(200)
-    assert sentence is not None
-    assert sentence.endswith("at 0.2 tokens per second and completion, its generation ends within 5 min")
-
-
-def test_a_generation_beyond_its_limit_ends_at_once() -> None:
-    """An estimate is never negative."""
-    sentence = Generating(every={0: 1}, limits={0: 500.0}).runs(700)
-    assert sentence is not None
-    assert sentence.endswith("its generation ends within 0.0 s")
-
-
-def test_a_generation_without_a_pass_has_no_pace() -> None:
-    """The model runs, as for a long prompt, and no token has come."""
-    sentence = Generating(every={0: 0}, limits={0: 500.0}).runs(700)
-    assert sentence is not None
-    assert sentence.endswith("when it ends cannot be estimated")
+    assert "at 0.2 tokens per second and completion, its generation ends within 5 min" in str(ranks.runs(200))
 
 
 def test_a_step_is_slow_after_ten_minutes() -> None:
@@ -390,6 +373,5 @@ def test_the_three_longest_phases_are_shown(run: Run) -> None:
     ):
         run.enters(Phase.forward_backward, phase)
         run.passes(polls)
-    stall = run.clock.stall()
-    assert stall is not None
+    stall = run.stalls()
     assert stall.sentence.endswith("; of rank 0: generate 25 min, reward 17 min and score 15 min.")

@@ -83,8 +83,8 @@ def test_inactive_processes_are_found_after_the_deadline(end: End) -> None:
     assert stall is not None
     assert (stall.cause, stall.culprits, stall.waiters) == (Cause.no_progress, (0, 1), ())
     assert (stall.phase, stall.deadline_seconds) == (Phase.idle, 60.0)
-    assert (
-        stall.sentence == "Ranks 0 and 1 did not exit after the script's last line and did nothing for"
+    assert stall.sentence == (
+        "Ranks 0 and 1 did not exit after the script's last line and did nothing for"
         f" {stall.waited_seconds:.1f} s (deadline 60.0 s); training was complete."
     )
 

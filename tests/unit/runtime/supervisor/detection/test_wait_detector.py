@@ -286,22 +286,6 @@ def whole_detector(world: World) -> HangDetector:
     return watch
 
 
-def test_the_length_of_a_sleep_is_remembered_unless_no_end_is_in_sight(world: World) -> None:
-    """The next attempt waits for the end of a long pause; a lock leaves nothing to remember."""
-    for wait, remembered in (
-        (FUTEX, []),
-        (Wait(kind=WaitKind.sleep, call="clock_nanosleep", until_seconds=1_000_000.0), []),
-        (Wait(kind=WaitKind.sleep, call="clock_nanosleep", until_seconds=4_000.0), [Phase.reward]),
-    ):
-        watch = whole_detector(world)
-        world.ranks[1].waits = [wait]
-        found = scan_until(watch, world, 10.0)
-        assert found is not None
-        assert found.stall is not None
-        assert found.stall.confidence == "proved"
-        assert list(watch.phase_durations.merged()) == remembered
-
-
 @pytest.mark.parametrize(
     ("wait", "proved"),
     [

@@ -75,9 +75,8 @@ def test_recorder_answers_and_logs_are_a_proof(backend: str) -> None:
     other = parse_recording(answer([gather, "all_reduce"] * 3 + ["all_reduce"]))
     found = proved(one, other)
     assert (found.cause, found.culprits) == (Cause.collective_mismatch, (1,))
-    assert (
-        found.mismatch
-        == "all_reduce of 7 float32 elements against all_gather of 7 float32 elements at #7 of group 0"
+    assert found.mismatch == (
+        "all_reduce of 7 float32 elements against all_gather of 7 float32 elements at #7 of group 0"
     )
 
 

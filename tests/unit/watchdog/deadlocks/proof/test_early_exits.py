@@ -26,9 +26,8 @@ def test_a_rank_that_has_exited_is_the_culprit() -> None:
     """Its script has run its last line while the others wait for it."""
     found = proved(ran([*PAST, GATHER]), after_exit(PAST), ran([*PAST, GATHER]))
     assert (found.cause, found.culprits, found.waiters) == (Cause.rank_exited_early, (1,), (0, 2))
-    assert (
-        found.sentence
-        == "Deadlock: rank 1 has exited while ranks 0 and 2 wait for it in all_gather (train.py:88, #7)."
+    assert found.sentence == (
+        "Deadlock: rank 1 has exited while ranks 0 and 2 wait for it in all_gather (train.py:88, #7)."
     )
 
 
@@ -39,9 +38,8 @@ def test_a_rank_that_left_a_consensus_loop_for_a_collective_is_named_with_its_la
     """Both lines, and how often each rank has called."""
     found = proved(ran([ASK] * 5), ran([*[ASK] * 4, GATHER]))
     assert (found.cause, found.culprits) == (Cause.collective_missing_rank, (1,))
-    assert (
-        found.sentence
-        == "Deadlock: rank 1 is in all_gather (train.py:88, #1) while rank 0 is in consensus (train.py:40,"
+    assert found.sentence == (
+        "Deadlock: rank 1 is in all_gather (train.py:88, #1) while rank 0 is in consensus (train.py:40,"
         " call 5). The last consensus call of rank 1 was call 4 at train.py:40."
     )
 
@@ -50,9 +48,8 @@ def test_a_rank_that_left_a_consensus_loop_for_the_end_is_named_with_its_last_ca
     """Its script has run its last line."""
     found = proved(ran([ASK, ASK]), after_exit([ASK]))
     assert (found.cause, found.culprits, found.waiters) == (Cause.rank_exited_early, (1,), (0,))
-    assert (
-        found.sentence
-        == "Deadlock: rank 1 has exited while rank 0 waits for it in consensus (train.py:40, call 2)."
+    assert found.sentence == (
+        "Deadlock: rank 1 has exited while rank 0 waits for it in consensus (train.py:40, call 2)."
         " The last consensus call of rank 1 was call 1 at train.py:40."
     )
 

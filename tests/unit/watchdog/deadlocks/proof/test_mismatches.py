@@ -29,13 +29,11 @@ def test_different_operations_at_one_place_are_a_mismatch() -> None:
     """Between two ranks, the earlier steps tell which is at fault."""
     found = proved(ran([*PAST, GATHER, LATER]), ran([*PAST, GATHER, GATHER]), ran([*PAST, GATHER, LATER]))
     assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (1,), (0, 2))
-    assert (
-        found.mismatch
-        == "all_gather of 3 float32 elements against all_reduce of 7 float32 elements at #8 of group 0"
+    assert found.mismatch == (
+        "all_gather of 3 float32 elements against all_reduce of 7 float32 elements at #8 of group 0"
     )
-    assert (
-        found.sentence
-        == "Deadlock: rank 1 is in all_gather (train.py:88, #8) while ranks 0 and 2 are in all_reduce"
+    assert found.sentence == (
+        "Deadlock: rank 1 is in all_gather (train.py:88, #8) while ranks 0 and 2 are in all_reduce"
         " (train.py:95, #8)."
     )
     assert found.locations == {0: at_line(95), 1: at_line(88), 2: at_line(95)}
@@ -59,9 +57,8 @@ def test_a_mismatch_with_one_rank_that_outside_training_is_an_early_exit() -> No
     stays = ran([*PAST, GATHER])
     found = proved(stays, away)
     assert (found.cause, found.culprits, found.waiters) == (Cause.rank_exited_early, (1,), (0,))
-    assert (
-        found.mismatch
-        == "all_reduce of 7 float32 elements against all_gather of 3 float32 elements at #7 of group 0"
+    assert found.mismatch == (
+        "all_reduce of 7 float32 elements against all_gather of 3 float32 elements at #7 of group 0"
     )
     both = proved(Position(rank=0, records=stays, outside_training=True), away)
     assert both.cause is Cause.collective_mismatch
@@ -71,8 +68,8 @@ def test_two_ranks_without_earlier_steps_cannot_be_told_apart() -> None:
     """Their first collectives differ."""
     found = proved(ran([REDUCE]), ran([GATHER]))
     assert (found.culprits, found.waiters) == ((), (0, 1))
-    assert (
-        found.sentence == "Deadlock: rank 0 is in all_reduce (train.py:91, #1) while rank 1 is in all_gather"
+    assert found.sentence == (
+        "Deadlock: rank 0 is in all_reduce (train.py:91, #1) while rank 1 is in all_gather"
         " (train.py:88, #1)"
         "; the records do not tell which is at fault."
     )

@@ -48,9 +48,8 @@ def test_ranks_that_died_with_their_forkserver_are_not_culprits(
     ]
     verdict = diagnose(*exits)
     assert (verdict.cause, verdict.culprits, verdict.deterministic) == (Cause.signal, (), False)
-    assert (
-        verdict.sentence
-        == f"The forkserver, which starts the ranks, {how} in step 8 (phase generate); ranks 0 and 1 died"
+    assert verdict.sentence == (
+        f"The forkserver, which starts the ranks, {how} in step 8 (phase generate); ranks 0 and 1 died"
         " with it."
     )
     assert bool(verdict.advice) is advised
@@ -67,15 +66,6 @@ def test_an_exception_of_its_own_is_the_cause_not_the_connection_errors() -> Non
     assert verdict.deterministic
 
 
-def test_the_earlier_of_two_exceptions_is_the_cause() -> None:
-    """By the time they were raised, not by the order of the exits."""
-    exits = [
-        make_exit(0, order=0, error=make_error(wall_time=1000.5)),
-        make_exit(1, order=1, error=make_error(wall_time=1000.25)),
-    ]
-    assert diagnose(*exits).culprit == 1
-
-
 def test_an_abort_that_follows_an_exception_is_a_victim() -> None:
     """NCCL's watchdog aborts the peers of a rank that raised; the exception is the cause."""
     exits = [make_exit(1, order=0, error=make_error()), make_exit(0, order=1, signal=signal.SIGABRT)]
@@ -85,11 +75,15 @@ def test_an_abort_that_follows_an_exception_is_a_victim() -> None:
 
 def test_no_rank_is_blamed_if_all_are_victims() -> None:
     """The cause is on another node: unknown, without a culprit."""
-    exits = [make_exit(rank, order=rank, error=peer_error()) for rank in range(2)]
+    exits = [
+        make_exit(rank, order=rank, error=peer_error(traceback=f"traceback of rank {rank}"))
+        for rank in range(2)
+    ]
     verdict = diagnose(*exits)
     assert (verdict.cause, verdict.culprits, verdict.culprit) == (Cause.unknown, (), None)
     assert verdict.confidence == "unknown"
     assert not verdict.deterministic
+    assert verdict.traceback == "traceback of rank 0", "that of the first rank seen"
 
 
 @given(
@@ -116,55 +110,6 @@ def test_the_culprit_does_not_depend_on_the_order_of_the_list(
     assert set(verdict.waiters) == set(range(4)) - {killed}
 
 
-def test_an_exception_is_blamed_before_an_exit_without_one() -> None:
-    """A rank that exits with a code only may follow another rank's exception, whenever each was seen."""
-    exits = [make_exit(0, order=0, error=None), make_exit(1, order=1, error=make_error(wall_time=1000.0))]
-    assert diagnose(*exits).culprit == 1
-
-
-def test_the_first_of_several_killed_ranks_is_blamed() -> None:
-    """Ranks killed later do not move the blame, and neither does an exception seen after the first kill."""
-    exits = [
-        make_exit(2, order=0, signal=signal.SIGKILL),
-        make_exit(1, order=1, error=make_error()),
-        make_exit(0, order=2, signal=signal.SIGKILL),
-    ]
-    slots = {rank: make_slot(rank) for rank in range(3)}
-    assert diagnose(*exits, slots=slots).culprit == 2
-
-
-def test_the_earliest_exception_is_compared_with_the_first_kill() -> None:
-    """An exception seen before the kill is the cause, also when another rank raised after it."""
-    exits = [
-        make_exit(2, order=0, error=make_error(wall_time=1000.0)),
-        make_exit(1, order=1, signal=signal.SIGKILL),
-        make_exit(0, order=2, error=make_error(wall_time=1001.0)),
-    ]
-    slots = {rank: make_slot(rank) for rank in range(3)}
-    assert diagnose(*exits, slots=slots).culprit == 2
-
-
-def test_an_exit_without_an_error_does_not_hide_an_exception_before_a_kill() -> None:
-    """The exception was first, the kill and the exit followed it."""
-    exits = [
-        make_exit(0, order=0, error=make_error()),
-        make_exit(1, order=1, signal=signal.SIGABRT),
-        make_exit(2, order=2),
-    ]
-    slots = {rank: make_slot(rank) for rank in range(3)}
-    assert diagnose(*exits, slots=slots).culprit == 0
-
-
-def test_the_first_victim_seen_describes_an_incident_without_a_culprit() -> None:
-    """Its traceback is the one that is shown."""
-    exits = [
-        make_exit(rank, order=rank, error=peer_error(traceback=f"traceback of rank {rank}"))
-        for rank in range(3)
-    ]
-    verdict = diagnose(*exits)
-    assert verdict.traceback == "traceback of rank 0"
-
-
 def test_a_verdict_names_the_rank_that_left_and_its_phase() -> None:
     """One rank is named in the singular, and the phase is the one it left in."""
     left, failed = [make_exit(1, exit_code=0)], [make_exit(0, error=peer_error())]
@@ -173,8 +118,28 @@ def test_a_verdict_names_the_rank_that_left_and_its_phase() -> None:
     assert verdict.phase == "generate"
 
 
-def test_a_kill_is_blamed_before_an_exit_that_left_no_error() -> None:
-    """Even if the exit was seen first: a library may have ended the rank because its peer was killed."""
-    exits = [make_exit(0, order=0), make_exit(1, order=1, signal=signal.SIGKILL)]
-    verdict = diagnose(*exits)
-    assert verdict.culprit == 1
+def raised(rank: int, at: float = 1000.0) -> Exit:
+    """A rank that has raised an exception of its own."""
+    return make_exit(rank, error=make_error(wall_time=at))
+
+
+def killed(rank: int, number: int = signal.SIGKILL) -> Exit:
+    """A rank that was ended by a signal."""
+    return make_exit(rank, signal=number)
+
+
+@pytest.mark.parametrize(
+    ("why", "exits", "culprit"),
+    [
+        ("the time of exceptions counts, not the order of exits", [raised(0, 1.5), raised(1, 1.25)], 1),
+        ("an exit with a code only may follow another's exception", [make_exit(0), raised(1)], 1),
+        ("an exception after the first kill moves no blame", [killed(2), raised(1), killed(0)], 2),
+        ("also when another rank raised after the kill", [raised(2), killed(1), raised(0, 1001.0)], 2),
+        ("the kill and the exit followed", [raised(0), killed(1, signal.SIGABRT), make_exit(2)], 0),
+        ("a library may have ended a rank because its peer was killed", [make_exit(0), killed(1)], 1),
+    ],
+)  # fmt: skip
+def test_the_rank_that_failed_first_is_blamed(why: str, exits: list[Exit], culprit: int) -> None:
+    """Whatever was seen first, as the exits are listed."""
+    seen = [replace(exit, order=order) for order, exit in enumerate(exits)]
+    assert diagnose(*seen).culprit == culprit, why

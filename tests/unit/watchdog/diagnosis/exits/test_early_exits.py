@@ -25,10 +25,8 @@ def test_an_early_exit_is_reported_with_its_line() -> None:
     left = [make_exit(1, exit_code=0, order=0, error=error, completed=True)]
     verdict = diagnose_early_exit(left, [make_exit(0, order=1)], {0: make_slot(0), 1: make_slot(1)})
     assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.rank_exited_early, (1,), (0,))
-    assert (
-        verdict.sentence
-        == "Rank 1 exited in step 8 (phase generate), at train.py:40 in main, while rank 0 was still"
-        " training."
+    assert verdict.sentence == (
+        "Rank 1 exited in step 8 (phase generate), at train.py:40 in main, while rank 0 was still training."
     )
     assert verdict.location is not None
     assert verdict.location.line == 40

@@ -70,5 +70,4 @@ def test_a_callback_at_the_beginning_of_a_step_belongs_to_the_step(callback: str
 def test_a_phase_deep_inside_the_computation_of_a_step_belongs_to_the_step() -> None:
     """Whatever phases surround the computation."""
     error = make_error(phases=(Phase.data, Phase.optimizer, Phase.callback))
-    verdict = diagnose(make_exit(0, error=error))
-    assert "in step 8 (phase callback)" in verdict.sentence
+    assert "in step 8 (phase callback)" in diagnose(make_exit(0, error=error)).sentence

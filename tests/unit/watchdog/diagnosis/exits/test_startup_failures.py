@@ -52,8 +52,7 @@ def test_an_exception_before_the_first_step_is_a_startup_failure(
     position: dict[str, int], cause: Cause
 ) -> None:
     """Neither a resumed call nor a second one is a start-up."""
-    verdict = diagnose(make_exit(0, error=make_error()), slots={0: make_slot(0, **position)})
-    assert verdict.cause is cause
+    assert diagnose(make_exit(0, error=make_error()), slots={0: make_slot(0, **position)}).cause is cause
 
 
 def test_advice_is_given_for_failures_before_any_step_only() -> None:

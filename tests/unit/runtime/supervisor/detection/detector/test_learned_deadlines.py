@@ -83,18 +83,6 @@ def test_a_sleep_beyond_its_deadline_is_remembered_if_its_end_is_in_sight(
     assert learned.ended_seconds == remembered
 
 
-def test_the_same_wait_is_reported_in_every_attempt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a second proof means is decided by who knows the first one."""
-    stuck = Stall(
-        cause=Cause.no_progress, culprits=(1,), waiters=(0,), phase=Phase.reward, deadline_seconds=60.0,
-        waited_seconds=7.0, lasts_seconds=math.inf, sentence="It waits for a lock.", confidence="proved",
-    )  # fmt: skip
-    found = HangFinding(stall=stuck, began_at_seconds=world.now)
-    monkeypatch.setattr(world.watch._waits, "scan", lambda slots, now: found)
-    assert world.scan() is found
-    assert world.scan() is found
-
-
 def in_a_short_reward(make: Callable[..., World]) -> World:
     """Rank 1 is in a reward, which usually takes 10 ms, and rank 0 waits for it."""
     world = make(settings=DeadlineSettings())
