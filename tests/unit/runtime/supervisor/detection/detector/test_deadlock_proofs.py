@@ -9,7 +9,6 @@ import pytest
 from support.builders.runtime.detector_world import World, hang_in, mismatch
 
 from grpo_run.runtime.supervisor.detection._collective_records import MAX_UNANSWERED
-from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.observation import Phase, RankState
@@ -104,9 +103,7 @@ def test_an_unconfirmed_suspicion_is_withdrawn(world: World) -> None:
 
 def test_a_circular_wait_is_found(world: World) -> None:
     """Two ranks issue collectives of two groups in opposite order."""
-    world.groups = {"1": {"ranks": "[0, 1]"}, "2": {"ranks": "[0, 1]"}}
-    world.issue(0, "all_reduce", group="1")
-    world.issue(1, "all_reduce", group="2")
+    circle(world)
     assert world.deadlocks(1.0).cause is Cause.collective_missing_rank
 
 
@@ -149,13 +146,13 @@ def test_a_thread_that_ran_between_two_polls_prevents_a_proof(world: World) -> N
     assert world.advance(10.0) is not None
 
 
-def test_an_interpreter_that_does_not_run_proves_no_circle_and_is_asked_three_times(world: World) -> None:
+def test_an_interpreter_that_does_not_run_proves_no_circle_and_is_asked_three_times(
+    make: Callable[..., World],
+) -> None:
     """Each request occupies a thread of its worker server, which also serves the Flight Recorder."""
+    world = make(settings=DeadlineSettings())
     circle(world)
     world.frozen = {1}
-    patient = DeadlineSettings()
-    world.watch = HangDetector(world.board, patient, observe_exit=world.remaining, clock=lambda: world.now)
-    world.watch.begin_attempt(world.board, {0: 0, 1: 1}, {0: 100, 1: 101}, {0: "a", 1: "b"}, 2)
     assert world.advance(30.0) is None
     assert [asked for asked in world.asked if 1 in asked] == [{0, 1}] * MAX_UNANSWERED
     assert len(world.asked) > MAX_UNANSWERED

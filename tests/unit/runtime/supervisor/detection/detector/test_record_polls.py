@@ -9,7 +9,6 @@ import pytest
 from support.builders.runtime.detector_world import World, hang_in
 from support.collective_entries import add_entry
 
-from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
@@ -27,12 +26,10 @@ def test_recorders_are_fetched_only_when_a_phase_is_overdue(world: World) -> Non
     assert min(world.polls) >= 1020.0
 
 
-def test_poll_intervals_grow_during_a_long_phase(world: World) -> None:
+def test_poll_intervals_grow_during_a_long_phase(make: Callable[..., World]) -> None:
     """300 scans in 30 s cause at most a dozen polls, at growing intervals."""
+    world = make(settings=DeadlineSettings())
     add_entry(world.writers[0].collective_log, progress=CollectiveProgress.waiting)
-    patient = DeadlineSettings()
-    world.watch = HangDetector(world.board, patient, observe_exit=world.remaining, clock=lambda: world.now)
-    world.watch.begin_attempt(world.board, {0: 0, 1: 1}, {0: 100, 1: 101}, {0: "a", 1: "b"}, 2)
     world.writers[1].replace(Phase.generate)
     assert world.advance(30.0) is None
     assert 4 <= len(world.polls) <= 12
