@@ -143,6 +143,10 @@ def _onset(series: Series, level: float, now: float, length: int) -> int:
     return series[first].step
 
 
+def _alarm(guard: LearningGuard, series: Series, sentence: str) -> Alarm:
+    return Alarm(guard=guard, step=series[-1].step, onset=series[0].step, sentence=sentence)
+
+
 ZERO_VARIANCE_ROLLOUTS = 30
 """Without a limit of the user's. With a tenth of the groups informative, 30 rollouts of one group in a row
 without any happen once in 24 runs; with more groups in a rollout, hardly ever.
@@ -160,14 +164,11 @@ def find_zero_variance(series: Series, limit: float | None) -> Alarm | None:
     last = series[-rollouts:]
     if len(last) < rollouts or any(one.value < 1.0 for one in last):
         return None
-    return Alarm(
-        guard=LearningGuard.zero_variance,
-        step=last[-1].step,
-        onset=last[0].step,
-        sentence=(
-            f"All groups of the last {rollouts} rollouts, since step {last[0].step}, have equal rewards: the"
-            " rewards teach nothing."
-        ),
+    return _alarm(
+        LearningGuard.zero_variance,
+        last,
+        f"All groups of the last {rollouts} rollouts, since step {last[0].step}, have equal rewards: the"
+        " rewards teach nothing.",
     )
 
 
@@ -208,22 +209,18 @@ def find_entropy_change(series: Series, limit: float | None) -> Alarm | None:
     else:
         return None
     if all(one.value < least for one in last):
-        return _alarm(last, f"below {least:g}")
+        return _entropy_alarm(last, f"below {least:g}")
     if began is not None and all(one.value > began + max(MORE_NATS, MORE_NATS * began) for one in last):
-        return _alarm(last, f"far above the {began:.3g} of the beginning")
+        return _entropy_alarm(last, f"far above the {began:.3g} of the beginning")
     return None
 
 
-def _alarm(series: Series, where: str) -> Alarm:
-    first, last = series[0], series[-1]
-    return Alarm(
-        guard=LearningGuard.entropy,
-        step=last.step,
-        onset=first.step,
-        sentence=(
-            f"The entropy of the policy has been {where} since step {first.step}: {last.value:.3g} nats per"
-            " token."
-        ),
+def _entropy_alarm(last: Series, where: str) -> Alarm:
+    return _alarm(
+        LearningGuard.entropy,
+        last,
+        f"The entropy of the policy has been {where} since step {last[0].step}: {last[-1].value:.3g} nats per"
+        " token.",
     )
 
 
@@ -246,14 +243,11 @@ def find_divergence(series: Series, limit: float | None) -> Alarm | None:
     last = series[-DIVERGENCE_STEPS:]
     if len(last) < DIVERGENCE_STEPS or any(one.value <= bound for one in last):
         return None
-    return Alarm(
-        guard=LearningGuard.kl,
-        step=last[-1].step,
-        onset=last[0].step,
-        sentence=(
-            f"The KL divergence from the reference model has been above {bound:g} since step {last[0].step}:"
-            f" {last[-1].value:.3g} nats per token."
-        ),
+    return _alarm(
+        LearningGuard.kl,
+        last,
+        f"The KL divergence from the reference model has been above {bound:g} since step {last[0].step}:"
+        f" {last[-1].value:.3g} nats per token.",
     )
 
 
@@ -281,14 +275,11 @@ def find_capped_completions(series: Series, limit: float | None) -> Alarm | None
         or median(one.value for one in earlier[-CAPPED_BEGINNING:]) >= bound / 2
     ):
         return None
-    return Alarm(
-        guard=LearningGuard.capped,
-        step=last[-1].step,
-        onset=last[0].step,
-        sentence=(
-            f"More than {bound:.0%} of the completions have been ended by a limit since step {last[0].step}:"
-            f" {last[-1].value:.0%}."
-        ),
+    return _alarm(
+        LearningGuard.capped,
+        last,
+        f"More than {bound:.0%} of the completions have been ended by a limit since step {last[0].step}:"
+        f" {last[-1].value:.0%}.",
     )
 
 

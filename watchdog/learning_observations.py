@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+import pydantic
+
 MAX_LENGTH = 256
 """Observations of one kind that are kept: several times as many as any guard needs."""
 
@@ -49,6 +51,9 @@ class StepValues:
 
 NAMES = tuple(field.name for field in fields(StepValues) if field.name != "finite")
 NOT_FINITE = "not_finite"
+
+
+_STORED = pydantic.TypeAdapter(dict[str, list[Observation]])
 
 
 class ObservationHistory:
@@ -93,10 +98,6 @@ class ObservationHistory:
             ValueError: `value` has another format.
         """
         history = cls()
-        try:
-            for name, series in dict(value).items():  # type: ignore[call-overload]
-                kept = [Observation(int(step), float(number)) for step, number in series]
-                history._series[str(name)] = kept[-MAX_LENGTH:]
-        except TypeError as error:
-            raise ValueError(f"the history of the guards cannot be read: {error}") from error
+        for name, series in _STORED.validate_python(value).items():
+            history._series[name] = series[-MAX_LENGTH:]
         return history

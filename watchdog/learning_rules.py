@@ -96,18 +96,12 @@ class Alarm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trip:
+class Trip(Alarm):
     """An alarm on which all ranks have ended the attempt."""
 
-    guard: LearningGuard
     response: GuardResponse
-    step: int
-    onset: int
-    sentence: str
 
     @classmethod
     def of(cls, alarm: Alarm, response: GuardResponse) -> Trip:
         """Return the trip of an alarm."""
-        return cls(
-            guard=alarm.guard, response=response, step=alarm.step, onset=alarm.onset, sentence=alarm.sentence
-        )
+        return cls(**vars(alarm), response=response)

@@ -161,6 +161,18 @@ class Slot:
         """The innermost open phase, or None before the first."""
         return self.phases[-1].phase if self.phases else None
 
+    @property
+    def open_phases(self) -> tuple[OpenPhase, ...]:
+        """The open phases, outermost first.
+
+        Without any, the script itself runs: before its first `train()` call, or between calls.
+        """
+        if self.phases:
+            return self.phases
+        starting = self.state is RankState.starting and not self.trains_without_trainer
+        phase = Phase.startup if starting else Phase.idle
+        return (OpenPhase(phase=phase, since_seconds=self.last_progress_seconds),)
+
     def ended(self, reason: EndReason) -> float:
         """How many completions have ended for this reason."""
         return float(getattr(self, f"ended_{reason.value}"))

@@ -1,32 +1,25 @@
-"""Facts about processes from /proc, and socket connections from the kernel's socket tables.
+"""Facts about processes from /proc: of one process, and of all at one moment with their parents and sessions.
 
 The only place that parses /proc/PID/stat. Reads state, parent, session, CPU time, I/O and wait channel of a
 process, see proc(5), and lists the members of sessions. A rank leads its own session, so its `pid`
 identifies the session as well. A process that has exited or may not be read gives None, "unknown": never an
 exception and never a zero. Called by the hang detector at every poll (about 15 µs a process; psutil takes
-1.5 to 5 times as long) and for the evidence.
-
-The socket tables are read through a netlink socket (sock_diag(7), as `ss` does) in about 1 ms, without
-privilege, for this process's network namespace. `watchdog/run_processes/connections.py` and the detectors
-use them. Does not judge.
+1.5 to 5 times as long) and for the evidence. A helper that leaves its parent's session remains its child.
+Does not judge.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import struct
-import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 MAX_READ_BYTES = 64 * 1024
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 # positions in /proc/PID/stat after the command name, which is in parentheses and may contain any character
-_STATE, _PARENT, _SESSION, _FLAGS = 0, 1, 3, 6
+_STATE, _PARENT, _SESSION = 0, 1, 3
 _USER_TICKS, _SYSTEM_TICKS, _CHILD_USER_TICKS, _CHILD_SYSTEM_TICKS, _STARTED = 11, 12, 13, 14, 19
-_KERNEL_THREAD = 0x00200000  # PF_KTHREAD, linux/sched.h
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +39,6 @@ class ProcessStat:
     cpu_seconds: float
     children_cpu_seconds: float
     started_ticks: int
-    kernel_thread: bool
 
     @property
     def key(self) -> tuple[int, int]:
@@ -91,7 +83,6 @@ def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
         children_cpu_seconds=(int(fields[_CHILD_USER_TICKS]) + int(fields[_CHILD_SYSTEM_TICKS]))
         / TICKS_PER_SECOND,
         started_ticks=int(fields[_STARTED]),
-        kernel_thread=bool(int(fields[_FLAGS]) & _KERNEL_THREAD),
     )
 
 
@@ -165,77 +156,53 @@ def read_file(path: str) -> bytes | None:
         os.close(descriptor)
 
 
-TIMEOUT_SECONDS = 1.0
-MAX_DUMP_BYTES = 32 * 2**20
-"""Larger socket tables (some 100,000 connections) are not read."""
-
-_SOCK_DIAG = 4  # linux/netlink.h: NETLINK_SOCK_DIAG
-_BY_FAMILY = 20  # linux/sock_diag.h: SOCK_DIAG_BY_FAMILY
-_REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
-_ERROR, _DONE = 2, 3
-_ALL_STATES = 0xFFFFFFFF
-_PEER = 2  # linux/unix_diag.h: UNIX_DIAG_PEER
-_SHOW_PEER = 4  # UDIAG_SHOW_PEER
-_HEADER = struct.Struct("=IHHII")
-_UNIX_REQUEST = struct.Struct("=BBHIIIII")
-_UNIX_ANSWER = struct.Struct("=BBBBIII")  # struct unix_diag_msg: family, type, state, padding, inode, cookie
-_ATTRIBUTE = struct.Struct("=HH")
-
-
-def dump(request: bytes) -> Iterator[bytes]:
-    """Yield the payloads of the messages that answer one request.
+def read_processes() -> dict[int, ProcessStat]:
+    """Return all processes by pid (about 15 µs per process).
 
     Raises:
-        OSError: the kernel refuses, or does not answer in full within the limits.
+        OSError: /proc cannot be listed, for example because no file descriptor is left.
     """
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as link:
-        link.settimeout(TIMEOUT_SECONDS)
-        link.sendto(
-            _HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST_DUMP, 1, 0) + request, (0, 0)
-        )
-        received = 0
-        while received < MAX_DUMP_BYTES:
-            chunk = link.recv(1 << 17)
-            received += len(chunk)
-            at = 0
-            while at + _HEADER.size <= len(chunk):
-                size, kind, *_ = _HEADER.unpack_from(chunk, at)
-                if kind == _DONE:
-                    return
-                if kind == _ERROR or size < _HEADER.size:
-                    raise OSError("the kernel refused a socket dump")
-                yield chunk[at + _HEADER.size : at + size]
-                at += size + (-size & 3)
-        raise OSError("the socket table is too large")
+    found = map(read_stat, list_processes())
+    return {process.pid: process for process in found if process is not None}
 
 
-def attributes(message: bytes, at: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the attributes (type, content) that begin at an offset of a message."""
-    while at + _ATTRIBUTE.size <= len(message):
-        size, kind = _ATTRIBUTE.unpack_from(message, at)
-        if size < _ATTRIBUTE.size:
-            return
-        yield kind, message[at + _ATTRIBUTE.size : at + size]
-        at += size + (-size & 3)
+def children_by_parent(processes: Mapping[int, ProcessStat]) -> dict[int, list[int]]:
+    """Return the pids of the children of every process that has any."""
+    children: dict[int, list[int]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    return children
 
 
-def unix_peers(types: Collection[int] | None = None) -> dict[int, int]:
-    """Return the peer of each connected unix socket, by inode.
+def descendants(processes: Mapping[int, ProcessStat], roots: Iterable[int]) -> set[int]:
+    """Return the pids of `roots` that exist and of all their descendants, in any session."""
+    children = children_by_parent(processes)
+    found: set[int] = set()
+    waiting = [pid for pid in roots if pid in processes]
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting.extend(children.get(pid, ()))
+    return found
 
-    Args:
-        types: only sockets of these types (`socket.SOCK_STREAM`).
 
-    Raises:
-        OSError: the kernel refuses, or does not answer in full within the limits.
+def read_arguments(pid: int) -> str:
+    """Return the command line of a process; "" if it is unknown."""
+    content = read_file(f"/proc/{pid}/cmdline") or b""
+    return content.replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+MAX_ENVIRONMENT_BYTES = 1024 * 1024
+
+
+def read_environment(pid: int) -> bytes:
+    """Return the environment that a process's program was started with; empty if it may not be read.
+
+    Only a program started by `exec` has an environment of its own in /proc; a fork shows that of its parent.
     """
-    request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, 0, _SHOW_PEER, 0, 0)
-    peers = {}
-    for message in dump(request):
-        if len(message) < _UNIX_ANSWER.size:
-            continue
-        _, type_, _, _, inode, *_ = _UNIX_ANSWER.unpack_from(message)
-        peer = dict(attributes(message, _UNIX_ANSWER.size)).get(_PEER, b"")
-        # 0 is one that nobody holds any more
-        if len(peer) >= 4 and any(peer[:4]) and (types is None or type_ in types):
-            peers[inode] = int.from_bytes(peer[:4], sys.byteorder)
-    return peers
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read(MAX_ENVIRONMENT_BYTES)
+    except OSError:
+        return b""

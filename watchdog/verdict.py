@@ -63,13 +63,13 @@ class Verdict:
     """
 
     cause: Cause
-    culprits: tuple[int, ...]
+    culprits: tuple[int, ...] = ()
     step: int
-    phase: str | None
-    confidence: str
+    phase: str | None = None
+    confidence: str = "proved"
     sentence: str
     signature: str
-    deterministic: bool
+    deterministic: bool = False
     location: Location | None = None
     traceback: str | None = None
     waiters: tuple[int, ...] = ()

@@ -23,8 +23,7 @@ from grpo_run.watchdog.memory.cgroups import MemoryCgroup, read_fields
 from grpo_run.watchdog.memory.host_kills import KernelKills, KillWatch, reached_limit
 from grpo_run.watchdog.memory.host_sample import HostSample, ProcessMemory
 from grpo_run.watchdog.observation import Exit
-from grpo_run.watchdog.processes import read_file
-from grpo_run.watchdog.run_processes.process_tree import descendants, read_processes
+from grpo_run.watchdog.processes import descendants, read_file, read_processes
 
 SAMPLE_SECONDS = 1.0
 HELPERS_SECONDS = 10.0

@@ -16,10 +16,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from grpo_run.runtime.processes.adoption import Reaper, own_children
 from grpo_run.runtime.processes.termination import TerminatedProcess, terminate, wait_for_exits
-from grpo_run.watchdog.processes import ProcessStat
+from grpo_run.watchdog.processes import ProcessStat, read_processes
 from grpo_run.watchdog.run_processes.keeping import without_kept
 from grpo_run.watchdog.run_processes.ownership import RunProcesses
-from grpo_run.watchdog.run_processes.process_tree import read_processes
 from grpo_run.watchdog.run_processes.remaining import MAX_NAMED, RemainingProcesses, is_service
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import ExitClock

@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from grpo_run.watchdog.processes import ProcessStat, read_stat
+from grpo_run.watchdog.processes import ProcessStat, read_arguments, read_stat
 from grpo_run.watchdog.run_processes.keeping import is_fork_of_rank
-from grpo_run.watchdog.run_processes.process_tree import read_arguments
 from grpo_run.watchdog.run_processes.remaining import runs_service
 
 TERM_SECONDS = 5.0

@@ -32,9 +32,9 @@ from grpo_run.runtime.memory.host_cgroup import read_cgroup_kills, remove_cgroup
 from grpo_run.runtime.memory.host_last_sample import LastSample, read_last_sample
 from grpo_run.runtime.processes.starting import inherited_as_ignored, interpreter_command
 from grpo_run.runtime.processes.termination import TerminatedProcess, describe, terminate
+from grpo_run.watchdog.processes import read_processes
 from grpo_run.watchdog.run_processes.keeping import without_kept
 from grpo_run.watchdog.run_processes.ownership import RunProcesses
-from grpo_run.watchdog.run_processes.process_tree import read_processes
 
 EVENT = "processes_ended"
 MAX_LISTED = 100

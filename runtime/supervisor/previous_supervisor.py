@@ -20,9 +20,9 @@ from grpo_run.runtime.files import write_json
 from grpo_run.runtime.processes import identity
 from grpo_run.runtime.processes.identity import ProcessIdentity
 from grpo_run.runtime.processes.termination import TerminatedProcess, terminate
+from grpo_run.watchdog.processes import read_processes
 from grpo_run.watchdog.run_processes.keeping import without_kept
 from grpo_run.watchdog.run_processes.ownership import RunProcesses
-from grpo_run.watchdog.run_processes.process_tree import read_processes
 
 MAX_FILE_BYTES = 64 * 1024
 

@@ -121,10 +121,10 @@ HANGS = (
     Hang(how="crossed", title="crossed locks", seconds=15.0, in_table=False),
     Hang(how="future", title="future", seconds=15.0, in_table=False),
     Hang(how="pool", title="thread pool", seconds=15.0, in_table=False),
-    Hang(how="asyncio", title="asyncio", seconds=15.0, in_table=False),
-    Hang(how="pipe", title="own pipe", seconds=15.0, in_table=False),
+    Hang(how="asyncio", title="asyncio", seconds=75.0, in_table=False),
+    Hang(how="pipe", title="own pipe", seconds=75.0, in_table=False),
     Hang(how="forked-lock", title="lock in a fork", seconds=15.0, in_table=False),
-    Hang(how="full-pipe", title="child with a full pipe", seconds=15.0, in_table=False),
+    Hang(how="full-pipe", title="child with a full pipe", seconds=75.0, in_table=False),
     Hang(how="flock", title="own `flock`", seconds=75.0, in_table=False),
     Hang(how="poll", title="endless polling", seconds=75.0, in_table=False),
 )

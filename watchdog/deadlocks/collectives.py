@@ -89,12 +89,15 @@ _NAMES = {
 }
 _VARIANT = re.compile(r"(_base|_oop|_single|_into_tensor|_tensor|_coalesced)+$")
 
-_RECORDER_DTYPES = {
-    "float64": "Double", "float32": "Float", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long",
-    "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool",
-    "complex64": "ComplexFloat",
-    "complex128": "ComplexDouble", "float8_e4m3fn": "Float8_e4m3fn", "float8_e5m2": "Float8_e5m2",
+_DTYPES = {
+    "float64": ("Double", 8), "float32": ("Float", 4), "float16": ("Half", 2), "bfloat16": ("BFloat16", 2),
+    "int64": ("Long", 8), "int32": ("Int", 4), "int16": ("Short", 2), "int8": ("Char", 1),
+    "uint8": ("Byte", 1), "bool": ("Bool", 1), "complex64": ("ComplexFloat", 8),
+    "complex128": ("ComplexDouble", 16), "float8_e4m3fn": ("Float8_e4m3fn", 1),
+    "float8_e5m2": ("Float8_e5m2", 1),
 }  # fmt: skip
+"""The recorder's name of each of Python's dtypes, and the bytes of an element."""
+_RECORDER_DTYPES = {python: recorder for python, (recorder, _) in _DTYPES.items()}
 _PYTHON_DTYPES = {recorder: python for python, recorder in _RECORDER_DTYPES.items()}
 
 
@@ -141,10 +144,7 @@ COMPARED_SIZES = frozenset({"all_reduce", "all_gather", "reduce", "reduce_scatte
 """Operations that fail or never complete if members' inputs differ in bytes. A broadcast into a larger tensor
 completes."""
 
-_ITEM_BYTES = {
-    "Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1,
-    "Bool": 1, "ComplexFloat": 8, "ComplexDouble": 16, "Float8_e4m3fn": 1, "Float8_e5m2": 1,
-}  # fmt: skip
+_ITEM_BYTES = dict(_DTYPES.values())
 
 
 def needed_members(rank: int, collective: Collective) -> tuple[int, ...] | None:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import PurePath
-from types import MappingProxyType
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import (
@@ -64,6 +63,17 @@ def describe_operation(collective: Collective) -> str:
     return " ".join(words)
 
 
+def describe_last_calls(calls: Mapping[int, Collective]) -> str:
+    """Return a sentence on the last consensus call of ranks that others wait for; empty without any."""
+    said = [
+        f"the last consensus call of rank {rank} was call {call.sequence}"
+        + (f" at {PurePath(call.location.file).name}:{call.location.line}" if call.location else "")
+        for rank, call in sorted(calls.items())
+    ]
+    text = join_words(said[:MAX_CALLS])
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
 def describe_deadlock(
     stuck: Mapping[int, Collective],
     culprits: Sequence[int],
@@ -71,34 +81,13 @@ def describe_deadlock(
     *,
     exited: bool,
     exited_ranks: AbstractSet[int],
-    last_calls: Mapping[int, Collective] = MappingProxyType({}),
 ) -> str:
-    """Return what keeps the ranks in `stuck` from continuing: one sentence, and one more about consensus
-    calls.
+    """Return what keeps the ranks in `stuck` from continuing, as one sentence.
 
     Args:
         exited: the culprits have exited or are outside training.
         exited_ranks: ranks whose process has exited.
-        last_calls: the last consensus call of ranks that others wait for in theirs.
     """
-    sentence = _describe(stuck, culprits, locations, exited=exited, exited_ranks=exited_ranks)
-    calls = [
-        f"the last consensus call of rank {rank} was call {call.sequence}"
-        + (f" at {PurePath(call.location.file).name}:{call.location.line}" if call.location else "")
-        for rank, call in sorted(last_calls.items())
-    ]
-    text = join_words(calls[:MAX_CALLS])
-    return f"{sentence} {text[0].upper()}{text[1:]}." if text else sentence
-
-
-def _describe(
-    stuck: Mapping[int, Collective],
-    culprits: Sequence[int],
-    locations: Mapping[int, Location],
-    *,
-    exited: bool,
-    exited_ranks: AbstractSet[int],
-) -> str:
     right = [rank for rank in sorted(stuck) if rank not in culprits]
     if exited:
         have, pronoun = ("has", "it") if len(culprits) == 1 else ("have", "them")

@@ -22,7 +22,12 @@ from grpo_run.watchdog.deadlocks.collectives import (
     needed_members,
     share_group,
 )
-from grpo_run.watchdog.deadlocks.deadlock import Deadlock, describe_deadlock, describe_operation
+from grpo_run.watchdog.deadlocks.deadlock import (
+    Deadlock,
+    describe_deadlock,
+    describe_last_calls,
+    describe_operation,
+)
 from grpo_run.watchdog.deadlocks.positions import MIN_TIMEOUT_SECONDS, BlockedThread, ObservedRanks, Position
 
 
@@ -159,6 +164,8 @@ def _deadlock(
 ) -> Deadlock:
     at = ranks.current(stuck)
     locations = ranks.locations(at)
+    sentence = describe_deadlock(stuck, culprits, locations, exited=exited, exited_ranks=ranks.exited)
+    last_calls = describe_last_calls(_last_calls(ranks, stuck))
     return Deadlock(
         cause=cause,
         culprits=culprits,
@@ -166,14 +173,7 @@ def _deadlock(
         at=at,
         locations=locations,
         mismatch=mismatch,
-        sentence=describe_deadlock(
-            stuck,
-            culprits,
-            locations,
-            exited=exited,
-            exited_ranks=ranks.exited,
-            last_calls=_last_calls(ranks, stuck),
-        ),
+        sentence=f"{sentence} {last_calls}" if last_calls else sentence,
     )
 
 

@@ -31,6 +31,12 @@ def phases_of(exit: Exit, slot: Slot | None) -> tuple[Phase, ...]:
     return tuple(one.phase for one in slot.phases) if slot is not None else ()
 
 
+def phase_of(exit: Exit, slot: Slot | None) -> str | None:
+    """The name of the innermost phase in which a rank ended; None outside phases."""
+    phases = phases_of(exit, slot)
+    return phases[-1].name if phases else None
+
+
 def position_of(culprit: Exit, slot: Slot | None, step: int, shortage: Shortage | None = None) -> str:
     """Where the culprit was, after a space: by its own slot, because the other ranks may be a step ahead of
     it.

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from grpo_run.watchdog.causes import Cause, Origin, origin_of
 from grpo_run.watchdog.diagnosis._out_of_memory import memory_advice, memory_sentence, memory_signature
-from grpo_run.watchdog.diagnosis._place import last_step, phases_of, position_of
+from grpo_run.watchdog.diagnosis._place import last_step, phase_of, phases_of, position_of
 from grpo_run.watchdog.learning_rules import LearningGuard
 from grpo_run.watchdog.memory.error_patterns import recognize
 from grpo_run.watchdog.memory.shortage import Shortage, shortage_of, shortage_of_bus_error
@@ -107,7 +107,6 @@ def diagnose_exits(
         culprit = own[0] if own else ordered[0]
     slot = slots.get(culprit.rank)
     step = last_step(slots)
-    phase = next(reversed(phases_of(culprit, slot)), None)
     waiters = tuple(sorted(rank for rank in slots if rank != culprit.rank))
     all_victims = culprit.signal is None and is_victim(culprit)
     alone = slot is not None and slot.trains_without_trainer
@@ -122,7 +121,7 @@ def diagnose_exits(
         cause=shortage.cause if shortage is not None else _cause(culprit, slots, all_victims),
         culprits=() if all_victims else (culprit.rank,),
         step=step,
-        phase=phase.name if phase is not None else None,
+        phase=phase_of(culprit, slot),
         confidence="unknown" if all_victims else "proved",
         sentence=(
             _sentence(culprit, place, all_victims)
@@ -163,13 +162,11 @@ def diagnose_early_exit(
     where = f", at {place.short}," if place is not None else ""
     slot = slots.get(first.rank)
     counted = slot is None or not slot.trains_without_trainer
-    phase = next(reversed(phases_of(first, slot)), None)
     return Verdict(
         cause=Cause.rank_exited_early,
         culprits=ranks,
         step=step,
-        phase=phase.name if phase is not None else None,
-        confidence="proved",
+        phase=phase_of(first, slot),
         sentence=(
             f"{rank_names(ranks, capitalize=True)} exited{position_of(first, slot, step)}{where}"
             f" while rank {waiters[0]} was still training."
@@ -192,20 +189,16 @@ def _diagnose_forkserver(lost: Sequence[Exit], slots: Mapping[int, Slot | None])
     assert end is not None
     slot = slots.get(first.rank)
     step = last_step(slots)
-    phase = next(reversed(phases_of(first, slot)), None)
     ranks = [exit.rank for exit in lost]
     return Verdict(
         cause=Cause.signal,
-        culprits=(),
         step=step,
-        phase=phase.name if phase is not None else None,
-        confidence="proved",
+        phase=phase_of(first, slot),
         sentence=(
             f"The forkserver, which starts the ranks, {end_text(end)}{position_of(first, slot, step)};"
             f" {rank_names(ranks)} died with it."
         ),
         signature=f"forkserver:{end.signal or end.exit_code}:step{step}",
-        deterministic=False,
         waiters=tuple(sorted(slots)),
         advice=_kill_advice(end.signal),
         counted=slot is None or not slot.trains_without_trainer,
@@ -366,13 +359,9 @@ def diagnose_guard(exits: Sequence[Exit], slots: Mapping[int, Slot | None]) -> V
     assert trip is not None
     return Verdict(
         cause=Cause.nonfinite if trip.guard is LearningGuard.nonfinite else Cause.learning_collapse,
-        culprits=(),
         step=trip.step,
-        phase=None,
-        confidence="proved",
         sentence=trip.sentence,
         signature=f"guard:{trip.guard}:step{trip.step}",
-        deterministic=False,
         waiters=tuple(sorted(slots)),
         advice=(
             ADVICE[trip.guard],

@@ -66,7 +66,6 @@ def diagnose_deadlock(
         culprits=deadlock.culprits,
         step=step,
         phase=_phase(slots, deadlock.culprits or deadlock.waiters),
-        confidence="proved",
         sentence=deadlock.sentence,
         signature=_signature(str(deadlock.cause), place, step),
         # without counted steps it is not known whether the same place is the same time
@@ -138,13 +137,11 @@ def diagnose_slow_stop(
     when = "" if _trains_without_trainer(slots) else f", after step {step}"
     return Verdict(
         cause=Cause.unknown,
-        culprits=(),
         step=step,
         phase=_phase(slots, sorted(slots)),
         confidence="deadline",
         sentence=f"Ranks did not stop within {seconds:g} s after the stop request{when}.",
         signature=f"slow_stop:step{step}",
-        deterministic=False,
         locations=stack_locations(stacks),
         waiters=tuple(sorted(slots)),
         counted=not _trains_without_trainer(slots),

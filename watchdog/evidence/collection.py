@@ -23,7 +23,6 @@ from typing import Any
 
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.evidence import stack_capture
-from grpo_run.watchdog.evidence import stack_capture as py_spy
 from grpo_run.watchdog.evidence.incident_files import MAX_FILE_BYTES, write_private
 from grpo_run.watchdog.evidence.node_memory import BackgroundCall, read_gpu_memory, read_node_memory
 from grpo_run.watchdog.evidence.stack_capture import Spy
@@ -123,7 +122,7 @@ def collect(
     for path in folders.values():
         path.mkdir(mode=0o700, exist_ok=True)
     gpu = BackgroundCall(read_gpu_memory)
-    capture = stack_capture.StackCapture(folders["stacks"], pids, stack_files, spy or py_spy.dump)
+    capture = stack_capture.StackCapture(folders["stacks"], pids, stack_files, spy or stack_capture.dump)
     capture.request()
     _write_collectives(folders["collectives"], recordings or {}, collective_logs or {}, missing)
     write_process_files(folders["memory"], folders["proc"], pids, missing)

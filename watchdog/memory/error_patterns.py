@@ -63,115 +63,63 @@ class Spelling:
 
 
 _DEVICES = r"(?:CUDA|HIP|XPU|NPU|MUSA|MLU)"
-_RUNTIME_ERROR = "builtins.RuntimeError"
-_PATTERNS: tuple[tuple[frozenset[str], Cause, ErrorSource, str], ...] = (
-    (
-        frozenset({_RUNTIME_ERROR}),
-        Cause.gpu_oom,
-        ErrorSource.allocator,
+_PATTERNS = {
+    (Cause.gpu_oom, ErrorSource.allocator): (
         rf"(?:{_DEVICES}|MPS backend) out of memory\b",
-    ),
-    (
-        frozenset({_RUNTIME_ERROR}),
-        Cause.gpu_oom,
-        ErrorSource.allocator,
         r"NVML_SUCCESS == [^\n]*CUDACachingAllocator\.cpp",
-    ),
-    (
-        frozenset({_RUNTIME_ERROR}),
-        Cause.gpu_oom,
-        ErrorSource.allocator,
         r"No executable batch size found, reached zero",
     ),
-    (
-        frozenset({_RUNTIME_ERROR}),
-        Cause.gpu_oom,
-        ErrorSource.driver,
-        (
-            rf"(?:{_DEVICES}(?: driver| runtime)? error(?: \([^)\n]*\))? ?:|Triton Error \[{_DEVICES}\]:) out"
-            r" of memory\b"
-        ),
+    (Cause.gpu_oom, ErrorSource.driver): (
+        rf"{_DEVICES}(?: driver| runtime)? error(?: \([^)\n]*\))? ?: out of memory\b",
+        rf"Triton Error \[{_DEVICES}\]: out of memory\b",
     ),
-    (
-        frozenset({_RUNTIME_ERROR}),
-        Cause.gpu_oom,
-        ErrorSource.library,
+    (Cause.gpu_oom, ErrorSource.library): (
         (
             r"(?:CUDA|HIP|cu\w+|hip\w+) error:"
             r" ?(?:(?:CU|HIP)\w+_STATUS_(?:ALLOC_FAILED|INSUFFICIENT_RESOURCES)|CUFFT_ALLOC_FAILED"
             r"|CUDNN_STATUS_INTERNAL_ERROR_\w+_ALLOCATION_FAILED)\b"
         ),
     ),
-    (
-        frozenset({_RUNTIME_ERROR}),
-        Cause.gpu_oom,
-        ErrorSource.nccl,
+    (Cause.gpu_oom, ErrorSource.nccl): (
         (
             r"[^\n]{0,200}\bNCCL\b.*?^(?P<text>[^\n]*(?:(?:Cuda|HIP) failure[^\n]*'out of memory'"
             r"|Failed to CUDA (?:calloc|malloc)[^\n]*))"
         ),
     ),
-    (
-        frozenset({_RUNTIME_ERROR, "builtins.ValueError"}),
-        Cause.gpu_oom,
-        ErrorSource.vllm_cache,
-        (
-            r"No available memory for the cache blocks\b|To serve at least one request with [^\n]*available"
-            r" KV cache memory"
-        ),
+    (Cause.gpu_oom, ErrorSource.vllm_cache): (
+        r"No available memory for the cache blocks\b",
+        r"To serve at least one request with [^\n]*available KV cache memory",
     ),
-    (
-        frozenset({_RUNTIME_ERROR, "builtins.ValueError"}),
-        Cause.gpu_oom,
-        ErrorSource.vllm,
+    (Cause.gpu_oom, ErrorSource.vllm): (
         r"Free memory on device\b[^\n]*is less than desired GPU memory utilization",
     ),
-    (
-        frozenset({_RUNTIME_ERROR}),
-        Cause.host_oom,
-        ErrorSource.host,
-        (
-            r"\[enforce fail at [^\n]*can't allocate memory\b|DefaultCPUAllocator: (?:can't allocate|not"
-            r" enough) memory\b"
-        ),
+    (Cause.host_oom, ErrorSource.host): (
+        r"\[enforce fail at [^\n]*can't allocate memory\b",
+        r"DefaultCPUAllocator: (?:can't allocate|not enough) memory\b",
+        r"std::bad_alloc\b",
+        r"unable to [^\n]*Cannot allocate memory\b",
+        r"\[Errno 12\]",
     ),
-    (
-        frozenset({_RUNTIME_ERROR}),
-        Cause.host_oom,
-        ErrorSource.host,
-        r"std::bad_alloc\b|unable to [^\n]*Cannot allocate memory\b",
-    ),
-    (frozenset({"builtins.OSError"}), Cause.host_oom, ErrorSource.host, r"\[Errno 12\]"),
-    (
-        frozenset({"builtins.OSError"}),
-        Cause.shm_full,
-        ErrorSource.shared_memory,
+    (Cause.shm_full, ErrorSource.shared_memory): (
         r"\[Errno 28\][^\n]*'/dev/shm/",
-    ),
-    (
-        frozenset({_RUNTIME_ERROR}),
-        Cause.shm_full,
-        ErrorSource.shared_memory,
         r"unable to [\w ()]+ </(?:torch_|dev/shm/)[^>\n]*>[^\n]*No space left on device\b",
-    ),
-    (
-        frozenset({_RUNTIME_ERROR}),
-        Cause.shm_full,
-        ErrorSource.shared_memory,
         r"DataLoader worker \(pid[^)\n]*\)?[^\n]* is killed by signal: Bus error\b",
-    ),
-    (
-        frozenset({_RUNTIME_ERROR}),
-        Cause.shm_full,
-        ErrorSource.shared_memory,
         r"[^\n]{0,200}\bNCCL\b.*?^(?P<text>Error while creating shared memory segment[^\n]*)",
     ),
-)
-"""Full names of base classes, one of which the exception has, and the beginning of its message."""
-_COMPILED = tuple(
-    (types, cause, source, re.compile(rf"\s*(?:{pattern})", re.IGNORECASE | re.DOTALL | re.MULTILINE))
-    for types, cause, source, pattern in _PATTERNS
-)
+}
+"""Beginnings of messages."""
+_COMPILED = {
+    reports: re.compile(rf"\s*(?:{'|'.join(patterns)})", re.IGNORECASE | re.DOTALL | re.MULTILINE)
+    for reports, patterns in _PATTERNS.items()
+}
+_RUNTIME_ERROR = frozenset({"builtins.RuntimeError"})
+_RAISED_AS = {
+    ErrorSource.vllm: _RUNTIME_ERROR | {"builtins.ValueError"},
+    ErrorSource.vllm_cache: _RUNTIME_ERROR | {"builtins.ValueError"},
+    ErrorSource.host: _RUNTIME_ERROR | {"builtins.OSError"},
+    ErrorSource.shared_memory: _RUNTIME_ERROR | {"builtins.OSError"},
+}
+"""Full names of base classes, one of which an exception with such a message has; else `RuntimeError`."""
 _DEVICE_PACKAGES = frozenset({"torch", "torch_npu", "cupy", "cupy_backends", "intel_extension_for_pytorch"})
 _MEMORY_ERROR = "builtins.MemoryError"
 _ORIGINAL = "Original Traceback (most recent call last):"
@@ -192,8 +140,8 @@ def recognize(types: Collection[str], message: str) -> Spelling | None:
         return _spelling(Cause.gpu_oom, ErrorSource.allocator, original, by_class=True)
     if _MEMORY_ERROR in types:
         return _spelling(Cause.host_oom, ErrorSource.host, original or "MemoryError", by_class=True)
-    for bases, cause, source, pattern in _COMPILED:
-        if bases.isdisjoint(types):
+    for (cause, source), pattern in _COMPILED.items():
+        if _RAISED_AS.get(source, _RUNTIME_ERROR).isdisjoint(types):
             continue
         found = pattern.match(original)
         if found is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -68,13 +68,9 @@ class Figures:
     allocated_bytes: int | None = None
     unallocated_bytes: int | None = None
 
-    def as_json(self) -> dict[str, int | None]:
-        """Return plain JSON values."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Figures:
-        """Read what `as_json` has written; anything but a number is None."""
+        """Read the fields as plain JSON values; anything but a number is None."""
         known = {field.name: value.get(field.name) for field in fields(cls)}
         return cls(**{name: one if isinstance(one, int) else None for name, one in known.items()})
 
@@ -335,7 +331,7 @@ class Shortage:
             "phase": str(self.phase),
             "line": self.line,
             "text": self.text,
-            **self.figures.as_json(),
+            **asdict(self.figures),
         }
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from grpo_run.watchdog.processes import ProcessStat
-from grpo_run.watchdog.run_processes.process_tree import descendants, read_arguments
+from grpo_run.watchdog.processes import ProcessStat, descendants, read_arguments
 
 RANK_TITLE = "grpo-run rank "
 """How the command line of a rank begins, and that of its forks."""

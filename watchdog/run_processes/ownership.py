@@ -15,8 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from grpo_run.watchdog.processes import ProcessStat, read_stat
-from grpo_run.watchdog.run_processes.process_tree import descendants, read_environment
+from grpo_run.watchdog.processes import ProcessStat, descendants, read_environment, read_stat
 
 TOKEN_VARIABLE = "GRPO_RUN_TOKEN"
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from grpo_run.watchdog import processes
 from grpo_run.watchdog.processes import ProcessStat, read_io_bytes
-from grpo_run.watchdog.run_processes import process_tree
 from grpo_run.watchdog.run_processes.connections import read_connections
 from grpo_run.watchdog.run_processes.keeping import without_kept
 from grpo_run.watchdog.run_processes.ownership import RunProcesses
@@ -60,7 +60,7 @@ class RemainingProcesses:
         Raises:
             OSError: /proc cannot be listed.
         """
-        table = process_tree.read_processes()
+        table = processes.read_processes()
         found = self._owned.find(table)
         ranks = set(pids.values())
         helpers = [one for pid, one in found.items() if pid not in ranks and not is_service(one)]
@@ -69,7 +69,7 @@ class RemainingProcesses:
             own = [one for one in without_kept(found, self._keep).values() if not is_service(one)]
         if connections:
             pids_of_own = {process.pid for process in own}
-            ours = process_tree.descendants(table, [self._supervisor]) - pids_of_own
+            ours = processes.descendants(table, [self._supervisor]) - pids_of_own
             # what the supervisor holds too was inherited from whoever started it
             found_now = read_connections({0: pids_of_own}, supervisor=ours)[0]
             self._connected = found_now is None or found_now.outside
@@ -95,7 +95,7 @@ def _usage(process: ProcessStat) -> ProcessUsage:
 
 def is_service(process: ProcessStat) -> bool:
     """Return whether this is a helper that exits by itself when its ranks have exited."""
-    return runs_service(process_tree.read_arguments(process.pid))
+    return runs_service(processes.read_arguments(process.pid))
 
 
 def runs_service(arguments: str) -> bool:

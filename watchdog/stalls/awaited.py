@@ -1,7 +1,7 @@
 """The rank that the other ranks wait for, for displays and warnings while it happens.
 
 Computed from slots and waits alone, at every stall check. Called by
-`runtime.supervisor.detection.stall_detector`. Pure. Does not decide whether the rank hangs (`detection.py`).
+`runtime.supervisor.detection.stall_detector`. Pure. Does not decide whether the rank hangs (`stall.py`).
 """
 
 from __future__ import annotations

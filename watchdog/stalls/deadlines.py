@@ -105,13 +105,8 @@ class DeadlineSettings:
 
     def unlearned_seconds(self, phase: Phase) -> float:
         """Return the deadline of a phase without any observation."""
-        if phase is Phase.startup:
-            seconds = self.startup_seconds
-        elif phase is Phase.eval:
-            seconds = self.evaluation_seconds
-        else:
-            seconds = self.first_seconds
-        return min(seconds, self.ceiling_seconds)
+        longer = {Phase.startup: self.startup_seconds, Phase.eval: self.evaluation_seconds}
+        return min(longer.get(phase, self.first_seconds), self.ceiling_seconds)
 
     @property
     def frozen_limit_seconds(self) -> float:

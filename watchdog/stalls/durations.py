@@ -9,10 +9,12 @@ Filled by a rank's histogram on the board, merged over ranks and attempts by the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, NoReturn
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, model_validator
 
 BUCKETS = 48
 SHORTEST_SECONDS = 0.001
@@ -151,45 +153,30 @@ class Durations:
         """Return the durations that `as_json` wrote.
 
         Raises:
-            ValueError: `value` has another format; the message names the field.
+            ValueError: `value` has another format.
         """
-        if not isinstance(value, Mapping):
-            _refuse(f"must be an object, not {type(value).__name__}")
-        unknown = sorted(str(name) for name in value if name not in _FIELDS)
-        if unknown:
-            _refuse(f"unknown field {unknown[0]!r}")
-        counts = [0] * BUCKETS
-        entries = value.get("counts")
-        if not isinstance(entries, Mapping):
-            _refuse("counts must be an object of bucket and number")
-        for bucket, count in entries.items():
-            if bucket not in _BUCKET_NAMES:
-                _refuse(f"counts has no bucket {bucket!r}")
-            if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= _LARGEST_COUNT:
-                _refuse(f"bucket {bucket} holds {count!r}, which is not a number of occurrences")
-            counts[int(bucket)] = count
-        first, longest = (_seconds(value, name) for name in ("first_seconds", "max_seconds"))
-        if longest > 0 and not any(counts):
-            _refuse("max_seconds without an occurrence")
-        ended = _seconds(value, "ended_seconds") if "ended_seconds" in value else 0.0
-        return cls(tuple(counts), first, longest, ended)
+        stored = _Stored.model_validate(value)
+        counts = tuple(stored.counts.get(str(bucket), 0) for bucket in range(BUCKETS))
+        return cls(counts, stored.first_seconds, stored.max_seconds, stored.ended_seconds)
 
 
-_FIELDS = ("counts", "first_seconds", "max_seconds", "ended_seconds")
-_BUCKET_NAMES = frozenset(str(bucket) for bucket in range(BUCKETS))
+class _Stored(BaseModel):
+    """Durations in the journal: only buckets that are not empty, by number."""
 
+    model_config = ConfigDict(title="durations", extra="forbid", strict=True, allow_inf_nan=False)
 
-def _refuse(problem: str) -> NoReturn:
-    raise ValueError(f"durations: {problem}")
+    counts: dict[str, Annotated[int, Field(gt=0, le=_LARGEST_COUNT)]]
+    first_seconds: NonNegativeFloat
+    max_seconds: NonNegativeFloat
+    ended_seconds: NonNegativeFloat = 0.0
 
-
-def _seconds(value: Mapping[str, Any], name: str) -> float:
-    number = value.get(name)
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
-        _refuse(f"{name} must be a number of seconds, not {number!r}")
-    if not (math.isfinite(number) and number >= 0):
-        _refuse(f"{name} must be finite and not negative, not {number!r}")
-    return float(number)
+    @model_validator(mode="after")
+    def _check(self) -> _Stored:
+        if not self.counts.keys() <= {str(bucket) for bucket in range(BUCKETS)}:
+            raise ValueError("counts has an unknown bucket")
+        if self.max_seconds > 0 and not self.counts:
+            raise ValueError("max_seconds without an occurrence")
+        return self
 
 
 def merge_ranks(many: Iterable[Durations]) -> Durations:

@@ -57,19 +57,6 @@ class Activity(Enum):
     """The ranks' processes did I/O, started a process, or one of them exited."""
 
 
-def activity(before: ExitFacts, now: ExitFacts, quiet_seconds: float) -> Activity:
-    """Return what the processes have done since `before`.
-
-    Args:
-        quiet_seconds: how long processes must be inactive to be hung; a share of it is tolerated as CPU time.
-    """
-    if before.own.keys() != now.own.keys() or _did_io(before.own, now.own):
-        return Activity.progress
-    if _used_cpu(before.own, now.own, quiet_seconds):
-        return Activity.cpu
-    return Activity.none
-
-
 def limit_seconds(facts: ExitFacts, settings: DeadlineSettings) -> float:
     """Return how long the ranks may be inactive."""
     if facts.waits_for:
@@ -104,6 +91,9 @@ def frozen_ranks(
 class ExitClock:
     """How long the processes that remain have been inactive. Times are seconds of one monotonic clock.
 
+    `inactive_since` is when they were last seen active, and what was observed then; `progress_at` when they
+    last made progress; `seen` what has happened since they were last active, as of the last observation.
+
     Args:
         settings: `exit_seconds`, `exit_connected_seconds` and `ceiling_seconds` are the deadlines.
         facts: the first observation.
@@ -112,23 +102,25 @@ class ExitClock:
 
     def __init__(self, settings: DeadlineSettings, facts: ExitFacts, now: float) -> None:
         self._settings = settings
-        self._inactive_since = (now, facts)
+        self.inactive_since = (now, facts)
         self.progress_at = now
         self.seen = Activity.none
-        """What has happened since they were last active, as of the last observation."""
-
-    @property
-    def inactive_since(self) -> tuple[float, ExitFacts]:
-        """When they were last seen active, and what was observed then."""
-        return self._inactive_since
 
     def record(self, facts: ExitFacts, now: float) -> None:
         """Take an observation into account."""
-        self.seen = activity(self._inactive_since[1], facts, self._settings.exit_seconds)
-        if self.seen is Activity.progress:
+        before = self.inactive_since[1].own
+        both = before.keys() & facts.own.keys()
+        wrote = any(facts.own[key].io_bytes - before[key].io_bytes >= QUIET_BYTES for key in both)
+        tolerated = QUIET_CPU_FRACTION * self._settings.exit_seconds
+        if wrote or before.keys() != facts.own.keys():
+            self.seen = Activity.progress
             self.progress_at = now
-        if self.seen is not Activity.none:
-            self._inactive_since = (now, facts)
+        elif any(facts.own[key].cpu_seconds - before[key].cpu_seconds > tolerated for key in both):
+            self.seen = Activity.cpu
+        else:
+            self.seen = Activity.none
+            return
+        self.inactive_since = (now, facts)
 
     def computes_for_too_long(self, now: float) -> bool:
         """Return whether nothing but CPU time has been used for the longest time that is allowed."""
@@ -140,16 +132,5 @@ class ExitClock:
         Args:
             facts: the last observation: connections may have appeared since the clock started.
         """
-        elapsed = now - self._inactive_since[0]
+        elapsed = now - self.inactive_since[0]
         return elapsed >= limit_seconds(facts, self._settings) and self.seen is Activity.none
-
-
-def _did_io(before: Usages, now: Usages) -> bool:
-    return any(now[key].io_bytes - before[key].io_bytes >= QUIET_BYTES for key in before.keys() & now.keys())
-
-
-def _used_cpu(before: Usages, now: Usages, quiet_seconds: float) -> bool:
-    tolerated = QUIET_CPU_FRACTION * quiet_seconds
-    return any(
-        now[key].cpu_seconds - before[key].cpu_seconds > tolerated for key in before.keys() & now.keys()
-    )

@@ -1,6 +1,6 @@
 """What one check has observed of the local ranks: slots, processes and learned durations. Plain data.
 
-Collected by `runtime/supervisor/detection/`; the input of `detection.py`, `overdue.py` and `awaited.py`.
+Collected by `runtime/supervisor/detection/`; the input of `stall.py`, `overdue.py` and `awaited.py`.
 What could not be read is absent, which means unknown. Judges nothing.
 """
 
@@ -22,18 +22,14 @@ stuck."""
 class ProcessFacts:
     """State of a rank's process and its descendants at one moment.
 
-    `state` is the letter of /proc/PID/stat: R, S, D, T, Z. `cpu_seconds` (user and system) and `io_bytes`
-    (read and written, without `send` and `recv`) are sums over the session. `heartbeat_age_seconds` is how
-    long ago a Python thread of the rank last ran; NaN if unknown. `quiet_seconds` is for how long neither the
-    slot changed nor the process tree did anything; 0 if it works or if that is unknown. `connected`: a
-    connection to a process outside the job, or a device, was open meanwhile; None if unknown.
-    `frozen_seconds` is for how long the interpreter has not run because it is stopped or because one of its
-    threads keeps running; 0 otherwise.
+    `state` is the letter of /proc/PID/stat: R, S, D, T, Z. `heartbeat_age_seconds` is how long ago a Python
+    thread of the rank last ran; NaN if unknown. `quiet_seconds` is for how long neither the slot changed nor
+    the process tree did anything; 0 if it works or if that is unknown. `connected`: a connection to a process
+    outside the job, or a device, was open meanwhile; None if unknown. `frozen_seconds` is for how long the
+    interpreter has not run because it is stopped or because one of its threads keeps running; 0 otherwise.
     """
 
     state: str
-    cpu_seconds: float
-    io_bytes: int
     heartbeat_age_seconds: float = float("nan")
     quiet_seconds: float = 0.0
     connected: bool | None = None

@@ -2,7 +2,7 @@
 
 A phase's clock pauses while another phase is open inside it: a checkpoint of one minute inside a `data`
 phase of milliseconds is not a stall. Two shorter clocks run in every phase: of a rank that does nothing while
-nobody works, and of one whose interpreter is frozen. Called by `detection.py`, and by
+nobody works, and of one whose interpreter is frozen. Called by `stall.py`, and by
 `runtime/supervisor/detection/_stall_detector.py` for the rank that others wait for.
 Does not decide whether the rank is to blame. Pure.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from grpo_run.watchdog.observation import OpenPhase, Phase, PhaseKey, RankState, Slot
+from grpo_run.watchdog.observation import Phase, PhaseKey, Slot
 from grpo_run.watchdog.stalls.deadlines import (
     Occurrence,
     computing_deadline_seconds,
@@ -77,7 +77,7 @@ def phase_clocks(slot: Slot, observed: Observed) -> list[PhaseClock]:
     progressed_at = observed.progress.get(slot.rank, 0.0)
     computing_at = observed.computing.get(slot.rank, 0.0)
     connected = slot.rank in observed.connected
-    phases = _open_phases(slot)
+    phases = slot.open_phases
     clocks = []
     for depth in range(len(phases) - 1, -1, -1):
         here = phases[depth]
@@ -177,15 +177,3 @@ def _inner_seconds(key: Key, since: float, observed: Observed) -> float:
 
 def _phase_of(key: PhaseKey) -> Phase:
     return key if isinstance(key, Phase) else Phase.callback
-
-
-def _open_phases(slot: Slot) -> tuple[OpenPhase, ...]:
-    """The rank's open phases.
-
-    Without any, the script itself runs: before its first `train()` call, or between calls.
-    """
-    if slot.phases:
-        return slot.phases
-    starting = slot.state is RankState.starting and not slot.trains_without_trainer
-    phase = Phase.startup if starting else Phase.idle
-    return (OpenPhase(phase=phase, since_seconds=slot.last_progress_seconds),)

@@ -3,13 +3,13 @@
 `QuietClock.after` takes one reading of a rank's process tree after another, `FrozenClock.after` one of its
 threads while the heartbeat is late. Called by `runtime.supervisor.detection.activity`, which reads them.
 Pure. Does not decide how long is too long (`deadlines.py`), nor whether a rank that does nothing is hung
-(`detection.py`).
+(`stall.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 TOLERATED_CPU_FRACTION = 0.01
 """Share of one core that an idle rank may use: heartbeat, Gloo's loops and the threads of loggers wake up."""
@@ -75,10 +75,9 @@ class QuietClock:
         if reading.connected is not None:
             connected = reading.connected or bool(connected)
         began_traffic = self.began_traffic_bytes
-        return QuietClock(
-            since_seconds=self.since_seconds,
+        return replace(
+            self,
             connected=connected,
-            began=self.began,
             began_traffic_bytes=reading.traffic_bytes if began_traffic is None else began_traffic,
             looks=self.looks + (reading.runnable is not None),
             runnable=counts,
@@ -158,13 +157,8 @@ class FrozenClock:
             )
             for number, thread in threads.items()
         )
-        return FrozenClock(
-            began_seconds=self.began_seconds,
-            began_cpu_seconds=self.began_cpu_seconds,
-            stopped_since_seconds=stopped_since,
-            readings=readings,
-            runnable=runnable,
-            busy=busy,
+        return replace(
+            self, stopped_since_seconds=stopped_since, readings=readings, runnable=runnable, busy=busy
         )
 
     def frozen(self, *, stopped: bool) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.observation import Phase, RankState, Slot
+from grpo_run.watchdog.observation import SESSION_PHASES, Phase, RankState, Slot
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.stall import Stall
 from grpo_run.watchdog.text import duration_text, join_words, rank_names
@@ -26,10 +26,6 @@ MOVING_SECONDS = 60.0
 UNSEEN_SECONDS = 5.0
 """A longer gap between two polls was not observed and counts for nothing."""
 SHOWN_PHASES = 3
-OWN_DEADLINES = frozenset(
-    {Phase.startup, Phase.data, Phase.checkpoint, Phase.eval, Phase.idle, Phase.callback}
-)
-"""Phases whose work nothing on the board counts; their own deadlines decide."""
 
 
 @dataclass(kw_only=True)
@@ -155,10 +151,10 @@ class StepClock:
     def _is_unknown(self, slot: Slot) -> bool:
         """Whether the rank may work in a way that nothing counts.
 
-        In a phase of others, in the generation of another engine, or with a compiled model, whose passes are
-        not counted.
+        In a phase of others, whose own deadline decides, in the generation of another engine, or with a
+        compiled model, whose passes are not counted.
         """
-        if slot.rank not in self._counted or any(one.phase in OWN_DEADLINES for one in slot.phases):
+        if slot.rank not in self._counted or any(one.phase in SESSION_PHASES for one in slot.phases):
             return True
         generating = next((one for one in slot.phases if one.phase is Phase.generate), None)
         return generating is not None and slot.last_work_seconds < generating.since_seconds

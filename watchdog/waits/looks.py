@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -16,7 +16,7 @@ class WaitKind(str, Enum):
     """What can end a wait."""
 
     futex = "futex"  # another thread of the same process
-    descriptors = "descriptors"  # whoever holds the other ends of pipes and sockets
+    descriptors = "descriptors"  # whoever is at the other end of a pipe or connection
     child = "child"  # the end of a child process
     sleep = "sleep"  # a known time of the monotonic clock
     timed = "timed"  # a time limit whose end is not known
@@ -30,16 +30,13 @@ class WaitKind(str, Enum):
 class Wait:
     """What one thread waits for.
 
-    `call` is the name of the system call. `descriptors` are numbers in the thread's table; `through_epoll`
-    says that the only one is an epoll instance, whose members count. `child` is the process id waited for, 0
-    for any child. `until_seconds` is on the monotonic clock. `timeout_seconds` is infinite without a limit,
-    and NaN if it could not be read.
+    `call` is the name of the system call. `child` is the process id waited for, 0 for any child.
+    `until_seconds` is on the monotonic clock. `timeout_seconds` is infinite without a limit, and NaN if it
+    was not read.
     """
 
     kind: WaitKind
     call: str = ""
-    descriptors: tuple[int, ...] = ()
-    through_epoll: bool = False
     child: int = 0
     until_seconds: float = math.inf
     timeout_seconds: float = math.inf
@@ -70,9 +67,8 @@ class Process:
     """One process at one moment.
 
     `threads` is None if they could not be read. `caught_signals` are the numbers of the signals that it
-    handles. `has_timers` says that it has POSIX timers, or that this is unknown. `own_ids` says that process
-    ids mean the same to it as to the reader. `helper` marks a known helper (multiprocessing's resource
-    tracker) that neither sends signals to the rank nor exits before it.
+    handles. `has_timers` says that it has POSIX timers, or that this is unknown. `helper` marks a known
+    helper (multiprocessing's resource tracker) that neither sends signals to the rank nor exits before it.
     """
 
     pid: int
@@ -80,7 +76,6 @@ class Process:
     threads: tuple[WaitingThread, ...] | None
     caught_signals: frozenset[int] = frozenset()
     has_timers: bool = False
-    own_ids: bool = True
     helper: bool = False
 
 
@@ -101,15 +96,3 @@ class RankLook:
         process = self.processes.get(self.pid)
         threads = process.threads if process is not None else None
         return next((thread for thread in threads or () if thread.tid == self.pid), None)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Channels:
-    """Which processes can end the waits for descriptors.
-
-    `holders` is by thread id: every process that holds an end of any pipe or socket that the thread waits
-    for. A thread is absent if any of them leads elsewhere (a device, a network connection) or could not be
-    identified.
-    """
-
-    holders: Mapping[int, frozenset[int]] = field(default_factory=dict)

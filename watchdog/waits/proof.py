@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from grpo_run.watchdog.waits.looks import Channels, Process, RankLook, Wait, WaitingThread, WaitKind
+from grpo_run.watchdog.waits.looks import Process, RankLook, Wait, WaitingThread, WaitKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,18 +106,18 @@ class StuckRank:
     by_stop: bool
 
 
-def prove_stuck(before: RankLook, now: RankLook, channels: Channels) -> StuckRank | None:
+def prove_stuck(before: RankLook, now: RankLook) -> StuckRank | None:
     """Return in what way the rank is stuck, or None if the two looks do not prove it.
 
     Args:
-        before, now: two looks, at least a second apart.
-        channels: who holds the pipes and sockets that threads wait for, read between the two looks.
+        before, now: two looks, at least a second apart. The same one twice tells whether another is worth its
+            time.
     """
     main = now.main_thread
     if main is None:
         return None
     for with_sleepers in (False, True):
-        stuck = _stuck_threads(before, now, _holders_in(channels), with_sleepers=with_sleepers)
+        stuck = _stuck_threads(before, now, with_sleepers=with_sleepers)
         if main.tid not in stuck.threads:
             continue
         # nobody wakes a sleeping thread, but anything that runs beside it may be progress
@@ -133,31 +132,6 @@ def prove_stuck(before: RankLook, now: RankLook, channels: Channels) -> StuckRan
     return None
 
 
-def may_be_stuck(before: RankLook, now: RankLook) -> bool:
-    """Whether the rank would be stuck if every pipe and socket were held by stuck processes only.
-
-    A cheap question, before `Channels` are read. The two looks may be the same one.
-    """
-    main = now.main_thread
-    if main is None:
-        return False
-    stuck = _stuck_threads(before, now, lambda thread: frozenset(), with_sleepers=True)
-    return main.tid in stuck.threads
-
-
-def threads_on_descriptors(look: RankLook) -> dict[int, list[WaitingThread]]:
-    """Return the threads whose `Channels` matter, by process."""
-    return {
-        process.pid: waiting
-        for process in look.processes.values()
-        if (waiting := [thread for thread in process.threads or () if _waits_for_descriptors(thread)])
-    }
-
-
-def _waits_for_descriptors(thread: WaitingThread) -> bool:
-    return thread.wait.kind is WaitKind.descriptors and not is_idle(thread)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stuck:
     """Stuck threads by id, and the processes in which anything may run."""
@@ -166,21 +140,10 @@ class _Stuck:
     active: frozenset[int]
 
 
-def _holders_in(channels: Channels) -> Callable[[WaitingThread], frozenset[int] | None]:
-    return lambda thread: channels.holders.get(thread.tid)
-
-
-def _stuck_threads(
-    before: RankLook,
-    now: RankLook,
-    holders: Callable[[WaitingThread], frozenset[int] | None],
-    *,
-    with_sleepers: bool,
-) -> _Stuck:
+def _stuck_threads(before: RankLook, now: RankLook, *, with_sleepers: bool) -> _Stuck:
     """Return the largest set of threads that only they themselves could wake.
 
     Args:
-        holders: which processes can end a thread's wait for descriptors; None if unknown.
         with_sleepers: count threads that sleep until a known time as stuck.
     """
     stuck: dict[int, WaitingThread] = {}
@@ -201,27 +164,19 @@ def _stuck_threads(
             if not main and (is_idle(thread) or (process.pid == now.pid and thread.tid in idle_threads)):
                 if process.pid != now.pid:
                     idle.add(process.pid)
-            elif _is_candidate(thread, with_sleepers=with_sleepers) and _is_same(
-                earlier.get(thread.tid), thread
-            ):
+            elif _is_candidate(thread, with_sleepers=with_sleepers) and earlier.get(thread.tid) == thread:
                 stuck[thread.tid], process_of[thread.tid] = thread, process
             else:
                 active.add(process.pid)
     while True:
         woken = [
-            tid
-            for tid, thread in stuck.items()
-            if _can_be_woken(thread, process_of[tid], now, active, idle, holders)
+            tid for tid, thread in stuck.items() if _can_be_woken(thread, process_of[tid], now, active, idle)
         ]
         if not woken:
             return _Stuck(threads=stuck, active=frozenset(active))
         for tid in woken:
             del stuck[tid]
             active.add(process_of[tid].pid)
-
-
-def _is_same(before: WaitingThread | None, thread: WaitingThread) -> bool:
-    return before is thread or before == thread
 
 
 def _at_work(look: RankLook, active: AbstractSet[int]) -> bool:
@@ -237,35 +192,23 @@ def _is_candidate(thread: WaitingThread, *, with_sleepers: bool) -> bool:
     kind = thread.wait.kind
     if kind is WaitKind.stopped:
         return True
-    if thread.state != "S":
-        return False
-    waits = kind in (WaitKind.futex, WaitKind.descriptors, WaitKind.child)
-    return waits or (with_sleepers and kind is WaitKind.sleep)
+    waits = kind in (WaitKind.futex, WaitKind.child) or (with_sleepers and kind is WaitKind.sleep)
+    return waits and thread.state == "S"
 
 
 def _can_be_woken(
-    thread: WaitingThread,
-    process: Process,
-    look: RankLook,
-    active: set[int],
-    idle: set[int],
-    holders: Callable[[WaitingThread], frozenset[int] | None],
+    thread: WaitingThread, process: Process, look: RankLook, active: set[int], idle: set[int]
 ) -> bool:
     """Whether an active process may wake the thread."""
     if process.pid in active:
         return True
     if process.caught_signals & SIGNALS_OF_OTHERS and _at_work(look, active):
         return True  # a child that exits runs a handler in its parent; a helper may interrupt it after a time
-    children = {other.pid for other in look.processes.values() if other.parent == process.pid}
-    kind = thread.wait.kind
-    if kind is WaitKind.stopped:
+    if thread.wait.kind is WaitKind.stopped:
         return bool(active)
-    if kind is WaitKind.child:
-        if process.own_ids and thread.wait.child in children:
-            children = {thread.wait.child}
-        return not children or bool(children & (active | idle))
-    if kind is WaitKind.descriptors:
-        holding = holders(thread)
-        return holding is None or not holding <= look.processes.keys() - active - idle
-    assert kind in (WaitKind.futex, WaitKind.sleep), kind
-    return False
+    if thread.wait.kind is not WaitKind.child:
+        return False
+    children = {other.pid for other in look.processes.values() if other.parent == process.pid}
+    if thread.wait.child in children:
+        children = {thread.wait.child}
+    return not children or bool(children & (active | idle))

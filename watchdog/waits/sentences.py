@@ -84,8 +84,4 @@ def _what(wait: Wait) -> str:
         return ANOTHER_THREAD
     if wait.kind is WaitKind.child:
         return "a child process that cannot end"
-    if wait.kind is WaitKind.sleep:
-        return "the end of a sleep"
-    if wait.through_epoll:
-        return "an event loop in which nothing is due"
-    return "a pipe or socket that no running process can serve"
+    return "the end of a sleep"

@@ -156,22 +156,19 @@ class RankActivity:
         return any(_heartbeat_age(slot, now) > HEARTBEAT_LATE_SECONDS for slot in slots.values())
 
     def _facts(self, slot: Slot | None, pid: int | None, still: float, now: float) -> ProcessFacts | None:
-        thread = processes.read_main_thread(pid) if pid is not None else None
-        if thread is None or pid is None:
+        state = processes.read_state(pid) if pid is not None else None
+        if state is None or pid is None:
             return None
         age = _heartbeat_age(slot, now)
-        quiet_seconds, connected, usage, frozen = 0.0, None, None, False
+        quiet_seconds, connected, frozen = 0.0, None, False
         if slot is not None:
             rank = slot.rank
-            frozen = self._read_frozen(rank, pid, age, thread.state, now)
+            frozen = self._read_frozen(rank, pid, age, state, now)
             quiet = self._quiet.get(rank, QuietClock())
             if quiet.since_seconds is not None:
                 quiet_seconds, connected = min(now - quiet.since_seconds, still), quiet.connected
-            usage = self._usage.get(rank)
         return ProcessFacts(
-            state=thread.state,
-            cpu_seconds=usage[1].cpu_seconds if usage is not None else thread.cpu_seconds,
-            io_bytes=usage[1].io_bytes if usage is not None else 0,
+            state=state,
             heartbeat_age_seconds=age,
             quiet_seconds=quiet_seconds,
             connected=connected,

@@ -1,18 +1,18 @@
 """The collectives of each rank: Flight Recorder answers joined with the collective logs on the board.
 
 Torch's worker servers listen on one unix socket per rank and answer from C++ threads; for the Flight
-Recorder, even while Python is stuck. All ranks are asked in parallel, under one deadline. Used by the
-deadlock and stall detectors, and by the incident investigation for the evidence. What cannot be read is
-listed in `unavailable` and is never treated as proof. Does not judge.
+Recorder, even while Python is stuck. All ranks are asked before any answer is read, under one deadline. Used
+by the deadlock and stall detectors, and by the incident investigation for the evidence. What cannot be read
+is listed in `unavailable` and is never treated as proof. Does not judge.
 """
 
 from __future__ import annotations
 
-import selectors
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -49,7 +49,7 @@ def fetch(
 
     Args:
         sockets: socket paths by rank.
-        seconds: deadline for all ranks together.
+        seconds: deadline for all ranks together; each has `_CONNECT_SECONDS` at least.
         handler: name of the worker server's handler.
 
     Returns:
@@ -57,73 +57,60 @@ def fetch(
     """
     request = _REQUEST.format(handler).encode()
     deadline = time.monotonic() + seconds
+    asked: dict[int, socket.socket] = {}
     answers: dict[int, bytes] = {}
     failures: dict[int, str] = {}
-    chunks: dict[int, list[bytes]] = {}
-    with selectors.DefaultSelector() as selector:
+    with ExitStack() as stack:
         for rank, path in sockets.items():
             try:
-                connection = socket.socket(socket.AF_UNIX)
-            except OSError as error:
-                failures[rank] = f"no socket: {error.strerror}"
-                continue
-            connection.settimeout(_CONNECT_SECONDS)
-            try:
+                connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+                connection.settimeout(_CONNECT_SECONDS)
                 connection.connect(path)
                 connection.sendall(request)
+                asked[rank] = connection
             except (TimeoutError, BlockingIOError):
-                connection.close()
                 failures[rank] = NoAnswer(f"no connection within {_CONNECT_SECONDS:g} s")
-                continue
-            except ConnectionError as error:
-                connection.close()
-                failures[rank] = NoAnswer(f"{path}: {error.strerror or error}")
+            except OSError as error:
+                reason = f"{path}: {error.strerror or error}"
+                failures[rank] = NoAnswer(reason) if isinstance(error, ConnectionError) else reason
+        for rank, connection in asked.items():
+            try:
+                received = _receive(connection, max(deadline, time.monotonic() + _CONNECT_SECONDS))
+            except TimeoutError:
+                failures[rank] = NoAnswer(f"no answer within {seconds:g} s")
                 continue
             except OSError as error:
-                connection.close()
-                failures[rank] = f"{path}: {error.strerror or error}"
+                failures[rank] = NoAnswer(error) if isinstance(error, ConnectionError) else str(error)
                 continue
-            chunks[rank] = []
-            selector.register(connection, selectors.EVENT_READ, rank)
-        while selector.get_map() and (remaining := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(remaining):
-                _receive(selector, key, chunks[key.data], answers, failures)
-        for key in list(selector.get_map().values()):
-            failures[key.data] = NoAnswer(f"no answer within {seconds:g} s")
-            key.fileobj.close()  # type: ignore[union-attr]
+            head, _, body = received.partition(b"\r\n\r\n")
+            if len(received) > MAX_ANSWER_BYTES:
+                failures[rank] = f"answer longer than {MAX_ANSWER_BYTES} bytes"
+            elif b" 200 " in head.partition(b"\r\n")[0]:
+                answers[rank] = body
+            else:
+                reason = f"answered {head[:60]!r}"
+                failures[rank] = reason if head else NoAnswer(reason)
     return answers, failures
 
 
-def _receive(
-    selector: selectors.BaseSelector,
-    key: selectors.SelectorKey,
-    chunks: list[bytes],
-    answers: dict[int, bytes],
-    failures: dict[int, str],
-) -> None:
-    """Read what has arrived on one connection; at its end, store the answer or the failure."""
-    connection, rank = key.fileobj, key.data
-    assert isinstance(connection, socket.socket)
-    try:
+def _receive(connection: socket.socket, deadline: float) -> bytes:
+    """Read to the end of an answer, or to its first bytes above the limit.
+
+    Raises:
+        TimeoutError: the answer has not ended by the deadline (monotonic seconds).
+        OSError: the connection has failed.
+    """
+    received = bytearray()
+    while len(received) <= MAX_ANSWER_BYTES:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        connection.settimeout(remaining)
         data = connection.recv(1 << 17)
-    except OSError as error:
-        failures[rank] = NoAnswer(error) if isinstance(error, ConnectionError) else str(error)
-        data = b""
-    if data and sum(map(len, chunks)) < MAX_ANSWER_BYTES:
-        chunks.append(data)
-        return
-    selector.unregister(connection)
-    connection.close()
-    if rank in failures:
-        return
-    head, _, body = b"".join(chunks).partition(b"\r\n\r\n")
-    if data:
-        failures[rank] = f"answer longer than {MAX_ANSWER_BYTES} bytes"
-    elif b" 200 " not in head.partition(b"\r\n")[0]:
-        reason = f"answered {head[:60]!r}"
-        failures[rank] = reason if head else NoAnswer(reason)
-    else:
-        answers[rank] = body
+        if not data:
+            break
+        received += data
+    return bytes(received)
 
 
 FETCH_SECONDS = 0.5

@@ -2,7 +2,7 @@
 
 The cheap check comes first: slots and /proc only. The Flight Recorders are fetched only when a phase is
 overdue under the assumption that no rank waits. A stall is reported after two checks in a row found one.
-Called by `detector.py` at every scan. The decision is `watchdog.stalls.detection.find_stall`.
+Called by `detector.py` at every scan. The decision is `watchdog.stalls.stall.find_stall`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.stalls.awaited import SHORTEST_WAIT_SECONDS, AwaitedRank, find_awaited_rank
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-from grpo_run.watchdog.stalls.detection import find_stall
 from grpo_run.watchdog.stalls.observed import NestedPhaseTime, Observed, ProcessFacts
 from grpo_run.watchdog.stalls.overdue import PhaseClock, frozen_clock, phase_clocks, quiet_clock
+from grpo_run.watchdog.stalls.stall import find_stall
 
 CHECK_SECONDS = 1.0
 CHECKS_PER_FLOOR = 8

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 from grpo_run.runtime.board import collective_log
 from grpo_run.runtime.supervisor.detection._local_ranks import LocalRanks, SlotMovement
-from grpo_run.runtime.supervisor.detection._wait_looks import LookReader, read_channels
+from grpo_run.runtime.supervisor.detection._wait_looks import LookReader
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.watchdog import processes
-from grpo_run.watchdog.observation import Phase, RankState, Slot
+from grpo_run.watchdog.observation import RankState, Slot
 from grpo_run.watchdog.stalls.observed import HEARTBEAT_LATE_SECONDS
 from grpo_run.watchdog.stalls.overdue import PhaseClock
 from grpo_run.watchdog.stalls.stall import Stall, cause_of
-from grpo_run.watchdog.waits.looks import Channels, RankLook
-from grpo_run.watchdog.waits.proof import StuckRank, may_be_stuck, prove_stuck
+from grpo_run.watchdog.waits.looks import RankLook
+from grpo_run.watchdog.waits.proof import StuckRank, prove_stuck
 from grpo_run.watchdog.waits.sentences import describe_stuck
 
 STILL_SECONDS = 3.0
@@ -34,9 +34,7 @@ CONFIRMED_SECONDS = 3.0
 STOPPED_SECONDS = 20.0
 """The same if the proof depends on a stopped process, which a debugger or a scheduler may continue."""
 SLOWEST_LOOK_SECONDS = 4.5
-"""Three of these are the longest time until a rank is found whose pipe was served by a process that then got
-stuck.
-"""
+"""Interval between looks that prove nothing."""
 ASLEEP_LOOK_SECONDS = 8.0
 """The same while nothing in any suspected rank is due before a known time."""
 
@@ -48,16 +46,11 @@ seconds).
 
 @dataclass(kw_only=True)
 class _Suspect:
-    """What was seen of one rank: the first of several looks that agree, and the number of looks since then.
-
-    `cleared`: a proof failed although the looks agreed, and the rank still waits for the same thing.
-    """
+    """What was seen of one rank: the first of several looks that agree, and how many they are."""
 
     first: RankLook
     first_at: float
-    cleared: bool = False
     looks: int = 1
-    channels: Channels | None = None
     stuck: StuckRank | None = None
 
 
@@ -117,13 +110,14 @@ class WaitDetector:
         seen = {rank: found.stuck for rank, found in self._suspects.items() if found.stuck is not None}
         stuck = {rank: found for rank, found in seen.items() if self._is_certain(suspected[rank], found, now)}
         exiting = all(suspected[rank].has_returned for rank in stuck)
-        self.suspicion = describe_stuck(stuck, now=now, exiting=exiting) if stuck else None
-        if not any(self._is_confirmed(self._suspects[rank], now) for rank in stuck):
+        sentence = describe_stuck(stuck, now=now, exiting=exiting) if stuck else None
+        self.suspicion = sentence
+        if sentence is None or not any(self._is_confirmed(self._suspects[rank], now) for rank in stuck):
             return None
         if not complete:
             self._next_look_at = now
             return None
-        return self._finding(slots, stuck, now)
+        return self._finding(suspected, stuck, sentence, now)
 
     def _next_interval(self, suspected: Mapping[int, Slot], now: float) -> float:
         """When to look again: soon if a proof is near, late if nothing is due in any rank before a known
@@ -171,20 +165,14 @@ class WaitDetector:
         promising = False
         for rank, look in looks.items():
             suspect = self._suspects.get(rank)
-            if suspect is None or not may_be_stuck(suspect.first, look):
-                suspect = self._suspects[rank] = _Suspect(first=look, first_at=now)
-                promising |= may_be_stuck(look, look)
+            stuck = prove_stuck(suspect.first, look) if suspect is not None else None
+            if suspect is None or stuck is None:
+                self._suspects[rank] = _Suspect(first=look, first_at=now)
+                promising |= prove_stuck(look, look) is not None
                 continue
             suspect.looks += 1
-            suspect.stuck = prove_stuck(suspect.first, look, suspect.channels or Channels())
-            if suspect.stuck is not None:
-                promising |= self._is_certain(suspected[rank], suspect.stuck, now)
-            elif suspect.channels is None:
-                # read between two looks, so that it holds for a moment at which all threads waited
-                suspect.channels = read_channels(look)
-                promising |= not suspect.cleared
-            else:
-                self._suspects[rank] = _Suspect(first=look, first_at=now, cleared=True)
+            suspect.stuck = stuck
+            promising |= self._is_certain(suspected[rank], stuck, now)
         return promising
 
     def _is_certain(self, slot: Slot, stuck: StuckRank, now: float) -> bool:
@@ -201,46 +189,25 @@ class WaitDetector:
         return suspect.looks >= 3 and now - suspect.first_at >= needed - 0.01
 
     def _finding(
-        self, slots: Mapping[int, Slot | None], stuck: Mapping[int, StuckRank], now: float
+        self, slots: Mapping[int, Slot], stuck: Mapping[int, StuckRank], sentence: str, now: float
     ) -> HangFinding:
         began = {rank: self._movement.moved_at(rank) or now for rank in stuck}
         first = min(stuck, key=lambda rank: (began[rank], rank))
-        slot = slots[first]
-        assert slot is not None
-        missed = None
-        if math.isfinite(stuck[first].until_seconds):
-            missed = self._overdue_at(slot, stuck[first].until_seconds, now)
-        phase = missed.phase if missed is not None else _phase(slot)
+        slot, until = slots[first], stuck[first].until_seconds
+        missed = self._overdue_at(slot, until, now) if math.isfinite(until) else None
+        here = missed or slot.open_phases[-1]
         return HangFinding(
             stall=Stall(
-                cause=cause_of(phase),
+                cause=cause_of(here.phase),
                 culprits=(first, *(rank for rank in sorted(stuck) if rank != first)),
                 waiters=tuple(rank for rank in sorted(self._ranks.pids) if rank not in stuck),
-                phase=phase,
-                callback=missed.callback if missed is not None else _callback(slot),
+                phase=here.phase,
+                callback=here.callback,
                 deadline_seconds=missed.deadline_seconds if missed is not None else 0.0,
                 waited_seconds=now - began[first],
-                lasts_seconds=stuck[first].until_seconds - (missed.since_seconds if missed else began[first]),
-                sentence=describe_stuck(
-                    stuck, now=now, exiting=all(_has_returned(slots[rank]) for rank in stuck)
-                ),
+                lasts_seconds=until - (missed.since_seconds if missed is not None else began[first]),
+                sentence=sentence,
                 confidence="proved",
             ),
             began_at_seconds=began[first],
         )
-
-
-def _has_returned(slot: Slot | None) -> bool:
-    return slot is not None and slot.has_returned
-
-
-def _callback(slot: Slot) -> str:
-    return slot.callback if slot.phase is Phase.callback else ""
-
-
-def _phase(slot: Slot) -> Phase:
-    """The rank's innermost phase; without any, the script itself runs."""
-    if slot.phase is not None:
-        return slot.phase
-    starting = slot.state is RankState.starting and not slot.trains_without_trainer
-    return Phase.startup if starting else Phase.idle

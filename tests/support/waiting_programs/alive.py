@@ -18,7 +18,7 @@ import time
 
 from support.waiting_programs.asleep import long_sleep
 from support.waiting_programs.hung import lock_taken_twice
-from support.waiting_programs.registry import ALIVE, SHORT_SECONDS, fork, in_thread, program, sleeper
+from support.waiting_programs.registry import ALIVE, SHORT_SECONDS, in_thread, program, sleeper
 
 
 @program(ALIVE)
@@ -67,21 +67,6 @@ def output_of_a_child() -> None:
 
 
 @program(ALIVE)
-def pipe_held_by_a_daemon() -> None:
-    """A grandchild that left the session and whose parent has exited."""
-    reading, writing = os.pipe()
-
-    def detach() -> None:
-        os.setsid()
-        if os.fork() == 0:
-            time.sleep(SHORT_SECONDS)
-
-    os.waitpid(fork(detach), 0)
-    os.close(writing)
-    os.read(reading, 1)
-
-
-@program(ALIVE)
 def process_pool_executor() -> None:
     context = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
@@ -117,55 +102,11 @@ def lock_beside_a_thread_that_serves() -> None:
 
 
 @program(ALIVE)
-def receive_timeout_of_the_kernel() -> None:
-    pair = socket.socketpair()
-    limit = int(SHORT_SECONDS).to_bytes(8, "little") + bytes(8)
-    pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    pair[0].recv(1)
-
-
-@program(ALIVE)
 def listening_unix_socket() -> None:
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/socket")
         listener.listen()
         listener.accept()
-
-
-def _in_flight(end: int) -> None:
-    """Send a descriptor to a child that is busy, close it, and leave nobody else with it."""
-    sender, receiver = socket.socketpair()
-    socket.send_fds(sender, [b"x"], [end])
-    os.close(end)
-
-    def take_later() -> None:
-        os.closerange(3, receiver.fileno())  # it holds no other end either
-        os.closerange(receiver.fileno() + 1, 1000)
-        time.sleep(SHORT_SECONDS)
-        os.write(socket.recv_fds(receiver, 1, 1)[1][0], b"x")
-
-    fork(take_later)
-    receiver.close()
-
-
-@program(ALIVE)
-def socket_in_flight() -> None:
-    ours, theirs = socket.socketpair()
-    _in_flight(theirs.detach())
-    ours.recv(1)
-
-
-@program(ALIVE)
-def pipe_in_flight() -> None:
-    reading, writing = os.pipe()
-    _in_flight(writing)
-    os.read(reading, 1)
-
-
-@program(ALIVE)
-def datagrams() -> None:
-    pair = socket.socketpair(type=socket.SOCK_DGRAM)
-    pair[0].recv(1)
 
 
 @program(ALIVE)
@@ -231,26 +172,6 @@ def named_pipe() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.mkfifo(f"{folder}/pipe")
         os.open(f"{folder}/pipe", os.O_RDONLY)
-
-
-@program(ALIVE)
-def named_pipe_that_is_open() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        os.mkfifo(f"{folder}/pipe")
-        os.read(os.open(f"{folder}/pipe", os.O_RDWR), 1)
-
-
-@program(ALIVE)
-def event_descriptor() -> None:
-    libc = __import__("ctypes").CDLL(None)
-    os.read(libc.eventfd(0, 0), 8)
-
-
-@program(ALIVE)
-def terminal() -> None:
-    leader, follower = os.openpty()
-    os.read(follower, 1)
-    os.close(leader)
 
 
 @program(ALIVE)

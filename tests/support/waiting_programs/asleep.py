@@ -7,7 +7,6 @@ import concurrent.futures
 import multiprocessing
 import os
 import queue
-import socket
 import time
 
 from support.waiting_programs.registry import (
@@ -65,14 +64,6 @@ def event_loop_with_a_thread() -> None:
 def long_sleep_beside_a_short_one() -> None:
     in_thread(short_sleep)
     long_sleep()
-
-
-@program(UNTIL_SOON)
-def socket_pair_held_by_a_child() -> None:
-    ours, theirs = socket.socketpair()
-    fork(lambda: (time.sleep(SHORT_SECONDS), theirs.send(b"x")))
-    theirs.close()
-    ours.recv(1)
 
 
 @program(UNTIL_SOON)

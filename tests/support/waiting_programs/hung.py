@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import os
 import queue
-import select
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -85,58 +80,9 @@ def task_of_a_pool_that_waits_for_its_own_pool() -> None:
 
 
 @program(HUNG)
-def pipe_to_itself() -> None:
-    reading, writing = os.pipe()
-    os.read(reading, 1)
-    os.close(writing)
-
-
-@program(HUNG)
-def full_pipe_to_itself() -> None:
-    _, writing = os.pipe()
-    while True:
-        os.write(writing, bytes(65536))
-
-
-@program(HUNG)
-def select_on_its_own_pipe() -> None:
-    select.select([os.pipe()[0]], [], [])
-
-
-@program(HUNG)
-def poll_on_its_own_pipes() -> None:
-    poller = select.poll()
-    ends = [os.pipe(), os.pipe()]
-    for reading, _ in ends:
-        poller.register(reading, select.POLLIN)
-    poller.poll()
-
-
-@program(HUNG)
-def socket_pair_to_itself() -> None:
-    pair = socket.socketpair()
-    pair[0].recv(1)
-
-
-@program(HUNG)
-def event_loop_with_nothing_due() -> None:
-    async def never() -> None:
-        await asyncio.Event().wait()
-
-    asyncio.run(never())
-
-
-@program(HUNG)
 def stopped_child() -> None:
     child = sleeper(LONG_SECONDS)
     os.kill(child.pid, signal.SIGSTOP)
-    child.wait()
-
-
-@program(HUNG)
-def child_with_a_full_pipe() -> None:
-    code = "import os\nwhile True: os.write(1, bytes(65536))"
-    child = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE)
     child.wait()
 
 

@@ -9,30 +9,11 @@ import pytest
 from grpo_run.watchdog.causes import Cause
 
 WORDS = [
-    "exception",
-    "signal",
-    "startup_failure",
-    "collective_mismatch",
-    "collective_missing_rank",
-    "rank_exited_early",
-    "slow_rank",
-    "generation_stall",
-    "reward_stall",
-    "data_stall",
-    "checkpoint_stall",
-    "interpreter_stuck",
-    "gpu_oom",
-    "host_oom",
-    "shm_full",
-    "disk_full",
-    "checkpoint_corrupt",
-    "nonfinite",
-    "learning_collapse",
-    "no_progress",
-    "preempted",
-    "node_lost",
-    "unknown",
-]
+    "exception", "signal", "startup_failure", "collective_mismatch", "collective_missing_rank",
+    "rank_exited_early", "slow_rank", "generation_stall", "reward_stall", "data_stall", "checkpoint_stall",
+    "interpreter_stuck", "gpu_oom", "host_oom", "shm_full", "disk_full", "checkpoint_corrupt", "nonfinite",
+    "learning_collapse", "no_progress", "preempted", "node_lost", "unknown",
+]  # fmt: skip
 
 
 def test_the_set_is_closed() -> None:

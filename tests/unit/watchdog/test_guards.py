@@ -7,16 +7,10 @@ import math
 
 import pytest
 
-from grpo_run.watchdog import learning_guards
 from grpo_run.watchdog.json_values import from_json, to_json
 from grpo_run.watchdog.learning_guards import judge
-from grpo_run.watchdog.learning_observations import MAX_LENGTH, Observation, ObservationHistory, StepValues
+from grpo_run.watchdog.learning_observations import MAX_LENGTH, ObservationHistory, StepValues
 from grpo_run.watchdog.learning_rules import Alarm, GuardResponse, LearningGuard, Rules, Trip
-
-
-def series(*values: float) -> list[Observation]:
-    """One observation per step, from step 1 on."""
-    return [Observation(step, value) for step, value in enumerate(values, start=1)]
 
 
 def run(
@@ -28,61 +22,6 @@ def run(
         history.add(step, one)
         found += judge(history, step, rules or Rules())
     return found
-
-
-def test_zero_variance_needs_every_group_of_enough_rollouts() -> None:
-    """One informative group in between starts the count again."""
-    assert learning_guards.find_zero_variance(series(*[1.0] * 29), None) is None
-    alarm = learning_guards.find_zero_variance(series(0.5, *[1.0] * 30), None)
-    assert alarm is not None
-    assert (alarm.onset, alarm.step) == (2, 31)
-    assert learning_guards.find_zero_variance(series(*[1.0] * 20, 0.99, *[1.0] * 29), None) is None
-    assert learning_guards.find_zero_variance(series(*[1.0] * 5), 5) is not None
-
-
-def test_kl_has_to_be_above_its_limit_for_three_steps() -> None:
-    """Single large values of the estimator are usual."""
-    assert learning_guards.find_divergence(series(11, 9, 11, 11), None) is None
-    alarm = learning_guards.find_divergence(series(0.1, 11, 12, 13), None)
-    assert alarm is not None
-    assert alarm.onset == 2
-    assert learning_guards.find_divergence(series(0.1, 0.2, 0.2), 0.15) is None
-    assert learning_guards.find_divergence(series(0.2, 0.2, 0.2), 0.15) is not None
-
-
-def test_entropy_below_the_bound_and_far_above_the_beginning() -> None:
-    """A model that began deterministic, or random, is not blamed for it."""
-    healthy = [0.5] * 20
-    assert learning_guards.find_entropy_change(series(*healthy, 0.05, 0.05, 0.05), None) is None
-    low = learning_guards.find_entropy_change(series(*healthy, 4e-4, 4e-4, 4e-4), None)
-    assert low is not None
-    assert low.onset == 21
-    high = learning_guards.find_entropy_change(series(*healthy, 4, 4, 4), None)
-    assert high is not None
-    assert high.onset == 21
-    assert learning_guards.find_entropy_change(series(*[11.9] * 40), None) is None
-    assert learning_guards.find_entropy_change(series(*[5e-4] * 40), None) is None
-    assert learning_guards.find_entropy_change(series(*healthy, 0.09, 0.09, 0.09), 0.1) is not None
-
-
-def test_an_entropy_of_exactly_nothing_is_no_observation() -> None:
-    """TRL divides 0 by the number of tokens that are left, if all completions of a step are masked."""
-    healthy = [0.5] * 20
-    assert learning_guards.find_entropy_change(series(*healthy, 0.0, 0.0, 0.0, 0.0), None) is None
-    assert learning_guards.find_entropy_change(series(*healthy, 4e-4, 4e-4, 0.0, 0.0), None) is None
-    alarm = learning_guards.find_entropy_change(series(*healthy, 4e-4, 0.0, 4e-4, 4e-4), None)
-    assert alarm is not None
-    assert alarm.onset == 21
-
-
-def test_capped_share_needs_a_rise_unless_the_user_has_set_a_limit() -> None:
-    """A model that has never learned to stop is capped from the first step."""
-    assert learning_guards.find_capped_completions(series(*[1.0] * 100), None) is None
-    assert learning_guards.find_capped_completions(series(*[1.0] * 5), 0.9) is not None
-    alarm = learning_guards.find_capped_completions(series(*[0.1] * 20, *[0.8] * 5), None)
-    assert alarm is not None
-    assert alarm.onset == 21
-    assert learning_guards.find_capped_completions(series(*[0.1] * 20, *[0.8] * 4, 0.3), None) is None
 
 
 def test_nonfinite_trips_once_for_a_row_of_steps() -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import pytest
+from support.builders.watchdog.slots import make_slot
 
-from grpo_run.watchdog.observation import OpenPhase, Phase, Slot
+from grpo_run.watchdog.observation import OpenPhase, Phase
 
 
-def test_the_phase_is_the_innermost_open_one(make_slot: Callable[..., Slot]) -> None:
+def test_the_phase_is_the_innermost_open_one() -> None:
     """Phases nest."""
     assert make_slot(0).phase is Phase.generate
 
 
-def test_before_the_first_phase_there_is_none(make_slot: Callable[..., Slot]) -> None:
+def test_before_the_first_phase_there_is_none() -> None:
     """It is not `idle`: nothing is known yet."""
     assert make_slot(0, phases=()).phase is None
 
@@ -27,7 +27,7 @@ def test_the_names_of_phases_are_fixed() -> None:
     assert [phase.name for phase in Phase] == names.split()
 
 
-def test_the_innermost_open_callback_is_named(make_slot: Callable[..., Slot]) -> None:
+def test_the_innermost_open_callback_is_named() -> None:
     """Also while another phase runs inside it; outside callbacks there is no name."""
     outer = OpenPhase(phase=Phase.callback, since_seconds=1.0, callback="Judge.on_step_end")
     inner = OpenPhase(phase=Phase.eval, since_seconds=2.0)
@@ -43,7 +43,7 @@ def test_no_phase_is_zero() -> None:
     assert 0 not in {int(phase) for phase in Phase}
 
 
-def test_a_reading_cannot_be_changed(make_slot: Callable[..., Slot]) -> None:
+def test_a_reading_cannot_be_changed() -> None:
     """Detectors share readings."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         make_slot(0).step = 8  # type: ignore[misc]

@@ -61,7 +61,6 @@ def test_the_stat_of_this_process_is_what_the_kernel_says() -> None:
     uptime_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert 0 < stat.started_ticks / processes.TICKS_PER_SECOND < uptime_seconds
     assert stat.is_alive
-    assert not stat.kernel_thread
 
 
 def test_a_name_with_parentheses_does_not_shift_the_fields() -> None:

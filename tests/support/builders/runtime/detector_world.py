@@ -23,6 +23,7 @@ from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
+from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.deadlocks.positions import THREADS_HANDLER, ThreadReport
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.processes import MainThread
@@ -30,6 +31,7 @@ from grpo_run.watchdog.run_processes import connections
 from grpo_run.watchdog.run_processes.connections import Connections
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts, ProcessUsage
+from grpo_run.watchdog.stalls.stall import Stall
 from support.collective_entries import add_entry
 
 TIGHT = DeadlineSettings(
@@ -160,6 +162,30 @@ class World:
                 return found
         return None
 
+    def stalls(
+        self, seconds: float, *, every: float = 0.1, doing: Callable[[], None] = lambda: None
+    ) -> Stall:
+        """Scan for this long; return the stall that is found."""
+        found = self.advance(seconds, every=every, doing=doing)
+        assert found is not None
+        assert found.stall is not None
+        return found.stall
+
+    def deadlocks(self, seconds: float) -> Deadlock:
+        """Scan for this long; return the deadlock that is found."""
+        found = self.advance(seconds)
+        assert found is not None
+        assert found.deadlock is not None
+        return found.deadlock
+
+    def computing(self, rank: int, seconds: float) -> Callable[[], None]:
+        """Return what to do before each scan so that the rank uses the CPU for this long."""
+
+        def compute() -> None:
+            self.cpu[rank] += seconds
+
+        return compute
+
     def begin_backward(self, rank: int, group: str = "0") -> None:
         """Let a rank enter a DDP backward pass, of which the log has one entry."""
         self.writers[rank].replace(Phase.forward_backward)
@@ -257,8 +283,7 @@ def mismatch(world: World) -> None:
 
 def suspect_a_stall(world: World) -> None:
     """Until rank 1 is suspected to hang in its reward, and before that is confirmed."""
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.reward)
+    hang_in(world, Phase.reward)
     while world.watch.suspicion is None:
         assert world.advance(0.1) is None
 

@@ -62,6 +62,13 @@ def judge(
     return prove(positions, world_size=world_size or len(positions))
 
 
+def proved(*records: tuple[Collective, ...] | Position | None, world_size: int | None = None) -> Deadlock:
+    """The deadlock that these ranks are in."""
+    found = judge(*records, world_size=world_size)
+    assert found is not None
+    return found
+
+
 def after_exit(calls: Sequence[Call]) -> Position:
     """A rank whose script ended after these calls."""
     return Position(rank=0, records=ran(calls, last=CollectiveProgress.completed), exited=True)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from grpo_run.watchdog.observation import OpenPhase, Phase, Slot
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
-from grpo_run.watchdog.stalls.detection import find_stall
 from grpo_run.watchdog.stalls.durations import Durations
 from grpo_run.watchdog.stalls.observed import Observed, ProcessFacts
-from grpo_run.watchdog.stalls.stall import Stall
+from grpo_run.watchdog.stalls.stall import Stall, find_stall
 
-MakeSlot = Callable[..., Slot]
 NOW = 100_000.0
 SHORT = Durations.of([0.05] * 21)
 EVERY_PHASE = frozenset(Phase)
@@ -34,8 +31,13 @@ def look(slots: dict[int, Slot | None], **changes: Any) -> Stall | None:
     return find_stall(Observed(slots=slots, **(given | changes)))
 
 
+def stalled(slots: dict[int, Slot | None], **changes: Any) -> Stall:
+    """The stall that `look` detects."""
+    found = look(slots, **changes)
+    assert found is not None
+    return found
+
+
 def facts(state: str = "S", **changes: Any) -> ProcessFacts:
     """A process that sleeps, as one does that waits for anything."""
-    return ProcessFacts(
-        **({"state": state, "cpu_seconds": 10.0, "io_bytes": 1000, "heartbeat_age_seconds": 0.2} | changes)
-    )
+    return ProcessFacts(**({"state": state, "heartbeat_age_seconds": 0.2} | changes))

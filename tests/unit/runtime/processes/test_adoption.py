@@ -106,7 +106,7 @@ def test_an_abandoned_child_is_our_own_until_it_exits_and_is_then_reaped() -> No
     """
     run(
         "import multiprocessing, signal\nfrom grpo_run.watchdog.run_processes.ownership import"
-        " RunProcesses\nfrom grpo_run.watchdog.run_processes.process_tree import read_processes\nassert"
+        " RunProcesses\nfrom grpo_run.watchdog.processes import read_processes\nassert"
         " adopt_orphans()\nown = adoption.own_children\nowned = RunProcesses(os.getpid(), os.getsid(0),"
         " started_by_supervisor=own, adopts_only_ours=True)\nchild ="
         " multiprocessing.get_context('fork').Process(target=lambda: (os.setsid(), time.sleep(600)),"

@@ -16,9 +16,8 @@ import pytest
 from grpo_run.runtime.processes import helpers
 from grpo_run.runtime.processes.helpers import Helpers
 from grpo_run.runtime.processes.termination import TerminatedProcess
-from grpo_run.watchdog.processes import ProcessStat
+from grpo_run.watchdog.processes import ProcessStat, read_environment
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
-from grpo_run.watchdog.run_processes.process_tree import read_environment
 from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 

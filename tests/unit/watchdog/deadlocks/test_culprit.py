@@ -218,23 +218,7 @@ def test_a_skipped_call_counts_and_not_what_the_other_rank_does_later_for_the_fi
 
 def test_the_call_just_before_is_part_of_the_context() -> None:
     """Line 6 follows four calls that are made now too, but not the last one."""
-    past = [
-        at(1),
-        at(2),
-        at(3),
-        at(4),
-        at(5),
-        at(6),
-        at(7),
-        at(4),
-        at(8),
-        GATHER,
-        at(1),
-        at(2),
-        at(3),
-        at(4),
-        at(8),
-    ]
+    past = [*map(at, (1, 2, 3, 4, 5, 6, 7, 4, 8)), GATHER, *map(at, (1, 2, 3, 4, 8))]
     assert culprits([*past, GATHER], [*past, at(6)]) == (1,)
 
 

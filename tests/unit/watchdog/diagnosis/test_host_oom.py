@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 
 import pytest
+from support.builders.watchdog.failed_ranks import make_error, make_exit
+from support.builders.watchdog.slots import make_slot
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
 from grpo_run.watchdog.memory.host_kills import KernelKills
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
-from grpo_run.watchdog.observation import Exit, RankError, Slot
 
-MakeExit = Callable[..., Exit]
-MakeError = Callable[..., RankError]
-MakeSlot = Callable[..., Slot]
 MEBIBYTE = 1 << 20
 LIMIT = LimitUse(
     name="the memory cgroup /job", limit_bytes=700 * MEBIBYTE, usage_bytes=690 * MEBIBYTE,
@@ -30,7 +27,7 @@ KILLED = KernelKills(ranks=frozenset({1}), helper_killed=True, before=2, now=3, 
 sample_age_seconds=0.3)  # fmt: skip
 
 
-def test_the_verdict_has_the_numbers(make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot) -> None:
+def test_the_verdict_has_the_numbers() -> None:
     """Who, where, which limit, who used it, and the counter that proves it; the peer's error is not the
     cause.
     """
@@ -45,15 +42,14 @@ def test_the_verdict_has_the_numbers(make_exit: MakeExit, make_error: MakeError,
     assert (verdict.cause, verdict.culprits, verdict.waiters) == (Cause.host_oom, (1,), (0,))
     assert verdict.confidence == "proved"
     assert not verdict.deterministic
-    assert (
-        verdict.sentence
-        == "Rank 1 was killed by the kernel in step 8 (phase generate), because memory was full. The memory"
+    assert verdict.sentence == (
+        "Rank 1 was killed by the kernel in step 8 (phase generate), because memory was full. The memory"
         " cgroup /job had 660 MiB of 700 MiB in use 0.3 s before. Large users then: rank 1 310 MiB. The"
         " kernel's counter of killed processes rose from 2 to 3."
     )
 
 
-def test_a_bare_sigkill_is_not_host_oom(make_exit: MakeExit, make_slot: MakeSlot) -> None:
+def test_a_bare_sigkill_is_not_host_oom() -> None:
     """Another process was killed at another time, and a user killed the rank."""
     kills = KernelKills(helper_killed=True, before=0, now=1, sample=SAMPLE)
     exits = [make_exit(1, signal=signal.SIGKILL)]
@@ -69,9 +65,7 @@ def test_a_bare_sigkill_is_not_host_oom(make_exit: MakeExit, make_slot: MakeSlot
         "engine core exited with code -9",
     ],
 )
-def test_a_helper_that_the_kernel_killed_is_named(
-    message: str, make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
-) -> None:
+def test_a_helper_that_the_kernel_killed_is_named(message: str) -> None:
     """Its rank raises an exception; only with a rise of the counter is it for lack of memory."""
     exits = [make_exit(1, error=make_error(type="RuntimeError", message=message))]
     slots = {1: make_slot(1)}
@@ -85,9 +79,7 @@ def test_a_helper_that_the_kernel_killed_is_named(
     assert diagnose_host_oom(exits, slots, KernelKills(), best_position=(1, 7)) is None
 
 
-def test_an_exception_of_another_kind_stays_what_it_is(
-    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
-) -> None:
+def test_an_exception_of_another_kind_stays_what_it_is() -> None:
     """A division by zero in the minute after a reward worker was killed is a division by zero."""
     assert (
         diagnose_host_oom([make_exit(1, error=make_error())], {1: make_slot(1)}, KILLED, best_position=(1, 7))

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 
 import pytest
+from support.builders.watchdog.failed_ranks import diagnose, make_error, make_exit
+from support.builders.watchdog.slots import make_slot
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.diagnosis.exits import diagnose_exits, is_victim, reports_lost_peer
+from grpo_run.watchdog.diagnosis.exits import is_victim, reports_lost_peer
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.shortage import MemoryPhase
-from grpo_run.watchdog.observation import Exit, OpenPhase, Phase, RaisedError, RankError, RankState, Slot
-
-MakeExit = Callable[..., Exit]
-MakeError = Callable[..., RankError]
-MakeSlot = Callable[..., Slot]
+from grpo_run.watchdog.observation import OpenPhase, Phase, RaisedError, RankError, RankState
 
 TORCH = ("torch.OutOfMemoryError", "builtins.RuntimeError", "builtins.Exception")
 RUNTIME = ("builtins.RuntimeError", "builtins.Exception")
@@ -30,36 +27,28 @@ NCCL = (
 BACKWARD = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    loss.backward()\n'
 
 
-@pytest.fixture
-def exhausted(make_error: MakeError) -> Callable[..., RankError]:
+def exhausted(types: tuple[str, ...] = TORCH, message: str = MESSAGE, **changes: object) -> RankError:
     """torch's allocator has failed in a backward pass."""
-
-    def make(types: tuple[str, ...] = TORCH, message: str = MESSAGE, **changes: object) -> RankError:
-        fields: dict[str, object] = {
-            "type": types[0].rpartition(".")[2],
-            "message": message,
-            "traceback": BACKWARD,
-            "phases": (Phase.forward_backward,),
-            "bases": types,
-            "chain": (RaisedError(types=types, message=message),),
-        }
-        return make_error(**(fields | changes))
-
-    return make
+    fields: dict[str, object] = {
+        "type": types[0].rpartition(".")[2],
+        "message": message,
+        "traceback": BACKWARD,
+        "phases": (Phase.forward_backward,),
+        "bases": types,
+        "chain": (RaisedError(types=types, message=message),),
+    }
+    return make_error(**(fields | changes))
 
 
-def test_exhausted_memory_at_the_first_step_is_no_failed_start(
-    make_exit: MakeExit, exhausted: Callable[..., RankError], make_slot: MakeSlot
-) -> None:
+def test_exhausted_memory_at_the_first_step_is_no_failed_start() -> None:
     """The advice on a script that fails before its first step would be wrong."""
     slot = make_slot(1, train_call=1, step=0, resumed_step=0)
-    verdict = diagnose_exits(
-        [make_exit(1, error=exhausted())], {0: make_slot(0), 1: slot}, best_position=(0, 0)
+    verdict = diagnose(
+        make_exit(1, error=exhausted()), slots={0: make_slot(0), 1: slot}, best_position=(0, 0)
     )
     assert (verdict.cause, verdict.culprit, verdict.confidence) == (Cause.gpu_oom, 1, "proved")
-    assert (
-        verdict.sentence
-        == "Rank 1 ran out of GPU memory in step 1 (phase backward): tried to allocate 2.0 GiB with 512 MiB"
+    assert verdict.sentence == (
+        "Rank 1 ran out of GPU memory in step 1 (phase backward): tried to allocate 2.0 GiB with 512 MiB"
         " of 79.2 GiB free."
     )
     assert not verdict.starting
@@ -72,13 +61,11 @@ def test_exhausted_memory_at_the_first_step_is_no_failed_start(
     )
 
 
-def test_exhausted_memory_while_loading_is_named_too(
-    make_exit: MakeExit, exhausted: Callable[..., RankError], make_slot: MakeSlot
-) -> None:
+def test_exhausted_memory_while_loading_is_named_too() -> None:
     """It is a failed start all the same."""
     slot = make_slot(0, train_call=0, step=0, phases=(), state=RankState.starting)
     error = exhausted(phases=(Phase.startup,), traceback="Traceback (most recent call last):\n")
-    verdict = diagnose_exits([make_exit(0, error=error)], {0: slot}, best_position=(0, 0))
+    verdict = diagnose(make_exit(0, error=error), slots={0: slot}, best_position=(0, 0))
     assert verdict.cause is Cause.gpu_oom
     assert verdict.starting
     assert verdict.sentence.startswith("Rank 0 ran out of GPU memory before the first step: ")
@@ -86,9 +73,7 @@ def test_exhausted_memory_while_loading_is_named_too(
     assert verdict.shortage.phase is MemoryPhase.load
 
 
-def test_nccl_without_memory_is_no_lost_connection(
-    make_exit: MakeExit, exhausted: Callable[..., RankError], make_error: MakeError, make_slot: MakeSlot
-) -> None:
+def test_nccl_without_memory_is_no_lost_connection() -> None:
     """Its class and its first line are those of a lost connection; the other ranks have lost theirs."""
     types = ("torch.distributed.DistBackendError", "torch.distributed.DistError", *RUNTIME)
     error = exhausted(types, NCCL, wall_time=1001.0)
@@ -96,7 +81,7 @@ def test_nccl_without_memory_is_no_lost_connection(
     assert not is_victim(make_exit(1, error=error))
     assert not reports_lost_peer(f"{BACKWARD}{types[0]}: {NCCL}".splitlines())
     exits = [make_exit(0, order=0, error=lost), make_exit(1, order=1, error=error)]
-    verdict = diagnose_exits(exits, {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7))
+    verdict = diagnose(*exits)
     assert (verdict.cause, verdict.culprit) == (Cause.gpu_oom, 1)
     assert verdict.sentence.endswith("(phase backward): NCCL: Cuda failure 2 'out of memory'.")
     assert verdict.shortage is not None
@@ -116,12 +101,7 @@ def test_nccl_without_memory_is_no_lost_connection(
     ],
 )
 def test_memory_that_no_phase_of_a_trainer_has_exhausted_is_named_with_its_line(
-    make_exit: MakeExit,
-    exhausted: Callable[..., RankError],
-    make_slot: MakeSlot,
-    phases: tuple[Phase, ...],
-    sentence: str,
-    advice: str,
+    phases: tuple[Phase, ...], sentence: str, advice: str
 ) -> None:
     """No micro-batch decides how much the script's own code needs there."""
     error = exhausted(
@@ -133,14 +113,12 @@ def test_memory_that_no_phase_of_a_trainer_has_exhausted_is_named_with_its_line(
             " torch.empty(n)\n"
         ),
     )
-    verdict = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0, step=7)}, best_position=(1, 7))
+    verdict = diagnose(make_exit(0, error=error), slots={0: make_slot(0, step=7)})
     assert sentence in verdict.sentence
     assert [line.partition(" less ")[0] for line in verdict.advice] == [advice]
 
 
-def test_advice_on_host_memory_of_the_script_s_own_code_is_about_that_code(
-    make_exit: MakeExit, exhausted: Callable[..., RankError], make_slot: MakeSlot
-) -> None:
+def test_advice_on_host_memory_of_the_script_s_own_code_is_about_that_code() -> None:
     """The workers of a data loader, of which there may be none, have nothing to do with a callback's list."""
     error = exhausted(
         ("builtins.MemoryError", "builtins.Exception"),
@@ -153,7 +131,7 @@ def test_advice_on_host_memory_of_the_script_s_own_code_is_about_that_code(
             " rows.append(row)\n"
         ),
     )
-    verdict = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0, step=7)}, best_position=(1, 7))
+    verdict = diagnose(make_exit(0, error=error), slots={0: make_slot(0, step=7)})
     assert verdict.cause is Cause.host_oom
     (advice,) = verdict.advice
     assert "code at this line" in advice
@@ -161,16 +139,11 @@ def test_advice_on_host_memory_of_the_script_s_own_code_is_about_that_code(
 
 @pytest.mark.parametrize(("number", "culprit"), [(signal.SIGABRT, 1), (signal.SIGKILL, 0)])
 def test_a_rank_without_memory_is_blamed_before_ranks_that_were_aborted(
-    make_exit: MakeExit,
-    exhausted: Callable[..., RankError],
-    make_slot: MakeSlot,
-    number: signal.Signals,
-    culprit: int,
+    number: signal.Signals, culprit: int
 ) -> None:
     """NCCL's watchdog may abort the others before the exit of the first is seen; it kills none of them."""
     exits = [make_exit(0, order=0, signal=number), make_exit(1, order=1, error=exhausted())]
-    verdict = diagnose_exits(exits, {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7))
-    assert verdict.culprit == culprit
+    assert diagnose(*exits).culprit == culprit
 
 
 @pytest.mark.parametrize(
@@ -184,13 +157,13 @@ def test_a_rank_without_memory_is_blamed_before_ranks_that_were_aborted(
     ],
 )
 def test_exhausted_memory_is_found_behind_the_exception_that_ends_the_rank(
-    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, chain: tuple[RaisedError, ...]
+    chain: tuple[RaisedError, ...],
 ) -> None:
     """A script raises another exception from it, or a context manager fails on the way; the phase is that of
     the first.
     """
     error = make_error(type="TrainingFailed", message="giving up", chain=chain, phases=(Phase.callback,))
-    verdict = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7))
+    verdict = diagnose(make_exit(0, error=error))
     assert verdict.cause is Cause.gpu_oom
     assert verdict.shortage is not None
     assert verdict.shortage.phase is MemoryPhase.generate
@@ -205,33 +178,24 @@ def test_exhausted_memory_is_found_behind_the_exception_that_ends_the_rank(
     ],
 )
 def test_an_exception_that_quotes_such_a_message_is_one_of_its_own(
-    make_exit: MakeExit,
-    exhausted: Callable[..., RankError],
-    make_slot: MakeSlot,
-    types: tuple[str, ...],
-    message: str,
+    types: tuple[str, ...], message: str
 ) -> None:
     """A reward may quote what a server has answered."""
-    verdict = diagnose_exits(
-        [make_exit(0, error=exhausted(types, message))], {0: make_slot(0)}, best_position=(1, 7)
-    )
+    verdict = diagnose(make_exit(0, error=exhausted(types, message)))
     assert (verdict.cause, verdict.shortage) == (Cause.exception, None)
 
 
-def test_a_bare_kill_is_no_exhausted_memory(make_exit: MakeExit, make_slot: MakeSlot) -> None:
+def test_a_bare_kill_is_no_exhausted_memory() -> None:
     """Only counters of the kernel show that it was."""
-    verdict = diagnose_exits([make_exit(0, signal=signal.SIGKILL)], {0: make_slot(0)}, best_position=(1, 7))
-    assert verdict.cause is Cause.signal
+    assert diagnose(make_exit(0, signal=signal.SIGKILL)).cause is Cause.signal
 
 
-def test_the_same_memory_in_the_same_phase_and_step_is_the_same_failure(
-    make_exit: MakeExit, exhausted: Callable[..., RankError], make_slot: MakeSlot
-) -> None:
+def test_the_same_memory_in_the_same_phase_and_step_is_the_same_failure() -> None:
     """Whichever rank and line asked for it; another phase or step is another failure."""
 
     def signature(rank: int = 0, step: int = 7, **changes: object) -> str:
         exits = [make_exit(rank, error=exhausted(**changes))]
-        return diagnose_exits(exits, {rank: make_slot(rank, step=step)}, best_position=(1, 7)).signature
+        return diagnose(*exits, slots={rank: make_slot(rank, step=step)}).signature
 
     assert signature() == signature(1, location=("other.py", 1, "f")) == "gpu_oom:backward:step7"
     assert len({signature(), signature(step=8), signature(phases=(Phase.generate,))}) == 3
@@ -263,74 +227,55 @@ def test_the_same_memory_in_the_same_phase_and_step_is_the_same_failure(
     ],
 )
 def test_advice_fits_the_memory_that_is_exhausted(
-    make_exit: MakeExit,
-    exhausted: Callable[..., RankError],
-    make_slot: MakeSlot,
-    types: tuple[str, ...],
-    message: str,
-    cause: Cause,
-    advice: str,
+    types: tuple[str, ...], message: str, cause: Cause, advice: str
 ) -> None:
     """Memory of the host, /dev/shm, a KV cache, and a fragmented or full GPU."""
-    verdict = diagnose_exits(
-        [make_exit(0, error=exhausted(types, message))], {0: make_slot(0)}, best_position=(1, 7)
-    )
+    verdict = diagnose(make_exit(0, error=exhausted(types, message)))
     assert verdict.cause is cause
     assert any(advice in line for line in verdict.advice)
 
 
-def test_advice_on_an_evaluation_names_the_size_that_no_plan_changes(
-    make_exit: MakeExit, exhausted: Callable[..., RankError], make_slot: MakeSlot
-) -> None:
+def test_advice_on_an_evaluation_names_the_size_that_no_plan_changes() -> None:
     """A halved micro-batch of training does not help it."""
     slot = make_slot(0, phases=(OpenPhase(phase=Phase.eval, since_seconds=9.0),))
-    error = exhausted(phases=None, traceback="")
-    verdict = diagnose_exits([make_exit(0, error=error)], {0: slot}, best_position=(1, 7))
+    verdict = diagnose(make_exit(0, error=exhausted(phases=None, traceback="")), slots={0: slot})
     assert any("per_device_eval_batch_size" in line for line in verdict.advice)
 
 
-def test_the_phase_of_the_board_is_used_for_an_exception_that_has_left_none(
-    make_exit: MakeExit, exhausted: Callable[..., RankError], make_slot: MakeSlot
-) -> None:
+def test_the_phase_of_the_board_is_used_for_an_exception_that_has_left_none() -> None:
     """An exception in a step leaves no phase of its own."""
     slot = make_slot(0, phases=(OpenPhase(phase=Phase.optimizer, since_seconds=9.0),))
     error = exhausted(phases=None, traceback="")
-    verdict = diagnose_exits([make_exit(0, error=error)], {0: slot}, best_position=(1, 7))
-    assert "(phase optimizer)" in verdict.sentence
+    assert "(phase optimizer)" in diagnose(make_exit(0, error=error), slots={0: slot}).sentence
 
 
 @pytest.mark.parametrize(
     ("free", "cause"), [(0, Cause.shm_full), (1024**2, Cause.signal), (None, Cause.signal)]
 )
-def test_a_bus_error_is_a_full_shared_memory_if_it_is_full(
-    make_exit: MakeExit, make_slot: MakeSlot, free: int | None, cause: Cause
-) -> None:
+def test_a_bus_error_is_a_full_shared_memory_if_it_is_full(free: int | None, cause: Cause) -> None:
     """A truncated file that is mapped causes the same signal."""
     exits = [make_exit(1, signal=signal.SIGBUS)]
-    verdict = diagnose_exits(exits, {1: make_slot(1)}, best_position=(1, 7), shared_memory_free_bytes=free)
+    verdict = diagnose(*exits, shared_memory_free_bytes=free)
     assert (verdict.cause, verdict.culprit) == (cause, 1)
     assert any("/dev/shm" in line for line in verdict.advice)
     if cause is Cause.shm_full:
-        assert (
-            verdict.sentence == "Rank 1 ran out of shared memory (/dev/shm) in step 8 (phase generate):"
+        assert verdict.sentence == (
+            "Rank 1 ran out of shared memory (/dev/shm) in step 8 (phase generate):"
             " it was killed by SIGBUS, and /dev/shm has 0 bytes left."
         )
 
 
-def test_other_signals_are_no_full_shared_memory(make_exit: MakeExit, make_slot: MakeSlot) -> None:
+def test_other_signals_are_no_full_shared_memory() -> None:
     """However little space there is."""
     exits = [make_exit(1, signal=signal.SIGSEGV)]
-    verdict = diagnose_exits(exits, {1: make_slot(1)}, best_position=(1, 7), shared_memory_free_bytes=0)
-    assert verdict.cause is Cause.signal
+    assert diagnose(*exits, shared_memory_free_bytes=0).cause is Cause.signal
 
 
-def test_an_aborted_rank_without_memory_is_blamed_before_another_that_was_aborted(
-    make_exit: MakeExit, exhausted: Callable[..., RankError], make_slot: MakeSlot
-) -> None:
+def test_an_aborted_rank_without_memory_is_blamed_before_another_that_was_aborted() -> None:
     """The C++ runtime has aborted it, and NCCL's watchdog the other."""
     exits = [
         make_exit(0, order=0, signal=signal.SIGABRT),
         make_exit(1, order=1, signal=signal.SIGABRT, error=exhausted(phases=None, traceback="")),
     ]
-    verdict = diagnose_exits(exits, {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7))
+    verdict = diagnose(*exits)
     assert (verdict.cause, verdict.culprit, verdict.deterministic) == (Cause.gpu_oom, 1, False)

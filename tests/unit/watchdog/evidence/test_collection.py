@@ -62,20 +62,25 @@ def incident(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[bytes], dict[int, Path]]:
+def stacks(tmp_path: Path) -> Path:
+    """Where rank 0 writes its stacks; empty."""
+    file = tmp_path / "rank0.stacks"
+    file.touch(mode=0o600)
+    return file
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch, stacks: Path) -> Callable[[bytes], dict[int, Path]]:
     """Rank 0 is this process, and writes the given stack at once when it is asked."""
 
     def answer(stack: bytes) -> dict[int, Path]:
-        file = tmp_path / "rank0.stacks"
-        file.touch(mode=0o600)
-
         def kill(pid: int, number: int) -> None:
             assert (pid, number) == (ME, stack_capture.STACK_SIGNAL)
-            with open(file, "ab") as target:
+            with open(stacks, "ab") as target:
                 target.write(stack)
 
         monkeypatch.setattr(os, "kill", kill)
-        return {0: file}
+        return {0: stacks}
 
     return answer
 
@@ -110,13 +115,11 @@ def test_evidence_is_private(incident: Path, answering: Callable[[bytes], dict[i
 
 @pytest.mark.usefixtures("caught")
 def test_a_rank_that_does_not_answer_is_named(
-    incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    incident: Path, monkeypatch: pytest.MonkeyPatch, stacks: Path
 ) -> None:
     """After the deadline its stack is listed as missing."""
     monkeypatch.setattr(os, "kill", lambda pid, number: None)
-    file = tmp_path / "rank0.stacks"
-    file.touch()
-    found = collect(incident, {0: ME}, {0: file})
+    found = collect(incident, {0: ME}, {0: stacks})
     assert found.missing == [
         (
             f"rank 0: no stack within {stack_capture.STACK_DEADLINE_SECONDS} s, and py-spy: py-spy is not"
@@ -184,26 +187,24 @@ def test_an_old_dump_is_not_an_answer(
 
 @pytest.mark.usefixtures("caught")
 def test_a_dump_that_comes_in_two_halves_is_waited_for(
-    incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    incident: Path, monkeypatch: pytest.MonkeyPatch, stacks: Path
 ) -> None:
     """On a busy machine the handler may be descheduled between two threads; the main one comes last."""
-    file = tmp_path / "rank0.stacks"
-    file.touch()
     halves = iter(DUMP.partition(b"Current")[::2])
     looks: list[float] = []
 
     def sleep(seconds: float) -> None:
         looks.append(seconds)
         if len(looks) == 4:
-            with open(file, "ab") as target:
+            with open(stacks, "ab") as target:
                 target.write(b"Current" + next(halves))
 
     def kill(pid: int, number: int) -> None:
-        file.write_bytes(next(halves))
+        stacks.write_bytes(next(halves))
 
     monkeypatch.setattr(os, "kill", kill)
     monkeypatch.setattr(time, "sleep", sleep)
-    assert [stack.main for stack in collect(incident, {0: ME}, {0: file}).stacks[0]] == [False, True]
+    assert [stack.main for stack in collect(incident, {0: ME}, {0: stacks}).stacks[0]] == [False, True]
 
 
 @pytest.fixture
@@ -304,7 +305,7 @@ def test_the_last_events_are_kept(incident: Path) -> None:
 
 
 def test_a_rank_that_may_not_be_signalled_is_named(
-    incident: Path, caught: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    incident: Path, caught: list[int], monkeypatch: pytest.MonkeyPatch, stacks: Path
 ) -> None:
     """It runs as another user: its stack is missing, and nothing else."""
 
@@ -312,8 +313,6 @@ def test_a_rank_that_may_not_be_signalled_is_named(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "kill", refuse)
-    file = tmp_path / "rank0.stacks"
-    file.touch()
-    found = collect(incident, {0: ME}, {0: file})
+    found = collect(incident, {0: ME}, {0: stacks})
     assert found.stacks == {}
     assert sum("process of another user, which may not be signalled" in line for line in found.missing) == 1

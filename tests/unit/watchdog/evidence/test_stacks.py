@@ -177,9 +177,8 @@ def test_ranks_with_equal_stacks_are_grouped() -> None:
     }
     groups = stacks.group_by_stack(by_rank)
     assert [ranks for ranks, _ in groups] == [(0, 2, 3), (1,)]
-    assert (
-        stacks.format_stack_groups(groups)
-        == "ranks 0, 2 and 3:\n> step (/home/me/train.py:120)\n\nrank 1:\n> reward (/home/me/train.py:88)\n"
+    assert stacks.format_stack_groups(groups) == (
+        "ranks 0, 2 and 3:\n> step (/home/me/train.py:120)\n\nrank 1:\n> reward (/home/me/train.py:88)\n"
     )
 
 
@@ -189,7 +188,7 @@ def test_the_text_marks_one_line_and_shortens_libraries() -> None:
     text = stacks.format_stack_groups(
         [((0,), made((f"{SITE}/torch/x.py", 1, "f"), (f"{STDLIB}/re/__init__.py", 2, "m"), frame, frame))]
     )
-    assert (
-        text == "rank 0:\n  f (torch/x.py:1)\n  m (re/__init__.py:2)\n"
+    assert text == (
+        "rank 0:\n  f (torch/x.py:1)\n  m (re/__init__.py:2)\n"
         "> again (/home/me/train.py:3)\n  again (/home/me/train.py:3)\n"
     )

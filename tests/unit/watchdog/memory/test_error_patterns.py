@@ -31,146 +31,81 @@ WORKER = (
 )
 
 
-@pytest.mark.parametrize(
-    ("types", "message", "cause", "source"),
-    [
-        (TORCH, ALLOCATOR, Cause.gpu_oom, ErrorSource.allocator),
-        (TORCH, "anything", Cause.gpu_oom, ErrorSource.allocator),
-        (("torch.cuda.OutOfMemoryError", *RUNTIME), ALLOCATOR, Cause.gpu_oom, ErrorSource.allocator),
-        (("torch._C._OutOfMemoryError", *RUNTIME), ALLOCATOR, Cause.gpu_oom, ErrorSource.allocator),
-        (
-            ("cupy.cuda.memory.OutOfMemoryError", *MEMORY),
-            "Out of memory allocating 8,000 bytes",
-            Cause.gpu_oom,
-            ErrorSource.allocator,
-        ),
-        (
-            ("ray.exceptions.RayTaskError(OutOfMemoryError)", *TORCH),
-            "ray::f()",
-            Cause.gpu_oom,
-            ErrorSource.allocator,
-        ),
-        (RUNTIME, ALLOCATOR, Cause.gpu_oom, ErrorSource.allocator),
-        (RUNTIME, "HIP out of memory. Tried to allocate 20.00 MiB", Cause.gpu_oom, ErrorSource.allocator),
-        (RUNTIME, "XPU out of memory. Tried to allocate 20.00 MiB", Cause.gpu_oom, ErrorSource.allocator),
-        (
-            RUNTIME,
-            "MPS backend out of memory (MPS allocated: 18.13 GB)",
-            Cause.gpu_oom,
-            ErrorSource.allocator,
-        ),
-        (
-            RUNTIME,
-            'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":838',
-            Cause.gpu_oom,
-            ErrorSource.allocator,
-        ),
-        (RUNTIME, "No executable batch size found, reached zero.", Cause.gpu_oom, ErrorSource.allocator),
-        (
-            ACCELERATOR,
-            "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
-            Cause.gpu_oom,
-            ErrorSource.driver,
-        ),
-        (RUNTIME, "CUDA driver error: out of memory", Cause.gpu_oom, ErrorSource.driver),
-        (
-            RUNTIME,
-            "CUDA error (flash_fwd_launch_template.h:188): out of memory",
-            Cause.gpu_oom,
-            ErrorSource.driver,
-        ),
-        (
-            RUNTIME,
-            "cuda runtime error (2) : out of memory at THCStorage.cu:58",
-            Cause.gpu_oom,
-            ErrorSource.driver,
-        ),
-        (RUNTIME, "HIP error: out of memory", Cause.gpu_oom, ErrorSource.driver),
-        (RUNTIME, "Triton Error [CUDA]: out of memory", Cause.gpu_oom, ErrorSource.driver),
-        (
-            RUNTIME,
-            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-            Cause.gpu_oom,
-            ErrorSource.library,
-        ),
-        (RUNTIME, "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", Cause.gpu_oom, ErrorSource.library),
-        (
-            RUNTIME,
-            "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-            Cause.gpu_oom,
-            ErrorSource.library,
-        ),
-        (
-            RUNTIME,
-            "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `x`",
-            Cause.gpu_oom,
-            ErrorSource.library,
-        ),
-        (RUNTIME, "cuFFT error: CUFFT_ALLOC_FAILED", Cause.gpu_oom, ErrorSource.library),
-        (DIST, f"{NCCL}Cuda failure 2 'out of memory'", Cause.gpu_oom, ErrorSource.nccl),
-        (DIST, f"{NCCL}Cuda failure 'out of memory'", Cause.gpu_oom, ErrorSource.nccl),
-        (DIST, f"{NCCL}Failed to CUDA calloc async 608 bytes", Cause.gpu_oom, ErrorSource.nccl),
+REPORTS = {
+    (Cause.gpu_oom, ErrorSource.allocator): [
+        (TORCH, ALLOCATOR),
+        (TORCH, "anything"),
+        (("torch.cuda.OutOfMemoryError", *RUNTIME), ALLOCATOR),
+        (("torch._C._OutOfMemoryError", *RUNTIME), ALLOCATOR),
+        (("cupy.cuda.memory.OutOfMemoryError", *MEMORY), "Out of memory allocating 8,000 bytes"),
+        (("ray.exceptions.RayTaskError(OutOfMemoryError)", *TORCH), "ray::f()"),
+        (RUNTIME, ALLOCATOR),
+        (RUNTIME, "HIP out of memory. Tried to allocate 20.00 MiB"),
+        (RUNTIME, "XPU out of memory. Tried to allocate 20.00 MiB"),
+        (RUNTIME, "MPS backend out of memory (MPS allocated: 18.13 GB)"),
+        (RUNTIME, 'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":838'),
+        (RUNTIME, "No executable batch size found, reached zero."),
+    ],
+    (Cause.gpu_oom, ErrorSource.driver): [
+        (ACCELERATOR, "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        (RUNTIME, "CUDA driver error: out of memory"),
+        (RUNTIME, "CUDA error (flash_fwd_launch_template.h:188): out of memory"),
+        (RUNTIME, "cuda runtime error (2) : out of memory at THCStorage.cu:58"),
+        (RUNTIME, "HIP error: out of memory"),
+        (RUNTIME, "Triton Error [CUDA]: out of memory"),
+        (RUNTIME, f"{WORKER}RuntimeError: CUDA error: out of memory\n"),
+    ],
+    (Cause.gpu_oom, ErrorSource.library): [
+        (RUNTIME, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        (RUNTIME, "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        (RUNTIME, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        (RUNTIME, "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `x`"),
+        (RUNTIME, "cuFFT error: CUFFT_ALLOC_FAILED"),
+    ],
+    (Cause.gpu_oom, ErrorSource.nccl): [
+        (DIST, f"{NCCL}Cuda failure 2 'out of memory'"),
+        (DIST, f"{NCCL}Cuda failure 'out of memory'"),
+        (DIST, f"{NCCL}Failed to CUDA calloc async 608 bytes"),
+    ],
+    (Cause.gpu_oom, ErrorSource.vllm_cache): [
         (
             VALUE,
             (
                 "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when"
                 " initializing the engine."
             ),
-            Cause.gpu_oom,
-            ErrorSource.vllm_cache,
-        ),
+        )
+    ],
+    (Cause.gpu_oom, ErrorSource.vllm): [
         (
             VALUE,
             (
                 "Free memory on device cuda:0 (20.1/79.15 GiB) on startup is less than desired GPU memory"
                 " utilization (0.9, 71.24 GiB). Decrease GPU memory utilization"
             ),
-            Cause.gpu_oom,
-            ErrorSource.vllm,
-        ),
-        (RUNTIME, f"{WORKER}RuntimeError: CUDA error: out of memory\n", Cause.gpu_oom, ErrorSource.driver),
-        (MEMORY, "", Cause.host_oom, ErrorSource.host),
-        (MEMORY, "std::bad_alloc", Cause.host_oom, ErrorSource.host),
-        (
-            ("numpy._core._exceptions._ArrayMemoryError", *MEMORY),
-            "Unable to allocate 7.45 GiB for an array",
-            Cause.host_oom,
-            ErrorSource.host,
-        ),
-        (RUNTIME, "std::bad_alloc", Cause.host_oom, ErrorSource.host),
-        (OS, "[Errno 12] Cannot allocate memory", Cause.host_oom, ErrorSource.host),
+        )
+    ],
+    (Cause.host_oom, ErrorSource.host): [
+        (MEMORY, ""),
+        (MEMORY, "std::bad_alloc"),
+        (("numpy._core._exceptions._ArrayMemoryError", *MEMORY), "Unable to allocate 7.45 GiB for an array"),
+        (RUNTIME, "std::bad_alloc"),
+        (OS, "[Errno 12] Cannot allocate memory"),
         (
             RUNTIME,
             (
                 "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory:"
                 " you tried to allocate 99 bytes. Error code 12 (Cannot allocate memory)"
             ),
-            Cause.host_oom,
-            ErrorSource.host,
         ),
-        (
-            RUNTIME,
-            "unable to mmap 4096 bytes from file <model.safetensors>: Cannot allocate memory (12)",
-            Cause.host_oom,
-            ErrorSource.host,
-        ),
-        (
-            OS,
-            "[Errno 28] No space left on device: '/dev/shm/pymp-x'",
-            Cause.shm_full,
-            ErrorSource.shared_memory,
-        ),
-        (
-            RUNTIME,
-            "unable to write to file </torch_3221_89_0>: No space left on device (28)",
-            Cause.shm_full,
-            ErrorSource.shared_memory,
-        ),
+        (RUNTIME, "unable to mmap 4096 bytes from file <model.safetensors>: Cannot allocate memory (12)"),
+    ],
+    (Cause.shm_full, ErrorSource.shared_memory): [
+        (OS, "[Errno 28] No space left on device: '/dev/shm/pymp-x'"),
+        (RUNTIME, "unable to write to file </torch_3221_89_0>: No space left on device (28)"),
         (
             RUNTIME,
             "unable to allocate shared memory(shm) for file </torch_3221_89_0>: No space left on device (28)",
-            Cause.shm_full,
-            ErrorSource.shared_memory,
         ),
         (
             RUNTIME,
@@ -178,19 +113,19 @@ WORKER = (
                 "DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that dataloader's"
                 " workers are out of shared memory."
             ),
-            Cause.shm_full,
-            ErrorSource.shared_memory,
         ),
-        (
-            DIST,
-            f"{NCCL}Error while creating shared memory segment /dev/shm/nccl-Vzg39j (size 9637888)",
-            Cause.shm_full,
-            ErrorSource.shared_memory,
-        ),
+        (DIST, f"{NCCL}Error while creating shared memory segment /dev/shm/nccl-Vzg39j (size 9637888)"),
     ],
+}
+"""Classes and messages by what they report."""
+
+
+@pytest.mark.parametrize(
+    ("cause", "source", "types", "message"),
+    [(*report, *raised) for report, spellings in REPORTS.items() for raised in spellings],
 )
 def test_every_spelling_is_recognized(
-    types: tuple[str, ...], message: str, cause: Cause, source: ErrorSource
+    cause: Cause, source: ErrorSource, types: tuple[str, ...], message: str
 ) -> None:
     """By class, or by the beginning of a library's message."""
     found = recognize(types, message)

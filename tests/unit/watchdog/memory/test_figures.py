@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from grpo_run.watchdog.memory.shortage import Figures, described_in, read_figures, usage_in
 
 MIB, GIB = 1024**2, 1024**3
@@ -26,11 +28,10 @@ def test_the_figures_of_torch_are_read() -> None:
         unallocated_bytes=round(5.25 * GIB),
     )
     assert found.request == "tried to allocate 2.0 GiB with 512 MiB of 79.2 GiB free"
-    assert (
-        found.usage
-        == "71.5 GiB allocated by tensors, 5.2 GiB reserved and not allocated, 78.7 GiB in use by the process"
+    assert found.usage == (
+        "71.5 GiB allocated by tensors, 5.2 GiB reserved and not allocated, 78.7 GiB in use by the process"
     )
-    assert Figures.from_json(found.as_json()) == found
+    assert Figures.from_json(asdict(found)) == found
 
 
 def test_the_figures_of_older_torch_are_read() -> None:
@@ -59,12 +60,11 @@ def test_the_figures_of_other_messages_are_read() -> None:
 
 def test_a_verdict_is_described_as_far_as_its_figures_are_known() -> None:
     """The report shows all of it in one row, the terminal what was in use."""
-    known = Figures(tried_bytes=2 * GIB, free_bytes=GIB, allocated_bytes=70 * GIB).as_json()
+    known = asdict(Figures(tried_bytes=2 * GIB, free_bytes=GIB, allocated_bytes=70 * GIB))
     shortage = {"memory": "GPU memory", "phase": "backward", "source": "allocator"}
     verdict = {"shortage": shortage | known}
-    assert (
-        described_in(verdict)
-        == "GPU memory, phase backward, reported by allocator; tried to allocate 2.0 GiB with 1.0 GiB free;"
+    assert described_in(verdict) == (
+        "GPU memory, phase backward, reported by allocator; tried to allocate 2.0 GiB with 1.0 GiB free;"
         " 70.0 GiB allocated by tensors"
     )
     assert usage_in(verdict) == "70.0 GiB allocated by tensors"

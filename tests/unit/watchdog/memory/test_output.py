@@ -5,17 +5,14 @@ its own.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 
 import pytest
+from support.builders.watchdog.failed_ranks import make_error, make_exit
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource, needs_output, reported_in
 from grpo_run.watchdog.memory.shortage import shortage_of
-from grpo_run.watchdog.observation import Exit, RankError
 
-MakeExit = Callable[..., Exit]
-MakeError = Callable[..., RankError]
 ABORTED = {"signal": signal.SIGABRT}
 PRINTED = "step 3\nRuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 ENGINE = (
@@ -57,7 +54,7 @@ DEAD = "Engine core initialization failed. See root cause above. Failed core pro
     ],
 )
 def test_an_aborted_rank_is_explained_by_what_the_runtime_prints(
-    make_exit: MakeExit, output: str, cause: Cause, source: ErrorSource
+    output: str, cause: Cause, source: ErrorSource
 ) -> None:
     """It leaves no exception."""
     exit = make_exit(0, **ABORTED)
@@ -81,16 +78,14 @@ def test_an_aborted_rank_is_explained_by_what_the_runtime_prints(
         "terminate called without an active exception\n",
     ],
 )
-def test_an_aborted_rank_without_such_a_report_stays_a_signal(make_exit: MakeExit, output: str) -> None:
+def test_an_aborted_rank_without_such_a_report_stays_a_signal(output: str) -> None:
     """What it has printed before does not count."""
     assert reported_in(output, make_exit(0, **ABORTED), 12.0) is None
 
 
 @pytest.mark.parametrize("line", [f"(EngineCore_DP0 pid=912) ERROR 08-22 10:00:00 [core.py:700] {CUDA_LINE}\n",  # noqa: E501
                                   f"ERROR 05-14 12:00:00 [core.py:396] {CUDA_LINE}\n"])  # fmt: skip
-def test_an_engine_that_has_ended_is_explained_by_its_log(
-    make_exit: MakeExit, make_error: MakeError, line: str
-) -> None:
+def test_an_engine_that_has_ended_is_explained_by_its_log(line: str) -> None:
     """The rank's own exception names no reason; its phase and traceback are kept."""
     dead = make_error(type="RuntimeError", message=DEAD)
     exit = make_exit(0, error=dead)
@@ -103,16 +98,14 @@ def test_an_engine_that_has_ended_is_explained_by_its_log(
     assert shortage.figures.tried_bytes == round(1.5 * 1024**3)
 
 
-def test_a_log_of_an_engine_without_such_an_error_adds_nothing(
-    make_exit: MakeExit, make_error: MakeError
-) -> None:
+def test_a_log_of_an_engine_without_such_an_error_adds_nothing() -> None:
     """Neither does a line that the script has printed."""
     exit = make_exit(0, error=make_error(type="RuntimeError", message=DEAD))
     other = "ERROR 05-14 12:00:00 [core.py:396] ValueError: CUDA out of memory is no number\n"
     assert reported_in(PRINTED + ENGINE + other, exit, 12.0) is None
 
 
-def test_the_output_of_other_failures_is_not_read(make_exit: MakeExit, make_error: MakeError) -> None:
+def test_the_output_of_other_failures_is_not_read() -> None:
     """A script may print anything."""
     assert not needs_output(make_exit(0, error=make_error()))
     assert not needs_output(make_exit(0, signal=signal.SIGKILL))

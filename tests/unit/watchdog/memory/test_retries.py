@@ -37,9 +37,8 @@ def test_a_rank_that_retries_in_every_step_is_reported_with_its_phase() -> None:
     assert watch.warning is not None
     rank, text = watch.warning
     assert rank == 1
-    assert (
-        text
-        == "GPU memory of rank 1 is nearly exhausted (phase forward_backward): in each of the last 10 steps,"
+    assert text == (
+        "GPU memory of rank 1 is nearly exhausted (phase forward_backward): in each of the last 10 steps,"
         " allocations succeeded only after all caches were returned (21 retries)"
     )
 

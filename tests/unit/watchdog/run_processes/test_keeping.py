@@ -36,7 +36,7 @@ def test_what_a_kept_process_has_started_is_kept() -> None:
         return ProcessStat(
             pid=pid, name=name, state="S", parent=parent, session=1, cpu_seconds=0.0,
             children_cpu_seconds=0.0,
-            started_ticks=pid, kernel_thread=False,
+            started_ticks=pid,
         )  # fmt: skip
 
     table = {

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from grpo_run.watchdog.processes import read_processes
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
-from grpo_run.watchdog.run_processes.process_tree import read_processes
 
 DEADLINE_SECONDS = 20.0
 SUPERVISOR = """

@@ -8,9 +8,9 @@ from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import (
     QUIET_BYTES,
     Activity,
+    ExitClock,
     ExitFacts,
     ProcessUsage,
-    activity,
     frozen_ranks,
     hung_ranks,
     limit_seconds,
@@ -36,19 +36,20 @@ def facts(*, cpu: float = 10.0, io: int = 1000, helper: bool = True) -> ExitFact
         (facts(io=1000 + QUIET_BYTES), Activity.progress),
         (facts(cpu=10.7, io=1000 + QUIET_BYTES), Activity.progress),
         (facts(helper=False), Activity.progress),
+        # a pid that is used again is another process, whose counters have nothing to do with the first one's
+        (
+            ExitFacts(states={0: "S"}, own={(900, 2): ProcessUsage(cpu_seconds=0.0, io_bytes=0)}),
+            Activity.progress,
+        ),
     ],
 )
 def test_the_most_that_was_done_counts(now: ExitFacts, expected: Activity) -> None:
     """The threads of an idle interpreter and the last lines of a log are nothing. A helper's exit is
     progress.
     """
-    assert activity(facts(), now, 60.0) is expected
-
-
-def test_a_pid_that_is_used_again_is_another_process() -> None:
-    """Its counters have nothing to do with those of the first."""
-    reused = ExitFacts(states={0: "S"}, own={(900, 2): ProcessUsage(cpu_seconds=0.0, io_bytes=0)})
-    assert activity(facts(), reused, 60.0) is Activity.progress
+    clock = ExitClock(DeadlineSettings(), facts(), 0.0)
+    clock.record(now, 2.0)
+    assert clock.seen is expected
 
 
 def test_a_process_that_may_wait_has_the_longer_limit() -> None:

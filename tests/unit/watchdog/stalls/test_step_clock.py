@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.builders.watchdog.slots import make_slot
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
+from grpo_run.watchdog.stalls.stall import Stall
 from grpo_run.watchdog.stalls.step_clock import SLOW_SECONDS, StepClock
 
 POLL = 1.0
 SETTINGS = DeadlineSettings()
-MakeSlot = Callable[..., Slot]
 
 
 class Run:
     """Two ranks whose slots a test changes; time passes in polls."""
 
-    def __init__(self, make_slot: MakeSlot) -> None:
-        self._make_slot = make_slot
+    def __init__(self) -> None:
         self.now = 1000.0
         self.clock = StepClock(SETTINGS, self.now)
         self.fields: dict[str, Any] = {
@@ -43,9 +44,15 @@ class Run:
             act()
             self.clock.record({rank: self.slot(rank) for rank in (0, 1)}, self.now)
 
+    def stalls(self) -> Stall:
+        """The stall that there is."""
+        found = self.clock.stall()
+        assert found is not None
+        return found
+
     def slot(self, rank: int) -> Slot:
         """The slot of a rank."""
-        return self._make_slot(rank, phases=self.phases, **self.fields)
+        return make_slot(rank, phases=self.phases, **self.fields)
 
     def works(self) -> None:
         """The model runs."""
@@ -59,9 +66,9 @@ class Run:
 
 
 @pytest.fixture
-def run(make_slot: MakeSlot) -> Run:
+def run() -> Run:
     """Ranks whose model has run once, as in every step with a model that is not compiled."""
-    made = Run(make_slot)
+    made = Run()
     made.passes(2.0, made.works)
     return made
 
@@ -80,8 +87,7 @@ def test_busy_ranks_that_do_nothing_countable_are_no_progress(run: Run) -> None:
     run.passes(SETTINGS.startup_seconds - 10, alternates(run))
     assert run.clock.stall() is None
     run.passes(20, alternates(run))
-    stall = run.clock.stall()
-    assert stall is not None
+    stall = run.stalls()
     assert stall.cause is Cause.no_progress
     assert stall.culprits == ()
     assert stall.waiters == (0, 1)
@@ -123,16 +129,16 @@ def test_the_generation_of_another_engine_is_unknown(run: Run) -> None:
     assert run.clock.slow_sentence() is None
 
 
-def test_a_compiled_model_is_unknown(make_slot: MakeSlot) -> None:
+def test_a_compiled_model_is_unknown() -> None:
     """It has no hook, so nothing shows that it runs."""
-    run = Run(make_slot)
+    run = Run()
     run.passes(3 * SETTINGS.startup_seconds, alternates(run))
     assert run.clock.stall() is None
 
 
-def test_passes_of_generation_show_that_passes_are_counted(make_slot: MakeSlot) -> None:
+def test_passes_of_generation_show_that_passes_are_counted() -> None:
     """Steps may be faster than polls, so that no pass is ever seen to come alone."""
-    run = Run(make_slot)
+    run = Run()
     run.fields["generation_passes"] = 100
     run.passes(SETTINGS.startup_seconds + 10, alternates(run))
     assert run.clock.stall() is not None
@@ -184,9 +190,9 @@ def test_a_rank_that_does_not_train_or_cannot_be_read_stops_the_clock(run: Run) 
     assert run.clock.position is None
 
 
-def test_one_rank_alone_is_named_in_the_singular(make_slot: MakeSlot) -> None:
+def test_one_rank_alone_is_named_in_the_singular() -> None:
     """The whole sentence, with the rank, the times and the deadline."""
-    run = Run(make_slot)
+    run = Run()
 
     def record(seconds: int, act: Callable[[], None]) -> None:
         for _ in range(seconds):
@@ -198,20 +204,18 @@ def test_one_rank_alone_is_named_in_the_singular(make_slot: MakeSlot) -> None:
     record(int(SETTINGS.startup_seconds), alternates(run))
     assert run.clock.stall() is None  # the deadline is not exceeded yet
     record(1, alternates(run))
-    stall = run.clock.stall()
-    assert stall is not None
+    stall = run.stalls()
     assert (stall.waiters, stall.phase) == ((3,), Phase.reward)
     assert (stall.waited_seconds, stall.deadline_seconds) == (3601.0, 3600.0)
-    assert (
-        stall.sentence
-        == "No step was committed for 1 h, and rank 3 has neither run the model nor scored a reward for 1 h"
+    assert stall.sentence == (
+        "No step was committed for 1 h, and rank 3 has neither run the model nor scored a reward for 1 h"
         " (deadline 1 h); of rank 3: reward 42 min and score 18 min."
     )
 
 
-def test_the_rank_that_has_waited_least_says_where_the_time_went(make_slot: MakeSlot) -> None:
+def test_the_rank_that_has_waited_least_says_where_the_time_went() -> None:
     """The others wait for it in the vote."""
-    run = Run(make_slot)
+    run = Run()
     run.passes(2.0, run.works)
     run.enters(Phase.forward_backward, Phase.reward)
     busy, polls = run.phases, int(SETTINGS.startup_seconds / 4) + 3
@@ -222,8 +226,7 @@ def test_the_rank_that_has_waited_least_says_where_the_time_went(make_slot: Make
             rank: make_slot(rank, phases=busy if rank == 1 else waiting, **run.fields) for rank in (0, 1)
         }
         run.clock.record(slots, run.now)
-    stall = run.clock.stall()
-    assert stall is not None
+    stall = run.stalls()
     assert "; of rank 1: reward 1 h and score 1 s." in stall.sentence
     assert (
         "rank 0 and rank 1 have neither" in stall.sentence or "ranks 0 and 1 have neither" in stall.sentence
@@ -270,27 +273,13 @@ def test_a_later_step_is_slow_after_five_times_the_longest(run: Run) -> None:
     assert run.clock.deadline_seconds < SETTINGS.ceiling_seconds * 2
 
 
-def test_an_estimate_needs_a_limit_and_a_pace(run: Run) -> None:
-    """The slowest pace and the latest end, of the ranks that show them."""
-    run.enters(Phase.forward_backward, Phase.score, Phase.generate)
-    run.passes(SLOW_SECONDS + 10, run.works)
-    sentence = run.clock.slow_sentence()
-    assert sentence is not None
-    assert sentence.endswith("when it ends cannot be estimated")
-    run.fields["generation_limit"] = 1000.0
-    run.passes(1.0, run.works)
-    sentence = run.clock.slow_sentence()
-    assert sentence is not None
-    assert "generation ends within 7 min" in sentence
-
-
 class Generating:
     """Ranks that generate, each at a pace and with a limit of its own; time passes in polls. The clock starts
     at 10 s.
     """
 
-    def __init__(self, make_slot: MakeSlot, *, every: dict[int, int], limits: dict[int, float]) -> None:
-        self._make_slot, self._every, self._limits = make_slot, every, limits
+    def __init__(self, *, every: dict[int, int], limits: dict[int, float]) -> None:
+        self._every, self._limits = every, limits
         self.now, self.since = 10.0, 10.0
         self.passes = dict.fromkeys(every, 100)  # those of an earlier generation
         self.clock = StepClock(SETTINGS, self.now)
@@ -302,7 +291,7 @@ class Generating:
             slots = {}
             for rank, every in self._every.items():
                 self.passes[rank] += every > 0 and int(self.now - 10) % every == 0
-                slots[rank] = self._make_slot(
+                slots[rank] = make_slot(
                     rank, voted_step=0, last_work_seconds=self.now, generation_passes=self.passes[rank],
                     generation_limit=self._limits[rank],
                     phases=(OpenPhase(phase=Phase.generate, since_seconds=self.since),),
@@ -311,49 +300,42 @@ class Generating:
         return self.clock.slow_sentence()
 
 
-def test_an_estimate_is_the_latest_end_of_the_ranks_that_have_a_limit(make_slot: MakeSlot) -> None:
-    """The slowest pace is said; a rank without a limit is passed over."""
-    ranks = Generating(make_slot, every={0: 1, 1: 1, 2: 2}, limits={0: float("nan"), 1: 1000.0, 2: 900.0})
-    assert ranks.runs(600) is None
-    sentence = ranks.runs(20)
-    assert sentence is not None
-    assert sentence.endswith("at 0.5 tokens per second and completion, its generation ends within 20 min")
+@pytest.mark.parametrize(
+    ("every", "limits", "end"),
+    [
+        # the slowest pace and the latest end, of the ranks that have a limit
+        ({0: 1, 1: 1, 2: 2}, {0: math.nan, 1: 1000.0, 2: 900.0},
+         "at 0.5 tokens per second and completion, its generation ends within 20 min"),
+        ({0: 1}, {0: 500.0}, "its generation ends within 0.0 s"),  # an estimate is never negative
+        ({0: 0}, {0: 500.0}, "when it ends cannot be estimated"),  # the model runs, and no token has come
+        ({0: 1}, {0: math.nan}, "when it ends cannot be estimated"),
+    ],
+)  # fmt: skip
+def test_a_slow_generation_is_reported_with_its_end(
+    every: dict[int, int], limits: dict[int, float], end: str
+) -> None:
+    """As far as a limit and a pace are known."""
+    assert str(Generating(every=every, limits=limits).runs(620)).endswith(end)
 
 
-def test_each_generation_has_its_own_pace(make_slot: MakeSlot) -> None:
+def test_each_generation_has_its_own_pace() -> None:
     """The second of a step is not estimated from the first, which had no limit."""
-    ranks = Generating(make_slot, every={0: 5}, limits={0: 100.0})
+    ranks = Generating(every={0: 5}, limits={0: 100.0})
     ranks.runs(500)
     ranks.since = ranks.now
-    sentence = ranks.runs(200)
-    assert sentence is not None
-    assert sentence.endswith("at 0.2 tokens per second and completion, its generation ends within 5 min")
+    assert "at 0.2 tokens per second and completion, its generation ends within 5 min" in str(ranks.runs(200))
 
 
-def test_a_generation_beyond_its_limit_ends_at_once(make_slot: MakeSlot) -> None:
-    """An estimate is never negative."""
-    sentence = Generating(make_slot, every={0: 1}, limits={0: 500.0}).runs(700)
-    assert sentence is not None
-    assert sentence.endswith("its generation ends within 0.0 s")
-
-
-def test_a_generation_without_a_pass_has_no_pace(make_slot: MakeSlot) -> None:
-    """The model runs, as for a long prompt, and no token has come."""
-    sentence = Generating(make_slot, every={0: 0}, limits={0: 500.0}).runs(700)
-    assert sentence is not None
-    assert sentence.endswith("when it ends cannot be estimated")
-
-
-def test_a_step_is_slow_after_ten_minutes(make_slot: MakeSlot) -> None:
+def test_a_step_is_slow_after_ten_minutes() -> None:
     """Not a second sooner. The step begins when the clock first sees it."""
-    ranks = Generating(make_slot, every={0: 1}, limits={0: 5000.0})
+    ranks = Generating(every={0: 1}, limits={0: 5000.0})
     assert ranks.runs(int(SLOW_SECONDS)) is None
     assert ranks.runs(1) is not None
 
 
-def test_ranks_in_two_calls_have_no_step(make_slot: MakeSlot) -> None:
+def test_ranks_in_two_calls_have_no_step() -> None:
     """One has begun its next call."""
-    run = Run(make_slot)
+    run = Run()
     run.clock.record(
         {rank: make_slot(rank, phases=run.phases, train_call=1 + rank) for rank in (0, 1)}, run.now
     )
@@ -361,9 +343,9 @@ def test_ranks_in_two_calls_have_no_step(make_slot: MakeSlot) -> None:
 
 
 @pytest.mark.parametrize("state", [state for state in RankState if state is not RankState.training])
-def test_only_ranks_that_train_have_a_step(make_slot: MakeSlot, state: RankState) -> None:
+def test_only_ranks_that_train_have_a_step(state: RankState) -> None:
     """In every other state, nothing is late."""
-    run = Run(make_slot)
+    run = Run()
     run.fields["state"] = state
     run.passes(2.0)
     assert run.clock.position is None
@@ -391,6 +373,5 @@ def test_the_three_longest_phases_are_shown(run: Run) -> None:
     ):
         run.enters(Phase.forward_backward, phase)
         run.passes(polls)
-    stall = run.clock.stall()
-    assert stall is not None
+    stall = run.stalls()
     assert stall.sentence.endswith("; of rank 0: generate 25 min, reward 17 min and score 15 min.")

@@ -52,6 +52,12 @@ class End:
                 return found
         return None
 
+    def stalls(self, seconds: float, *, busy: int | None = None) -> Stall:
+        """Scan for this long; return the processes that do not exit."""
+        found = self.wait(seconds, busy=busy)
+        assert found is not None
+        return found
+
     def _observe(self, pids: Mapping[int, int], *, connections: bool) -> ExitFacts | None:
         self.looks.append((self.now, connections))
         self.spent += self.cost
@@ -79,12 +85,11 @@ def end(tmp_path: Path) -> End:
 def test_inactive_processes_are_found_after_the_deadline(end: End) -> None:
     """Not before. The sentence names the ranks and the time, and says that training was complete."""
     assert end.wait(60.0) is None
-    stall = end.wait(2 * CHECK_SECONDS)
-    assert stall is not None
+    stall = end.stalls(2 * CHECK_SECONDS)
     assert (stall.cause, stall.culprits, stall.waiters) == (Cause.no_progress, (0, 1), ())
     assert (stall.phase, stall.deadline_seconds) == (Phase.idle, 60.0)
-    assert (
-        stall.sentence == "Ranks 0 and 1 did not exit after the script's last line and did nothing for"
+    assert stall.sentence == (
+        "Ranks 0 and 1 did not exit after the script's last line and did nothing for"
         f" {stall.waited_seconds:.1f} s (deadline 60.0 s); training was complete."
     )
 
@@ -92,8 +97,7 @@ def test_inactive_processes_are_found_after_the_deadline(end: End) -> None:
 def test_only_remaining_processes_are_named(end: End) -> None:
     """The other rank has exited."""
     del end.pids[0]
-    stall = end.wait(70.0)
-    assert stall is not None
+    stall = end.stalls(70.0)
     assert stall.culprits == (1,)
     assert stall.sentence.startswith("Rank 1 did not exit")
 
@@ -126,8 +130,7 @@ def test_a_stopped_rank_is_found_early(end: End) -> None:
     del end.pids[0]
     end.state = "T"
     assert end.wait(20.0) is None
-    stall = end.wait(3 * CHECK_SECONDS)
-    assert stall is not None
+    stall = end.stalls(3 * CHECK_SECONDS)
     assert (stall.cause, stall.culprits) == (Cause.interpreter_stuck, (1,))
     assert "ran no Python code for 2" in stall.sentence
 
@@ -144,8 +147,7 @@ def test_while_something_lives_that_it_may_wait_for_the_deadline_is_longer(end: 
     """The deadline is still finite, and the sentence names what it may wait for."""
     end.waits_for = ("process 40 (wandb)",)
     assert end.wait(300.0) is None
-    stall = end.wait(10.0)
-    assert stall is not None
+    stall = end.stalls(10.0)
     assert stall.waited_seconds >= 300.0
     assert "while process 40 (wandb) was there to wait for (deadline 300.0 s)" in stall.sentence
 
@@ -153,8 +155,7 @@ def test_while_something_lives_that_it_may_wait_for_the_deadline_is_longer(end: 
 def test_a_busy_loop_is_ended_at_the_ceiling(end: End) -> None:
     """It uses the CPU and does nothing else; until then it may be a computation."""
     assert end.wait(3590.0, busy=901) is None
-    stall = end.wait(20.0, busy=901)
-    assert stall is not None
+    stall = end.stalls(20.0, busy=901)
     assert stall.deadline_seconds == 3600.0
     assert "used the CPU without any input or output" in stall.sentence
 

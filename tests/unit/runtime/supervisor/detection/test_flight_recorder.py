@@ -204,4 +204,4 @@ def test_a_failed_socket_is_a_failure_of_its_rank(serve: Serve, monkeypatch: pyt
     monkeypatch.setattr(collective_records, "socket", SimpleNamespace(socket=Scarce, AF_UNIX=socket.AF_UNIX))
     answers, failures = fetch(paths, PATIENT)
     assert set(answers) == {0}
-    assert failures == {1: "no socket: Too many open files"}
+    assert failures == {1: "/never/asked: Too many open files"}

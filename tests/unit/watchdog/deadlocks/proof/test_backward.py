@@ -12,6 +12,7 @@ from support.builders.watchdog.collective_positions import (
     Call,
     in_backward,
     judge,
+    proved,
     ran,
 )
 
@@ -24,8 +25,7 @@ def test_a_main_thread_that_sleeps_in_a_backward_is_blocked() -> None:
     """C++ waits for gradients without a log entry."""
     stuck = in_backward([*PAST, GATHER, REDUCE])
     votes = ran([*PAST, GATHER, VOTE])
-    found = judge(stuck, votes)
-    assert found is not None
+    found = proved(stuck, votes)
     assert (found.cause, found.culprits) == (Cause.collective_missing_rank, (1,))
     assert judge(replace(stuck, in_backward=False), votes) is None
     assert judge(replace(stuck, waiting_threads=None), votes) is None

@@ -11,6 +11,7 @@ from support.builders.watchdog.collective_positions import (
     Call,
     after_exit,
     judge,
+    proved,
     ran,
 )
 
@@ -29,8 +30,7 @@ def test_a_collective_with_a_short_timeout_is_no_circular_wait() -> None:
 
 def test_a_skipped_last_collective_is_a_circular_wait_with_the_vote() -> None:
     """The rank votes while the others reduce; each waits for the other."""
-    found = judge(ran([*PAST, GATHER, REDUCE]), ran([*PAST, GATHER, VOTE]))
-    assert found is not None
+    found = proved(ran([*PAST, GATHER, REDUCE]), ran([*PAST, GATHER, VOTE]))
     assert (found.cause, found.culprits, found.waiters) == (Cause.collective_missing_rank, (1,), (0,))
     assert found.mismatch is None
     assert found.sentence == (
@@ -42,16 +42,14 @@ def test_a_skipped_last_collective_is_a_circular_wait_with_the_vote() -> None:
 def test_a_circular_wait_with_rank_zero_at_fault() -> None:
     """Analysis that takes rank 0 as reference would blame the three others."""
     right = ran([*PAST, GATHER, REDUCE])
-    found = judge(ran([*PAST, GATHER, VOTE]), right, right, right)
-    assert found is not None
+    found = proved(ran([*PAST, GATHER, VOTE]), right, right, right)
     assert (found.culprits, found.waiters) == ((0,), (1, 2, 3))
 
 
 def test_two_groups_in_opposite_order_are_a_circular_wait() -> None:
     """Before any common step it is a deadlock without a culprit."""
     one, two = ("a", "all_reduce", 10, 1), ("b", "all_reduce", 11, 1)
-    found = judge(ran([one]), ran([two]))
-    assert found is not None
+    found = proved(ran([one]), ran([two]))
     assert (found.cause, found.culprits) == (Cause.collective_missing_rank, ())
     assert found.sentence.endswith("; the records do not tell which is at fault.")
 
@@ -59,8 +57,7 @@ def test_two_groups_in_opposite_order_are_a_circular_wait() -> None:
 def test_ranks_that_wait_for_a_stuck_rank_are_stuck_too() -> None:
     """Rank 0 waits for rank 1, which waits for rank 2, which has exited."""
     pair = ran([*PAST, ("pair", "all_reduce", 50, 2)], members=(0, 1))
-    found = judge(pair, ran([*PAST, GATHER]), after_exit(PAST))
-    assert found is not None
+    found = proved(pair, ran([*PAST, GATHER]), after_exit(PAST))
     assert (found.culprits, found.waiters) == ((2,), (0, 1))
 
 
@@ -95,6 +92,4 @@ def test_a_receiver_is_held_up_by_its_root_only() -> None:
     other = ran([*PAST, GATHER], last=CollectiveProgress.enqueued)
     late = ran(PAST, last=CollectiveProgress.completed)
     assert judge(late, waits, other) is None
-    found = judge(other, waits, late)
-    assert found is not None
-    assert found.cause is Cause.collective_mismatch
+    assert proved(other, waits, late).cause is Cause.collective_mismatch

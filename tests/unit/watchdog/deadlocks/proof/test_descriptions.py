@@ -15,7 +15,7 @@ from support.builders.watchdog.collective_positions import (
     VOTE,
     Call,
     at_line,
-    judge,
+    proved,
     ran,
 )
 
@@ -27,8 +27,7 @@ from grpo_run.watchdog.deadlocks.recording import merge, parse_recording
 
 def test_many_ranks_are_named_as_a_range() -> None:
     """The sentence stays short with sixteen ranks."""
-    found = judge(*[ran([GATHER])] * 7, ran([REDUCE]), *[ran([GATHER])] * 8)
-    assert found is not None
+    found = proved(*[ran([GATHER])] * 7, ran([REDUCE]), *[ran([GATHER])] * 8)
     assert found.culprits == (7,)
     assert "while ranks 0 to 6 and 8 to 15 are in all_gather" in found.sentence
 
@@ -36,8 +35,7 @@ def test_many_ranks_are_named_as_a_range() -> None:
 def test_the_stack_supplies_a_missing_line() -> None:
     """C++'s collectives have no line; the main thread's stack has one."""
     bare = Position(rank=0, records=ran([REDUCE], location=None), stack_location=at_line(300))
-    found = judge(bare, ran([GATHER]))
-    assert found is not None
+    found = proved(bare, ran([GATHER]))
     assert "train.py:300" in found.sentence
     assert found.locations[0] == at_line(300)
 
@@ -75,20 +73,17 @@ def test_recorder_answers_and_logs_are_a_proof(backend: str) -> None:
     waits = ran([("0", "barrier", 5, 0)] * 6 + [("0", "all_gather", 88, 7)])[-1:]
     one = merge(parse_recording(answer([gather, "all_reduce"] * 3 + [gather])), waits)
     other = parse_recording(answer([gather, "all_reduce"] * 3 + ["all_reduce"]))
-    found = judge(one, other)
-    assert found is not None
+    found = proved(one, other)
     assert (found.cause, found.culprits) == (Cause.collective_mismatch, (1,))
-    assert (
-        found.mismatch
-        == "all_reduce of 7 float32 elements against all_gather of 7 float32 elements at #7 of group 0"
+    assert found.mismatch == (
+        "all_reduce of 7 float32 elements against all_gather of 7 float32 elements at #7 of group 0"
     )
 
 
 def test_every_observed_rank_is_placed() -> None:
     """At the collective it waits for, else at its last one; a rank without records has no place."""
     runs = ran(PAST, last=CollectiveProgress.completed)
-    found = judge(ran([*PAST, GATHER]), ran([*PAST, LATER]), runs, (), None)
-    assert found is not None
+    found = proved(ran([*PAST, GATHER]), ran([*PAST, LATER]), runs, (), None)
     places = [(at.operation, at.sequence) if (at := found.at[rank]) else None for rank in range(5)]
     assert places == [("all_gather", 7), ("all_reduce", 7), ("all_reduce", 3), None, None]
 
@@ -98,7 +93,5 @@ def test_a_rank_is_placed_where_it_waits_and_not_where_it_last_enqueued() -> Non
     apart: Call = ("apart", "all_reduce", 60, 1)
     records = ran([*PAST, apart, VOTE], last=CollectiveProgress.enqueued)
     waits = (*records[:-2], replace(records[-2], progress=CollectiveProgress.waiting), records[-1])
-    found = judge(ran([*PAST, GATHER]), ran([*PAST, LATER]), waits)
-    assert found is not None
-    assert (at := found.at[2]) is not None
+    assert (at := proved(ran([*PAST, GATHER]), ran([*PAST, LATER]), waits).at[2]) is not None
     assert at.group == "apart"

@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from support.builders.watchdog.collective_positions import GATHER, PAST, VOTE, Call, after_exit, judge, ran
+from support.builders.watchdog.collective_positions import (
+    GATHER,
+    PAST,
+    VOTE,
+    Call,
+    after_exit,
+    judge,
+    proved,
+    ran,
+)
 
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import Position
@@ -85,6 +94,4 @@ def test_a_group_with_two_backends_proves_nothing() -> None:
 
 def test_with_known_members_an_unobserved_rank_is_late() -> None:
     """It holds up nothing, and hides nothing: the member that exited is still proof."""
-    found = judge(ran([*PAST, GATHER]), after_exit(PAST), None)
-    assert found is not None
-    assert found.culprits == (1,)
+    assert proved(ran([*PAST, GATHER]), after_exit(PAST), None).culprits == (1,)

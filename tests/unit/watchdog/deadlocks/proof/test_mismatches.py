@@ -16,6 +16,7 @@ from support.builders.watchdog.collective_positions import (
     Call,
     at_line,
     judge,
+    proved,
     ran,
 )
 
@@ -26,16 +27,13 @@ from grpo_run.watchdog.deadlocks.positions import Position, without_other_thread
 
 def test_different_operations_at_one_place_are_a_mismatch() -> None:
     """Between two ranks, the earlier steps tell which is at fault."""
-    found = judge(ran([*PAST, GATHER, LATER]), ran([*PAST, GATHER, GATHER]), ran([*PAST, GATHER, LATER]))
-    assert found is not None
+    found = proved(ran([*PAST, GATHER, LATER]), ran([*PAST, GATHER, GATHER]), ran([*PAST, GATHER, LATER]))
     assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (1,), (0, 2))
-    assert (
-        found.mismatch
-        == "all_gather of 3 float32 elements against all_reduce of 7 float32 elements at #8 of group 0"
+    assert found.mismatch == (
+        "all_gather of 3 float32 elements against all_reduce of 7 float32 elements at #8 of group 0"
     )
-    assert (
-        found.sentence
-        == "Deadlock: rank 1 is in all_gather (train.py:88, #8) while ranks 0 and 2 are in all_reduce"
+    assert found.sentence == (
+        "Deadlock: rank 1 is in all_gather (train.py:88, #8) while ranks 0 and 2 are in all_reduce"
         " (train.py:95, #8)."
     )
     assert found.locations == {0: at_line(95), 1: at_line(88), 2: at_line(95)}
@@ -44,15 +42,12 @@ def test_different_operations_at_one_place_are_a_mismatch() -> None:
 def test_a_mismatch_with_an_exited_rank_is_decided_by_the_records() -> None:
     """Gloo may abort the rank that is right, so the order of exits says nothing."""
     aborted = Position(rank=0, records=ran([*PAST, GATHER]), exited=True)
-    found = judge(aborted, ran([*PAST, LATER]))
-    assert found is not None
+    found = proved(aborted, ran([*PAST, LATER]))
     assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (1,), ())
     wrong = Position(rank=0, records=ran([*PAST, LATER]), exited=True)
-    found = judge(wrong, ran([*PAST, GATHER]))
-    assert found is not None
+    found = proved(wrong, ran([*PAST, GATHER]))
     assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (0,), (1,))
-    found = judge(Position(rank=0, records=ran([REDUCE]), exited=True), ran([GATHER]))
-    assert found is not None
+    found = proved(Position(rank=0, records=ran([REDUCE]), exited=True), ran([GATHER]))
     assert (found.cause, found.culprits) == (Cause.collective_mismatch, ())
 
 
@@ -60,25 +55,21 @@ def test_a_mismatch_with_one_rank_that_outside_training_is_an_early_exit() -> No
     """It is outside `train()`, and its next collective coincides with the gather of the other ranks."""
     away = without_other_threads(Position(rank=0, records=ran([*PAST, LATER]), outside_training=True))
     stays = ran([*PAST, GATHER])
-    found = judge(stays, away)
-    assert found is not None
+    found = proved(stays, away)
     assert (found.cause, found.culprits, found.waiters) == (Cause.rank_exited_early, (1,), (0,))
-    assert (
-        found.mismatch
-        == "all_reduce of 7 float32 elements against all_gather of 3 float32 elements at #7 of group 0"
+    assert found.mismatch == (
+        "all_reduce of 7 float32 elements against all_gather of 3 float32 elements at #7 of group 0"
     )
-    both = judge(Position(rank=0, records=stays, outside_training=True), away)
-    assert both is not None
+    both = proved(Position(rank=0, records=stays, outside_training=True), away)
     assert both.cause is Cause.collective_mismatch
 
 
 def test_two_ranks_without_earlier_steps_cannot_be_told_apart() -> None:
     """Their first collectives differ."""
-    found = judge(ran([REDUCE]), ran([GATHER]))
-    assert found is not None
+    found = proved(ran([REDUCE]), ran([GATHER]))
     assert (found.culprits, found.waiters) == ((), (0, 1))
-    assert (
-        found.sentence == "Deadlock: rank 0 is in all_reduce (train.py:91, #1) while rank 1 is in all_gather"
+    assert found.sentence == (
+        "Deadlock: rank 0 is in all_reduce (train.py:91, #1) while rank 1 is in all_gather"
         " (train.py:88, #1)"
         "; the records do not tell which is at fault."
     )
@@ -87,8 +78,7 @@ def test_two_ranks_without_earlier_steps_cannot_be_told_apart() -> None:
 @pytest.mark.parametrize("change", [{"sizes": ((9,),)}, {"dtypes": ("Half",)}])
 def test_different_inputs_are_a_mismatch(change: dict[str, Any]) -> None:
     """The same operation with another number of elements, or another dtype."""
-    found = judge(ran([*PAST, GATHER]), ran([*PAST, GATHER], **change))
-    assert found is not None
+    found = proved(ran([*PAST, GATHER]), ran([*PAST, GATHER], **change))
     assert (found.cause, found.culprits) == (Cause.collective_mismatch, (1,))
     assert "all_gather of 3 float32 elements (train.py:88, #7)" in found.sentence
 
@@ -145,8 +135,7 @@ def test_a_collective_with_a_short_timeout_is_no_mismatch(hasty: int) -> None:
 
 def test_a_skipped_collective_ends_as_a_mismatch() -> None:
     """The rank is one collective ahead in the same group."""
-    found = judge(ran([*PAST, GATHER]), ran([*PAST, REDUCE]))
-    assert found is not None
+    found = proved(ran([*PAST, GATHER]), ran([*PAST, REDUCE]))
     assert (found.cause, found.culprits, found.waiters) == (Cause.collective_mismatch, (1,), (0,))
 
 
@@ -166,8 +155,7 @@ def test_sends_are_not_compared() -> None:
 
 def test_a_tie_of_four_names_no_rank() -> None:
     """All four ranks wait, without earlier steps."""
-    found = judge(ran([REDUCE]), ran([GATHER]), ran([GATHER]), ran([REDUCE]))
-    assert found is not None
+    found = proved(ran([REDUCE]), ran([GATHER]), ran([GATHER]), ran([REDUCE]))
     assert (found.culprits, found.waiters) == ((), (0, 1, 2, 3))
     assert "ranks 0 and 3 are in all_reduce" in found.sentence
 
@@ -187,16 +175,13 @@ def test_a_mismatch_with_one_side_completed_is_a_mismatch(completed: int) -> Non
     """The side that completed was given a wrong answer; the other waits for ever."""
     last = [CollectiveProgress.waiting, CollectiveProgress.waiting]
     last[completed] = CollectiveProgress.completed
-    found = judge(ran([*PAST, GATHER], last=last[0]), ran([*PAST, LATER], last=last[1]))
-    assert found is not None
+    found = proved(ran([*PAST, GATHER], last=last[0]), ran([*PAST, LATER], last=last[1]))
     assert found.cause is Cause.collective_mismatch
 
 
 def test_a_pair_that_can_meet_does_not_end_the_search() -> None:
     """Ranks 0 and 1 agree; rank 2 is the one that differs."""
-    found = judge(ran([*PAST, GATHER]), ran([*PAST, GATHER]), ran([*PAST, LATER]))
-    assert found is not None
-    assert found.culprits == (2,)
+    assert proved(ran([*PAST, GATHER]), ran([*PAST, GATHER]), ran([*PAST, LATER])).culprits == (2,)
 
 
 @pytest.mark.parametrize("first", ["completed", "hasty", "nobody waits", "backward"])
@@ -211,21 +196,17 @@ def test_a_pair_that_proves_nothing_does_not_end_the_search(first: str) -> None:
         "backward": (backward, ran([*PAST, GATHER])),
     }[first]
     assert judge(*here) is None
-    found = judge(*here, ran([*PAST, LATER]))
-    assert found is not None
-    assert found.cause is Cause.collective_mismatch
+    assert proved(*here, ran([*PAST, LATER])).cause is Cause.collective_mismatch
 
 
 def test_a_mismatch_is_proved_in_a_group_whose_members_are_unknown() -> None:
     """Both ranks are in it, so each needs the other."""
-    found = judge(ran([*PAST, PAIR]), ran([*PAST, ("pair", "all_gather", 51, 2)]))
-    assert found is not None
+    found = proved(ran([*PAST, PAIR]), ran([*PAST, ("pair", "all_gather", 51, 2)]))
     assert found.cause is Cause.collective_mismatch
 
 
 def test_sends_do_not_make_a_group_ambiguous() -> None:
     """A group with sends and receives still proves what its collectives show."""
     send = ran([("0", "send", 1, 1)], point_to_point=True, last=CollectiveProgress.completed)
-    found = judge((*send, *ran([*PAST, GATHER])), (*send, *ran([*PAST, LATER])))
-    assert found is not None
+    found = proved((*send, *ran([*PAST, GATHER])), (*send, *ran([*PAST, LATER])))
     assert found.cause is Cause.collective_mismatch

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.builders.watchdog.collective_positions import GATHER, PAST, REDUCE, VOTE, Call, judge, ran
+from support.builders.watchdog.collective_positions import (
+    GATHER,
+    PAST,
+    REDUCE,
+    VOTE,
+    Call,
+    judge,
+    proved,
+    ran,
+)
 
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import Position
@@ -13,14 +22,14 @@ from grpo_run.watchdog.deadlocks.positions import Position
 def test_a_rank_with_a_thread_that_may_act_is_not_stuck() -> None:
     """The thread may serve the group that the other rank waits in, whether or not it has ever used it."""
     waits, votes = ran([*PAST, GATHER, REDUCE], thread="9"), ran([*PAST, GATHER, VOTE], thread="1")
-    for threads, proved in (
+    for threads, expected in (
         (frozenset({"1"}), True),
         (None, False),
         (frozenset(), False),
         (frozenset({"1", "2"}), False),
     ):
         found = judge(waits, Position(rank=1, records=votes, waiting_threads=threads))
-        assert (found is not None) is proved
+        assert (found is not None) is expected
 
 
 def test_a_thread_that_waits_where_nothing_is_known_keeps_its_rank_alive() -> None:
@@ -72,6 +81,4 @@ def test_every_known_thread_that_waits_is_blocked() -> None:
     peer = tuple(
         replace(record, members=(0, 1)) for record in ran(calls[:1], last=CollectiveProgress.completed)
     )
-    found = judge(waits, Position(rank=1, records=peer, exited=True))
-    assert found is not None
-    assert found.culprits == (1,)
+    assert proved(waits, Position(rank=1, records=peer, exited=True)).culprits == (1,)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.builders.watchdog.collective_positions import PAIR, PAST, VOTE, Call, after_exit, judge, ran
+from support.builders.watchdog.collective_positions import (
+    PAIR,
+    PAST,
+    VOTE,
+    Call,
+    after_exit,
+    judge,
+    proved,
+    ran,
+)
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
@@ -32,8 +41,7 @@ def test_where_members_are_unknown_every_rank_seen_in_the_group_is_one(waiter: i
     waits = ran([*PAST, PAIR, PAIR])
     seen = Position(rank=0, records=ran([*PAST, PAIR], last=CollectiveProgress.completed), exited=True)
     other = ran(PAST, last=CollectiveProgress.completed)
-    found = judge(*((waits, seen) if waiter == 0 else (seen, waits)), other)
-    assert found is not None
+    found = proved(*((waits, seen) if waiter == 0 else (seen, waits)), other)
     assert (found.cause, found.culprits) == (Cause.rank_exited_early, (1 - waiter,))
 
 
@@ -42,9 +50,7 @@ def test_a_rank_seen_in_the_group_is_waited_for_although_another_is_not_observed
     """The unobserved rank may be a member too, but the one that exited will never come."""
     waits = ran([*PAST, PAIR, PAIR])
     seen = Position(rank=0, records=ran([*PAST, PAIR], last=CollectiveProgress.completed), exited=True)
-    found = judge(*((waits, seen) if waiter == 0 else (seen, waits)), None)
-    assert found is not None
-    assert found.culprits == (1 - waiter,)
+    assert proved(*((waits, seen) if waiter == 0 else (seen, waits)), None).culprits == (1 - waiter,)
 
 
 def test_a_group_in_which_nobody_else_was_seen_needs_every_other_rank_stuck() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 
 import pytest
-from support.builders.watchdog.failed_ranks import MakeError, MakeExit, MakeSlot
+from support.builders.watchdog.failed_ranks import diagnose, make_error, make_exit
+from support.builders.watchdog.slots import make_slot
 
 from grpo_run.watchdog.diagnosis._place import position
-from grpo_run.watchdog.diagnosis.exits import diagnose_exits
 from grpo_run.watchdog.observation import OpenPhase, Phase
 
 
@@ -43,38 +43,31 @@ def test_a_fault_is_placed_in_the_step_that_an_injection_names(
         ((Phase.data, Phase.checkpoint), "after step 7 (phase checkpoint)"),
     ],
 )
-def test_a_callback_at_the_end_of_a_step_belongs_to_the_step(
-    make_exit: MakeExit, make_slot: MakeSlot, phases: tuple[Phase, ...], place: str
-) -> None:
+def test_a_callback_at_the_end_of_a_step_belongs_to_the_step(phases: tuple[Phase, ...], place: str) -> None:
     """Whether it was killed or raised; the step is the culprit's, although its peers have finished step 8."""
     slots = {
         0: make_slot(0, step=8),
         1: make_slot(1, step=7, phases=tuple(OpenPhase(phase=phase, since_seconds=9.0) for phase in phases)),
     }
-    verdict = diagnose_exits([make_exit(1, signal=signal.SIGKILL)], slots, best_position=(1, 7))
+    verdict = diagnose(make_exit(1, signal=signal.SIGKILL), slots=slots)
     assert verdict.sentence == f"Rank 1 was killed by SIGKILL {place}."
 
 
 @pytest.mark.parametrize(
     ("callback", "place"), [("Log.on_step_begin", "in step 8"), ("Log.on_log", "after step 7")]
 )
-def test_a_callback_at_the_beginning_of_a_step_belongs_to_the_step(
-    make_exit: MakeExit, make_slot: MakeSlot, callback: str, place: str
-) -> None:
+def test_a_callback_at_the_beginning_of_a_step_belongs_to_the_step(callback: str, place: str) -> None:
     """It is called while the rank is still in the phase that loads data."""
     phases = (
         OpenPhase(phase=Phase.data, since_seconds=8.0),
         OpenPhase(phase=Phase.callback, since_seconds=9.0, callback=callback),
     )
     slots = {0: make_slot(0, step=7, phases=phases)}
-    verdict = diagnose_exits([make_exit(0, signal=signal.SIGKILL)], slots, best_position=(1, 7))
+    verdict = diagnose(make_exit(0, signal=signal.SIGKILL), slots=slots)
     assert verdict.sentence == f"Rank 0 was killed by SIGKILL {place} (callback {callback})."
 
 
-def test_a_phase_deep_inside_the_computation_of_a_step_belongs_to_the_step(
-    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
-) -> None:
+def test_a_phase_deep_inside_the_computation_of_a_step_belongs_to_the_step() -> None:
     """Whatever phases surround the computation."""
     error = make_error(phases=(Phase.data, Phase.optimizer, Phase.callback))
-    verdict = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7))
-    assert "in step 8 (phase callback)" in verdict.sentence
+    assert "in step 8 (phase callback)" in diagnose(make_exit(0, error=error)).sentence

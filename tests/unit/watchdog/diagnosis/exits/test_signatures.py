@@ -5,39 +5,29 @@ from __future__ import annotations
 import signal
 
 import pytest
-from support.builders.watchdog.failed_ranks import MakeError, MakeExit, MakeSlot
-
-from grpo_run.watchdog.diagnosis.exits import diagnose_exits
+from support.builders.watchdog.failed_ranks import diagnose, make_error, make_exit
+from support.builders.watchdog.slots import make_slot
 
 
 @pytest.mark.parametrize(
     ("first", "second", "same"), [({"step": 7}, {"step": 7}, True), ({"step": 7}, {"step": 8}, False)]
 )
 def test_the_signature_identifies_a_repeated_failure(
-    make_exit: MakeExit,
-    make_error: MakeError,
-    make_slot: MakeSlot,
-    first: dict[str, int],
-    second: dict[str, int],
-    same: bool,
+    first: dict[str, int], second: dict[str, int], same: bool
 ) -> None:
     """The same error at the same line and step is the same failure; at another step it is not."""
     signatures = {
-        diagnose_exits(
-            [make_exit(0, error=make_error(wall_time=at))], {0: make_slot(0, **changes)}, best_position=(1, 7)
-        ).signature
+        diagnose(make_exit(0, error=make_error(wall_time=at)), slots={0: make_slot(0, **changes)}).signature
         for at, changes in ((1.0, first), (2.0, second))
     }
     assert len(signatures) == (1 if same else 2)
 
 
-def test_signatures_tell_kinds_of_failure_apart(
-    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
-) -> None:
+def test_signatures_tell_kinds_of_failure_apart() -> None:
     """A restart compares them to see whether a failure repeats."""
 
     def signature(**exit: object) -> str:
-        return diagnose_exits([make_exit(0, **exit)], {0: make_slot(0)}, best_position=(1, 7)).signature
+        return diagnose(make_exit(0, **exit)).signature
 
     assert signature(signal=signal.SIGSEGV).startswith(f"signal:{int(signal.SIGSEGV)}:")
     assert signature(error=make_error(type="KeyError", location=None)) == "KeyError@?:0:step7"

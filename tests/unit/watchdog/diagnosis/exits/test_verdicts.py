@@ -5,34 +5,28 @@ from __future__ import annotations
 import signal
 
 import pytest
-from support.builders.watchdog.failed_ranks import MakeError, MakeExit, MakeSlot
+from support.builders.watchdog.failed_ranks import diagnose, make_error, make_exit
+from support.builders.watchdog.slots import make_slot
 
 from grpo_run.watchdog.causes import Cause, Origin
-from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, signal_name
+from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, signal_name
 from grpo_run.watchdog.json_values import to_json
 from grpo_run.watchdog.observation import OpenPhase, Phase
 
 
-def test_an_exit_without_an_exception_is_described_by_its_code(
-    make_exit: MakeExit, make_slot: MakeSlot
-) -> None:
+def test_an_exit_without_an_exception_is_described_by_its_code() -> None:
     """`os._exit(3)` leaves only the exit code."""
-    verdict = diagnose_exits(
-        [make_exit(1, exit_code=3)], {0: make_slot(0), 1: make_slot(1)}, best_position=(1, 7)
-    )
+    verdict = diagnose(make_exit(1, exit_code=3))
     assert verdict.culprit == 1
     assert verdict.location is None
-    assert (
-        verdict.sentence
-        == "Rank 1 exited with code 3 in step 8 (phase generate) without finishing the script."
+    assert verdict.sentence == (
+        "Rank 1 exited with code 3 in step 8 (phase generate) without finishing the script."
     )
 
 
-def test_the_verdict_has_the_location_of_the_exception(
-    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
-) -> None:
+def test_the_verdict_has_the_location_of_the_exception() -> None:
     """File, line and function of the user's frame, and the traceback."""
-    verdict = diagnose_exits([make_exit(0, error=make_error())], {0: make_slot(0)}, best_position=(1, 7))
+    verdict = diagnose(make_exit(0, error=make_error()))
     assert verdict.location is not None
     assert to_json(verdict.location) == {"file": "/home/user/train.py", "line": 12, "function": "reward"}
     assert verdict.traceback == "Traceback (most recent call last): ..."
@@ -65,37 +59,24 @@ def test_the_verdict_has_the_location_of_the_exception(
     ],
 )
 def test_the_sentence_keeps_what_the_first_line_announces_and_the_last_cause(
-    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, message: str, root: str, said: str
+    message: str, root: str, said: str
 ) -> None:
     """The first line of transformers' errors of imports only says that there is another one."""
-    error = make_error(message=message, root=root)
-    verdict = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7))
+    verdict = diagnose(make_exit(0, error=make_error(message=message, root=root)))
     assert verdict.sentence.endswith(f": {said}")
     assert "\n" not in verdict.sentence
 
 
-def test_the_sentence_is_one_line(make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot) -> None:
-    """It quotes the first line of a long message, cut to 200 characters."""
-    error = make_error(message="shapes differ " + "x" * 1000 + "\nsecond line\nthird")
-    sentence = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7)).sentence
-    assert "\n" not in sentence
-    assert "shapes differ" in sentence
-    assert len(sentence) < 320
-
-
-def test_an_empty_message_leaves_a_complete_sentence(
-    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
-) -> None:
+def test_an_empty_message_leaves_a_complete_sentence() -> None:
     """`raise ValueError` has no message."""
-    error = make_error(type="AssertionError", message="")
-    sentence = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7)).sentence
+    sentence = diagnose(make_exit(0, error=make_error(type="AssertionError", message=""))).sentence
     assert sentence == "Rank 0 raised AssertionError in step 8 (phase generate)."
 
 
-def test_the_step_is_the_highest_of_all_ranks(make_exit: MakeExit, make_slot: MakeSlot) -> None:
+def test_the_step_is_the_highest_of_all_ranks() -> None:
     """The killed rank may be one step behind, or its slot unreadable."""
     exits = [make_exit(0, signal=signal.SIGKILL)]
-    assert diagnose_exits(exits, {0: None, 1: make_slot(1, step=9)}, best_position=(1, 8)).step == 9
+    assert diagnose(*exits, slots={0: None, 1: make_slot(1, step=9)}, best_position=(1, 8)).step == 9
 
 
 def test_signals_have_names_and_unknown_ones_numbers() -> None:
@@ -104,73 +85,54 @@ def test_signals_have_names_and_unknown_ones_numbers() -> None:
     assert signal_name(45) == "signal 45"
 
 
-def test_the_exit_code_of_a_script_is_reported_as_such(
-    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
-) -> None:
+def test_the_exit_code_of_a_script_is_reported_as_such() -> None:
     """`sys.exit(2)` is an exit with a code, not an exception."""
     ended = make_exit(0, order=0, exit_code=2, error=make_error(type="SystemExit", message="2"))
-    verdict = diagnose_exits([ended], {0: make_slot(0)}, best_position=(0, 0))
+    verdict = diagnose(ended, best_position=(0, 0))
     assert "exited with code 2" in verdict.sentence
     assert "SystemExit" not in verdict.sentence
 
 
-def test_an_exception_is_reported_where_it_was_raised(
-    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
-) -> None:
+def test_an_exception_is_reported_where_it_was_raised() -> None:
     """It has left the phase by the time at which the slot is read."""
     error = make_error(phases=(Phase.data, Phase.score, Phase.reward))
     slots = {0: make_slot(0), 1: make_slot(1)}
-    verdict = diagnose_exits([make_exit(1, order=0, error=error)], slots, best_position=(1, 7))
+    verdict = diagnose(make_exit(1, order=0, error=error), slots=slots)
     assert verdict.phase == "reward"
     assert verdict.sentence.startswith("Rank 1 raised ZeroDivisionError in step 8 (phase reward): ")
 
 
-def test_an_exception_of_a_callback_names_it(
-    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
-) -> None:
+def test_an_exception_of_a_callback_names_it() -> None:
     """Inside the computation of a step it belongs to that step."""
     error = make_error(phases=(Phase.optimizer, Phase.callback), callback="Mine.on_step_end")
-    verdict = diagnose_exits([make_exit(1, order=0, error=error)], {1: make_slot(1)}, best_position=(1, 7))
-    assert "in step 8 (callback Mine.on_step_end)" in verdict.sentence
+    assert "in step 8 (callback Mine.on_step_end)" in diagnose(make_exit(1, order=0, error=error)).sentence
 
 
-def test_without_a_readable_slot_the_step_is_zero(make_exit: MakeExit, make_error: MakeError) -> None:
+def test_without_a_readable_slot_the_step_is_zero() -> None:
     """Verdicts of both kinds state a step, known or not."""
     failed = make_exit(0, error=make_error())
-    assert diagnose_exits([failed], {0: None}, best_position=(0, 0)).step == 0
+    assert diagnose(failed, slots={0: None}, best_position=(0, 0)).step == 0
     assert diagnose_early_exit([make_exit(1, exit_code=0)], [failed], {0: None, 1: None}).step == 0
 
 
-def test_a_consensus_error_is_a_mismatch_whatever_made_its_name(
-    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
-) -> None:
+def test_a_consensus_error_is_a_mismatch_whatever_made_its_name() -> None:
     """The type's name is read from a file, so it is compared by value."""
-    error = make_error(type="ConsensusError")
-    verdict = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7))
-    assert verdict.cause is Cause.collective_mismatch
+    assert diagnose(make_exit(0, error=make_error(type="ConsensusError"))).cause is Cause.collective_mismatch
 
 
-def test_only_the_first_200_characters_of_a_message_are_quoted(
-    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
-) -> None:
+def test_only_the_first_200_characters_of_a_message_are_quoted() -> None:
     """A message may hold a whole batch."""
-    error = make_error(type="ValueError", message="x" * 500)
-    sentence = diagnose_exits([make_exit(0, error=error)], {0: make_slot(0)}, best_position=(1, 7)).sentence
+    sentence = diagnose(make_exit(0, error=make_error(type="ValueError", message="x" * 500))).sentence
     assert sentence.count("x") == 200
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGABRT, signal.SIGSEGV, signal.SIGTERM])
-def test_only_a_kill_is_advised_to_look_for_the_out_of_memory_killer(
-    make_exit: MakeExit, make_slot: MakeSlot, number: signal.Signals
-) -> None:
+def test_only_a_kill_is_advised_to_look_for_the_out_of_memory_killer(number: signal.Signals) -> None:
     """It sends no other signal."""
-    verdict = diagnose_exits([make_exit(0, signal=number)], {0: make_slot(0)}, best_position=(1, 7))
-    assert not verdict.advice
+    assert not diagnose(make_exit(0, signal=number)).advice
 
 
-def test_a_callback_on_the_board_is_named_if_the_exception_says_nothing(
-    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
-) -> None:
+def test_a_callback_on_the_board_is_named_if_the_exception_says_nothing() -> None:
     """An exception that left its phases says by itself whether a callback raised it."""
     phases = (
         OpenPhase(phase=Phase.data, since_seconds=8.0),
@@ -180,19 +142,17 @@ def test_a_callback_on_the_board_is_named_if_the_exception_says_nothing(
 
     def sentence(**error: object) -> str:
         exits = [make_exit(0, error=make_error(**error))]
-        return diagnose_exits(exits, slots, best_position=(1, 7)).sentence
+        return diagnose(*exits, slots=slots).sentence
 
     assert "after step 7 (callback Mine.on_log)" in sentence()
     assert "in step 8 (phase generate)" in sentence(phases=(Phase.data, Phase.generate))
     assert "(callback Its.on_save)" in sentence(phases=(Phase.callback,), callback="Its.on_save")
 
 
-def test_a_verdict_says_where_the_failure_comes_from(
-    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot
-) -> None:
+def test_a_verdict_says_where_the_failure_comes_from() -> None:
     """A script that refuses its arguments ends the run; the same exit in a step does not."""
     refused = make_exit(0, exit_code=2, error=make_error(type="SystemExit", message="2"))
-    start = diagnose_exits([refused], {0: make_slot(0, phases=())}, best_position=(1, 7))
+    start = diagnose(refused, slots={0: make_slot(0, phases=())})
     assert (start.origin, start.final) == (Origin.usage, "the script refuses its arguments")
-    step = diagnose_exits([refused], {0: make_slot(0)}, best_position=(1, 7))
+    step = diagnose(refused)
     assert (step.origin, step.final) == (Origin.code, "")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from support.builders.watchdog.failed_ranks import PEER_GONE, MakeError, MakeExit, MakeSlot
+from support.builders.watchdog.failed_ranks import PEER_GONE, diagnose, make_error, make_exit
 
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.diagnosis.exits import diagnose_exits, is_victim, reports_lost_peer
+from grpo_run.watchdog.diagnosis.exits import is_victim, reports_lost_peer
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,7 @@ from grpo_run.watchdog.diagnosis.exits import diagnose_exits, is_victim, reports
         ),
     ],
 )
-def test_errors_of_the_collective_mark_a_victim(
-    make_exit: MakeExit, make_error: MakeError, message: str
-) -> None:
+def test_errors_of_the_collective_mark_a_victim(message: str) -> None:
     """torch's messages for a peer that has exited."""
     assert is_victim(make_exit(0, error=make_error(type="DistBackendError", message=message)))
 
@@ -38,9 +36,7 @@ def test_errors_of_the_collective_mark_a_victim(
         ("TimeoutError", "timed out"),
     ],
 )
-def test_other_errors_do_not_mark_a_victim(
-    make_exit: MakeExit, make_error: MakeError, kind: str, message: str
-) -> None:
+def test_other_errors_do_not_mark_a_victim(kind: str, message: str) -> None:
     """Their messages do not report a peer that has exited."""
     assert not is_victim(make_exit(0, error=make_error(type=kind, message=message)))
 
@@ -77,7 +73,7 @@ def test_a_printed_traceback_is_judged_by_its_last_error(last: str, lost: bool) 
     assert not reports_lost_peer([])
 
 
-def test_a_rank_without_an_error_is_no_victim(make_exit: MakeExit) -> None:
+def test_a_rank_without_an_error_is_no_victim() -> None:
     """Without an error record nothing shows that a peer exited."""
     assert not is_victim(make_exit(0))
 
@@ -90,12 +86,10 @@ def test_a_rank_without_an_error_is_no_victim(make_exit: MakeExit) -> None:
         ("ConnectionError", "('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))"),
     ],
 )
-def test_a_lost_reward_server_is_an_error_of_its_own(
-    make_exit: MakeExit, make_error: MakeError, make_slot: MakeSlot, kind: str, message: str
-) -> None:
+def test_a_lost_reward_server_is_an_error_of_its_own(kind: str, message: str) -> None:
     """A reward function that loses its HTTP server is the cause; no other node is blamed."""
     exits = [make_exit(0, error=make_error(type=kind, message=message))]
-    verdict = diagnose_exits(exits, {0: make_slot(0)}, best_position=(1, 7))
+    verdict = diagnose(*exits)
     assert (verdict.cause, verdict.culprit) == (Cause.exception, 0)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support.builders.watchdog.observed_slots import MakeSlot, facts, look, nest
+from support.builders.watchdog.observed_slots import facts, look, nest
+from support.builders.watchdog.slots import make_slot
 
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
@@ -13,9 +14,8 @@ KINDS = st.sampled_from(["quiet", "waits", "works", "unknown", "exited"])
 
 
 @given(kinds=st.lists(KINDS, min_size=2, max_size=5), seconds=st.floats(0.0, 1e4), connected=st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_quiet_rule_ends_nobody_while_a_rank_works_or_is_unknown(
-    make_slot: MakeSlot, kinds: list[str], seconds: float, connected: bool
+    kinds: list[str], seconds: float, connected: bool
 ) -> None:
     """It ends exactly the ranks that do nothing, once nobody has worked for as long as the deadline."""
     slots = {rank: make_slot(rank, phases=nest((Phase.reward, seconds))) for rank in range(len(kinds))}

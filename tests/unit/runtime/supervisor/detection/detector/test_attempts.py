@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.builders.runtime.detector_world import World, mismatch
+from support.builders.runtime.detector_world import World, hang_in, mismatch, suspect_a_stall
 
 from grpo_run.runtime.supervisor.detection._local_ranks import UNREADABLE_SECONDS
 from grpo_run.watchdog.observation import Phase
@@ -38,11 +38,7 @@ def test_blindness_ends_with_the_attempt(world: World) -> None:
 
 def test_a_suspicion_of_an_earlier_attempt_is_not_confirmed(world: World) -> None:
     """The next attempt's first check raises a suspicion of its own."""
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.reward)
-    while world.watch.suspicion is None:
-        world.advance(0.1)
+    suspect_a_stall(world)
     world.begin(1)
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.reward)
+    hang_in(world, Phase.reward)
     assert world.advance(19.0) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from support.builders.runtime.detector_world import World, mismatch
+from support.builders.runtime.detector_world import World, hang_in, mismatch
 
 from grpo_run.runtime.supervisor.detection._collective_records import SILENT_SECONDS, NoAnswer
 from grpo_run.watchdog import processes
@@ -38,9 +38,7 @@ def test_records_that_return_end_the_blindness(world: World) -> None:
     world.silent = {1: "no answer within 0.5 s"}
     assert world.advance(10.0) is None
     world.silent = {}
-    found = world.advance(10.0)
-    assert found is not None
-    assert found.deadlock is not None
+    world.deadlocks(10.0)
     assert world.watch.blind == {}
 
 
@@ -93,9 +91,6 @@ def test_a_rank_whose_process_cannot_be_read_still_has_deadlines(
 ) -> None:
     """The verdict says nothing about its interpreter."""
     monkeypatch.setattr(processes, "read_main_thread", lambda pid: None)
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.reward)
-    found = world.advance(25.0)
-    assert found is not None
-    assert found.stall is not None
-    assert (found.stall.cause, found.stall.culprits) == (Cause.reward_stall, (1,))
+    hang_in(world, Phase.reward)
+    stall = world.stalls(25.0)
+    assert (stall.cause, stall.culprits) == (Cause.reward_stall, (1,))

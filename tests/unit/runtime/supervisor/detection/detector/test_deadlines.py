@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.builders.runtime.detector_world import World, suspect_a_stall
+from support.builders.runtime.detector_world import World, hang_in, suspect_a_stall
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
@@ -19,16 +19,14 @@ from grpo_run.watchdog.stalls.durations import Durations
 @pytest.mark.parametrize("phase", [Phase.generate, Phase.reward, Phase.data, Phase.eval])
 def test_a_late_rank_that_works_is_not_reported(world: World, phase: Phase) -> None:
     """It works while the other rank waits in a collective."""
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(phase)
+    hang_in(world, phase)
     assert world.advance(1200.0, every=2.0, doing=world.writers[1].record_work) is None
     assert world.watch.suspicion is None
 
 
 def test_a_late_idle_rank_is_not_reported_before_its_deadline(world: World) -> None:
     """Polls continue and prove nothing."""
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.reward)
+    hang_in(world, Phase.reward)
     assert world.advance(19.5) is None
     assert len(world.polls) > 2
     found = world.advance(2.0)
@@ -40,10 +38,7 @@ def test_a_late_idle_rank_is_not_reported_before_its_deadline(world: World) -> N
 
 def test_a_missed_deadline_is_confirmed_by_a_second_check(world: World) -> None:
     """A single check may see a rank between two phases."""
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.reward)
-    while world.watch.suspicion is None:
-        assert world.advance(0.1) is None
+    suspect_a_stall(world)
     assert world.advance(0.1) is not None
 
 
@@ -109,10 +104,8 @@ def test_a_script_that_never_starts_training_is_found(world: World) -> None:
         writer.leave(Phase.data)
         writer.publish()
     assert all(slot is not None and slot.phases == () for slot in world.slots().values())
-    found = world.advance(60.0, every=0.5)
-    assert found is not None
-    assert found.stall is not None
-    assert (found.stall.phase, found.stall.culprits) == (Phase.startup, (0, 1))
+    stall = world.stalls(60.0, every=0.5)
+    assert (stall.phase, stall.culprits) == (Phase.startup, (0, 1))
 
 
 def test_a_script_that_hangs_between_two_calls_is_found(world: World) -> None:
@@ -121,45 +114,29 @@ def test_a_script_that_hangs_between_two_calls_is_found(world: World) -> None:
         writer.state = RankState.between
         writer.replace(Phase.idle)
     assert world.advance(39.0, every=0.5) is None
-    found = world.advance(21.0, every=0.5)
-    assert found is not None
-    assert found.stall is not None
-    assert found.stall.phase is Phase.idle
+    assert world.stalls(21.0, every=0.5).phase is Phase.idle
 
 
 def test_a_checkpoint_that_still_writes_is_not_overdue(world: World) -> None:
     """Bytes count as progress in phases that move bytes, and in no others."""
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.checkpoint)
+    hang_in(world, Phase.checkpoint)
 
     def write() -> None:
         world.io[1] = (world.io[1] or 0) + 64 * 1024
 
     assert world.advance(100.0, every=0.5, doing=write) is None
-    found = world.advance(25.0, every=0.5)
-    assert found is not None
-    assert found.stall is not None
-    assert found.stall.cause is Cause.checkpoint_stall
+    assert world.stalls(25.0, every=0.5).cause is Cause.checkpoint_stall
     world.begin(1)
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.reward)
+    hang_in(world, Phase.reward)
     assert world.advance(25.0, every=0.5, doing=write) is not None
 
 
 @pytest.mark.parametrize("phase", [Phase.startup, Phase.data, Phase.eval, Phase.idle])
 def test_a_session_phase_is_not_overdue_while_its_session_computes(world: World, phase: Phase) -> None:
     """Only CPU time shows the work of a tokenizer or of the script's own evaluation."""
-    world.writers[1].replace(phase)
-    world.issue(0, "all_reduce")
-
-    def compute() -> None:
-        world.cpu[1] += 0.4
-
-    assert world.advance(19.0, every=0.5, doing=compute) is None
-    found = world.advance(61.0, every=0.5)
-    assert found is not None
-    assert found.stall is not None
-    assert found.stall.culprits == (1,)
+    hang_in(world, phase)
+    assert world.advance(19.0, every=0.5, doing=world.computing(1, 0.4)) is None
+    assert world.stalls(61.0, every=0.5).culprits == (1,)
 
 
 def test_nothing_but_computing_is_overdue_at_the_deadline_without_observations(
@@ -185,25 +162,16 @@ def test_nothing_but_computing_is_overdue_at_the_deadline_without_observations(
 
     assert world.advance(2000.0, every=1.0, doing=fetch) is None
     assert world.advance(1750.0, every=1.0, doing=compute) is None
-    found = world.advance(100.0, every=1.0, doing=compute)
-    assert found is not None
-    assert found.stall is not None
-    assert (found.stall.culprits, found.stall.deadline_seconds) == ((1,), 1800.0)
-    assert "CPU time as the only activity" in found.stall.sentence
+    stall = world.stalls(100.0, every=1.0, doing=compute)
+    assert (stall.culprits, stall.deadline_seconds) == ((1,), 1800.0)
+    assert "CPU time as the only activity" in stall.sentence
 
 
 def test_a_reward_that_only_computes_is_overdue(world: World) -> None:
     """An endless regular expression is an example."""
-    world.writers[1].replace(Phase.reward)
-    world.issue(0, "all_reduce")
-
-    def compute() -> None:
-        world.cpu[1] += 0.4
-
-    found = world.advance(25.0, every=0.5, doing=compute)
-    assert found is not None
-    assert found.stall is not None
-    assert (found.stall.culprits, found.stall.phase) == ((1,), Phase.reward)
+    hang_in(world, Phase.reward)
+    stall = world.stalls(25.0, every=0.5, doing=world.computing(1, 0.4))
+    assert (stall.culprits, stall.phase) == ((1,), Phase.reward)
 
 
 def test_a_rank_that_issues_collectives_is_not_overdue(world: World) -> None:
@@ -216,9 +184,7 @@ def test_a_rank_that_issues_collectives_is_not_overdue(world: World) -> None:
             world.complete(rank, world.issue(rank, "all_gather"))
 
     assert world.advance(120.0, every=0.5, doing=gather) is None
-    found = world.advance(25.0, every=0.5)
-    assert found is not None
-    assert found.stall is not None
+    world.stalls(25.0, every=0.5)
 
 
 def test_no_rank_is_blamed_when_all_wait_in_their_backward(world: World) -> None:
@@ -226,7 +192,5 @@ def test_no_rank_is_blamed_when_all_wait_in_their_backward(world: World) -> None
     for rank in (0, 1):
         world.writers[rank].replace(Phase.forward_backward)
         world.issue(rank, "all_reduce", noted=False)
-    found = world.advance(25.0)
-    assert found is not None
-    assert found.stall is not None
-    assert (found.stall.culprits, found.stall.cause) == ((), Cause.no_progress)
+    stall = world.stalls(25.0)
+    assert (stall.culprits, stall.cause) == ((), Cause.no_progress)

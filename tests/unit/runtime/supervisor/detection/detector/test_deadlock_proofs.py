@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable
 
 import pytest
-from support.builders.runtime.detector_world import World, mismatch
+from support.builders.runtime.detector_world import World, hang_in, mismatch
 
 from grpo_run.runtime.supervisor.detection._collective_records import MAX_UNANSWERED
-from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.observation import Phase, RankState
@@ -104,13 +103,8 @@ def test_an_unconfirmed_suspicion_is_withdrawn(world: World) -> None:
 
 def test_a_circular_wait_is_found(world: World) -> None:
     """Two ranks issue collectives of two groups in opposite order."""
-    world.groups = {"1": {"ranks": "[0, 1]"}, "2": {"ranks": "[0, 1]"}}
-    world.issue(0, "all_reduce", group="1")
-    world.issue(1, "all_reduce", group="2")
-    found = world.advance(1.0)
-    assert found is not None
-    assert found.deadlock is not None
-    assert found.deadlock.cause is Cause.collective_missing_rank
+    circle(world)
+    assert world.deadlocks(1.0).cause is Cause.collective_missing_rank
 
 
 def circle(world: World) -> None:
@@ -134,8 +128,7 @@ def test_a_thread_that_may_act_prevents_the_proof_of_a_circle(world: World, rank
 
 def test_threads_are_asked_for_only_if_the_records_prove_a_deadlock(world: World) -> None:
     """A late rank is no reason to interrupt any interpreter."""
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.reward)
+    hang_in(world, Phase.reward)
     assert world.advance(3.0) is None
     assert world.polls
     assert world.asked == []
@@ -153,13 +146,13 @@ def test_a_thread_that_ran_between_two_polls_prevents_a_proof(world: World) -> N
     assert world.advance(10.0) is not None
 
 
-def test_an_interpreter_that_does_not_run_proves_no_circle_and_is_asked_three_times(world: World) -> None:
+def test_an_interpreter_that_does_not_run_proves_no_circle_and_is_asked_three_times(
+    make: Callable[..., World],
+) -> None:
     """Each request occupies a thread of its worker server, which also serves the Flight Recorder."""
+    world = make(settings=DeadlineSettings())
     circle(world)
     world.frozen = {1}
-    patient = DeadlineSettings()
-    world.watch = HangDetector(world.board, patient, observe_exit=world.remaining, clock=lambda: world.now)
-    world.watch.begin_attempt(world.board, {0: 0, 1: 1}, {0: 100, 1: 101}, {0: "a", 1: "b"}, 2)
     assert world.advance(30.0) is None
     assert [asked for asked in world.asked if 1 in asked] == [{0, 1}] * MAX_UNANSWERED
     assert len(world.asked) > MAX_UNANSWERED
@@ -173,10 +166,8 @@ def test_a_rank_that_exited_is_named_as_the_missing_one(world: World) -> None:
     world.writers[1].state = RankState.done
     world.writers[1].publish()
     world.watch.rank_exited(1)
-    found = world.advance(1.0)
-    assert found is not None
-    assert found.deadlock is not None
-    assert (found.deadlock.cause, found.deadlock.culprits) == (Cause.rank_exited_early, (1,))
+    deadlock = world.deadlocks(1.0)
+    assert (deadlock.cause, deadlock.culprits) == (Cause.rank_exited_early, (1,))
 
 
 def test_a_rank_past_its_last_line_may_still_join_collectives(world: World) -> None:
@@ -189,10 +180,7 @@ def test_a_rank_past_its_last_line_may_still_join_collectives(world: World) -> N
     assert world.advance(3.5) is None
     assert world.polls
     world.watch.rank_exited(1)
-    found = world.advance(6.0)
-    assert found is not None
-    assert found.deadlock is not None
-    assert found.deadlock.culprits == (1,)
+    assert world.deadlocks(6.0).culprits == (1,)
 
 
 def test_a_single_rank_of_a_node_is_never_proved_wrong(make: Callable[..., World]) -> None:

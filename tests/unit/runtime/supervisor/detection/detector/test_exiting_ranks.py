@@ -10,11 +10,9 @@ def test_an_inactive_process_after_the_end_is_found(world: World) -> None:
     at_the_end(world)
     world.watch.rank_exited(0)
     assert world.advance(3.5) is None
-    found = world.advance(4.0)
-    assert found is not None
-    assert found.stall is not None
-    assert found.stall.culprits == (1,)
-    assert "training was complete" in found.stall.sentence
+    stall = world.stalls(4.0)
+    assert stall.culprits == (1,)
+    assert "training was complete" in stall.sentence
 
 
 def test_a_connected_process_gets_longer_to_exit(world: World) -> None:
@@ -34,11 +32,7 @@ def test_a_rank_that_does_not_exit_is_awaited(world: World) -> None:
     assert waited is not None
     assert (waited.rank, waited.exiting, waited.busy) == (1, True, False)
     assert waited.deadline_at_seconds - world.now < TIGHT.exit_seconds
-
-    def compute() -> None:
-        world.cpu[1] += 0.1
-
-    world.advance(5.0, doing=compute)
+    world.advance(5.0, doing=world.computing(1, 0.1))
     waited = world.watch.awaited
     assert waited is not None
     assert waited.busy

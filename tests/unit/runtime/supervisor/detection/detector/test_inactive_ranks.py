@@ -20,11 +20,9 @@ def test_a_rank_that_does_nothing_is_hung_after_a_minute_in_any_phase(
     world = make(settings=DeadlineSettings())
     hang_in(world, phase)
     assert world.advance(55.0, every=0.5) is None
-    found = world.advance(20.0, every=0.5)
-    assert found is not None
-    assert found.stall is not None
-    assert (found.stall.culprits, found.stall.waiters, found.stall.phase) == ((1,), (0,), phase)
-    assert found.stall.deadline_seconds == 60.0
+    stall = world.stalls(20.0, every=0.5)
+    assert (stall.culprits, stall.waiters, stall.phase) == ((1,), (0,), phase)
+    assert stall.deadline_seconds == 60.0
 
 
 @pytest.mark.parametrize("what", ["another rank works", "another node", "unreadable", "connected", "traced"])
@@ -44,12 +42,8 @@ def test_a_rank_that_does_nothing_is_left_alone_if_something_may_work_for_it(
         world.connected = {1}
     elif what == "traced":
         world.process_state[1] = "t"
-
-    def compute() -> None:
-        world.cpu[2] += 0.5
-
-    assert world.advance(280.0, every=0.5, doing=compute) is None
-    found = world.advance(40.0, every=0.5, doing=compute)
+    assert world.advance(280.0, every=0.5, doing=world.computing(2, 0.5)) is None
+    found = world.advance(40.0, every=0.5, doing=world.computing(2, 0.5))
     assert (found is not None) is (what == "connected")
 
 

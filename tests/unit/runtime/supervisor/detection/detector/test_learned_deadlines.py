@@ -24,10 +24,7 @@ def test_learned_durations_set_the_deadline(world: World) -> None:
     world.issue(0, "all_reduce")
     for _ in range(2):  # its first reward of the attempt is over
         world.writers[1].replace(Phase.reward)
-    found = world.advance(12.0)
-    assert found is not None
-    assert found.stall is not None
-    assert found.stall.deadline_seconds < 10
+    assert world.stalls(12.0).deadline_seconds < 10
 
 
 def overdue_after_rewards_of_a_second(world: World) -> HangFinding:
@@ -86,18 +83,6 @@ def test_a_sleep_beyond_its_deadline_is_remembered_if_its_end_is_in_sight(
     assert learned.ended_seconds == remembered
 
 
-def test_the_same_wait_is_reported_in_every_attempt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a second proof means is decided by who knows the first one."""
-    stuck = Stall(
-        cause=Cause.no_progress, culprits=(1,), waiters=(0,), phase=Phase.reward, deadline_seconds=60.0,
-        waited_seconds=7.0, lasts_seconds=math.inf, sentence="It waits for a lock.", confidence="proved",
-    )  # fmt: skip
-    found = HangFinding(stall=stuck, began_at_seconds=world.now)
-    monkeypatch.setattr(world.watch._waits, "scan", lambda slots, now: found)
-    assert world.scan() is found
-    assert world.scan() is found
-
-
 def in_a_short_reward(make: Callable[..., World]) -> World:
     """Rank 1 is in a reward, which usually takes 10 ms, and rank 0 waits for it."""
     world = make(settings=DeadlineSettings())
@@ -114,27 +99,17 @@ def in_a_short_reward(make: Callable[..., World]) -> World:
 def test_a_reward_that_computes_is_named_early_and_ended_late(make: Callable[..., World]) -> None:
     """It cannot be told from an endless loop."""
     world = in_a_short_reward(make)
-
-    def compute() -> None:
-        world.cpu[1] += 0.5
-
-    assert world.advance(290.0, every=0.5, doing=compute) is None
+    assert world.advance(290.0, every=0.5, doing=world.computing(1, 0.5)) is None
     assert world.watch.awaited is not None
     assert (world.watch.awaited.rank, world.watch.awaited.busy) == (1, True)
-    found = world.advance(15.0, every=0.5, doing=compute)
-    assert found is not None
-    assert found.stall is not None
-    assert "deadline 300 s, with CPU time as the only activity" in found.stall.sentence
+    stall = world.stalls(15.0, every=0.5, doing=world.computing(1, 0.5))
+    assert "deadline 300 s, with CPU time as the only activity" in stall.sentence
 
 
 def test_a_reward_that_stops_computing_gets_the_usual_deadline_again(make: Callable[..., World]) -> None:
     """It may wait for a sandbox now."""
     world = in_a_short_reward(make)
-
-    def compute() -> None:
-        world.cpu[1] += 0.5
-
-    assert world.advance(100.0, every=0.5, doing=compute) is None
+    assert world.advance(100.0, every=0.5, doing=world.computing(1, 0.5)) is None
     assert world.advance(50.0, every=0.5) is None
     assert world.advance(20.0, every=0.5) is not None
 
@@ -146,17 +121,13 @@ def test_a_connection_to_outside_lengthens_a_learned_deadline(
     """A server is slow once, while the rank computes a little, so that it is not quiet."""
     world = in_a_short_reward(make)
     world.connected = {1} if connected else set()
-
-    def compute() -> None:
-        world.cpu[1] += 0.01
-
-    found = world.advance(290.0, every=0.5, doing=compute)
+    found = world.advance(290.0, every=0.5, doing=world.computing(1, 0.01))
     assert (found is None) is connected
     if found is not None:
         return
     assert world.watch.awaited is not None
     assert world.watch.awaited.deadline_at_seconds - world.watch.awaited.since_seconds == 300.0
-    found = world.advance(15.0, every=0.5, doing=compute)
+    found = world.advance(15.0, every=0.5, doing=world.computing(1, 0.01))
     assert found is not None
     assert found.stall is not None
     assert found.stall.culprits == (1,)

@@ -32,8 +32,7 @@ def test_a_pause_after_the_end_of_the_scripts_is_not_inactivity(world: World) ->
 
 def test_a_pause_of_the_supervisor_restarts_all_clocks(world: World) -> None:
     """The whole machine may have been stopped."""
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.reward)
+    hang_in(world, Phase.reward)
     assert world.advance(19.0) is None
     world.now += 60.0
     assert world.scan() is None
@@ -73,10 +72,8 @@ def test_a_rank_that_is_stopped_is_ended_at_the_deadline_that_is_shown(make: Cal
     assert world.watch.awaited is not None
     ends_in = world.watch.awaited.deadline_at_seconds - world.now
     assert 0 < ends_in < 10
-    found = world.advance(ends_in + 5.0, every=0.5)
-    assert found is not None
-    assert found.stall is not None
-    assert (found.stall.cause, found.stall.culprits) == (Cause.interpreter_stuck, (0,))
+    stall = world.stalls(ends_in + 5.0, every=0.5)
+    assert (stall.cause, stall.culprits) == (Cause.interpreter_stuck, (0,))
 
 
 def test_a_suspended_job_with_one_rank_survives(make: Callable[..., World]) -> None:
@@ -100,7 +97,5 @@ def test_ranks_that_are_all_stopped_are_ended_like_one(make: Callable[..., World
     for rank in (0, 1):
         world.process_state[rank] = "T"
     world.frozen = {0, 1}
-    found = world.advance(40.0, every=0.5)
-    assert found is not None
-    assert found.stall is not None
-    assert (found.stall.cause, sorted(found.stall.culprits)) == (Cause.interpreter_stuck, [0, 1])
+    stall = world.stalls(40.0, every=0.5)
+    assert (stall.cause, sorted(stall.culprits)) == (Cause.interpreter_stuck, [0, 1])

@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from support.builders.runtime.detector_world import World
+from support.builders.runtime.detector_world import World, hang_in
 from support.collective_entries import add_entry
 
-from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.observation import Phase, RankState
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
@@ -27,12 +26,10 @@ def test_recorders_are_fetched_only_when_a_phase_is_overdue(world: World) -> Non
     assert min(world.polls) >= 1020.0
 
 
-def test_poll_intervals_grow_during_a_long_phase(world: World) -> None:
+def test_poll_intervals_grow_during_a_long_phase(make: Callable[..., World]) -> None:
     """300 scans in 30 s cause at most a dozen polls, at growing intervals."""
+    world = make(settings=DeadlineSettings())
     add_entry(world.writers[0].collective_log, progress=CollectiveProgress.waiting)
-    patient = DeadlineSettings()
-    world.watch = HangDetector(world.board, patient, observe_exit=world.remaining, clock=lambda: world.now)
-    world.watch.begin_attempt(world.board, {0: 0, 1: 1}, {0: 100, 1: 101}, {0: "a", 1: "b"}, 2)
     world.writers[1].replace(Phase.generate)
     assert world.advance(30.0) is None
     assert 4 <= len(world.polls) <= 12
@@ -73,9 +70,7 @@ def test_a_newly_blocked_rank_is_polled_at_once(make: Callable[..., World]) -> N
     rare = len(world.polls)
     world.issue(2, "all_gather", line=91)
     began = world.now
-    found = world.advance(1.0)
-    assert found is not None
-    assert found.deadlock is not None
+    world.deadlocks(1.0)
     assert world.now - began < 0.6
     assert len(world.polls) == rare + 2
 
@@ -85,9 +80,7 @@ def test_gradient_reductions_of_ddp_are_observed(world: World) -> None:
     for rank, operation in ((0, "all_reduce"), (1, "all_gather")):
         world.begin_backward(rank)
         world.issue(rank, operation, noted=False)
-    found = world.advance(1.0)
-    assert found is not None
-    assert found.deadlock is not None
+    world.deadlocks(1.0)
 
 
 def test_ranks_that_wait_in_different_groups_during_their_forward_pass_are_found(world: World) -> None:
@@ -99,9 +92,7 @@ def test_ranks_that_wait_in_different_groups_during_their_forward_pass_are_found
         for other in ("0", "1"):
             world.issue(rank, "all_reduce", progress=CollectiveProgress.completed, group=other)
         world.issue(rank, "all_reduce", group=group)
-    found = world.advance(1.0)
-    assert found is not None
-    assert found.deadlock is not None
+    world.deadlocks(1.0)
 
 
 def test_the_records_of_ranks_that_compute_in_their_backward_are_not_read(world: World) -> None:
@@ -187,9 +178,7 @@ def test_a_runnable_thread_is_not_idle_in_its_backward(world: World, state: str)
     assert world.advance(8.0, doing=flicker) is None
     assert len(world.polls) > 2
     world.process_state = {0: "S", 1: "S"}  # polls have grown rare, and two of them have to see it
-    found = world.advance(11.0)
-    assert found is not None
-    assert found.deadlock is not None
+    world.deadlocks(11.0)
 
 
 def test_a_rank_that_moves_now_and_then_does_not_make_polls_frequent(make: Callable[..., World]) -> None:
@@ -219,23 +208,17 @@ def test_a_wait_in_an_older_entry_is_seen(world: World, phase: Phase) -> None:
     world.issue(0, "all_gather", progress=CollectiveProgress.enqueued)
     world.issue(1, "all_gather", progress=CollectiveProgress.enqueued)
     world.writers[0].replace(phase)
-    found = world.advance(2.0)
-    assert found is not None
-    assert found.deadlock is not None
+    world.deadlocks(2.0)
 
 
 def test_a_rank_that_exits_is_polled_at_once(make: Callable[..., World]) -> None:
     """Even if polls had become rare while it was late."""
     world = make(2, settings=DeadlineSettings())
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.reward)
+    hang_in(world, Phase.reward)
     assert world.advance(21.0) is None
     world.watch.rank_exited(1)
     world.writers[1].state = RankState.done
     world.writers[1].publish()
     left = world.now
-    found = world.advance(10.0)
-    assert found is not None
-    assert found.deadlock is not None
-    assert found.deadlock.culprits == (1,)
+    assert world.deadlocks(10.0).culprits == (1,)
     assert world.now - left < 1.5

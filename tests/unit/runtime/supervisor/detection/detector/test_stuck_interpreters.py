@@ -18,37 +18,26 @@ from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
 def test_a_stopped_process_is_named_as_such(world: World) -> None:
     """A slot that says that it waits does not matter."""
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.reward)
+    hang_in(world, Phase.reward)
     world.process_state[1] = "T"
     world.frozen = {1}
-    found = world.advance(25.0)
-    assert found is not None
-    assert found.stall is not None
-    assert (found.stall.cause, found.stall.culprits) == (Cause.interpreter_stuck, (1,))
-    assert "SIGSTOP" in found.stall.sentence
+    stall = world.stalls(25.0)
+    assert (stall.cause, stall.culprits) == (Cause.interpreter_stuck, (1,))
+    assert "SIGSTOP" in stall.sentence
 
 
 def test_an_interpreter_that_does_not_run_is_named_as_such(world: World) -> None:
     """Its heartbeat is old."""
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.reward)
+    hang_in(world, Phase.reward)
     world.frozen = {1}
-    found = world.advance(25.0)
-    assert found is not None
-    assert found.stall is not None
-    assert found.stall.cause is Cause.interpreter_stuck
+    assert world.stalls(25.0).cause is Cause.interpreter_stuck
 
 
 def test_a_rank_in_uninterruptible_sleep_is_marked(world: World) -> None:
     """A restart would find its device still in use."""
-    world.issue(0, "all_reduce")
-    world.writers[1].replace(Phase.reward)
+    hang_in(world, Phase.reward)
     world.process_state[1] = "D"
-    found = world.advance(25.0)
-    assert found is not None
-    assert found.stall is not None
-    assert found.stall.uninterruptible
+    assert world.stalls(25.0).uninterruptible
 
 
 # quiet and frozen ranks
@@ -70,10 +59,8 @@ def test_a_frozen_interpreter_is_found_within_half_a_minute_in_any_phase(
         world.cpu[1] += 0.5 if how != "stopped" else 0.0
 
     assert world.advance(18.0, every=0.5, doing=compute) is None
-    found = world.advance(10.0, every=0.5, doing=compute)
-    assert found is not None
-    assert found.stall is not None
-    assert (found.stall.culprits, found.stall.cause) == ((1,), Cause.interpreter_stuck)
+    stall = world.stalls(10.0, every=0.5, doing=compute)
+    assert (stall.culprits, stall.cause) == ((1,), Cause.interpreter_stuck)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05])
