@@ -44,9 +44,8 @@ def import_path() -> list[str]:
     return list(_IMPORT_PATH)
 
 
-def start_server(preload: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Start the server, which imports modules in the background, and return its pid. Does nothing else if it
-    is running.
+def start_server(preload: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Start the server, which imports modules in the background. Does nothing if it is running.
 
     Libraries read environment variables at import: they see the values that are set now.
 
@@ -72,9 +71,6 @@ def start_server(preload: Sequence[str], environment: Mapping[str, str]) -> int:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-    server = process_names.forkserver_pid()
-    assert server is not None
-    return server
 
 
 def replace_server() -> None:

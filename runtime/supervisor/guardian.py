@@ -28,10 +28,10 @@ from typing import Any
 
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.reporter import Reporter
-from grpo_run.runtime.memory.host_cgroup import read_cgroup_kills, remove_cgroup
 from grpo_run.runtime.memory.host_last_sample import LastSample, read_last_sample
 from grpo_run.runtime.processes.starting import inherited_as_ignored, interpreter_command
 from grpo_run.runtime.processes.termination import TerminatedProcess, describe, terminate
+from grpo_run.watchdog.memory.host_reading import groups_of
 from grpo_run.watchdog.run_processes.keeping import without_kept
 from grpo_run.watchdog.run_processes.ownership import RunProcesses
 from grpo_run.watchdog.run_processes.process_tree import read_processes
@@ -93,7 +93,6 @@ class Guardian:
         run_id: of the run.
         tokens: values of the token variable in the environments of this supervisor's ranks.
         keep: patterns of `--keep`.
-        cgroup: folder of the ranks' own memory cgroup; None if there is none.
     """
 
     def __init__(
@@ -104,7 +103,6 @@ class Guardian:
         *,
         tokens: Sequence[str],
         keep: Sequence[str],
-        cgroup: Path | None = None,
     ) -> None:
         settings = {
             "supervisor": os.getpid(),
@@ -114,7 +112,6 @@ class Guardian:
             "host_memory": str(host_memory),
             "tokens": list(tokens),
             "keep": list(keep),
-            "cgroup": str(cgroup) if cgroup is not None else None,
         }
         with inherited_as_ignored():  # it leaves the process group afterwards
             self._process = subprocess.Popen(
@@ -162,8 +159,6 @@ def main() -> None:
     terminated = terminate(
         lambda: without_kept(owned.find(read_processes()), settings["keep"]), sessions=ranks
     )
-    if settings["cgroup"] is not None:
-        remove_cgroup(Path(settings["cgroup"]))
     _report(terminated, settings)
 
 
@@ -216,14 +211,12 @@ def _wait_for_exit(supervisor: int, owned: RunProcesses, messages: _Messages) ->
 
 def _note_kills(path: Path) -> None:
     """Add the kernel's counter of killed processes to the last sample, before other processes of the cgroup
-    are killed.
+    are killed. The guardian is in the cgroup of the supervisor, as the ranks are.
     """
     sample = read_last_sample(path)
-    if sample is None or sample.supervisor_kills is None:
-        return
-    now = read_cgroup_kills(sample.supervisor_kills.folder)
-    if now is not None and now.identity == sample.supervisor_kills.identity:
-        LastSample(path).write(dataclasses.replace(sample, kills_at_end=now.count))
+    kills = next((one for group in groups_of(os.getpid()) if (one := group.kills()) is not None), None)
+    if sample is not None and kills is not None:
+        LastSample(path).write(dataclasses.replace(sample, kills_at_end=kills))
 
 
 def _report(terminated: list[TerminatedProcess], settings: dict[str, Any]) -> None:

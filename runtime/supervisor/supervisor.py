@@ -67,7 +67,6 @@ class Supervisor:
         follow_output: receives the files that the ranks print to, by rank and descriptor, when an attempt
             starts.
         staging: where ranks place snapshots; None if they save directly.
-        enter_cgroup: moves a rank into the memory cgroup of the ranks.
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class Supervisor:
         observe_exit: Observe,
         follow_output: Callable[[dict[tuple[int, int], Path]], None] = lambda files: None,
         staging: StagingArea | None = None,
-        enter_cgroup: Callable[[int], None] = lambda pid: None,
     ) -> None:
         self.config = config
         self.run = run
@@ -107,7 +105,7 @@ class Supervisor:
             self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
         )
         self.stop = StopRequest(config.timeouts, self.history)
-        parts = (self._drains, self._reporter, self.history, self.stop, enter_cgroup)
+        parts = (self._drains, self._reporter, self.history, self.stop)
         self._host = HostWatch(run, config, *parts)
         self._no_trainer = NoTrainerWatch(config.injections, self.lifecycle, self._reporter, self.history)
         self._outcome = RunOutcome(
