@@ -20,10 +20,10 @@ from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.recovery import orders_of
 from grpo_run.runtime.launch.config import Output, RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
+from grpo_run.runtime.memory.plan import expandable_segments
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.adoption import adopt_orphans, own_children
 from grpo_run.runtime.processes.starting import VARIABLE
-from grpo_run.runtime.supervisor.memory.allocator import expandable_segments
 from grpo_run.runtime.supervisor.run_memory import config_for_ranks
 from grpo_run.runtime.supervisor.supervisor import Supervisor
 from grpo_run.watchdog.observation import Phase

@@ -212,7 +212,7 @@ class FaultHandler:
             fresh_from=decision.fresh_from,
         )
         if memory is not None and memory.change is not None and decision is memory.decision:
-            self._memory.change(memory.change, memory.phase)
+            self._memory.change(memory.change)
         self._reporter.write("attempt_ended", cause=str(verdict.cause), action=str(decision.action))
         if restart:
             self._move_reward()

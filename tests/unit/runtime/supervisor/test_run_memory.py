@@ -63,7 +63,7 @@ class Supervised:
             return None
         self.reporter.write("action", action=str(found.decision.action), reason=found.decision.reason)
         if found.change is not None:
-            self.memory.change(found.change, found.phase)
+            self.memory.change(found.change)
         return found.decision.action
 
 

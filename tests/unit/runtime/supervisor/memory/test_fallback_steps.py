@@ -10,16 +10,22 @@ from support.memory_cases import COLOCATED, GRPO, SFT, facts
 
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory._prediction import DeviceFigures, Traces
+from grpo_run.runtime.supervisor.memory._prediction import Traces
 from grpo_run.runtime.supervisor.memory.fallback_steps import (
     Exhausted,
     FallbackStep,
-    OutOfMemoryContext,
     PlanChange,
+    Situation,
     Tracer,
     next_change,
+    no_traces,
 )
-from grpo_run.watchdog.memory.shortage import MemoryPhase
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.memory.error_patterns import ErrorSource
+from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase, Shortage
+
+FULL = Figures(unallocated_bytes=0)
+FRAGMENTED = Figures(tried_bytes=1 << 30, unallocated_bytes=10 << 30)
 
 
 def apply_step(
@@ -27,18 +33,16 @@ def apply_step(
     given: MemoryFacts = GRPO,
     plan: MemoryPlan | None = None,
     *,
-    around: OutOfMemoryContext | None = None,
-    device: DeviceFigures | None = None,
+    figures: Figures | None = None,
+    source: ErrorSource = ErrorSource.allocator,
+    trace: Tracer = no_traces,
     **more: Any,
 ) -> PlanChange | Exhausted:
-    return next_change(
-        phase,
-        given,
-        plan or MemoryPlan(),
-        around=around or OutOfMemoryContext(),
-        device=device or DeviceFigures(),
-        **more,
+    shortage = Shortage(
+        cause=Cause.gpu_oom, source=source, phase=phase, text="out of memory", figures=figures or Figures()
     )
+    situation = Situation(shortage=shortage, facts=given, start="", budget=3, **more)
+    return next_change(situation, plan or MemoryPlan(), trace)
 
 
 def plans(phase: MemoryPhase, given: MemoryFacts, **more: bool) -> list[str]:
@@ -183,7 +187,7 @@ def test_vllm_gives_up_a_part_of_its_share_in_generation_and_sleeps_for_the_opti
 
 
 def test_a_cache_that_is_too_small_gets_a_larger_share_and_no_less_memory() -> None:
-    change = apply_step(MemoryPhase.load, facts(**COLOCATED), cache_too_small=True)
+    change = apply_step(MemoryPhase.load, facts(**COLOCATED), source=ErrorSource.vllm_cache)
     assert isinstance(change, PlanChange)
     assert change.plan == MemoryPlan(vllm_gpu_memory_utilization=0.45)
 
@@ -193,7 +197,7 @@ def test_a_share_of_vllm_never_goes_up_after_it_went_down_or_down_after_it_went_
         MemoryPhase.load,
         facts(**COLOCATED),
         MemoryPlan(vllm_gpu_memory_utilization=0.2),
-        cache_too_small=True,
+        source=ErrorSource.vllm_cache,
     )
     raised = apply_step(
         MemoryPhase.generate, facts(**COLOCATED), MemoryPlan(vllm_gpu_memory_utilization=0.45)
@@ -204,31 +208,24 @@ def test_a_share_of_vllm_never_goes_up_after_it_went_down_or_down_after_it_went_
 
 
 def test_expandable_segments_come_first_for_fragmented_memory() -> None:
-    change = apply_step(MemoryPhase.backward, fragmented=True)
+    change = apply_step(MemoryPhase.backward, figures=FRAGMENTED)
     assert isinstance(change, PlanChange)
     assert change.plan == MemoryPlan(expandable_segments=True)
 
 
 @pytest.mark.parametrize(
-    "around",
-    [
-        OutOfMemoryContext(segments_refused="this version of vLLM"),
-        OutOfMemoryContext(own_allocator_setting=True),
-    ],
-    ids=["vllm", "user"],
+    ("given", "own"), [(facts(**COLOCATED, vllm_sleep=True), False), (GRPO, True)], ids=["vllm", "user"]
 )
-def test_expandable_segments_are_left_out_where_they_do_not_work_or_the_user_decides(
-    around: OutOfMemoryContext,
+def test_expandable_segments_are_left_out_while_vllm_sleeps_or_where_the_user_decides(
+    given: MemoryFacts, own: bool
 ) -> None:
-    asleep = facts(**COLOCATED, vllm_sleep=True)
-    change = apply_step(MemoryPhase.backward, asleep, around=around, fragmented=True)
+    change = apply_step(MemoryPhase.backward, given, figures=FRAGMENTED, own_allocator_setting=own)
     assert isinstance(change, PlanChange)
     assert change.fallback_step is FallbackStep.micro_batch
 
 
 def test_expandable_segments_are_left_out_if_nothing_is_reserved_in_vain() -> None:
-    full = DeviceFigures(unallocated_bytes=0)
-    assert isinstance(apply_step(MemoryPhase.optimizer, device=full), Exhausted)
+    assert isinstance(apply_step(MemoryPhase.optimizer, figures=FULL), Exhausted)
 
 
 def test_completions_are_shortened_only_if_the_user_allows_it_and_after_everything_else() -> None:
@@ -292,10 +289,10 @@ def test_plans_that_were_not_traced_in_time_are_compared_in_closed_form() -> Non
         (MemoryPhase.generate, {}),
         (MemoryPhase.optimizer, {}),
         (MemoryPhase.load, {}),
-        (MemoryPhase.backward, {"fragmented": True}),
+        (MemoryPhase.backward, {"figures": FRAGMENTED}),
     ],
 )
-def test_nothing_is_traced_where_a_trace_does_not_decide(phase: MemoryPhase, more: dict[str, bool]) -> None:
+def test_nothing_is_traced_where_a_trace_does_not_decide(phase: MemoryPhase, more: dict[str, Any]) -> None:
     asked: list[MemoryPlan] = []
     apply_step(phase, trace=traced({}, asked=asked), **more)
     assert asked == []
@@ -306,13 +303,12 @@ def test_a_change_that_only_the_closed_form_takes_for_harmful_is_made_before_the
     believed.
     """
     given = facts(per_device_train_batch_size=2, gradient_checkpointing=True)
-    full = DeviceFigures(unallocated_bytes=0)
-    change = apply_step(MemoryPhase.forward, given, device=full)
+    change = apply_step(MemoryPhase.forward, given, figures=FULL)
     assert isinstance(change, PlanChange)
     assert change.plan == HALF
     assert not change.prediction.lowers
     trace = traced({START: 8e9, HALF: 9e9}, asked=[])
-    assert isinstance(apply_step(MemoryPhase.forward, given, device=full, trace=trace), Exhausted)
+    assert isinstance(apply_step(MemoryPhase.forward, given, figures=FULL, trace=trace), Exhausted)
 
 
 @pytest.mark.parametrize("phase", list(MemoryPhase))

@@ -11,8 +11,8 @@ from support.memory_cases import COLOCATED, GRPO, facts
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory.fallback_steps import FallbackStep, OutOfMemoryContext
-from grpo_run.runtime.supervisor.memory.policy import MemoryDecision, Situation, decide_out_of_memory
+from grpo_run.runtime.supervisor.memory.fallback_steps import FallbackStep, Situation
+from grpo_run.runtime.supervisor.memory.policy import MemoryDecision, decide_out_of_memory
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase, Shortage
@@ -33,10 +33,7 @@ def situation(
         text="CUDA out of memory.",
         figures=figures,
     )
-    around = OutOfMemoryContext()
-    given = Situation(
-        shortage=shortage, facts=GRPO, around=around, start="restart from checkpoint-6", budget=3
-    )
+    given = Situation(shortage=shortage, facts=GRPO, start="restart from checkpoint-6", budget=3)
     return replace(given, **changed)
 
 
