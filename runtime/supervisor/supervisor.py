@@ -23,6 +23,7 @@ from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus, live_status
 from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.agent import Directive, RankStart
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.processes.termination import TerminatedProcess
@@ -41,8 +42,8 @@ from grpo_run.runtime.supervisor.host_watch import HostWatch
 from grpo_run.runtime.supervisor.incident import IncidentContext
 from grpo_run.runtime.supervisor.no_trainer import NoTrainerWatch
 from grpo_run.runtime.supervisor.outcome import RunOutcome
-from grpo_run.runtime.supervisor.preparation import AttemptPreparation
 from grpo_run.runtime.supervisor.quarantine import RunQuarantine
+from grpo_run.runtime.supervisor.setting_aside import set_aside
 from grpo_run.runtime.supervisor.stop import StopRequest
 from grpo_run.runtime.supervisor.stop_means import StopMeans, stop_code
 from grpo_run.watchdog.observation import Exit, Slot
@@ -113,12 +114,10 @@ class Supervisor:
             drains=self._drains,
             interrupted=lambda: self.stop.noted or self.stop.requested,
         )  # fmt: skip
-        self._preparation = AttemptPreparation(
-            config, run, live=self._live, reporter=self._reporter, backups=self.backups, drains=self._drains
-        )
-        self.attempt = Attempt(run, self.history.attempts - 1, warn=self._reporter.warn)
+        self.attempt = Attempt(run, self.history.attempts - 1, warn=self.warn)
         self.expected_snapshot: SnapshotName | None = None
         """The snapshot that the ranks of this attempt load from memory."""
+        self._start_not_before = 0.0
         self.has_ranks = False
         """False while the agent waits in a rendezvous, during which `poll` is not called."""
         self._previous_poll_at = self._polled_at = self._ranks_started_at = time.monotonic()
@@ -152,16 +151,29 @@ class Supervisor:
             )
 
     def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankStart]:
-        """Number the attempt, prepare its files and an empty board; return what each rank is started with."""
-        self.expected_snapshot = self._preparation.choose_snapshot(
-            spares_memory=lambda: self._host.spares_memory
-        )
+        """Number the attempt, prepare its files and an empty board; return what each rank is started with.
+
+        A stop request ends the wait before a start by an exception.
+        """
+        time.sleep(max(0.0, self._start_not_before - time.monotonic()))
+        forkserver.await_server(lambda text: self.warn(None, text))
+        self._settle_resumption()
         self._faults.begin_attempt()
         self._reporter.begin_attempt()
-        attempt = self.attempt = self._preparation.make_attempt(self.attempt, workers)
+        self.attempt.files.close()
+        attempt = self.attempt = Attempt(
+            self.run,
+            self.attempt.number + 1,
+            warn=self.warn,
+            rank_of_local_rank={worker.local_rank: worker.global_rank for worker in workers},
+            world_size=workers[0].world_size,
+        )
+        self._live.journal.attempt = attempt.number
         attempt.make_files(self._reporter.notify)
         self._live.journal.restore()
-        self.board = self._preparation.clear_board(self.board, attempt)
+        if not self.board.has_full_size or not self.board.is_at(self.run.board):
+            self.board = Board.create(self.run.board, self.board.slots)
+        self.board.begin_attempt(attempt.number)
         if self.stop.requested:
             self.board.request_stop()
         if self.lifecycle.state is not RunState.starting:
@@ -177,6 +189,18 @@ class Supervisor:
             )
             for rank in attempt.local_rank_of
         }
+
+    def _settle_resumption(self) -> None:
+        """Set aside what a rollback discards, write what is not loaded from memory to disk, and keep the
+        checkpoints from removal by ranks.
+        """
+        if set_aside(self.history, self.config, self._drains, self._reporter):
+            self.backups.forget()
+        self.expected_snapshot = None
+        if self._drains is not None:
+            self.expected_snapshot = self._drains.prepare_attempt(spare_memory=self._host.spares_memory)
+            self._live.read_ranks()
+        self.backups.make()
 
     def attempt_started(self, ranks: RankGroup) -> None:
         """Begin to watch the ranks, which are running now."""
@@ -367,7 +391,7 @@ class Supervisor:
         self._hangs.write_phase_durations()
         self._live.journal.sync()
         self.has_ranks = False
-        self._preparation.delay(delay_seconds)
+        self._start_not_before = time.monotonic() + delay_seconds
         return Directive.restart
 
     def _incident(self, ranks: RankGroup, **observed: Any) -> IncidentContext:
