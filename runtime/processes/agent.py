@@ -10,15 +10,13 @@ not watch ranks, judge or report.
 from __future__ import annotations
 
 import functools
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -53,29 +51,14 @@ class Directive(Enum):
     """Terminate the remaining ranks and return."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankStart:
-    """What the controller provides for one rank.
-
-    Args:
-        environment: our own variables, in addition to torchrun's.
-        log: receives the rank's stdout.
-        errors: receives its stderr; None for the same file.
-    """
-
-    environment: Mapping[str, str]
-    log: Path
-    errors: Path | None = None
-
-
 class AttemptController(Protocol):
     """Prepares each attempt and decides when and how it ends.
 
     The agent calls every method in the main thread.
     """
 
-    def attempt_starting(self, workers: Sequence[Worker], group_rank: int) -> Mapping[int, RankStart]:
-        """Prepare a new attempt before any rank of it is started. Returns one `RankStart` per global rank."""
+    def attempt_starting(self, workers: Sequence[Worker], group_rank: int) -> Mapping[int, RankSpec]:
+        """Prepare a new attempt before any rank of it is started. Returns one `RankSpec` per global rank."""
 
     def attempt_started(self, ranks: RankGroup) -> None:
         """All local ranks are running."""
@@ -185,13 +168,9 @@ class Agent(LocalElasticAgent):
         assert worker_group.group_rank is not None
         starts = self._controller.attempt_starting(worker_group.workers, worker_group.group_rank)
         specs = [
-            RankSpec(
-                rank=worker.global_rank,
-                local_rank=worker.local_rank,
+            replace(
+                starts[worker.global_rank],
                 environment=self._rank_environment(worker_group, worker, starts[worker.global_rank]),
-                directory=os.getcwd(),
-                log=starts[worker.global_rank].log,
-                errors=starts[worker.global_rank].errors,
             )
             for worker in worker_group.workers
         ]
@@ -201,7 +180,7 @@ class Agent(LocalElasticAgent):
         return self._ranks.pids
 
     def _rank_environment(
-        self, worker_group: WorkerGroup, worker: Worker, start: RankStart
+        self, worker_group: WorkerGroup, worker: Worker, start: RankSpec
     ) -> dict[str, str]:
         """Return the environment that torchrun would give this rank, and the controller's variables."""
         spec = worker_group.spec

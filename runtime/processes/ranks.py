@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -41,19 +41,17 @@ class RankSpec:
 
     Args:
         rank: global rank.
-        local_rank: on this node.
-        environment: the complete environment.
-        directory: the working directory.
+        environment: its variables; the agent adds those of torchrun.
         log: receives stdout.
         errors: receives stderr; None for the same file.
+        directory: the working directory.
     """
 
     rank: int
-    local_rank: int
     environment: Mapping[str, str]
-    directory: str
     log: Path
     errors: Path | None = None
+    directory: str = field(default_factory=os.getcwd)
 
 
 class _ForkedRank:

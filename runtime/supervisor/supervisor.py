@@ -24,8 +24,8 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus, live_status
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes import forkserver
-from grpo_run.runtime.processes.agent import Directive, RankStart
-from grpo_run.runtime.processes.ranks import RankGroup
+from grpo_run.runtime.processes.agent import Directive
+from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
 from grpo_run.runtime.processes.termination import TerminatedProcess
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
@@ -150,7 +150,7 @@ class Supervisor:
                 " command again"
             )
 
-    def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankStart]:
+    def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankSpec]:
         """Number the attempt, prepare its files and an empty board; return what each rank is started with.
 
         A stop request ends the wait before a start by an exception.
@@ -182,7 +182,8 @@ class Supervisor:
         files = attempt.outputs(self.config.output)
         self._follow_output(files)
         return {
-            rank: RankStart(
+            rank: RankSpec(
+                rank=rank,
                 environment=self._rank_environment(self, rank, attempt.world_size),
                 log=files[rank, 1],
                 errors=files.get((rank, 2)),

@@ -14,8 +14,8 @@ from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.processes.agent import Directive, RankStart
-from grpo_run.runtime.processes.ranks import RankGroup
+from grpo_run.runtime.processes.agent import Directive
+from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
 from grpo_run.runtime.supervisor.supervisor import Supervisor
 from grpo_run.watchdog.observation import Exit, Phase, RankState
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts
@@ -70,7 +70,7 @@ class SupervisedRun:
         self.remaining: ExitFacts | None = None
         self.supervisor.begin()
         self.ranks = FakeRanks()
-        self.starts: Mapping[int, RankStart] = {}
+        self.starts: Mapping[int, RankSpec] = {}
         self.slots: dict[int, SlotWriter] = {}
 
     def attempt(self, *, world_size: int = 2) -> None:

@@ -58,9 +58,9 @@ def sent(monkeypatch: pytest.MonkeyPatch, made: list[FakeProcess]) -> list[tuple
     return signals
 
 
-def spec(rank: int, local_rank: int) -> RankSpec:
+def spec(rank: int) -> RankSpec:
     """The specification of a rank, with the fields that these tests need."""
-    return RankSpec(rank=rank, local_rank=local_rank, environment={}, directory="/", log=Path("/dev/null"))
+    return RankSpec(rank=rank, environment={}, log=Path("/dev/null"))
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def group(
         return made[-1]
 
     monkeypatch.setattr(ranks, "_start", start)
-    yield RankGroup([spec(4 + place, place) for place in range(3)], entry="m:f", preloaded=True)
+    yield RankGroup([spec(4 + place) for place in range(3)], entry="m:f", preloaded=True)
     for process in made:
         process.end(0)
 
@@ -167,7 +167,7 @@ def test_no_rank_remains_if_one_cannot_be_started(
     monkeypatch.setattr(ranks, "_start", start)
     monkeypatch.setattr(ranks, "RETRY_SECONDS", 0.0)
     with pytest.raises(ProcessError, match="rank 1 could not be started"):
-        RankGroup([spec(0, 0), spec(1, 1)], entry="m:f", preloaded=False)
+        RankGroup([spec(0), spec(1)], entry="m:f", preloaded=False)
     assert [process.code for process in made] == [-9]
 
 
@@ -246,5 +246,5 @@ def test_a_rank_is_started_once_the_machine_permits(
 
     monkeypatch.setattr(ranks, "_start", start)
     monkeypatch.setattr(ranks, "RETRY_EVERY_SECONDS", 0.0)
-    assert RankGroup([spec(0, 0)], entry="a:b", preloaded=True).pids == {0: 100}
+    assert RankGroup([spec(0)], entry="a:b", preloaded=True).pids == {0: 100}
     assert tries == 3
