@@ -4,7 +4,7 @@ Pure.
 Every fault is decided here. Out of GPU memory, `runtime/supervisor/memory/policy.py` answers first, because
 the memory plan may be changed; its answer is passed to `decide`. Ends for other reasons are no decision
 about a fault: a stop (`stop.py`), an agent that cannot continue, and a failure of the supervisor itself
-(`last_resort.py`).
+(`outcome.py`).
 
 The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is
 never given up for the number of its faults; one without progress ends. A failure that is certain to repeat
@@ -278,9 +278,7 @@ def has_finished(slots: Collection[Slot | None], history: History, signature: st
     return all_done(list(slots)) or repeated
 
 
-def why_not_finished(
-    history: History, *, unsaved: str, missed_fault: bool, left_out: str, require_resume: bool
-) -> str:
+def why_not_finished(history: History, *, unsaved: str, missed_fault: bool, left_out: str) -> str:
     """Return why a run whose scripts have run to their end is given up, as sentences; empty if it has
     finished.
 
@@ -288,8 +286,8 @@ def why_not_finished(
         history: of the run.
         unsaved: what is missing on disk, as the end of a sentence; empty if nothing is.
         missed_fault: an injected fault never happened, and the user asks for all of them.
-        left_out: which interrupted call the script has not repeated, as a sentence; empty if none.
-        require_resume: the user asks for a run that continues what was interrupted.
+        left_out: which interrupted call the script has not repeated although the user asks for that, as a
+            sentence; empty if none.
     """
     ended, at = "The script ran to its end", f" at step {history.step}"
     if unsaved:
@@ -299,7 +297,7 @@ def why_not_finished(
             f"{ended}{'' if history.no_trainer.seen else at}, but --strict-faults asks for all injected"
             " faults."
         )
-    return f"{left_out} --require-resume is set." if left_out and require_resume else ""
+    return f"{left_out} --require-resume is set." if left_out else ""
 
 
 def _stop(reason: str) -> Decision:

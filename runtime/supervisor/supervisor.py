@@ -3,7 +3,7 @@
 It implements the agent's `AttemptController`: `poll` is called about five times a second, more often while
 ranks may be deadlocked, and immediately when a rank exits. The order after a fault is fixed: evidence on
 disk, verdict, decision, and only then does the agent kill ranks (`faults.py`). An exception of the supervisor
-itself ends in a joint stop of the ranks and a report (`last_resort.py`). Does not start processes
+itself ends in a joint stop of the ranks and a report (`outcome.py`). Does not start processes
 (`runtime/processes/agent.py`), judge (`watchdog.diagnosis`), choose (`policy.py`) or render pages.
 """
 
@@ -30,7 +30,6 @@ from grpo_run.runtime.processes.termination import TerminatedProcess
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from grpo_run.runtime.snapshots.slot import SnapshotName
-from grpo_run.runtime.supervisor import last_resort
 from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.exit_hangs import Observe
@@ -51,6 +50,7 @@ from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
 
 LEAST_POLL_SECONDS = 0.01
 """Least time between two polls that are asked for."""
+JOINT_STOP_POLL_SECONDS = 0.1
 
 
 class Supervisor:
@@ -403,11 +403,23 @@ class Supervisor:
         return self._outcome.end(event, exit_code, self.attempt, sentence)
 
     def _stop_jointly(self, ranks: RankGroup) -> bool:
-        """Let the ranks save and stop. A rank that has failed already leaves nothing to agree on."""
-        parts = (ranks, self.board, self.attempt, self.stop)
-        return last_resort.stop_jointly(
-            *parts, request=self.request_stop, seconds=self.config.timeouts.stop_seconds
-        )
+        """Let the ranks agree on a step, save and exit, and return whether all of them have.
+
+        A rank that has failed already leaves nothing to agree on.
+        """
+        agreed = (StopMeans.vote, StopMeans.exit)
+        slots = self.attempt.read_slots(self.board)
+        if self.attempt.exits.failed or self.stop.means(self.attempt, slots) not in agreed:
+            return False
+        if not self.stop.requested:
+            self.request_stop("failure of the supervisor")
+        self.board.request_stop()
+        deadline = time.monotonic() + self.config.timeouts.stop_seconds
+        while ranks.alive and time.monotonic() < deadline and not self.stop.take_noted():
+            exits = ranks.wait(JOINT_STOP_POLL_SECONDS)
+            if any(exit.exit_code not in (EXIT_FINISHED, EXIT_STOPPED) for exit in exits):
+                return False  # the others would wait for it
+        return not ranks.alive
 
     def _schedule_drains(self, staging: StagingArea) -> DrainScheduler:
         return DrainScheduler(

@@ -72,6 +72,26 @@ def test_a_script_that_lacks_a_checkpoint_has_not_finished(
     assert (history.completed, history.finished) == (True, False)
 
 
+@pytest.mark.parametrize(("required", "code"), [(False, 0), (True, 93)])
+def test_a_script_that_leaves_out_what_was_interrupted_says_so(
+    start: Callable[..., SupervisedRun], required: bool, code: int
+) -> None:
+    """Under --require-resume the run has failed."""
+    run = start(require_resume=required)
+    journal = Journal(run.directory.journal, "run-1")
+    journal.attempt = 0
+    journal.write("train_started", rank=0, train_call=1, step=0, trainer_class="T", output_dir="/out")
+    run.vote(7)
+    run.poll()
+    run.poll(run.ranks.exit(1, signal=9))
+    run.attempt()
+    run.done(0, 1)
+    run.poll(run.ranks.exit(0, code=0), run.ranks.exit(1, code=0))
+    assert run.supervisor.exit_code == code
+    assert "the script ended without continuing it" in run.supervisor.sentence
+    assert len(run.events("warning")) == (0 if required else 1)
+
+
 def test_a_signal_after_the_script_completed_is_a_warning(start: Callable[..., SupervisedRun]) -> None:
     """A library that crashes when the interpreter exits does not fail the run."""
     run = start()
