@@ -14,10 +14,9 @@ generation or rewards failed twice are replaced. The same exception at the same 
 run that does little else (`runtime/history/recovery.py`).
 
 An exception of the script before the run's first step ends it at once: there is nothing to lose. The same
-exception twice while the script resumes ends it too. Another failed start is tried once more before any
-step of the run. After progress, errors of files, the network
-or a hub are tried for at least `PATIENCE_SECONDS`, with growing delays and without counting against the
-budget; other errors twice. An error that no restart can help ends the run at once.
+exception twice while the script resumes ends it too. After progress, errors of files, the network or a hub
+are tried for at least `PATIENCE_SECONDS`, with growing delays and without counting against the budget. Any
+other failed start is tried once more. An error that no restart can help ends the run at once.
 
 A resumed run is exact, so going back after a learning guard repeats what happened unless it was transient
 (a flipped bit, a value from a service). The first trip is answered by an exact repetition from before the
@@ -225,8 +224,7 @@ def decide(
         return _try_patiently(history)
     earlier = history.recoveries[history.recoveries_at_progress : -1]
     same = [recovery for recovery in earlier if recovery.signature == verdict.signature]
-    failed_start = trained and verdict.starting
-    repeated = len(same) > 1 if failed_start else bool(same) or _is_repeated(history)
+    repeated = bool(same) or _is_repeated(history)
     stalls = (Cause.generation_stall, Cause.reward_stall)
     # ranks that disagree on a collective do so again with other prompts
     raised = verdict.deterministic and verdict.cause is Cause.exception

@@ -61,8 +61,7 @@ from grpo_run.watchdog.verdict import Location, Verdict
         ("the first start fails twice", [f"!{NO_START.signature}"] * 2, False, NO_START, Action.stop),
         ("it fails at another line", ["!x", f"!{NO_START.signature}"], False, NO_START, Action.restart),
         ("after a step", [f"!{NO_START.signature}"], True, NO_START, Action.restart),
-        ("after a step, again", [f"!{NO_START.signature}"] * 2, True, NO_START, Action.restart),
-        ("after a step, a third time", [f"!{NO_START.signature}"] * 3, True, NO_START, Action.stop),
+        ("after a step, again", [f"!{NO_START.signature}"] * 2, True, NO_START, Action.stop),
         ("killed before the first step", ["!killed"], False, KILLED, Action.restart),
     ],
 )
@@ -112,7 +111,7 @@ def test_a_rank_that_fails_at_a_step_is_restarted_at_once() -> None:
 
 def test_the_reason_to_give_up_a_repeated_failure_tells_a_start_from_a_step() -> None:
     """The reader looks for the error in another place."""
-    start = decide(history([f"!{NO_START.signature}"] * 3), NO_START, Budget(), stopping=False)
+    start = decide(history([f"!{NO_START.signature}"] * 2), NO_START, Budget(), stopping=False)
     assert "when the script started" in start.reason
     step = decide(history([BUG_TWICE, BUG_TWICE]), BUG, Budget(), stopping=False)
     assert "at the same step" in step.reason
