@@ -396,8 +396,15 @@ class Supervisor:
         return Directive.restart
 
     def _incident(self, ranks: RankGroup, **observed: Any) -> IncidentContext:
-        watched = (self.attempt, ranks, self.board, self.detector, self.history)
-        return IncidentContext.of(*watched, kills_of=self._host.kills_of, **observed)
+        return IncidentContext(
+            attempt=self.attempt,
+            ranks=ranks,
+            board=self.board,
+            detector=self.detector,
+            best_position=self.history.best_position,
+            kills_of=self._host.kills_of,
+            **observed,
+        )
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
         return self._outcome.end(event, exit_code, self.attempt, sentence)
