@@ -61,20 +61,11 @@ def decide_trip(history: History, trip: Trip, budget: Budget, *, can_go_back: bo
         can_go_back: something is left to resume from before the onset, or nothing is saved at all.
     """
     if trip.response is GuardResponse.stop:
-        return Decision(action=Action.stop, reason=f"the guard {trip.guard} is set to stop")
-    if history.failures_without_progress > budget.failures_without_progress:
-        limit = budget.failures_without_progress
-        return Decision(
-            action=Action.stop,
-            reason=(
-                f"{history.failures_without_progress} failures in a row without a newer checkpoint (budget"
-                f" {limit})"
-            ),
-        )
+        return _stop(f"the guard {trip.guard} is set to stop")
+    if (over := _over_budget(history, budget)) is not None:
+        return over
     if not can_go_back:
-        return Decision(
-            action=Action.stop, reason=f"no checkpoint from before the onset at step {trip.onset} is left"
-        )
+        return _stop(f"no checkpoint from before the onset at step {trip.onset} is left")
     call = history.recoveries[-1].train_call
     before = _earlier_trips(history, trip, call)
     if not before:
@@ -84,12 +75,9 @@ def decide_trip(history: History, trip: Trip, budget: Budget, *, can_go_back: bo
             before_step=trip.onset,
         )
     if any(one.fresh_from is not None for one in before):
-        return Decision(
-            action=Action.stop,
-            reason=(
-                f"the guard {trip.guard} has tripped again after an exact repetition and after one with fresh"
-                " samples"
-            ),
+        return _stop(
+            f"the guard {trip.guard} has tripped again after an exact repetition and after one with fresh"
+            " samples"
         )
     lead = 0 if trip.guard is LearningGuard.nonfinite else LEAD_STEPS
     fresh_from = max(1, trip.onset - lead)
@@ -242,16 +230,8 @@ def decide(
     same_bug = repeats(history.recoveries[history.recoveries_at_start :], history.steps)
     if same_bug is not None and same_bug.ends_run and history.counts_steps and verdict.counted:
         return _stop(same_bug.reason)
-    failures = history.failures_without_progress
-    if failures > budget.failures_without_progress:
-        plural = "" if failures == 1 else "s"
-        since = " without a newer checkpoint"
-        if history.no_trainer.seen and not trained:
-            since = (
-                f"{since} of the script's own" if history.no_trainer.checkpoint else ", and nothing is saved"
-            )
-        limit = budget.failures_without_progress
-        return _stop(f"{failures} failure{plural} in a row{since} (budget {limit})")
+    if (over := _over_budget(history, budget)) is not None:
+        return over
     start = start_of(history)
     if not verdict.starting:
         return Decision(action=Action.restart, reason=start)
@@ -300,6 +280,19 @@ def why_not_finished(history: History, *, unsaved: str, missed_fault: bool, left
 
 def _stop(reason: str) -> Decision:
     return Decision(action=Action.stop, reason=reason)
+
+
+def _over_budget(history: History, budget: Budget) -> Decision | None:
+    """Return the end of a run with more failures in a row than are recovered; None for any other run."""
+    failures, limit = history.failures_without_progress, budget.failures_without_progress
+    if failures <= limit:
+        return None
+    since = " without a newer checkpoint"
+    if history.no_trainer.seen and history.best_position == (0, 0):
+        own = history.no_trainer.checkpoint
+        since = f"{since} of the script's own" if own else ", and nothing is saved"
+    plural = "" if failures == 1 else "s"
+    return _stop(f"{failures} failure{plural} in a row{since} (budget {limit})")
 
 
 def _is_before_first_step(history: History, verdict: Verdict) -> bool:
