@@ -82,6 +82,8 @@ COST_FRACTION = 0.005
 EXIT_SECONDS = 5.0
 """How long the guardian may take to exit after it was killed."""
 MAX_MESSAGE_BYTES = 64 * 1024
+SETTINGS = "GRPO_RUN_GUARDIAN"
+"""Environment variable with the settings of the process, as JSON."""
 
 
 class Guardian:
@@ -96,13 +98,7 @@ class Guardian:
     """
 
     def __init__(
-        self,
-        journal: Path,
-        run_id: str,
-        host_memory: Path,
-        *,
-        tokens: Sequence[str],
-        keep: Sequence[str],
+        self, journal: Path, run_id: str, host_memory: Path, *, tokens: Sequence[str], keep: Sequence[str]
     ) -> None:
         settings = {
             "supervisor": os.getpid(),
@@ -115,13 +111,19 @@ class Guardian:
         }
         with inherited_as_ignored():  # it leaves the process group afterwards
             self._process = subprocess.Popen(
-                interpreter_command(f"{__name__}:main"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+                interpreter_command(f"{__name__}:main"),
+                env={**os.environ, SETTINGS: json.dumps(settings)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
             )
-        self._tell(settings)
 
     def begin_attempt(self, ranks: Collection[int]) -> None:
         """Tell it the ranks of a new attempt, by pid."""
-        self._tell({"ranks": list(ranks)})
+        assert self._process.stdin is not None
+        # it may have been killed; the run goes on without it
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(json.dumps(list(ranks)).encode() + b"\n")
+            self._process.stdin.flush()
 
     def end(self) -> None:
         """End it: the run has ended in order."""
@@ -130,13 +132,6 @@ class Guardian:
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_SECONDS)
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        # it may have been killed; the run goes on without it
-        with contextlib.suppress(OSError):
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
 
 
 def main() -> None:
@@ -147,14 +142,9 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # as sent to every process of a job that is to stop
     os.setpgrp()
     os.chdir("/")
-    messages = _Messages()
-    while (settings := messages.next()) is None:
-        messages.receive()
-        if messages.closed:
-            return  # the supervisor has ended before it had ranks
-    supervisor = settings["supervisor"]
-    owned = RunProcesses(supervisor, settings["session"], tokens=settings["tokens"])
-    ranks = _wait_for_exit(supervisor, owned, messages)
+    settings = json.loads(os.environ[SETTINGS])
+    owned = RunProcesses(settings["supervisor"], settings["session"], tokens=settings["tokens"])
+    ranks = _wait_for_exit(settings["supervisor"], owned)
     _note_kills(Path(settings["host_memory"]))
     terminated = terminate(
         lambda: without_kept(owned.find(read_processes()), settings["keep"]), sessions=ranks
@@ -162,47 +152,29 @@ def main() -> None:
     _report(terminated, settings)
 
 
-class _Messages:
-    """Lines of JSON on standard input. The supervisor's death closes it."""
-
-    def __init__(self) -> None:
-        self._text = b""
-        self._lines: list[bytes] = []
-        self.closed = False
-
-    def receive(self) -> None:
-        """Wait for input and read it."""
-        received = os.read(0, MAX_MESSAGE_BYTES)
-        self.closed = not received
-        *lines, self._text = (self._text + received).split(b"\n")
-        self._lines += lines
-
-    def next(self) -> dict[str, Any] | None:
-        """Return the next message that was received, or None."""
-        message: dict[str, Any] | None = json.loads(self._lines.pop(0)) if self._lines else None
-        return message
-
-
-def _wait_for_exit(supervisor: int, owned: RunProcesses, messages: _Messages) -> list[int]:
+def _wait_for_exit(supervisor: int, owned: RunProcesses) -> list[int]:
     """Return the last attempt's ranks when the supervisor has exited; look at its processes until then."""
     ranks: list[int] = []
+    received = b""
     try:
         pidfd = os.pidfd_open(supervisor)
     except ProcessLookupError:
         return ranks
     if os.getppid() != supervisor:
         return ranks  # it has exited before, and its pid is in use again
-    pause_seconds = 0.0
+    waiting, pause_seconds = [pidfd, 0], 0.0
     while True:
-        waiting = [pidfd] if messages.closed else [pidfd, 0]
         ready, _, _ = select.select(waiting, [], [], pause_seconds)
         if pidfd in ready:
             return ranks
         if 0 in ready:
-            messages.receive()
-        while (message := messages.next()) is not None:
-            ranks = message["ranks"]
-            owned.begin_attempt(ranks)
+            data = os.read(0, MAX_MESSAGE_BYTES)
+            if not data:
+                waiting = [pidfd]  # the supervisor's death closes its end a moment before
+            *lines, received = (received + data).split(b"\n")
+            for line in lines:
+                ranks = json.loads(line)
+                owned.begin_attempt(ranks)
         began = time.process_time()  # CPU time: on a loaded machine a look may take long, and cost little
         with contextlib.suppress(OSError):
             owned.find(read_processes())
