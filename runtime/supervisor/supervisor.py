@@ -211,7 +211,7 @@ class Supervisor:
         self._hangs.begin_attempt(self.attempt, self.board, pids)
         self._host.begin_attempt(pids)
         self._no_trainer.begin_attempt()
-        self.stop.signalled.begin_attempt()
+        self.stop.begin_attempt()
         for rank, pid in pids.items():
             self._reporter.write("rank_started", rank=rank, pid=pid)
 
@@ -261,7 +261,7 @@ class Supervisor:
         for exit in exits:
             self.detector.rank_exited(exit.rank)
         self.attempt.exits.add(exits, slots)
-        if self.stop.signalled.sent:
+        if self.stop.signalled:
             return self._poll_signalled(ranks)
         if self.attempt.exits.failed:
             return self._handle_fault(ranks, slots)
@@ -274,13 +274,13 @@ class Supervisor:
             return Directive.stopped
         if self.stop.poll(ranks, self.board, self.attempt, slots, now=self._polled_at, saved=saved):
             return self._end(RunEvent.stopped, stop_code(self.history))
-        if self.stop.signalled.sent:
+        if self.stop.signalled:
             return Directive.monitor
         return self._check_for_hangs(ranks, slots)
 
     def _poll_signalled(self, ranks: RankGroup) -> Directive:
         """The ranks were sent SIGTERM: the script's own handlers run, and its exit code is the run's."""
-        if not self.stop.signalled.is_over(ranks, self._polled_at):
+        if not self.stop.handlers_are_over(ranks, self._polled_at):
             return Directive.monitor
         if ranks.alive:
             self._report_slow_stop(ranks)
@@ -359,7 +359,7 @@ class Supervisor:
             self._report_slow_stop(ranks)
             if self.stop.means(self.attempt, slots) is not StopMeans.save:
                 return self._end(RunEvent.stopped, stop_code(self.history))
-            self.stop.signalled.send(ranks, time.monotonic())
+            self.stop.signal(ranks, time.monotonic())
             return Directive.monitor
         finding = self._hangs.poll(slots)
         return Directive.monitor if finding is None else self._handle_fault(ranks, slots, finding)
