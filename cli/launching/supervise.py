@@ -146,11 +146,7 @@ def _supervise(
         staging=StagingArea(config.snapshot_directory) if config.snapshot_directory is not None else None,
     )
     guardian = Guardian(
-        directory.journal,
-        config.run_id,
-        directory.host_memory,
-        tokens=(processes.token,),
-        keep=config.keep,
+        directory.journal, config.run_id, directory.host_memory, tokens=(processes.token,), keep=config.keep
     )
     helpers = Helpers(
         processes.owned,

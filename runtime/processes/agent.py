@@ -179,9 +179,7 @@ class Agent(LocalElasticAgent):
         self._controller.attempt_started(self._ranks)
         return self._ranks.pids
 
-    def _rank_environment(
-        self, worker_group: WorkerGroup, worker: Worker, start: RankSpec
-    ) -> dict[str, str]:
+    def _rank_environment(self, worker_group: WorkerGroup, worker: Worker, start: RankSpec) -> dict[str, str]:
         """Return the environment that torchrun would give this rank, and the controller's variables."""
         spec = worker_group.spec
         environment = dict(self._environment)

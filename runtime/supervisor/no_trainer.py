@@ -73,11 +73,7 @@ class NoTrainerWatch:
     """
 
     def __init__(
-        self,
-        injections: Sequence[Injection],
-        lifecycle: Lifecycle,
-        reporter: Reporter,
-        history: History,
+        self, injections: Sequence[Injection], lifecycle: Lifecycle, reporter: Reporter, history: History
     ) -> None:
         self._injections = tuple(injections)
         self._lifecycle = lifecycle

@@ -310,9 +310,7 @@ class Exhausted:
     why: str = "no change of the memory plan is left that keeps the update"
 
 
-def next_change(
-    situation: Situation, plan: MemoryPlan, trace: Tracer = no_traces
-) -> PlanChange | Exhausted:
+def next_change(situation: Situation, plan: MemoryPlan, trace: Tracer = no_traces) -> PlanChange | Exhausted:
     """Return the next change of a plan, or why there is none.
 
     Args:

@@ -220,7 +220,7 @@ def test_a_run_that_proceeds_is_restarted_as_it_is_and_its_plan_is_not_changed_a
 
 
 def test_a_change_that_has_left_more_memory_for_the_request_is_followed_by_the_next() -> None:
-    assert always(MemoryPhase.optimizer, 1, 20, 20) == [CHANGE, CHANGE, Action.stop]
+    assert always(MemoryPhase.generate, 1, 20, 20) == [CHANGE, CHANGE, Action.stop]
 
 
 def test_a_user_who_wants_no_restart_gets_none() -> None:

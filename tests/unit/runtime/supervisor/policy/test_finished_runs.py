@@ -28,7 +28,5 @@ def test_the_first_reason_ends_the_run(
     unsaved: str, missed_fault: bool, left_out: str, expected: str
 ) -> None:
     """What is lost comes before what the user has asked for."""
-    found = why_not_finished(
-        History(step=6), unsaved=unsaved, missed_fault=missed_fault, left_out=left_out
-    )
+    found = why_not_finished(History(step=6), unsaved=unsaved, missed_fault=missed_fault, left_out=left_out)
     assert found == expected
