@@ -111,6 +111,11 @@ class SupervisedRun:
             self.slots[rank].state = RankState.done
             self.slots[rank].publish()
 
+    def finish(self, code: int) -> Directive:
+        """Both scripts complete, and their ranks exit with a code."""
+        self.done(0, 1)
+        return self.poll(self.ranks.exit(0, code=code), self.ranks.exit(1, code=code))
+
     def raised(self, rank: int, **changes: Any) -> None:
         """The bootstrap of a rank has written an exception."""
         record = {

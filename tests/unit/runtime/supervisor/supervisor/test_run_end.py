@@ -49,9 +49,7 @@ def test_a_script_that_lacks_a_checkpoint_has_not_finished(
     start: Callable[..., SupervisedRun], tmp_path: Path
 ) -> None:
     """The last line names the checkpoint, the reason and the newest one; the script is not run again."""
-    run = start()
-    run.vote(100)
-    run.poll()
+    run = start(step=100)
     newest = tmp_path / "checkpoint-100"
     newest.mkdir()
     journal = Journal(run.directory.journal, "run-1")
@@ -61,8 +59,7 @@ def test_a_script_that_lacks_a_checkpoint_has_not_finished(
     )  # fmt: skip
     journal.write("train_started", rank=0, train_call=1, step=0, target_steps=100)
     journal.write("checkpoint_published", rank=0, step=100, path=str(newest), train_call=1, scheduled=True)
-    run.done(0, 1)
-    run.poll(run.ranks.exit(0, code=0), run.ranks.exit(1, code=0))
+    run.finish(0)
     assert (run.supervisor.exit_code, run.state) == (93, RunState.failed)
     assert run.supervisor.sentence.endswith(
         "but /out/checkpoint-50, which the script scheduled, is not on disk: no room."
@@ -85,8 +82,7 @@ def test_a_script_that_leaves_out_what_was_interrupted_says_so(
     run.poll()
     run.poll(run.ranks.exit(1, signal=9))
     run.attempt()
-    run.done(0, 1)
-    run.poll(run.ranks.exit(0, code=0), run.ranks.exit(1, code=0))
+    run.finish(0)
     assert run.supervisor.exit_code == code
     assert "the script ended without continuing it" in run.supervisor.sentence
     assert len(run.events("warning")) == (0 if required else 1)
@@ -150,9 +146,7 @@ def test_the_second_proof_of_a_hang_ends_the_run(
 
 def test_a_run_over_its_budget_is_given_up(start: Callable[..., SupervisedRun]) -> None:
     """With a budget of 0, the first failure is the last."""
-    run = start(budget=Budget(failures_without_progress=0))
-    run.vote(7)
-    run.poll()
+    run = start(step=7, budget=Budget(failures_without_progress=0))
     assert run.poll(run.ranks.exit(1, signal=9)) is Directive.terminate
     assert run.supervisor.exit_code == 93
 
