@@ -33,9 +33,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
 from grpo_run.runtime.history.recovery import Action, Decision, Recovery, fails_to_resume, repeats, what_of
-from grpo_run.runtime.history.train_calls import TrainCalls
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.watchdog.causes import Cause, Origin
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Trip
@@ -108,32 +106,6 @@ def _earlier_trips(history: History, trip: Trip, call: int) -> list[Recovery]:
         found.append(recovery)
         step = recovery.step
     return found
-
-
-def expected_start(
-    calls: TrainCalls, own: NoTrainerScript, *, trained: bool, now: float, in_memory: bool = True
-) -> str:
-    """Return from where the next attempt continues.
-
-    Args:
-        own: what the script trains by itself.
-        trained: steps were committed in this run, although its calls may not be known on this node.
-        now: seconds since the epoch.
-        in_memory: a snapshot in memory is loaded from there; one that could not be is written to disk first.
-    """
-    if not len(calls) and not trained and own.seen:
-        return own.restart(now)
-    if not len(calls):
-        return "from the checkpoint that rank 0 chooses" if trained else "from the start of the script"
-    call = calls.interrupted
-    if call is None:
-        return "from the start of the script; its finished train() calls are restored"
-    which = f" of train() call {call.ordinal}" if call.ordinal > 1 else ""
-    if call.saved and call.checkpoint is None:
-        return f"from the snapshot of step {call.saved}{which} {'in memory' if in_memory else 'on disk'}"
-    if call.checkpoint is not None:
-        return f"from {Path(call.checkpoint).name}{which}"
-    return f"from step 0{which}, because no checkpoint or snapshot of it exists yet"
 
 
 PATIENCE_SECONDS = 600.0
@@ -337,15 +309,25 @@ def _try_patiently(history: History) -> Decision:
 
 def start_of(history: History) -> str:
     """Return from where the next attempt of a run continues, as a clause."""
-    trained = history.best_position > (0, 0)
-    last = history.recoveries[-1] if history.recoveries else None
-    # after host memory has run out, the snapshot is written to disk and its memory freed
-    # (`HostWatch.spares_memory`)
-    from_disk = last is not None and (last.resuming or last.cause == Cause.host_oom)
-    now = history.time.last or 0.0
-    return expected_start(
-        history.calls, history.no_trainer, trained=trained, now=now, in_memory=not from_disk
-    )
+    calls, own = history.calls, history.no_trainer
+    trained = history.best_position > (0, 0)  # although its calls may not be known on this node
+    if not len(calls) and not trained and own.seen:
+        return own.restart(history.time.last or 0.0)
+    if not len(calls):
+        return "from the checkpoint that rank 0 chooses" if trained else "from the start of the script"
+    call = calls.interrupted
+    if call is None:
+        return "from the start of the script; its finished train() calls are restored"
+    which = f" of train() call {call.ordinal}" if call.ordinal > 1 else ""
+    if call.saved and call.checkpoint is None:
+        last = history.recoveries[-1] if history.recoveries else None
+        # after host memory has run out, the snapshot is written to disk and its memory freed
+        # (`HostWatch.spares_memory`); one that could not be loaded from memory is written to disk too
+        from_disk = last is not None and (last.resuming or last.cause == Cause.host_oom)
+        return f"from the snapshot of step {call.saved}{which} {'on disk' if from_disk else 'in memory'}"
+    if call.checkpoint is not None:
+        return f"from {Path(call.checkpoint).name}{which}"
+    return f"from step 0{which}, because no checkpoint or snapshot of it exists yet"
 
 
 def _after(start: str, delay_seconds: float) -> str:
