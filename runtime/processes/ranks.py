@@ -143,7 +143,8 @@ class RankGroup:
             code = self._processes[index].poll()
             if code is None:
                 continue
-            end = forkserver.server_end(SERVER_END_SECONDS) if self._is_lost(code) else None
+            lost = self._preloaded and code == LOST_EXIT_CODE
+            end = forkserver.server_end(SERVER_END_SECONDS) if lost else None
             if end is not None:
                 code = -signal.SIGKILL  # `die_with_parent`
             exit = Exit(
@@ -157,9 +158,6 @@ class RankGroup:
             self._exits[index] = exit
             exits.append(exit)
         return exits
-
-    def _is_lost(self, code: int) -> bool:
-        return self._preloaded and code == LOST_EXIT_CODE
 
     def request_exit(self) -> None:
         """Send every rank SIGTERM, and return. SIGCONT follows, because a stopped process does not handle
