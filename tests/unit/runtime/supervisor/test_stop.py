@@ -17,26 +17,15 @@ from grpo_run.runtime.supervisor.stop import AFTER_SAVE_SECONDS, StopRequest
 from grpo_run.watchdog.observation import RankState, Slot
 
 
-def test_nothing_is_requested_at_first() -> None:
-    """No deadline passes without a request."""
+def test_ranks_have_the_timeout_after_the_first_request_and_no_time_after_a_second() -> None:
+    """The deadline is inclusive. The waiting time counts from the first request."""
     stop = StopRequest(Timeouts(stop_seconds=30.0), History())
     assert not stop.requested
     assert not stop.expired(1e9)
     assert stop.waited_seconds(1e9) == 0.0
-
-
-def test_ranks_have_the_timeout_after_the_first_request() -> None:
-    """The deadline is inclusive."""
-    stop = StopRequest(Timeouts(stop_seconds=30.0), History())
     assert stop.request(100.0)
     assert stop.requested
     assert (stop.expired(129.9), stop.expired(130.0)) == (False, True)
-
-
-def test_a_second_request_expires_at_once() -> None:
-    """The waiting time counts from the first request."""
-    stop = StopRequest(Timeouts(stop_seconds=30.0), History())
-    stop.request(100.0)
     assert not stop.request(102.5)
     assert stop.expired(102.5)
     assert stop.waited_seconds(102.5) == 2.5
