@@ -13,7 +13,6 @@ from support.builders.runtime.supervised_run import SupervisedRun
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.history.status import read_status
-from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.processes.agent import Directive
 from grpo_run.runtime.supervisor.detection import exit_hangs
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
@@ -142,13 +141,6 @@ def test_the_second_proof_of_a_hang_ends_the_run(
     assert directive is (Directive.finished if code == 0 else Directive.terminate)
     assert run.supervisor.exit_code == code
     assert [event["action"] for event in run.events("action")] == ["restart", "stop"]
-
-
-def test_a_run_over_its_budget_is_given_up(start: Callable[..., SupervisedRun]) -> None:
-    """With a budget of 0, the first failure is the last."""
-    run = start(step=7, budget=Budget(failures_without_progress=0))
-    assert run.poll(run.ranks.exit(1, signal=9)) is Directive.terminate
-    assert run.supervisor.exit_code == 93
 
 
 @pytest.mark.parametrize("recovering", [False, True])
