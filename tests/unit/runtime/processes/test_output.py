@@ -46,8 +46,8 @@ def test_lines_are_what_a_terminal_would_show(
     follower = FileFollower(log, by_lines=True)
     append(log, content)
     assert follower.read_lines() == lines
-    assert [line for part in follower.read_all_lines() for line in part] == last
-    assert [line for part in follower.read_all_lines() for line in part] == []
+    assert list(follower.read_all_lines()) == last
+    assert list(follower.read_all_lines()) == []
 
 
 def test_the_memory_for_a_line_is_bounded(log: Path) -> None:
