@@ -139,14 +139,7 @@ def knows_sizes(model: ModelFacts) -> bool:
 def peak_bytes(facts: MemoryFacts, phase: MemoryPhase, plan: MemoryPlan, figures: Figures) -> int:
     """Return the peak of one rank's memory in a phase in closed form, in bytes."""
     found = peaks(sizes_of(facts, plan))
-    needed = {
-        MemoryPhase.generate: found.generate,
-        MemoryPhase.score: found.score,
-        MemoryPhase.forward: found.forward,
-        MemoryPhase.backward: found.backward,
-        MemoryPhase.optimizer: found.optimizer,
-    }.get(phase, found.state)
-    return round(needed) + _held(facts, phase, plan, figures)
+    return round(found.get(str(phase), found["state"])) + _held(facts, phase, plan, figures)
 
 
 def sizes_of(facts: MemoryFacts, plan: MemoryPlan) -> Sizes:
