@@ -209,7 +209,7 @@ class OutputFollower:
                 return
 
     def _pass_on(self, rank: int, descriptor: int, follower: FileFollower) -> None:
-        """Pass on what a rank has printed. Of bytes, as much as their reader takes; the file keeps the rest."""
+        """Pass on what a rank has printed. Of bytes, as much as the reader takes; the file keeps the rest."""
         if follower.by_lines:
             for line in follower.read_lines():
                 self._printer.rank_line(rank, descriptor, line)

@@ -209,20 +209,11 @@ def suspected(sample: HostSample | None, history: History) -> str | None:
         if sample.kills_whole_group
         else ""
     )
-    return f"the last supervisor of this run {how}. {_state(sample, short)}.{together}"
-
-
-def _state(sample: HostSample, short: str | None) -> str:
-    """What was in use at the last sample, as a sentence without a full stop."""
-    at = time.strftime("%H:%M:%S", time.localtime(sample.at))
-    nearest = sample.nearest
-    state = "memory was in use"
-    if short is not None:
-        state = short.replace(" is in use", " was in use").replace(" have waited ", " had waited ")
-    elif nearest is not None:
-        state = f"{nearest.fraction:.0%} of {nearest.name} was in use"
+    at, nearest = time.strftime("%H:%M:%S", time.localtime(sample.at)), sample.nearest
+    state = "memory is in use" if nearest is None else f"{nearest.fraction:.0%} of {nearest.name} is in use"
     use = describe_use(sample, nearest)
-    return f"At {at}, {state}{f' ({use})' if use else ''}"
+    last = f"{short or state}{f' ({use})' if use else ''}"
+    return f"the last supervisor of this run {how}. Its last sample, at {at}: {last}.{together}"
 
 
 SCORE_RAISE = 50

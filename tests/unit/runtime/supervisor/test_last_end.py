@@ -35,7 +35,7 @@ def test_a_silent_end_while_memory_was_short_is_reported_as_probable() -> None:
         text = suspected(sample, history())
         assert text is not None
         assert "probably killed by the kernel because memory was full" in text
-        assert "97% of the memory cgroup /job was in use" in text
+        assert "97% of the memory cgroup /job is in use" in text
         assert "memory.oom.group=1" in text
 
 
@@ -65,5 +65,5 @@ def test_a_counter_that_rose_as_the_supervisor_ended_names_the_kernel() -> None:
     assert text is not None
     assert text.startswith(
         "the last supervisor of this run was killed by the kernel because memory was full: as it ended, the"
-        " counter of killed processes of /job rose from 2 to 3. At "
+        " counter of killed processes of /job rose from 2 to 3. Its last sample, at "
     )
