@@ -97,7 +97,6 @@ def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers)
         preloaded=lambda: are_forked(supervisor),
         elastic=elastic.max_nodes > 1,
         helpers=helpers,
-        term_seconds=config.timeouts.term_seconds,
     )
 
 

@@ -31,6 +31,8 @@ from grpo_run.watchdog.observation import Exit
 STORE_TIMEOUT = timedelta(seconds=300)
 EXIT_BARRIER_SECONDS = 300
 ASK_NODES_SECONDS = 1.0
+TERM_SECONDS = 1.0
+"""Between SIGTERM and SIGKILL when ranks are terminated."""
 SIGNAL_POLL_SECONDS = 0.1
 """How often the main thread handles signals while another one waits for other nodes."""
 
@@ -108,7 +110,6 @@ class Agent(LocalElasticAgent):
         preloaded: returns whether the ranks of the next attempt are forked from the warm interpreter.
         elastic: several nodes may join; check for membership changes.
         helpers: the processes that ranks start.
-        term_seconds: seconds between SIGTERM and SIGKILL; 0 sends no SIGTERM.
     """
 
     def __init__(
@@ -121,7 +122,6 @@ class Agent(LocalElasticAgent):
         preloaded: Callable[[], bool],
         elastic: bool,
         helpers: Helpers,
-        term_seconds: float = 0.0,
     ) -> None:
         super().__init__(spec, logs_specs=DefaultLogsSpecs(), exit_barrier_timeout=EXIT_BARRIER_SECONDS)
         self._controller = controller
@@ -130,7 +130,6 @@ class Agent(LocalElasticAgent):
         self._preloaded = preloaded
         self._elastic = elastic
         self._helpers = helpers
-        self._term_seconds = term_seconds
         self._ranks: RankGroup | None = None
         self._attempt_store: TCPStore | None = None
         self._restarts = 0
@@ -214,7 +213,7 @@ class Agent(LocalElasticAgent):
         """Terminate the ranks and what they have started. Both arguments are torch's and unused."""
         try:
             if self._ranks is not None:
-                self._ranks.kill(self._term_seconds)
+                self._ranks.kill(TERM_SECONDS)
         finally:
             self._helpers.terminate()
         if self._ranks is not None:

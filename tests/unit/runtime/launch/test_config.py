@@ -30,7 +30,6 @@ def make_config(**changes: Any) -> RunConfig:
     [
         ("vote_seconds", "--vote-timeout"),
         ("stop_seconds", "--stop-timeout"),
-        ("term_seconds", "term_seconds"),
     ],
 )
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
