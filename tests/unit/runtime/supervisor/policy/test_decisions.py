@@ -179,16 +179,23 @@ def test_an_exception_before_the_runs_first_step_ends_it_at_once() -> None:
     assert "ImportError was raised before the run's first step" in decision.reason
 
 
-@pytest.mark.parametrize("origin", [Origin.files, Origin.network, Origin.device])
-def test_what_may_pass_is_tried_again_before_the_first_step(origin: Origin) -> None:
-    """A file that is being written, a hub that is away, a device that another process still holds."""
-    assert before_first_step(replace(FIRST, step=0, origin=origin)).action is Action.restart
-
-
-@pytest.mark.parametrize("cause", [Cause.gpu_oom, Cause.host_oom, Cause.shm_full, Cause.collective_mismatch])
-def test_memory_and_collectives_are_not_the_scripts_exceptions(cause: Cause) -> None:
-    assert replace(FIRST, cause=cause).repeat_key == ""
-    assert before_first_step(replace(FIRST, step=0, cause=cause)).action is Action.restart
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"origin": origin} for origin in (Origin.files, Origin.network, Origin.device)),
+        *({"cause": cause} for cause in (Cause.gpu_oom, Cause.host_oom, Cause.shm_full)),
+        {"cause": Cause.collective_mismatch},
+    ],
+)
+def test_what_is_no_exception_of_the_script_is_tried_again_before_the_first_step(
+    changes: dict[str, Any],
+) -> None:
+    """A file that is being written, a hub that is away, a device that another process still holds; memory and
+    collectives.
+    """
+    what = replace(FIRST, step=0, **changes)
+    assert what.repeat_key == ""
+    assert before_first_step(what).action is Action.restart
 
 
 @pytest.mark.parametrize(
@@ -219,20 +226,22 @@ def test_the_first_step_of_a_run_that_began_with_another_runs_checkpoint() -> No
 
 
 def resumed_twice(
-    first: Verdict, second: Verdict, *between: dict[str, object], starts_over: bool = False
+    first: Verdict, second: Verdict, *loaded: dict[str, object], starts_over: bool = False
 ) -> Decision:
-    """Decide on the second of two exceptions while a run resumes from step 5."""
+    """Decide on the second of two exceptions while a run resumes from step 5.
 
-    def attempt(number: int, what: Verdict) -> list[dict[str, object]]:
-        return [
+    Args:
+        loaded: what happens before each exception.
+    """
+    made = history(["5"])
+    for number, what in enumerate((first, second), start=1):
+        for record in (
             {"event": "attempt_started", "attempt": number},
             {"event": "resume_chosen", "path": "out/checkpoint-5", "step": 5},
+            *loaded,
             {"event": "incident", "cause": "x", "signature": what.signature, "repeat_key": what.repeat_key},
-        ]
-
-    made = history(["5"])
-    for record in (*attempt(1, first), *between, *attempt(2, second)):
-        made.apply(record)
+        ):
+            made.apply(record)
     return decide(made, second, Budget(), stopping=False, starts_over=starts_over)
 
 
@@ -258,16 +267,7 @@ def test_other_failures_of_two_resumed_attempts_are_not_told_so() -> None:
     begun = {"event": "train_started", "rank": 0, "train_call": 1, "step": 5}
     assert "fails when it resumes" not in resumed_twice(other, LOADS).reason
     assert resumed_twice(files, files).action is Action.restart
-    made = history(["5"])
-    for number in (1, 2):
-        for record in (
-            {"event": "attempt_started", "attempt": number},
-            {"event": "resume_chosen", "path": "out/checkpoint-5", "step": 5},
-            begun,
-            {"event": "incident", "cause": "x", "signature": "s", "repeat_key": LOADS.repeat_key},
-        ):
-            made.apply(record)
-    assert "fails when it resumes" not in decide(made, LOADS, Budget(), stopping=False).reason
+    assert "fails when it resumes" not in resumed_twice(LOADS, LOADS, begun).reason
 
 
 @pytest.mark.parametrize(("cause", "place"), [("signal", "in memory"), ("host_oom", "on disk")])
