@@ -26,11 +26,7 @@ def make_config(**changes: Any) -> RunConfig:
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("vote_seconds", "--vote-timeout"),
-        ("stop_seconds", "--stop-timeout"),
-    ],
+    ("name", "shown"), [("vote_seconds", "--vote-timeout"), ("stop_seconds", "--stop-timeout")]
 )
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
 def test_a_timeout_of_0_or_less_is_refused(name: str, shown: str, value: float) -> None:
