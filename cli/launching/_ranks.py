@@ -2,13 +2,12 @@
 
 `build_agent` takes torchrun's options. `rank_environment` holds the settings that the bootstrap reads and
 what torch reads; the supervisor calls it, through `supervise.py`, for each rank of each attempt.
-`own_processes` sets the token that processes inherit, their cgroup, and the process that adopts orphans; it
-is called before anything else is started, so that whatever the run starts is marked. Terminates nothing.
+`own_processes` sets the token that processes inherit, and the process that adopts orphans; it is called
+before anything else is started, so that whatever the run starts is marked. Terminates nothing.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import secrets
 import time
@@ -21,11 +20,10 @@ from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.recovery import orders_of
 from grpo_run.runtime.launch.config import Output, RunConfig
 from grpo_run.runtime.launch.rank_settings import RankSettings
-from grpo_run.runtime.memory.host_cgroup import OwnCgroup
+from grpo_run.runtime.memory.plan import expandable_segments
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.adoption import adopt_orphans, own_children
 from grpo_run.runtime.processes.starting import VARIABLE
-from grpo_run.runtime.supervisor.memory.allocator import expandable_segments
 from grpo_run.runtime.supervisor.run_memory import config_for_ranks
 from grpo_run.runtime.supervisor.supervisor import Supervisor
 from grpo_run.watchdog.observation import Phase
@@ -99,7 +97,6 @@ def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers)
         preloaded=lambda: are_forked(supervisor),
         elastic=elastic.max_nodes > 1,
         helpers=helpers,
-        term_seconds=config.timeouts.term_seconds,
     )
 
 
@@ -181,8 +178,6 @@ class OwnProcesses:
     marks: dict[str, str]
     """Environment variables of a rank that carry the token."""
     owned: RunProcesses
-    cgroup: OwnCgroup
-    """Of the forkserver and the ranks, if one may be made here."""
 
 
 def own_processes(config: RunConfig) -> OwnProcesses:
@@ -197,8 +192,6 @@ def own_processes(config: RunConfig) -> OwnProcesses:
         started_by_supervisor=own_children,
         adopts_only_ours=adopt_orphans(),
     )
-    cgroup = OwnCgroup.make()
-    atexit.register(cgroup.remove)  # whichever way this process ends
     if config.preload:
-        cgroup.enter(forkserver.start_server(PRELOAD, marks))
-    return OwnProcesses(token=token, marks=marks, owned=owned, cgroup=cgroup)
+        forkserver.start_server(PRELOAD, marks)
+    return OwnProcesses(token=token, marks=marks, owned=owned)

@@ -144,15 +144,9 @@ def _supervise(
         observe_exit=remaining.observe,
         follow_output=functools.partial(_begin_output, output, terminal, changed_files),
         staging=StagingArea(config.snapshot_directory) if config.snapshot_directory is not None else None,
-        enter_cgroup=processes.cgroup.enter,
     )
     guardian = Guardian(
-        directory.journal,
-        config.run_id,
-        directory.host_memory,
-        tokens=(processes.token,),
-        keep=config.keep,
-        cgroup=processes.cgroup.folder,
+        directory.journal, config.run_id, directory.host_memory, tokens=(processes.token,), keep=config.keep
     )
     helpers = Helpers(
         processes.owned,
@@ -175,7 +169,7 @@ def _supervise(
     try:
         stop_signals = _run_agent(agent, supervisor, stops, launch, directory, processes.token)
     finally:
-        for part in (guardian.end, processes.cgroup.remove, output.stop, terminal.stop):
+        for part in (guardian.end, output.stop, terminal.stop):
             try:
                 part()
             except Exception as error:  # noqa: BLE001 - how the run has ended does not depend on its display

@@ -61,8 +61,6 @@ class Timeouts:
     tool_seconds: float = 240.0
     """An asynchronous tool of an agent is cancelled after this time, which is less than a rank may wait for a
     process outside the job (`--tool-timeout`)."""
-    term_seconds: float = 1.0
-    """Delay between SIGTERM and SIGKILL when ranks are terminated after a fault. No flag sets it."""
 
     @property
     def stop_is_given(self) -> bool:
@@ -75,7 +73,6 @@ class Timeouts:
             "stop_seconds": "--stop-timeout",
             "handler_seconds": "--stop-timeout",
             "tool_seconds": "--tool-timeout",
-            "term_seconds": "term_seconds",
         }
         for name, flag in names.items():
             if not getattr(self, name) > 0:

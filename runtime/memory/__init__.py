@@ -2,7 +2,7 @@
 
 Start with `plan.py`, what is changed so that the next attempt needs less memory. `facts.py` has the facts
 of a call that decide it, `files.py` their files, and `closed_form.py` the peak of a phase by a formula. The
-`host_*` modules sample the host's memory while ranks run, keep the last sample on disk, and give the ranks
-a cgroup. Imports `watchdog/` and the modules of `runtime/`. What follows from a lack of memory is decided
-in `runtime/supervisor/`.
+`host_*` modules sample the host's memory while ranks run and keep the last sample on disk. Imports
+`watchdog/` and the modules of `runtime/`. What follows from a lack of memory is decided in
+`runtime/supervisor/`.
 """

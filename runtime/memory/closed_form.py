@@ -94,20 +94,10 @@ class Sizes:
         return self.rows * self.row_tokens
 
 
-@dataclass(frozen=True, kw_only=True)
-class Peaks:
-    """Peaks by phase, in bytes. `state` is what is kept while nothing is computed, with gradients."""
-
-    state: float
-    generate: float
-    score: float
-    forward: float
-    backward: float
-    optimizer: float
-
-
-def peaks(sizes: Sizes) -> Peaks:
-    """Return the bytes that one rank needs in each phase."""
+def peaks(sizes: Sizes) -> dict[str, float]:
+    """Return the bytes that one rank needs, by name of the phase; `state` is what is kept while nothing is
+    computed, with gradients.
+    """
     weights = sizes.parameters * sizes.value_bytes
     gradients = sizes.trained * sizes.value_bytes / sizes.gradient_shards
     states = sizes.optimizer_states * sizes.trained * sizes.value_bytes / sizes.optimizer_shards
@@ -122,14 +112,14 @@ def peaks(sizes: Sizes) -> Peaks:
     earlier = gradients if sizes.accumulates else 0.0
     at_start = earlier + copies + activations + backward_head + sizes.vocabulary * sizes.hidden * 4
     at_end = gradients + layer + (one if sizes.checkpointing else 0.0)
-    return Peaks(
-        state=kept + gradients,
-        generate=kept + copies + cache_bytes(sizes),
-        score=kept + copies + layer / 3 + forward_head,
-        forward=kept + earlier + copies + activations + forward_head,
-        backward=kept + max(at_start, at_end),
-        optimizer=kept + gradients + update,
-    )
+    return {
+        "state": kept + gradients,
+        "generate": kept + copies + cache_bytes(sizes),
+        "score": kept + copies + layer / 3 + forward_head,
+        "forward": kept + earlier + copies + activations + forward_head,
+        "backward": kept + max(at_start, at_end),
+        "optimizer": kept + gradients + update,
+    }
 
 
 def cache_bytes(sizes: Sizes) -> float:

@@ -15,9 +15,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
-from grpo_run.runtime.memory.host_cgroup import read_cgroup_kills
 from grpo_run.watchdog.memory import host_reading
 from grpo_run.watchdog.memory.cgroups import MemoryCgroup, read_fields
 from grpo_run.watchdog.memory.host_kills import KernelKills, KillWatch, reached_limit
@@ -64,8 +63,6 @@ class HostMemory:
         self._pids: dict[int, int] = {}
         self._groups: list[MemoryCgroup] = []
         self._counted: MemoryCgroup | None = None
-        own = host_reading.groups_of(os.getpid())
-        self._own_folder = str(own[0].folder) if own else ""
         self._kills = KillWatch()
         self.latest: HostSample | None = None
         """The last sample; None before the first."""
@@ -78,11 +75,6 @@ class HostMemory:
         self._workers: list[int] = []
         self._others: list[int] = []
         self._helpers_known = False
-
-    @property
-    def groups(self) -> Sequence[MemoryCgroup]:
-        """The memory cgroups of the ranks, innermost first."""
-        return self._groups
 
     def begin_attempt(self, pids: Mapping[int, int]) -> None:
         """Begin to follow the ranks that were just started, by rank."""
@@ -186,7 +178,6 @@ class HostMemory:
             kills=self._count(),
             cgroup=str(self._groups[0].folder) if self._groups else "",
             kills_whole_group=any(group.kills_whole_group for group in self._groups),
-            supervisor_kills=read_cgroup_kills(self._own_folder),
         )
         if len(ranks) == len(self._pids):
             self._whole = now, sample

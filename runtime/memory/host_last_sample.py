@@ -2,14 +2,14 @@
 
 The supervisor writes it about once a second. It is not mapped: a mapped file that is truncated would end the
 supervisor. `grpo-run status` reads it, and so does the next launch, if the kernel has killed this supervisor
-together with its ranks. One record as JSON, with a sequence number before it that is odd during a write.
+together with its ranks. The record is a line of JSON at its beginning, written by one system call; what
+follows is older.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import struct
 from pathlib import Path
 
 from grpo_run.runtime.files import close_with
@@ -18,8 +18,8 @@ from grpo_run.watchdog.memory.host_sample import HostSample
 
 FILE_BYTES = 64 * 1024
 """Enough for some 300 ranks of a node; a longer record is written without ranks."""
-READ_ATTEMPTS = 10
-_HEAD = struct.Struct("<QI")  # sequence number, length of the text
+READ_ATTEMPTS = 3
+"""A reader may see a record that is written at this moment."""
 
 
 class LastSample:
@@ -31,7 +31,6 @@ class LastSample:
 
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = None
-        self._sequence = 0
         temporary = path.with_name(path.name + ".new")
         try:
             descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -49,12 +48,8 @@ class LastSample:
         """Replace the record."""
         if self._descriptor is None:
             return
-        text = _encode(sample)
-        self._sequence += 2
         try:
-            os.pwrite(self._descriptor, _HEAD.pack(self._sequence - 1, 0), 0)
-            os.pwrite(self._descriptor, text, _HEAD.size)
-            os.pwrite(self._descriptor, _HEAD.pack(self._sequence, len(text)), 0)
+            os.pwrite(self._descriptor, _encode(sample), 0)
         except OSError:
             self._descriptor = None  # truncated on a disk that is full now
 
@@ -63,14 +58,10 @@ def read_last_sample(path: Path) -> HostSample | None:
     """Return the sample in a file; None if there is none, or if it is damaged or of another version."""
     for _ in range(READ_ATTEMPTS):
         try:
-            raw = path.read_bytes()
-            sequence, length = _HEAD.unpack_from(raw, 0)
-        except (OSError, struct.error):
+            line, _, _ = path.read_bytes().partition(b"\n")
+            return from_json(HostSample, json.loads(line))
+        except OSError:
             return None
-        if sequence % 2 or sequence == 0:
-            continue
-        try:
-            return from_json(HostSample, json.loads(raw[_HEAD.size : _HEAD.size + length]))
         except (ValueError, TypeError, LookupError, AttributeError):
             continue
     return None
@@ -78,7 +69,7 @@ def read_last_sample(path: Path) -> HostSample | None:
 
 def _encode(sample: HostSample) -> bytes:
     value = to_json(sample)
-    text = json.dumps(value, separators=(",", ":")).encode()
-    if _HEAD.size + len(text) > FILE_BYTES:
-        text = json.dumps({**value, "ranks": {}}, separators=(",", ":")).encode()
-    return text
+    text = json.dumps(value, separators=(",", ":")) + "\n"
+    if len(text) > FILE_BYTES:
+        text = json.dumps({**value, "ranks": {}}, separators=(",", ":")) + "\n"
+    return text.encode()

@@ -28,6 +28,11 @@ OPTION_NAMES = {
 }
 """Names of `--memory-plan`, and the fields of a plan."""
 _NAMES_OF_FIELDS = {field: name for name, field in OPTION_NAMES.items()}
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Settings of torch's allocator, before and since torch 2.10, read when a process first uses its GPU. vLLM
+inspects the first only, so both are set.
+"""
+SEGMENTS = "expandable_segments"
 
 
 class MemoryPlan(pydantic.BaseModel):
@@ -68,6 +73,23 @@ class MemoryPlan(pydantic.BaseModel):
         changed = self.model_dump(exclude_defaults=True)
         named = {_NAMES_OF_FIELDS.get(field, field): value for field, value in changed.items()}
         return ",".join(name if value is True else f"{name}={value}" for name, value in named.items())
+
+
+def expandable_segments(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that turn expandable segments on and keep the user's other settings.
+
+    Args:
+        environment: the rank's, without them.
+    """
+    return {
+        name: ",".join(filter(None, (environment.get(name, "").strip(" ,"), f"{SEGMENTS}:True")))
+        for name in ALLOCATOR_VARIABLES
+    }
+
+
+def sets_segments(environment: Mapping[str, str]) -> bool:
+    """Whether the user's environment decides about expandable segments."""
+    return any(SEGMENTS in environment.get(name, "") for name in ALLOCATOR_VARIABLES)
 
 
 @dataclass(kw_only=True)

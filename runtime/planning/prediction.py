@@ -212,7 +212,7 @@ class Predictor:
             fits=_fits(job, sizes, windows) if fitted else {},
             closed_form={
                 phase: size
-                for phase, size in vars(closed_form_peaks(sizes_of(run, self.shape, trained))).items()
+                for phase, size in closed_form_peaks(sizes_of(run, self.shape, trained)).items()
                 if phase in steady
             },
             fragmentation_bytes=unused,

@@ -10,15 +10,13 @@ not watch ranks, judge or report.
 from __future__ import annotations
 
 import functools
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -33,6 +31,8 @@ from grpo_run.watchdog.observation import Exit
 STORE_TIMEOUT = timedelta(seconds=300)
 EXIT_BARRIER_SECONDS = 300
 ASK_NODES_SECONDS = 1.0
+TERM_SECONDS = 1.0
+"""Between SIGTERM and SIGKILL when ranks are terminated."""
 SIGNAL_POLL_SECONDS = 0.1
 """How often the main thread handles signals while another one waits for other nodes."""
 
@@ -53,29 +53,14 @@ class Directive(Enum):
     """Terminate the remaining ranks and return."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankStart:
-    """What the controller provides for one rank.
-
-    Args:
-        environment: our own variables, in addition to torchrun's.
-        log: receives the rank's stdout.
-        errors: receives its stderr; None for the same file.
-    """
-
-    environment: Mapping[str, str]
-    log: Path
-    errors: Path | None = None
-
-
 class AttemptController(Protocol):
     """Prepares each attempt and decides when and how it ends.
 
     The agent calls every method in the main thread.
     """
 
-    def attempt_starting(self, workers: Sequence[Worker], group_rank: int) -> Mapping[int, RankStart]:
-        """Prepare a new attempt before any rank of it is started. Returns one `RankStart` per global rank."""
+    def attempt_starting(self, workers: Sequence[Worker], group_rank: int) -> Mapping[int, RankSpec]:
+        """Prepare a new attempt before any rank of it is started. Returns one `RankSpec` per global rank."""
 
     def attempt_started(self, ranks: RankGroup) -> None:
         """All local ranks are running."""
@@ -125,7 +110,6 @@ class Agent(LocalElasticAgent):
         preloaded: returns whether the ranks of the next attempt are forked from the warm interpreter.
         elastic: several nodes may join; check for membership changes.
         helpers: the processes that ranks start.
-        term_seconds: seconds between SIGTERM and SIGKILL; 0 sends no SIGTERM.
     """
 
     def __init__(
@@ -138,7 +122,6 @@ class Agent(LocalElasticAgent):
         preloaded: Callable[[], bool],
         elastic: bool,
         helpers: Helpers,
-        term_seconds: float = 0.0,
     ) -> None:
         super().__init__(spec, logs_specs=DefaultLogsSpecs(), exit_barrier_timeout=EXIT_BARRIER_SECONDS)
         self._controller = controller
@@ -147,7 +130,6 @@ class Agent(LocalElasticAgent):
         self._preloaded = preloaded
         self._elastic = elastic
         self._helpers = helpers
-        self._term_seconds = term_seconds
         self._ranks: RankGroup | None = None
         self._attempt_store: TCPStore | None = None
         self._restarts = 0
@@ -185,13 +167,9 @@ class Agent(LocalElasticAgent):
         assert worker_group.group_rank is not None
         starts = self._controller.attempt_starting(worker_group.workers, worker_group.group_rank)
         specs = [
-            RankSpec(
-                rank=worker.global_rank,
-                local_rank=worker.local_rank,
+            replace(
+                starts[worker.global_rank],
                 environment=self._rank_environment(worker_group, worker, starts[worker.global_rank]),
-                directory=os.getcwd(),
-                log=starts[worker.global_rank].log,
-                errors=starts[worker.global_rank].errors,
             )
             for worker in worker_group.workers
         ]
@@ -200,9 +178,7 @@ class Agent(LocalElasticAgent):
         self._controller.attempt_started(self._ranks)
         return self._ranks.pids
 
-    def _rank_environment(
-        self, worker_group: WorkerGroup, worker: Worker, start: RankStart
-    ) -> dict[str, str]:
+    def _rank_environment(self, worker_group: WorkerGroup, worker: Worker, start: RankSpec) -> dict[str, str]:
         """Return the environment that torchrun would give this rank, and the controller's variables."""
         spec = worker_group.spec
         environment = dict(self._environment)
@@ -237,7 +213,7 @@ class Agent(LocalElasticAgent):
         """Terminate the ranks and what they have started. Both arguments are torch's and unused."""
         try:
             if self._ranks is not None:
-                self._ranks.kill(self._term_seconds)
+                self._ranks.kill(TERM_SECONDS)
         finally:
             self._helpers.terminate()
         if self._ranks is not None:

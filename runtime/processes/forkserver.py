@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.context import ForkServerProcess
 from typing import Any
@@ -44,9 +43,8 @@ def import_path() -> list[str]:
     return list(_IMPORT_PATH)
 
 
-def start_server(preload: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Start the server, which imports modules in the background, and return its pid. Does nothing else if it
-    is running.
+def start_server(preload: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Start the server, which imports modules in the background. Does nothing if it is running.
 
     Libraries read environment variables at import: they see the values that are set now.
 
@@ -72,14 +70,6 @@ def start_server(preload: Sequence[str], environment: Mapping[str, str]) -> int:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-    server = process_names.forkserver_pid()
-    assert server is not None
-    return server
-
-
-def replace_server() -> None:
-    """Start another server, which imports nothing, after the first one has ended."""
-    start_server([], dict(_environment))
 
 
 def continue_server() -> None:
@@ -175,32 +165,26 @@ def _run_child(entry: str, environment: dict[str, str], directory: str, standard
 
 
 POLL_SECONDS = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """When a server that does not answer is given up."""
-
-    idle_seconds: float = 30.0
-    """An import that uses no CPU time for so long hangs: reading a file from a slow network takes less."""
-    total_seconds: float = 300.0
-    """Imports from a slow network take minutes; a fresh interpreter then finds the files in memory."""
-    end_seconds: float = 10.0
-    """How long a server may take to end after SIGKILL."""
-
-
-LIMITS = Limits()
+IDLE_SECONDS = 30.0
+"""An import that uses no CPU time for so long hangs: reading a file from a slow network takes less."""
+TOTAL_SECONDS = 300.0
+"""Imports from a slow network take minutes; a fresh interpreter then finds the files in memory."""
+END_SECONDS = 10.0
+"""How long a server may take to end after SIGKILL."""
 _awaited: int | None = None
 """Process id of the server that has answered."""
 
 
-def await_server(warn: Callable[[str], None], limits: Limits = LIMITS) -> None:
+def await_server(
+    warn: Callable[[str], None], *, idle_seconds: float = IDLE_SECONDS, total_seconds: float = TOTAL_SECONDS
+) -> None:
     """Wait until this process's forkserver can fork; do nothing if there is none, or if it has been waited
     for.
 
     Args:
         warn: tells the user that the server was given up, and why.
-        limits: when it is given up.
+        idle_seconds: it is given up if it uses no CPU time for so long,
+        total_seconds: or if it has not answered after so long.
     """
     global _awaited
     server = process_names.forkserver_pid()
@@ -209,55 +193,38 @@ def await_server(warn: Callable[[str], None], limits: Limits = LIMITS) -> None:
     failures: list[BaseException] = []
     thread = threading.Thread(target=_fork_once, args=(failures,), name="grpo-run-forkserver", daemon=True)
     thread.start()
-    reason = None
-    progress = _ImportProgress(server, limits)
-    while thread.is_alive() and reason is None:
+    reason, cpu_seconds = "", 0.0
+    began_at = active_at = time.monotonic()
+    while thread.is_alive() and not reason:
         thread.join(POLL_SECONDS)
         continue_server()
-        reason = progress.hang() if thread.is_alive() else None
-    if failures and reason is None:
+        stat, now = read_stat(server), time.monotonic()
+        if stat is not None and stat.cpu_seconds > cpu_seconds:
+            cpu_seconds, active_at = stat.cpu_seconds, now
+        if thread.is_alive() and now - active_at > idle_seconds:
+            reason = f"an import of the libraries in advance did nothing for {idle_seconds:.0f} s"
+        elif thread.is_alive() and now - began_at > total_seconds:
+            reason = f"importing the libraries in advance took more than {total_seconds:.0f} s"
+    if failures and not reason:
         reason = "the process that imports the libraries in advance has exited"
-    if reason is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(server, signal.SIGKILL)
-        # not reaped: multiprocessing does that, and then starts another server
-        termination.wait_for_exits([server], limits.end_seconds)
-        stat = read_stat(server)
-        if stat is not None and stat.is_alive:
-            adoption.abandon_server()  # it sleeps in the kernel; the thread, a daemon, waits on
-        else:
-            thread.join(limits.end_seconds)
-        replace_server()
-    if reason is not None:
+    if reason:
+        _give_up(server, thread)
         warn(f"{reason}: ranks start as fresh interpreters")
     _awaited = process_names.forkserver_pid()
 
 
-class _ImportProgress:
-    """Whether a server still imports.
-
-    Args:
-        pid: of the server.
-        limits: when it is given up.
-    """
-
-    def __init__(self, pid: int, limits: Limits) -> None:
-        self._pid = pid
-        self._limits = limits
-        self._cpu_seconds = 0.0
-        self._began_at = self._active_at = time.monotonic()
-
-    def hang(self) -> str | None:
-        """Return why the server is given up; None to go on waiting."""
-        now = time.monotonic()
-        stat = read_stat(self._pid)
-        if stat is not None and stat.cpu_seconds > self._cpu_seconds:
-            self._cpu_seconds, self._active_at = stat.cpu_seconds, now
-        if now - self._active_at > self._limits.idle_seconds:
-            return f"an import of the libraries in advance did nothing for {self._limits.idle_seconds:.0f} s"
-        if now - self._began_at > self._limits.total_seconds:
-            return f"importing the libraries in advance took more than {self._limits.total_seconds:.0f} s"
-        return None
+def _give_up(server: int, waiting: threading.Thread) -> None:
+    """Kill a server, and start another one, which imports nothing."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server, signal.SIGKILL)
+    # not reaped: multiprocessing does that, and then starts another server
+    termination.wait_for_exits([server], END_SECONDS)
+    stat = read_stat(server)
+    if stat is not None and stat.is_alive:
+        adoption.abandon_server()  # it sleeps in the kernel; the thread, a daemon, waits on
+    else:
+        waiting.join(END_SECONDS)
+    start_server([], dict(_environment))
 
 
 def _fork_once(failures: list[BaseException]) -> None:

@@ -93,17 +93,17 @@ class FileFollower:
         lines = self.read().split(b"\n")[:-1]
         return [_overwritten(line) for line in lines]
 
-    def read_all_lines(self) -> Iterator[list[str]]:
+    def read_all_lines(self) -> Iterator[str]:
         """Yield lines up to the present end of the file, at most `MAX_BEHIND_BYTES` of it; the last one as it
         is.
         """
         before = -1
         while self._position != before:
             before = self._position
-            yield self.read_lines()
+            yield from self.read_lines()
         begun, self._begun = self._begun, b""
         if last := begun.rstrip(b"\r"):
-            yield [_overwritten(last)]
+            yield _overwritten(last)
 
     def take_rest(self) -> tuple[bytes, Path, int]:
         """Return the line that was begun, and where in which file the rest begins. Nothing more is read."""
@@ -178,8 +178,8 @@ class OutputFollower:
         with self._lock:
             for (rank, descriptor), follower in self._followers.items():
                 if follower.by_lines:
-                    for lines in follower.read_all_lines():
-                        self._print(rank, descriptor, lines)
+                    for line in follower.read_all_lines():
+                        self._printer.rank_line(rank, descriptor, line)
                     continue
                 self._pass_on(rank, descriptor, follower)
                 begun, path, position = follower.take_rest()
@@ -201,11 +201,7 @@ class OutputFollower:
                 all_due_at = time.monotonic() + QUIET_POLL_SECONDS
             with self._lock:
                 for (rank, descriptor), follower in self._followers.items():
-                    if not (all_due or follower.is_active):
-                        continue
-                    if follower.by_lines:
-                        self._print(rank, descriptor, follower.read_lines())
-                    else:
+                    if all_due or follower.is_active:
                         self._pass_on(rank, descriptor, follower)
                 active = any(follower.is_active for follower in self._followers.values())
             pause_seconds = POLL_SECONDS if active else max(0.0, all_due_at - time.monotonic())
@@ -213,10 +209,10 @@ class OutputFollower:
                 return
 
     def _pass_on(self, rank: int, descriptor: int, follower: FileFollower) -> None:
-        """Pass on what a rank has printed, as long as its reader takes it; the file keeps the rest."""
+        """Pass on what a rank has printed. Of bytes, as much as the reader takes; the file keeps the rest."""
+        if follower.by_lines:
+            for line in follower.read_lines():
+                self._printer.rank_line(rank, descriptor, line)
+            return
         while self._printer.has_room(descriptor) and (data := follower.read()):
             self._printer.rank_bytes(rank, descriptor, data)
-
-    def _print(self, rank: int, descriptor: int, lines: list[str]) -> None:
-        for line in lines:
-            self._printer.rank_line(rank, descriptor, line)

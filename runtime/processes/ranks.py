@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -41,19 +41,17 @@ class RankSpec:
 
     Args:
         rank: global rank.
-        local_rank: on this node.
-        environment: the complete environment.
-        directory: the working directory.
+        environment: its variables; the agent adds those of torchrun.
         log: receives stdout.
         errors: receives stderr; None for the same file.
+        directory: the working directory.
     """
 
     rank: int
-    local_rank: int
     environment: Mapping[str, str]
-    directory: str
     log: Path
     errors: Path | None = None
+    directory: str = field(default_factory=os.getcwd)
 
 
 class _ForkedRank:
@@ -145,7 +143,8 @@ class RankGroup:
             code = self._processes[index].poll()
             if code is None:
                 continue
-            end = forkserver.server_end(SERVER_END_SECONDS) if self._is_lost(code) else None
+            lost = self._preloaded and code == LOST_EXIT_CODE
+            end = forkserver.server_end(SERVER_END_SECONDS) if lost else None
             if end is not None:
                 code = -signal.SIGKILL  # `die_with_parent`
             exit = Exit(
@@ -159,9 +158,6 @@ class RankGroup:
             self._exits[index] = exit
             exits.append(exit)
         return exits
-
-    def _is_lost(self, code: int) -> bool:
-        return self._preloaded and code == LOST_EXIT_CODE
 
     def request_exit(self) -> None:
         """Send every rank SIGTERM, and return. SIGCONT follows, because a stopped process does not handle

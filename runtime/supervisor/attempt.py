@@ -73,21 +73,16 @@ class Exits:
             # a script may end with os._exit(0) after its last train() call, but not inside one
             training = slot is not None and slot.state is RankState.training
             left = exit.exit_code == EXIT_FINISHED and not done and not training
-            if left and slot is not None and slot.has_returned:
-                self._warn(
-                    exit.rank,
-                    f"rank {exit.rank} exited with code 0 while threads of its script ran (os._exit?); it"
-                    " counts as finished",
-                )
-            elif left:
-                when = "after its last train() call" if slot is not None and slot.train_call else "by itself"
-                self._warn(
-                    exit.rank,
-                    f"rank {exit.rank} exited with code 0 {when}, without running the script's last line"
-                    " (os._exit?); it counts as finished",
-                )
-            completed = done or left
-            self.seen.append(self._explained(replace(exit, completed=completed)))
+            if left:
+                if slot is not None and slot.has_returned:
+                    how = "while threads of its script ran"
+                else:
+                    called = slot is not None and slot.train_call
+                    how = "after its last train() call" if called else "by itself"
+                    how = f"{how}, without running the script's last line"
+                text = f"rank {exit.rank} exited with code 0 {how} (os._exit?); it counts as finished"
+                self._warn(exit.rank, text)
+            self.seen.append(self._explained(replace(exit, completed=done or left)))
 
     def _explained(self, exit: Exit) -> Exit:
         """The exit with the error that the rank has left, and what its output adds to that."""

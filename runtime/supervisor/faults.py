@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
 from grpo_run.runtime.history.history import History
@@ -23,7 +22,6 @@ from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.rewards import FAILURES_TO_MOVE
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output, RunConfig
-from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.attempt import Attempt, Exits
 from grpo_run.runtime.supervisor.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
 from grpo_run.runtime.supervisor.memory.policy import MemoryDecision
@@ -39,49 +37,8 @@ from grpo_run.watchdog.observation import RankError, Slot, all_returned
 from grpo_run.watchdog.verdict import Verdict
 
 
-def incident_fields(
-    outcome: IncidentOutcome,
-    context: IncidentContext,
-    slots: Mapping[int, Slot | None],
-    *,
-    plan: MemoryPlan,
-    began_at: float,
-) -> dict[str, Any]:
-    """Return the fields of the event, but for `detection_seconds`.
-
-    Args:
-        outcome: of the investigation.
-        context: the fault.
-        slots: the reading of the board in which it was observed.
-        plan: the memory plan of the attempt.
-        began_at: when a hang began, or when ranks were last seen without a failure; seconds since the epoch.
-    """
-    verdict = outcome.verdict
-    error = _error_of_culprit(context.attempt.exits, verdict)
-    return {
-        "rank": verdict.culprit,
-        "step": verdict.step,
-        "train_call": max((slot.train_call for slot in slots.values() if slot is not None), default=0),
-        "cause": str(verdict.cause),
-        "culprit": verdict.culprit,
-        "phase": verdict.phase,
-        **other_failures(context.attempt, verdict),
-        "sentence": verdict.sentence,
-        "signature": signature_with_plan(verdict, plan),
-        "repeat_key": verdict.repeat_key,
-        "starting": verdict.starting,
-        "memory_plan": plan.text,
-        "origin": str(verdict.origin),
-        "failed_reward": to_json(verdict.failed_reward) if verdict.failed_reward is not None else None,
-        "incident": str(outcome.folder),
-        "failed_at": error.wall_time if context.finding is None and error is not None else began_at,
-        "guard": to_json(verdict.trip) if verdict.trip is not None else None,
-        "shortage": verdict.shortage.as_json() if verdict.shortage is not None else None,
-    }
-
-
-def other_failures(attempt: Attempt, verdict: Verdict) -> dict[str, list[int]]:
-    """The ranks that failed besides the culprit: because they lost their connection to it, or by themselves.
+def other_failures(attempt: Attempt, verdict: Verdict) -> tuple[list[int], list[int]]:
+    """The ranks that failed besides the culprit: because they lost their connection to it, and by themselves.
 
     A rank that has written its error is listed although its process may not have exited yet.
     """
@@ -93,11 +50,7 @@ def other_failures(attempt: Attempt, verdict: Verdict) -> dict[str, list[int]]:
     if verdict.culprit is not None:
         failed.pop(verdict.culprit, None)
     lost = sorted(rank for rank, error in failed.items() if error is not None and is_lost_peer(error))
-    return {"lost_connection": lost, "also_failed": sorted(failed.keys() - set(lost))}
-
-
-def _error_of_culprit(exits: Exits, verdict: Verdict) -> RankError | None:
-    return next((exit.error for exit in exits.failed if exit.rank == verdict.culprit), None)
+    return lost, sorted(failed.keys() - set(lost))
 
 
 _USAGE: list[type[UsageError]] = [UsageError, *UsageError.__subclasses__()]
@@ -186,7 +139,7 @@ class FaultHandler:
         verdict = outcome.verdict
         usage = _usage_error(context.attempt.exits)
         memory = None if stopping else self._decide_memory(context, verdict)
-        also_failed = other_failures(context.attempt, verdict)["also_failed"]
+        _, also_failed = other_failures(context.attempt, verdict)
         prompts = self._quarantine.due(verdict, also_failed, context.attempt.files)
         decision = decide(
             self._history,
@@ -212,7 +165,7 @@ class FaultHandler:
             fresh_from=decision.fresh_from,
         )
         if memory is not None and memory.change is not None and decision is memory.decision:
-            self._memory.change(memory.change, memory.phase)
+            self._memory.change(memory.change)
         self._reporter.write("attempt_ended", cause=str(verdict.cause), action=str(decision.action))
         if restart:
             self._move_reward()
@@ -307,15 +260,36 @@ class FaultHandler:
         verdict = outcome.verdict
         finding = context.finding
         began_at = exits_unseen_since if finding is None else finding.began_at_seconds
-        fields = incident_fields(
-            outcome,
-            context,
-            slots,
-            plan=self._history.memory.plan,
-            began_at=seen_at - (seen_at_monotonic - began_at),
-        )
+        failed = context.attempt.exits.failed
+        error = next((exit.error for exit in failed if exit.rank == verdict.culprit), None)
+        failed_at = seen_at - (seen_at_monotonic - began_at)
+        if finding is None and error is not None:
+            failed_at = error.wall_time
+        plan = self._history.memory.plan
+        lost_connection, also_failed = other_failures(context.attempt, verdict)
+        train_calls = [slot.train_call for slot in slots.values() if slot is not None]
         self._reporter.write(
-            "incident", **fields, detection_seconds=max(0.0, time.time() - fields["failed_at"])
+            "incident",
+            rank=verdict.culprit,
+            step=verdict.step,
+            train_call=max(train_calls, default=0),
+            cause=str(verdict.cause),
+            culprit=verdict.culprit,
+            phase=verdict.phase,
+            lost_connection=lost_connection,
+            also_failed=also_failed,
+            sentence=verdict.sentence,
+            signature=signature_with_plan(verdict, plan),
+            repeat_key=verdict.repeat_key,
+            starting=verdict.starting,
+            memory_plan=plan.text,
+            origin=str(verdict.origin),
+            failed_reward=to_json(verdict.failed_reward) if verdict.failed_reward is not None else None,
+            incident=str(outcome.folder),
+            failed_at=failed_at,
+            guard=to_json(verdict.trip) if verdict.trip is not None else None,
+            shortage=verdict.shortage.as_json() if verdict.shortage is not None else None,
+            detection_seconds=max(0.0, time.time() - failed_at),
         )
         if verdict.trip is not None:
             self._reporter.write("guard_tripped", **to_json(verdict.trip))

@@ -28,10 +28,10 @@ from typing import Any
 
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.reporter import Reporter
-from grpo_run.runtime.memory.host_cgroup import read_cgroup_kills, remove_cgroup
 from grpo_run.runtime.memory.host_last_sample import LastSample, read_last_sample
 from grpo_run.runtime.processes.starting import inherited_as_ignored, interpreter_command
 from grpo_run.runtime.processes.termination import TerminatedProcess, describe, terminate
+from grpo_run.watchdog.memory.host_reading import groups_of
 from grpo_run.watchdog.processes import read_processes
 from grpo_run.watchdog.run_processes.keeping import without_kept
 from grpo_run.watchdog.run_processes.ownership import RunProcesses
@@ -82,6 +82,8 @@ COST_FRACTION = 0.005
 EXIT_SECONDS = 5.0
 """How long the guardian may take to exit after it was killed."""
 MAX_MESSAGE_BYTES = 64 * 1024
+SETTINGS = "GRPO_RUN_GUARDIAN"
+"""Environment variable with the settings of the process, as JSON."""
 
 
 class Guardian:
@@ -93,18 +95,10 @@ class Guardian:
         run_id: of the run.
         tokens: values of the token variable in the environments of this supervisor's ranks.
         keep: patterns of `--keep`.
-        cgroup: folder of the ranks' own memory cgroup; None if there is none.
     """
 
     def __init__(
-        self,
-        journal: Path,
-        run_id: str,
-        host_memory: Path,
-        *,
-        tokens: Sequence[str],
-        keep: Sequence[str],
-        cgroup: Path | None = None,
+        self, journal: Path, run_id: str, host_memory: Path, *, tokens: Sequence[str], keep: Sequence[str]
     ) -> None:
         settings = {
             "supervisor": os.getpid(),
@@ -114,17 +108,22 @@ class Guardian:
             "host_memory": str(host_memory),
             "tokens": list(tokens),
             "keep": list(keep),
-            "cgroup": str(cgroup) if cgroup is not None else None,
         }
         with inherited_as_ignored():  # it leaves the process group afterwards
             self._process = subprocess.Popen(
-                interpreter_command(f"{__name__}:main"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+                interpreter_command(f"{__name__}:main"),
+                env={**os.environ, SETTINGS: json.dumps(settings)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
             )
-        self._tell(settings)
 
     def begin_attempt(self, ranks: Collection[int]) -> None:
         """Tell it the ranks of a new attempt, by pid."""
-        self._tell({"ranks": list(ranks)})
+        assert self._process.stdin is not None
+        # it may have been killed; the run goes on without it
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(json.dumps(list(ranks)).encode() + b"\n")
+            self._process.stdin.flush()
 
     def end(self) -> None:
         """End it: the run has ended in order."""
@@ -133,13 +132,6 @@ class Guardian:
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_SECONDS)
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        # it may have been killed; the run goes on without it
-        with contextlib.suppress(OSError):
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
 
 
 def main() -> None:
@@ -150,64 +142,39 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # as sent to every process of a job that is to stop
     os.setpgrp()
     os.chdir("/")
-    messages = _Messages()
-    while (settings := messages.next()) is None:
-        messages.receive()
-        if messages.closed:
-            return  # the supervisor has ended before it had ranks
-    supervisor = settings["supervisor"]
-    owned = RunProcesses(supervisor, settings["session"], tokens=settings["tokens"])
-    ranks = _wait_for_exit(supervisor, owned, messages)
+    settings = json.loads(os.environ[SETTINGS])
+    owned = RunProcesses(settings["supervisor"], settings["session"], tokens=settings["tokens"])
+    ranks = _wait_for_exit(settings["supervisor"], owned)
     _note_kills(Path(settings["host_memory"]))
     terminated = terminate(
         lambda: without_kept(owned.find(read_processes()), settings["keep"]), sessions=ranks
     )
-    if settings["cgroup"] is not None:
-        remove_cgroup(Path(settings["cgroup"]))
     _report(terminated, settings)
 
 
-class _Messages:
-    """Lines of JSON on standard input. The supervisor's death closes it."""
-
-    def __init__(self) -> None:
-        self._text = b""
-        self._lines: list[bytes] = []
-        self.closed = False
-
-    def receive(self) -> None:
-        """Wait for input and read it."""
-        received = os.read(0, MAX_MESSAGE_BYTES)
-        self.closed = not received
-        *lines, self._text = (self._text + received).split(b"\n")
-        self._lines += lines
-
-    def next(self) -> dict[str, Any] | None:
-        """Return the next message that was received, or None."""
-        message: dict[str, Any] | None = json.loads(self._lines.pop(0)) if self._lines else None
-        return message
-
-
-def _wait_for_exit(supervisor: int, owned: RunProcesses, messages: _Messages) -> list[int]:
+def _wait_for_exit(supervisor: int, owned: RunProcesses) -> list[int]:
     """Return the last attempt's ranks when the supervisor has exited; look at its processes until then."""
     ranks: list[int] = []
+    received = b""
     try:
         pidfd = os.pidfd_open(supervisor)
     except ProcessLookupError:
         return ranks
     if os.getppid() != supervisor:
         return ranks  # it has exited before, and its pid is in use again
-    pause_seconds = 0.0
+    waiting, pause_seconds = [pidfd, 0], 0.0
     while True:
-        waiting = [pidfd] if messages.closed else [pidfd, 0]
         ready, _, _ = select.select(waiting, [], [], pause_seconds)
         if pidfd in ready:
             return ranks
         if 0 in ready:
-            messages.receive()
-        while (message := messages.next()) is not None:
-            ranks = message["ranks"]
-            owned.begin_attempt(ranks)
+            data = os.read(0, MAX_MESSAGE_BYTES)
+            if not data:
+                waiting = [pidfd]  # the supervisor's death closes its end a moment before
+            *lines, received = (received + data).split(b"\n")
+            for line in lines:
+                ranks = json.loads(line)
+                owned.begin_attempt(ranks)
         began = time.process_time()  # CPU time: on a loaded machine a look may take long, and cost little
         with contextlib.suppress(OSError):
             owned.find(read_processes())
@@ -216,14 +183,12 @@ def _wait_for_exit(supervisor: int, owned: RunProcesses, messages: _Messages) ->
 
 def _note_kills(path: Path) -> None:
     """Add the kernel's counter of killed processes to the last sample, before other processes of the cgroup
-    are killed.
+    are killed. The guardian is in the cgroup of the supervisor, as the ranks are.
     """
     sample = read_last_sample(path)
-    if sample is None or sample.supervisor_kills is None:
-        return
-    now = read_cgroup_kills(sample.supervisor_kills.folder)
-    if now is not None and now.identity == sample.supervisor_kills.identity:
-        LastSample(path).write(dataclasses.replace(sample, kills_at_end=now.count))
+    kills = next((one for group in groups_of(os.getpid()) if (one := group.kills()) is not None), None)
+    if sample is not None and kills is not None:
+        LastSample(path).write(dataclasses.replace(sample, kills_at_end=kills))
 
 
 def _report(terminated: list[TerminatedProcess], settings: dict[str, Any]) -> None:

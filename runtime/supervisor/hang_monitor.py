@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from grpo_run.runtime.board.board import Board
@@ -23,32 +23,7 @@ from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.watchdog.observation import Phase, Slot
-from grpo_run.watchdog.stalls.late_ranks import LateRank
 from grpo_run.watchdog.stalls.step_clock import StepClock
-
-WarnOnce = Callable[[int, str, str], None]
-"""Warns about (rank, subject, text) unless the same rank and subject were warned about before."""
-
-
-def warn_of_blind_spots(blind: Mapping[int, str], warn_once: WarnOnce) -> None:
-    """Warn about ranks that cannot be observed completely.
-
-    Args:
-        blind: by rank, what cannot be observed and why.
-        warn_once: receives each warning.
-    """
-    for rank, reason in blind.items():
-        text = (
-            f"the watchdog cannot see all of rank {rank}: {reason}; unobserved state is unknown, not healthy"
-        )
-        warn_once(rank, reason, text)
-
-
-def warn_of_late_ranks(late: Iterable[LateRank], warn_once: WarnOnce) -> None:
-    """Warn about ranks that need much longer than the others for the same phase."""
-    for one in late:
-        warn_once(one.rank, one.phase.name, one.sentence)
-
 
 PHASE_DURATIONS_EVERY_SECONDS = 60.0
 """How often phase durations are written to the journal and compared between ranks."""
@@ -107,13 +82,19 @@ class HangMonitor:
             self._reporter.warn_once(0, "not observed", text)
             return None
         self._show_awaited()
-        warn_of_blind_spots(self.detector.blind, self._reporter.warn_once)
+        for rank, reason in self.detector.blind.items():
+            self._reporter.warn_once(
+                rank,
+                reason,
+                f"the watchdog cannot see all of rank {rank}: {reason}; unobserved state is unknown, not"
+                " healthy",
+            )
         self._report_suspicion(self.detector.suspicion)
         if finding is None and time.monotonic() - self._durations_written_at > PHASE_DURATIONS_EVERY_SECONDS:
             self.write_phase_durations()
             if self._board is not None:
-                late = read_late_ranks(self._board, self._board.read_all())
-                warn_of_late_ranks(late, self._reporter.warn_once)
+                for late in read_late_ranks(self._board, self._board.read_all()):
+                    self._reporter.warn_once(late.rank, late.phase.name, late.sentence)
         found = finding or self._check_step(slots)
         if found is not None and self._board is not None and not self._board.has_full_size:
             return None  # truncated during the scan: parts of it have read as if nothing was written

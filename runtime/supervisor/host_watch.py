@@ -13,10 +13,9 @@ The restart saves into a slot that has its memory already, or directly to disk. 
 made without loss, or if the last one was only some steps ago.
 
 Also says whether the kernel's OOM killer has ended the previous supervisor. The guardian reads the counter
-of killed processes of the supervisor's cgroup as soon as the supervisor has ended; compared with the last
-sample, that settles it. If the guardian was killed too, as with `memory.oom.group`, the next launch reads
-the counter if that cgroup still exists, but others of its processes may have been killed meanwhile. Does
-not make verdicts.
+of killed processes as soon as the supervisor has ended; compared with the last sample, that settles it. If
+the guardian was killed too, as with `memory.oom.group`, that memory was short makes it probable. Does not
+make verdicts.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import read_memory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.host_accounting import HostMemory
-from grpo_run.runtime.memory.host_cgroup import read_cgroup_kills
 from grpo_run.runtime.memory.host_last_sample import LastSample, read_last_sample
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
@@ -194,56 +192,28 @@ def suspected(sample: HostSample | None, history: History) -> str | None:
         return None
     if abs((history.time.last or 0.0) - sample.at) > RECENT_SECONDS:
         return None
-    killed, short = _killed_since(sample), shortage(sample)
+    before, after = sample.kills, sample.kills_at_end
+    killed = None if before is None or after is None else max(0, after - before)
+    short = shortage(sample)
     if killed == 0 or (killed is None and short is None):
         return None
-    before = sample.supervisor_kills
-    if killed is None or before is None:
+    if killed is None:
         how = "ended without a record, probably killed by the kernel because memory was full"
-    elif sample.kills_at_end is not None:
-        how = (
-            "was killed by the kernel because memory was full: as it ended, the counter of killed processes"
-            f" of {before.folder} rose from {before.count} to {sample.kills_at_end}"
-        )
     else:
         how = (
-            f"ended without a record. The kernel has killed {killed} processes of {before.folder} since, for"
-            " lack of memory; whether the supervisor was one of them cannot be told"
+            "was killed by the kernel because memory was full: as it ended, the counter of killed processes"
+            f" of {sample.cgroup} rose from {before} to {after}"
         )
     together = (
         " memory.oom.group=1 makes the kernel end all of its processes together."
         if sample.kills_whole_group
         else ""
     )
-    return f"the last supervisor of this run {how}. {_state(sample, short)}.{together}"
-
-
-def _state(sample: HostSample, short: str | None) -> str:
-    """What was in use at the last sample, as a sentence without a full stop."""
-    at = time.strftime("%H:%M:%S", time.localtime(sample.at))
-    nearest = sample.nearest
-    state = "memory was in use"
-    if short is not None:
-        state = short.replace(" is in use", " was in use").replace(" have waited ", " had waited ")
-    elif nearest is not None:
-        state = f"{nearest.fraction:.0%} of {nearest.name} was in use"
+    at, nearest = time.strftime("%H:%M:%S", time.localtime(sample.at)), sample.nearest
+    state = "memory is in use" if nearest is None else f"{nearest.fraction:.0%} of {nearest.name} is in use"
     use = describe_use(sample, nearest)
-    return f"At {at}, {state}{f' ({use})' if use else ''}"
-
-
-def _killed_since(sample: HostSample) -> int | None:
-    """How many processes of the supervisor's cgroup the kernel has killed since the sample; None if that is
-    not known.
-    """
-    before = sample.supervisor_kills
-    if before is None:
-        return None
-    if sample.kills_at_end is not None:
-        return max(0, sample.kills_at_end - before.count)
-    now = read_cgroup_kills(before.folder)
-    if now is None or now.identity != before.identity:
-        return None
-    return max(0, now.count - before.count)
+    last = f"{short or state}{f' ({use})' if use else ''}"
+    return f"the last supervisor of this run {how}. Its last sample, at {at}: {last}.{together}"
 
 
 SCORE_RAISE = 50
@@ -263,7 +233,6 @@ class HostWatch:
         config: of the run.
         drains: writes the run's snapshots in memory to disk; None if there are none.
         stop: of the run; no ranks are started again once it is requested.
-        enter: moves a rank into the cgroup of the ranks.
     """
 
     def __init__(
@@ -274,9 +243,7 @@ class HostWatch:
         reporter: Reporter,
         history: History,
         stop: StopRequest,
-        enter: Callable[[int], None],
     ) -> None:
-        self._enter = enter
         self._config = config
         self._stop = stop
         self._staging = drains.staging if drains is not None else None
@@ -316,8 +283,7 @@ class HostWatch:
         """Whether the next attempt is to find as much free memory as possible.
 
         The kernel has killed a rank, or little was free in the last attempt, or too little for ranks that
-            load: snapshots
-        would take their part again.
+        load: snapshots would take their part again.
         """
         recoveries = self._history.recoveries
         failed = bool(recoveries) and recoveries[-1].recovery_seconds is None
@@ -327,7 +293,6 @@ class HostWatch:
     def begin_attempt(self, pids: Mapping[int, int]) -> None:
         """Watch the ranks that were just started, by rank."""
         for pid in pids.values():
-            self._enter(pid)  # it is in it already if the forkserver is
             prefer_to_kill(pid)
         self._memory.begin_attempt(pids)
         self._relief.begin_attempt()

@@ -19,11 +19,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT, write_json
-from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.processes.ranks import RankGroup
 from grpo_run.runtime.supervisor.attempt import Attempt
@@ -62,48 +60,30 @@ class IncidentContext:
     Args:
         attempt: in which it happened; its exits grow during the investigation.
         ranks: processes on this node.
-        read_slots: reads the board.
-        read_memory: reads what each rank has measured of its memory, by rank.
+        board: of the run.
         detector: of hangs.
         best_position: the furthest (train call, step) that the run has committed in any attempt.
         finding: a hang; None when ranks exited or did not stop in time.
         stop_seconds: how long the ranks had been asked to stop, if that is the only fault.
         kills_of: returns which of the ranks that have exited the kernel has killed for lack of memory.
-        publish_disagreement: lets ranks that wait for other ranks' calls raise a text.
     """
 
     attempt: Attempt
     ranks: RankGroup
-    read_slots: Callable[[], dict[int, Slot | None]]
+    board: Board
     detector: HangDetector
     best_position: tuple[int, int]
     finding: HangFinding | None = None
     stop_seconds: float = 0.0
     kills_of: Callable[[Collection[Exit]], KernelKills] = lambda exits: KernelKills()
-    publish_disagreement: Callable[[str], None] = lambda text: None
-    read_memory: Callable[[], Mapping[int, RankMemory]] = dict
 
-    @classmethod
-    def of(
-        cls,
-        attempt: Attempt,
-        ranks: RankGroup,
-        board: Board,
-        detector: HangDetector,
-        history: History,
-        **fields: Any,
-    ) -> IncidentContext:
-        """Return the context of a fault, from the parts of the supervisor; `fields` are what was observed."""
-        return cls(
-            attempt=attempt,
-            ranks=ranks,
-            read_slots=lambda: attempt.read_slots(board),
-            detector=detector,
-            best_position=history.best_position,
-            publish_disagreement=board.publish_disagreement,
-            read_memory=lambda: attempt.read_memory(board),
-            **fields,
-        )
+    def read_slots(self) -> dict[int, Slot | None]:
+        """Read the slots of the attempt's ranks."""
+        return self.attempt.read_slots(self.board)
+
+    def read_memory(self) -> dict[int, RankMemory]:
+        """Read what each rank has measured of its memory, by rank."""
+        return self.attempt.read_memory(self.board)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +248,7 @@ def tell_ranks(context: IncidentContext, verdict: Verdict) -> None:
     }
     if not waiting:
         return
-    context.publish_disagreement(verdict.sentence)
+    context.board.publish_disagreement(verdict.sentence)
     for rank in at.keys() - waiting:
         with (
             contextlib.suppress(OSError),

@@ -8,7 +8,7 @@ journaled. Called at each poll; decides nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import TRANSITIONS, Lifecycle, RunEvent
@@ -70,22 +70,15 @@ class NoTrainerWatch:
         lifecycle: is `running` once the script trains.
         reporter: for events and messages.
         history: of the run.
-        wall_clock: returns seconds since the epoch.
     """
 
     def __init__(
-        self,
-        injections: Sequence[Injection],
-        lifecycle: Lifecycle,
-        reporter: Reporter,
-        history: History,
-        wall_clock: Callable[[], float] = time.time,
+        self, injections: Sequence[Injection], lifecycle: Lifecycle, reporter: Reporter, history: History
     ) -> None:
         self._injections = tuple(injections)
         self._lifecycle = lifecycle
         self._reporter = reporter
         self._history = history
-        self._wall_clock = wall_clock
         self._saves = ScriptSaves()
         self._said = False
         self._said_of_saves = False
@@ -118,7 +111,7 @@ class NoTrainerWatch:
                 self._reporter.notify(f"{call.place} begins: its steps are counted and saved")
         if not self._saves.observe(slots, now, ended=ended):
             return False
-        self._reporter.write("script_checkpoint", path=own.newest_path, saved_at=self._wall_clock())
+        self._reporter.write("script_checkpoint", path=own.newest_path, saved_at=time.time())
         if not self._said_of_saves:
             self._said_of_saves = True
             self._reporter.notify(
@@ -135,7 +128,7 @@ class NoTrainerWatch:
             return
         self._said = True
         own = self._history.no_trainer
-        consequence = own.consequence(self._wall_clock())
+        consequence = own.consequence(time.time())
         if len(self._history.calls):
             consequence = f"{ANEW} and restores its finished train() calls; what follows them is not saved"
         self._reporter.notify(f"{own.what_trains()}: {consequence}")

@@ -2,17 +2,20 @@
 
 The supervisor creates the `RunOutcome` at its start and tells it how the run ends. It writes the end in
 a fixed order: state, last snapshots, sentence, and the journal's last event. Injected faults that never
-happened are named, because the run must not look like one that has passed them. The end after a failure of
-the supervisor itself is in `last_resort.py`. Does not decide that a run ends, or that it has not finished
-(`policy.py`).
+happened are named, because the run must not look like one that has passed them. A failure of the supervisor
+itself is reported in a file, see `last_resort.py`. Does not decide that a run ends, or that it has not
+finished (`policy.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
@@ -25,8 +28,10 @@ from grpo_run.runtime.snapshots import last_writes
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from grpo_run.runtime.snapshots.last_writes import OnlyInMemory, write_last
 from grpo_run.runtime.supervisor.attempt import Attempt
-from grpo_run.runtime.supervisor.last_resort import LastResort
+from grpo_run.runtime.supervisor.last_resort import describe, write_report
 from grpo_run.runtime.supervisor.policy import why_not_finished
+
+Result = TypeVar("Result")
 
 
 def never_happened(
@@ -104,12 +109,13 @@ class RunOutcome:
         self.exit_code: int | None = None
         self.sentence = ""
         self._config = config
+        self._incidents = incidents
         self._live = live
         self._reporter = reporter
         self._lifecycle = lifecycle
         self._drains = drains
         self._interrupted = interrupted
-        self._last_resort = LastResort(incidents, live=live, reporter=reporter, lifecycle=lifecycle)
+        self._checkpoint_before = live.history.highest_checkpoint
 
     @property
     def directive(self) -> Directive:
@@ -138,39 +144,33 @@ class RunOutcome:
             history,
             unsaved=unsaved,
             missed_fault=bool(missed) and self._config.strict_faults,
-            left_out=left_out,
-            require_resume=self._config.require_resume,
+            left_out=left_out if self._config.require_resume else "",
         )
         if unfinished:
             event, exit_code, sentence = RunEvent.gave_up, EXIT_GAVE_UP, unfinished
         self._lifecycle.fire(event)
         sentence = sentence or summarize(str(self._lifecycle.state), history, exit_code)
-        if event is RunEvent.completed:
-            sentence = " ".join(filter(None, (sentence, model_place(history))))
+        said = [sentence, model_place(history) if event is RunEvent.completed else ""]
         if left is not None and not completed and exit_code != EXIT_USAGE:
-            sentence = f"{sentence} {left.sentence} On this machine, the same command continues from it."
+            said.append(f"{left.sentence} On this machine, the same command continues from it.")
         elif left is not None and not (unsaved and left.required):
             self._reporter.warn(None, left.sentence)
-        if left_out and left_out not in sentence:
-            sentence = f"{sentence} {left_out}"
-            self._reporter.write("warning", text=left_out)
+        warnings = [left_out if left_out not in sentence else "", missed]
+        for text in filter(None, warnings):
+            self._reporter.write("warning", text=text)
         excluded = history.masked.summary
-        sentence = " ".join(
-            filter(None, (sentence, missed, excluded and f"Excluded from the loss: {excluded}."))
-        )
-        if missed:
-            self._reporter.write("warning", text=missed)
+        said += [*warnings, f"Excluded from the loss: {excluded}." if excluded else ""]
+        self.exit_code, self.sentence = exit_code, " ".join(filter(None, said))
         self._reporter.write(
             "run_ended",
             exit_code=exit_code,
-            sentence=sentence,
+            sentence=self.sentence,
             step=attempt.committed[1],
             snapshots_kept=kept,
             completed=event is RunEvent.completed or bool(unsaved),
             stopped=event is RunEvent.stopped,
         )
         self._live.journal.sync()
-        self.exit_code, self.sentence = exit_code, sentence
         return self.directive
 
     def end_after_failure(
@@ -178,26 +178,60 @@ class RunOutcome:
     ) -> Directive:
         """The supervisor has failed: report it, let the ranks save and stop, and end the run.
 
-        A run that has ended already keeps its exit code.
+        Each part of the end is attempted, whatever became of the others. A run that has ended already keeps
+        its exit code. Else it is 75 if the ranks have stopped and the run has a newer checkpoint than when
+        this supervisor took it over: the same command makes progress, even if it fails in the same way.
 
         Args:
             error: the failure.
             attempt: the last one.
             stop_jointly: lets the ranks save and stop, and returns whether all of them have.
         """
-        step = attempt.committed[1]
-        sentence = self._last_resort.report(error, step=step)
-        if self.exit_code is None:
-            stopped = self._last_resort.attempt("the joint stop", stop_jointly)
-            self.exit_code = self._last_resort.end(
-                sentence, stopped=bool(stopped), step=step, drains=self._drains
-            )
-            self.sentence = sentence
+        step, sentence = attempt.committed[1], f"grpo-run itself failed: {describe(error)}."
+        report = write_report(self._incidents, error, step=step)
+        self._attempt("the message", lambda: self._reporter.notify(f"{sentence} Report: {report}"))
+        if self.exit_code is not None:
+            return self.directive
+        stopped = self._attempt("the joint stop", stop_jointly)
+        self.sentence = sentence
+        drains, kept = self._drains, False
+        if drains is not None:
+            self._attempt("writing the last snapshots", functools.partial(drains.flush, newest_only=False))
+            left = self._attempt("reading what is in memory", lambda: OnlyInMemory.of(drains))
+            kept = self._attempt("stopping the drain worker", drains.close) is not False
+            if left is not None:
+                sentence = f"{sentence} {left.sentence}"
+        self._attempt("reading the journal", self._live.read_ranks)
+        resumable = stopped and self._live.history.highest_checkpoint > self._checkpoint_before
+        event, code = (RunEvent.stopped, EXIT_STOPPED) if resumable else (RunEvent.gave_up, EXIT_GAVE_UP)
+        self.exit_code = code
+        self._attempt("the state of the run", lambda: self._lifecycle.fire(event))
+        self._attempt(
+            "the journal",
+            lambda: self._reporter.write(
+                "run_ended", exit_code=code, sentence=sentence, step=step, snapshots_kept=kept
+            ),
+        )
+        self._live.journal.sync()
         return self.directive
 
     def report_thread(self, name: str, error: BaseException, attempt: Attempt) -> None:
         """Report that a thread of the supervisor has ended with an exception. The run goes on without it."""
-        self._last_resort.report_thread(name, error, step=attempt.committed[1])
+        report = write_report(self._incidents, error, step=attempt.committed[1], part=f"the thread {name}")
+        text = f"{name} has failed; the run continues without it: {describe(error)}. Report: {report}"
+        self._attempt("the warning", lambda: self._reporter.warn(None, text))
+
+    def _attempt(self, what: str, function: Callable[[], Result]) -> Result | None:
+        """Call a function after the supervisor has failed, and return its result.
+
+        A further failure is reported in one line; None is returned.
+        """
+        try:
+            return function()
+        except Exception as error:  # noqa: BLE001 - the remaining parts of the end must still happen
+            with contextlib.suppress(Exception):
+                self._reporter.notify(f"{what} failed too: {describe(error)}")
+            return None
 
     def _write_last(self, *, wait: bool) -> tuple[OnlyInMemory | None, bool]:
         """Write what is in memory to disk; return what could not be written, and whether memory is kept.

@@ -4,7 +4,7 @@ Pure.
 Every fault is decided here. Out of GPU memory, `runtime/supervisor/memory/policy.py` answers first, because
 the memory plan may be changed; its answer is passed to `decide`. Ends for other reasons are no decision
 about a fault: a stop (`stop.py`), an agent that cannot continue, and a failure of the supervisor itself
-(`last_resort.py`).
+(`outcome.py`).
 
 The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is
 never given up for the number of its faults; one without progress ends. A failure that is certain to repeat
@@ -14,10 +14,9 @@ generation or rewards failed twice are replaced. The same exception at the same 
 run that does little else (`runtime/history/recovery.py`).
 
 An exception of the script before the run's first step ends it at once: there is nothing to lose. The same
-exception twice while the script resumes ends it too. Another failed start is tried once more before any
-step of the run. After progress, errors of files, the network
-or a hub are tried for at least `PATIENCE_SECONDS`, with growing delays and without counting against the
-budget; other errors twice. An error that no restart can help ends the run at once.
+exception twice while the script resumes ends it too. After progress, errors of files, the network or a hub
+are tried for at least `PATIENCE_SECONDS`, with growing delays and without counting against the budget. Any
+other failed start is tried once more. An error that no restart can help ends the run at once.
 
 A resumed run is exact, so going back after a learning guard repeats what happened unless it was transient
 (a flipped bit, a value from a service). The first trip is answered by an exact repetition from before the
@@ -34,9 +33,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
 from grpo_run.runtime.history.recovery import Action, Decision, Recovery, fails_to_resume, repeats, what_of
-from grpo_run.runtime.history.train_calls import TrainCalls
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.watchdog.causes import Cause, Origin
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Trip
@@ -62,20 +59,11 @@ def decide_trip(history: History, trip: Trip, budget: Budget, *, can_go_back: bo
         can_go_back: something is left to resume from before the onset, or nothing is saved at all.
     """
     if trip.response is GuardResponse.stop:
-        return Decision(action=Action.stop, reason=f"the guard {trip.guard} is set to stop")
-    if history.failures_without_progress > budget.failures_without_progress:
-        limit = budget.failures_without_progress
-        return Decision(
-            action=Action.stop,
-            reason=(
-                f"{history.failures_without_progress} failures in a row without a newer checkpoint (budget"
-                f" {limit})"
-            ),
-        )
+        return _stop(f"the guard {trip.guard} is set to stop")
+    if (over := _over_budget(history, budget)) is not None:
+        return over
     if not can_go_back:
-        return Decision(
-            action=Action.stop, reason=f"no checkpoint from before the onset at step {trip.onset} is left"
-        )
+        return _stop(f"no checkpoint from before the onset at step {trip.onset} is left")
     call = history.recoveries[-1].train_call
     before = _earlier_trips(history, trip, call)
     if not before:
@@ -85,12 +73,9 @@ def decide_trip(history: History, trip: Trip, budget: Budget, *, can_go_back: bo
             before_step=trip.onset,
         )
     if any(one.fresh_from is not None for one in before):
-        return Decision(
-            action=Action.stop,
-            reason=(
-                f"the guard {trip.guard} has tripped again after an exact repetition and after one with fresh"
-                " samples"
-            ),
+        return _stop(
+            f"the guard {trip.guard} has tripped again after an exact repetition and after one with fresh"
+            " samples"
         )
     lead = 0 if trip.guard is LearningGuard.nonfinite else LEAD_STEPS
     fresh_from = max(1, trip.onset - lead)
@@ -121,32 +106,6 @@ def _earlier_trips(history: History, trip: Trip, call: int) -> list[Recovery]:
         found.append(recovery)
         step = recovery.step
     return found
-
-
-def expected_start(
-    calls: TrainCalls, own: NoTrainerScript, *, trained: bool, now: float, in_memory: bool = True
-) -> str:
-    """Return from where the next attempt continues.
-
-    Args:
-        own: what the script trains by itself.
-        trained: steps were committed in this run, although its calls may not be known on this node.
-        now: seconds since the epoch.
-        in_memory: a snapshot in memory is loaded from there; one that could not be is written to disk first.
-    """
-    if not len(calls) and not trained and own.seen:
-        return own.restart(now)
-    if not len(calls):
-        return "from the checkpoint that rank 0 chooses" if trained else "from the start of the script"
-    call = calls.interrupted
-    if call is None:
-        return "from the start of the script; its finished train() calls are restored"
-    which = f" of train() call {call.ordinal}" if call.ordinal > 1 else ""
-    if call.saved and call.checkpoint is None:
-        return f"from the snapshot of step {call.saved}{which} {'in memory' if in_memory else 'on disk'}"
-    if call.checkpoint is not None:
-        return f"from {Path(call.checkpoint).name}{which}"
-    return f"from step 0{which}, because no checkpoint or snapshot of it exists yet"
 
 
 PATIENCE_SECONDS = 600.0
@@ -225,8 +184,7 @@ def decide(
         return _try_patiently(history)
     earlier = history.recoveries[history.recoveries_at_progress : -1]
     same = [recovery for recovery in earlier if recovery.signature == verdict.signature]
-    failed_start = trained and verdict.starting
-    repeated = len(same) > 1 if failed_start else bool(same) or _is_repeated(history)
+    repeated = bool(same) or _is_repeated(history)
     stalls = (Cause.generation_stall, Cause.reward_stall)
     # ranks that disagree on a collective do so again with other prompts
     raised = verdict.deterministic and verdict.cause is Cause.exception
@@ -244,16 +202,8 @@ def decide(
     same_bug = repeats(history.recoveries[history.recoveries_at_start :], history.steps)
     if same_bug is not None and same_bug.ends_run and history.counts_steps and verdict.counted:
         return _stop(same_bug.reason)
-    failures = history.failures_without_progress
-    if failures > budget.failures_without_progress:
-        plural = "" if failures == 1 else "s"
-        since = " without a newer checkpoint"
-        if history.no_trainer.seen and not trained:
-            since = (
-                f"{since} of the script's own" if history.no_trainer.checkpoint else ", and nothing is saved"
-            )
-        limit = budget.failures_without_progress
-        return _stop(f"{failures} failure{plural} in a row{since} (budget {limit})")
+    if (over := _over_budget(history, budget)) is not None:
+        return over
     start = start_of(history)
     if not verdict.starting:
         return Decision(action=Action.restart, reason=start)
@@ -278,9 +228,7 @@ def has_finished(slots: Collection[Slot | None], history: History, signature: st
     return all_done(list(slots)) or repeated
 
 
-def why_not_finished(
-    history: History, *, unsaved: str, missed_fault: bool, left_out: str, require_resume: bool
-) -> str:
+def why_not_finished(history: History, *, unsaved: str, missed_fault: bool, left_out: str) -> str:
     """Return why a run whose scripts have run to their end is given up, as sentences; empty if it has
     finished.
 
@@ -288,8 +236,8 @@ def why_not_finished(
         history: of the run.
         unsaved: what is missing on disk, as the end of a sentence; empty if nothing is.
         missed_fault: an injected fault never happened, and the user asks for all of them.
-        left_out: which interrupted call the script has not repeated, as a sentence; empty if none.
-        require_resume: the user asks for a run that continues what was interrupted.
+        left_out: which interrupted call the script has not repeated although the user asks for that, as a
+            sentence; empty if none.
     """
     ended, at = "The script ran to its end", f" at step {history.step}"
     if unsaved:
@@ -299,11 +247,24 @@ def why_not_finished(
             f"{ended}{'' if history.no_trainer.seen else at}, but --strict-faults asks for all injected"
             " faults."
         )
-    return f"{left_out} --require-resume is set." if left_out and require_resume else ""
+    return f"{left_out} --require-resume is set." if left_out else ""
 
 
 def _stop(reason: str) -> Decision:
     return Decision(action=Action.stop, reason=reason)
+
+
+def _over_budget(history: History, budget: Budget) -> Decision | None:
+    """Return the end of a run with more failures in a row than are recovered; None for any other run."""
+    failures, limit = history.failures_without_progress, budget.failures_without_progress
+    if failures <= limit:
+        return None
+    since = " without a newer checkpoint"
+    if history.no_trainer.seen and history.best_position == (0, 0):
+        own = history.no_trainer.checkpoint
+        since = f"{since} of the script's own" if own else ", and nothing is saved"
+    plural = "" if failures == 1 else "s"
+    return _stop(f"{failures} failure{plural} in a row{since} (budget {limit})")
 
 
 def _is_before_first_step(history: History, verdict: Verdict) -> bool:
@@ -348,15 +309,25 @@ def _try_patiently(history: History) -> Decision:
 
 def start_of(history: History) -> str:
     """Return from where the next attempt of a run continues, as a clause."""
-    trained = history.best_position > (0, 0)
-    last = history.recoveries[-1] if history.recoveries else None
-    # after host memory has run out, the snapshot is written to disk and its memory freed
-    # (`HostWatch.spares_memory`)
-    from_disk = last is not None and (last.resuming or last.cause == Cause.host_oom)
-    now = history.time.last or 0.0
-    return expected_start(
-        history.calls, history.no_trainer, trained=trained, now=now, in_memory=not from_disk
-    )
+    calls, own = history.calls, history.no_trainer
+    trained = history.best_position > (0, 0)  # although its calls may not be known on this node
+    if not len(calls) and not trained and own.seen:
+        return own.restart(history.time.last or 0.0)
+    if not len(calls):
+        return "from the checkpoint that rank 0 chooses" if trained else "from the start of the script"
+    call = calls.interrupted
+    if call is None:
+        return "from the start of the script; its finished train() calls are restored"
+    which = f" of train() call {call.ordinal}" if call.ordinal > 1 else ""
+    if call.saved and call.checkpoint is None:
+        last = history.recoveries[-1] if history.recoveries else None
+        # after host memory has run out, the snapshot is written to disk and its memory freed
+        # (`HostWatch.spares_memory`); one that could not be loaded from memory is written to disk too
+        from_disk = last is not None and (last.resuming or last.cause == Cause.host_oom)
+        return f"from the snapshot of step {call.saved}{which} {'on disk' if from_disk else 'in memory'}"
+    if call.checkpoint is not None:
+        return f"from {Path(call.checkpoint).name}{which}"
+    return f"from step 0{which}, because no checkpoint or snapshot of it exists yet"
 
 
 def _after(start: str, delay_seconds: float) -> str:

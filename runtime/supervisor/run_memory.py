@@ -18,24 +18,12 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.files import read_facts
-from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory.allocator import refused_by_vllm, sets_segments
-from grpo_run.runtime.supervisor.memory.fallback_steps import (
-    OutOfMemoryContext,
-    PlanChange,
-    Tracer,
-    no_traces,
-)
-from grpo_run.runtime.supervisor.memory.policy import (
-    MemoryDecision,
-    Situation,
-    decide_out_of_memory,
-    sentences,
-)
+from grpo_run.runtime.memory.plan import MemoryPlan, sets_segments
+from grpo_run.runtime.supervisor.memory.fallback_steps import PlanChange, Situation, Tracer, no_traces
+from grpo_run.runtime.supervisor.memory.policy import MemoryDecision, decide_out_of_memory, sentences
 from grpo_run.runtime.supervisor.memory.returned import ReturnedMemory, visible_gpus
 from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.memory.shortage import MemoryPhase
 from grpo_run.watchdog.verdict import Verdict
 
 STEADY_COMMITS = 20
@@ -95,8 +83,7 @@ class RunMemory:
         """Return what follows a fault if a rank has run out of GPU memory; None for any other fault.
 
         None also where no plan can be changed: before a `train()` call, in a hand-written loop, and on
-            several nodes, each of
-        which has a supervisor of its own. The policy for other faults then decides.
+        several nodes, each of which has its own supervisor. The policy for other faults then decides.
 
         Args:
             verdict: of the fault, which is the last one of the history.
@@ -112,21 +99,16 @@ class RunMemory:
         situation = Situation(
             shortage=shortage,
             facts=facts,
-            around=self._around(),
             start=start_of(history),
             budget=self._config.budget.failures_without_progress,
             grown_bytes=grown_bytes,
             proceeds=history.committed_in_attempt >= STEADY_COMMITS,
             allow_degrade=self._config.allow_degrade,
+            own_allocator_setting=self._own_allocator_setting,
         )
         return decide_out_of_memory(history, situation, self._trace)
 
-    def _around(self) -> OutOfMemoryContext:
-        return OutOfMemoryContext(
-            segments_refused=refused_by_vllm(), own_allocator_setting=self._own_allocator_setting
-        )
-
-    def change(self, change: PlanChange, phase: MemoryPhase) -> None:
+    def change(self, change: PlanChange) -> None:
         """Let the next attempt use a changed plan, and say so. The decision has been journaled."""
         before = self._history.memory.plan
         prediction = change.prediction
@@ -134,7 +116,7 @@ class RunMemory:
             "plan_changed",
             step=self._history.recoveries[-1].step,
             fallback_step=str(change.fallback_step),
-            phase=str(phase),
+            phase=str(change.phase),
             plan=change.plan.model_dump(exclude_defaults=True),
             before=before.model_dump(exclude_defaults=True),
             predicted_bytes=None if prediction.nominal else prediction.after_bytes,
@@ -149,7 +131,7 @@ class RunMemory:
         )
         facts = self._facts()
         assert facts is not None, "a change is found in the facts"
-        for sentence in sentences(change, phase, before, facts):
+        for sentence in sentences(change, before, facts):
             self._reporter.notify(sentence)
 
     def _facts(self) -> MemoryFacts | None:

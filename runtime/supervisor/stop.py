@@ -32,71 +32,11 @@ AFTER_SAVE_SECONDS = 1.0
 """Time for what a script does after a save, such as a mark that it is complete."""
 
 
-class SignalledStop:
-    """State of the stop. Times are monotonic seconds.
-
-    Args:
-        handler_seconds: how long the ranks may take after SIGTERM.
-    """
-
-    def __init__(self, handler_seconds: float) -> None:
-        self._handler_seconds = handler_seconds
-        self._deadline: float | None = None
-        self._announced_at: float | None = None
-
-    @property
-    def sent(self) -> bool:
-        """Whether SIGTERM has been sent."""
-        return self._deadline is not None
-
-    def begin_attempt(self) -> None:
-        """A new attempt begins: its ranks have not been signaled."""
-        self._deadline = self._announced_at = None
-
-    def after_a_save(
-        self, ranks: RankGroup, board: Board, slots: Mapping[int, Slot | None], *, now: float, saved: bool
-    ) -> None:
-        """Signal the ranks once they have saved and no further save is under way.
-
-        Args:
-            saved: a save has become complete since the last call.
-        """
-        if self._announced_at is not None and is_saving(slots):
-            # it has begun just before it could know, and may need all ranks: let the others enter it
-            self._announced_at = None
-            board.announce_end(False)
-        elif self._announced_at is not None and now - self._announced_at >= AFTER_SAVE_SECONDS:
-            self.send(ranks, now)
-        elif self._announced_at is None and saved:
-            self._announced_at = now
-            board.announce_end(True)
-
-    def send(self, ranks: RankGroup, now: float) -> None:
-        """Send SIGTERM now."""
-        self._deadline = now + self._handler_seconds
-        ranks.request_exit()
-
-    def expire(self) -> None:
-        """End the wait: the user has asked again."""
-        if self._deadline is not None:
-            self._deadline = 0.0
-
-    def postpone(self, seconds: float) -> None:
-        """Move the deadline by so many seconds, in which nothing was observed."""
-        if self._deadline is not None:
-            self._deadline += seconds
-
-    def is_over(self, ranks: RankGroup, now: float) -> bool:
-        """Return whether all ranks have exited, or their time is over."""
-        assert self._deadline is not None
-        return not ranks.alive or now >= self._deadline
-
-
 class StopRequest:
     """State of a stop. Times are monotonic seconds.
 
     Args:
-        timeouts: how long ranks may take to agree on a step, save and exit.
+        timeouts: how long ranks may take to agree on a step, save and exit, or to handle SIGTERM.
         history: of the run.
     """
 
@@ -107,12 +47,20 @@ class StopRequest:
         self._requested_at: float | None = None
         self._deadline = 0.0
         self._said_short = False
-        self.signalled = SignalledStop(timeouts.handler_seconds)
+        self._handlers_until: float | None = None
+        """The deadline after SIGTERM; None until it was sent."""
+        self._announced_at: float | None = None
+        """When the ranks were told that no further save begins."""
 
     @property
     def requested(self) -> bool:
         """Whether a stop was requested."""
         return self._requested_at is not None
+
+    @property
+    def signalled(self) -> bool:
+        """Whether the ranks were sent SIGTERM."""
+        return self._handlers_until is not None
 
     @property
     def noted(self) -> bool:
@@ -130,6 +78,10 @@ class StopRequest:
             taken.append(self._noted.pop(0))
         return taken
 
+    def begin_attempt(self) -> None:
+        """A new attempt begins: its ranks have not been signaled."""
+        self._handlers_until = self._announced_at = None
+
     def request(self, now: float) -> bool:
         """Request the stop. A second request moves the deadline to now.
 
@@ -138,7 +90,8 @@ class StopRequest:
         """
         if self._requested_at is not None:
             self._deadline = now
-            self.signalled.expire()
+            if self._handlers_until is not None:
+                self._handlers_until = now
             return False
         self._requested_at = now
         self._deadline = now + self._timeouts.stop_seconds
@@ -192,10 +145,34 @@ class StopRequest:
             return False
         means = self.means(attempt, slots)
         if means is StopMeans.save:
-            self.signalled.after_a_save(ranks, board, slots, now=now, saved=saved)
+            self._signal_after_a_save(ranks, board, slots, now=now, saved=saved)
         if means is StopMeans.term and not self.expired(now):
-            self.signalled.send(ranks, now)
-        return means in (StopMeans.end, StopMeans.term) and not self.signalled.sent
+            self.signal(ranks, now)
+        return means in (StopMeans.end, StopMeans.term) and not self.signalled
+
+    def _signal_after_a_save(
+        self, ranks: RankGroup, board: Board, slots: Mapping[int, Slot | None], *, now: float, saved: bool
+    ) -> None:
+        """Signal the ranks once they have saved and no further save is under way."""
+        if self._announced_at is not None and is_saving(slots):
+            # it has begun just before it could know, and may need all ranks: let the others enter it
+            self._announced_at = None
+            board.announce_end(False)
+        elif self._announced_at is not None and now - self._announced_at >= AFTER_SAVE_SECONDS:
+            self.signal(ranks, now)
+        elif self._announced_at is None and saved:
+            self._announced_at = now
+            board.announce_end(True)
+
+    def signal(self, ranks: RankGroup, now: float) -> None:
+        """Send SIGTERM now."""
+        self._handlers_until = now + self._timeouts.handler_seconds
+        ranks.request_exit()
+
+    def handlers_are_over(self, ranks: RankGroup, now: float) -> bool:
+        """Return whether all ranks that were signaled have exited, or their time is over."""
+        assert self._handlers_until is not None
+        return not ranks.alive or now >= self._handlers_until
 
     def exit_code(self, ranks: RankGroup, exits: Collection[Exit]) -> int:
         """Return the exit code of a stop by SIGTERM: that of a script without a Trainer, if all ranks have
@@ -212,7 +189,8 @@ class StopRequest:
         either.
         """
         self._deadline += seconds
-        self.signalled.postpone(seconds)
+        if self._handlers_until is not None:
+            self._handlers_until += seconds
 
     def expired(self, now: float) -> bool:
         """Return whether the deadline of the stop has passed."""

@@ -3,7 +3,7 @@
 It implements the agent's `AttemptController`: `poll` is called about five times a second, more often while
 ranks may be deadlocked, and immediately when a rank exits. The order after a fault is fixed: evidence on
 disk, verdict, decision, and only then does the agent kill ranks (`faults.py`). An exception of the supervisor
-itself ends in a joint stop of the ranks and a report (`last_resort.py`). Does not start processes
+itself ends in a joint stop of the ranks and a report (`outcome.py`). Does not start processes
 (`runtime/processes/agent.py`), judge (`watchdog.diagnosis`), choose (`policy.py`) or render pages.
 """
 
@@ -23,13 +23,13 @@ from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus, live_status
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.processes.agent import Directive, RankStart
-from grpo_run.runtime.processes.ranks import RankGroup
+from grpo_run.runtime.processes import forkserver
+from grpo_run.runtime.processes.agent import Directive
+from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
 from grpo_run.runtime.processes.termination import TerminatedProcess
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from grpo_run.runtime.snapshots.slot import SnapshotName
-from grpo_run.runtime.supervisor import last_resort
 from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.exit_hangs import Observe
@@ -41,8 +41,8 @@ from grpo_run.runtime.supervisor.host_watch import HostWatch
 from grpo_run.runtime.supervisor.incident import IncidentContext
 from grpo_run.runtime.supervisor.no_trainer import NoTrainerWatch
 from grpo_run.runtime.supervisor.outcome import RunOutcome
-from grpo_run.runtime.supervisor.preparation import AttemptPreparation
 from grpo_run.runtime.supervisor.quarantine import RunQuarantine
+from grpo_run.runtime.supervisor.setting_aside import set_aside
 from grpo_run.runtime.supervisor.stop import StopRequest
 from grpo_run.runtime.supervisor.stop_means import StopMeans, stop_code
 from grpo_run.watchdog.observation import Exit, Slot
@@ -50,6 +50,7 @@ from grpo_run.watchdog.stalls.step_clock import UNSEEN_SECONDS
 
 LEAST_POLL_SECONDS = 0.01
 """Least time between two polls that are asked for."""
+JOINT_STOP_POLL_SECONDS = 0.1
 
 
 class Supervisor:
@@ -67,7 +68,6 @@ class Supervisor:
         follow_output: receives the files that the ranks print to, by rank and descriptor, when an attempt
             starts.
         staging: where ranks place snapshots; None if they save directly.
-        enter_cgroup: moves a rank into the memory cgroup of the ranks.
     """
 
     def __init__(
@@ -81,7 +81,6 @@ class Supervisor:
         observe_exit: Observe,
         follow_output: Callable[[dict[tuple[int, int], Path]], None] = lambda files: None,
         staging: StagingArea | None = None,
-        enter_cgroup: Callable[[int], None] = lambda pid: None,
     ) -> None:
         self.config = config
         self.run = run
@@ -107,7 +106,7 @@ class Supervisor:
             self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
         )
         self.stop = StopRequest(config.timeouts, self.history)
-        parts = (self._drains, self._reporter, self.history, self.stop, enter_cgroup)
+        parts = (self._drains, self._reporter, self.history, self.stop)
         self._host = HostWatch(run, config, *parts)
         self._no_trainer = NoTrainerWatch(config.injections, self.lifecycle, self._reporter, self.history)
         self._outcome = RunOutcome(
@@ -115,12 +114,10 @@ class Supervisor:
             drains=self._drains,
             interrupted=lambda: self.stop.noted or self.stop.requested,
         )  # fmt: skip
-        self._preparation = AttemptPreparation(
-            config, run, live=self._live, reporter=self._reporter, backups=self.backups, drains=self._drains
-        )
-        self.attempt = Attempt(run, self.history.attempts - 1, warn=self._reporter.warn)
+        self.attempt = Attempt(run, self.history.attempts - 1, warn=self.warn)
         self.expected_snapshot: SnapshotName | None = None
         """The snapshot that the ranks of this attempt load from memory."""
+        self._start_not_before = 0.0
         self.has_ranks = False
         """False while the agent waits in a rendezvous, during which `poll` is not called."""
         self._previous_poll_at = self._polled_at = self._ranks_started_at = time.monotonic()
@@ -153,17 +150,30 @@ class Supervisor:
                 " command again"
             )
 
-    def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankStart]:
-        """Number the attempt, prepare its files and an empty board; return what each rank is started with."""
-        self.expected_snapshot = self._preparation.choose_snapshot(
-            spares_memory=lambda: self._host.spares_memory
-        )
+    def attempt_starting(self, workers: Sequence[Any], group_rank: int) -> Mapping[int, RankSpec]:
+        """Number the attempt, prepare its files and an empty board; return what each rank is started with.
+
+        A stop request ends the wait before a start by an exception.
+        """
+        time.sleep(max(0.0, self._start_not_before - time.monotonic()))
+        forkserver.await_server(lambda text: self.warn(None, text))
+        self._settle_resumption()
         self._faults.begin_attempt()
         self._reporter.begin_attempt()
-        attempt = self.attempt = self._preparation.make_attempt(self.attempt, workers)
+        self.attempt.files.close()
+        attempt = self.attempt = Attempt(
+            self.run,
+            self.attempt.number + 1,
+            warn=self.warn,
+            rank_of_local_rank={worker.local_rank: worker.global_rank for worker in workers},
+            world_size=workers[0].world_size,
+        )
+        self._live.journal.attempt = attempt.number
         attempt.make_files(self._reporter.notify)
         self._live.journal.restore()
-        self.board = self._preparation.clear_board(self.board, attempt)
+        if not self.board.has_full_size or not self.board.is_at(self.run.board):
+            self.board = Board.create(self.run.board, self.board.slots)
+        self.board.begin_attempt(attempt.number)
         if self.stop.requested:
             self.board.request_stop()
         if self.lifecycle.state is not RunState.starting:
@@ -172,13 +182,26 @@ class Supervisor:
         files = attempt.outputs(self.config.output)
         self._follow_output(files)
         return {
-            rank: RankStart(
+            rank: RankSpec(
+                rank=rank,
                 environment=self._rank_environment(self, rank, attempt.world_size),
                 log=files[rank, 1],
                 errors=files.get((rank, 2)),
             )
             for rank in attempt.local_rank_of
         }
+
+    def _settle_resumption(self) -> None:
+        """Set aside what a rollback discards, write what is not loaded from memory to disk, and keep the
+        checkpoints from removal by ranks.
+        """
+        if set_aside(self.history, self.config, self._drains, self._reporter):
+            self.backups.forget()
+        self.expected_snapshot = None
+        if self._drains is not None:
+            self.expected_snapshot = self._drains.prepare_attempt(spare_memory=self._host.spares_memory)
+            self._live.read_ranks()
+        self.backups.make()
 
     def attempt_started(self, ranks: RankGroup) -> None:
         """Begin to watch the ranks, which are running now."""
@@ -188,7 +211,7 @@ class Supervisor:
         self._hangs.begin_attempt(self.attempt, self.board, pids)
         self._host.begin_attempt(pids)
         self._no_trainer.begin_attempt()
-        self.stop.signalled.begin_attempt()
+        self.stop.begin_attempt()
         for rank, pid in pids.items():
             self._reporter.write("rank_started", rank=rank, pid=pid)
 
@@ -238,7 +261,7 @@ class Supervisor:
         for exit in exits:
             self.detector.rank_exited(exit.rank)
         self.attempt.exits.add(exits, slots)
-        if self.stop.signalled.sent:
+        if self.stop.signalled:
             return self._poll_signalled(ranks)
         if self.attempt.exits.failed:
             return self._handle_fault(ranks, slots)
@@ -251,13 +274,13 @@ class Supervisor:
             return Directive.stopped
         if self.stop.poll(ranks, self.board, self.attempt, slots, now=self._polled_at, saved=saved):
             return self._end(RunEvent.stopped, stop_code(self.history))
-        if self.stop.signalled.sent:
+        if self.stop.signalled:
             return Directive.monitor
         return self._check_for_hangs(ranks, slots)
 
     def _poll_signalled(self, ranks: RankGroup) -> Directive:
         """The ranks were sent SIGTERM: the script's own handlers run, and its exit code is the run's."""
-        if not self.stop.signalled.is_over(ranks, self._polled_at):
+        if not self.stop.handlers_are_over(ranks, self._polled_at):
             return Directive.monitor
         if ranks.alive:
             self._report_slow_stop(ranks)
@@ -336,7 +359,7 @@ class Supervisor:
             self._report_slow_stop(ranks)
             if self.stop.means(self.attempt, slots) is not StopMeans.save:
                 return self._end(RunEvent.stopped, stop_code(self.history))
-            self.stop.signalled.send(ranks, time.monotonic())
+            self.stop.signal(ranks, time.monotonic())
             return Directive.monitor
         finding = self._hangs.poll(slots)
         return Directive.monitor if finding is None else self._handle_fault(ranks, slots, finding)
@@ -369,22 +392,41 @@ class Supervisor:
         self._hangs.write_phase_durations()
         self._live.journal.sync()
         self.has_ranks = False
-        self._preparation.delay(delay_seconds)
+        self._start_not_before = time.monotonic() + delay_seconds
         return Directive.restart
 
     def _incident(self, ranks: RankGroup, **observed: Any) -> IncidentContext:
-        watched = (self.attempt, ranks, self.board, self.detector, self.history)
-        return IncidentContext.of(*watched, kills_of=self._host.kills_of, **observed)
+        return IncidentContext(
+            attempt=self.attempt,
+            ranks=ranks,
+            board=self.board,
+            detector=self.detector,
+            best_position=self.history.best_position,
+            kills_of=self._host.kills_of,
+            **observed,
+        )
 
     def _end(self, event: RunEvent, exit_code: int, sentence: str = "") -> Directive:
         return self._outcome.end(event, exit_code, self.attempt, sentence)
 
     def _stop_jointly(self, ranks: RankGroup) -> bool:
-        """Let the ranks save and stop. A rank that has failed already leaves nothing to agree on."""
-        parts = (ranks, self.board, self.attempt, self.stop)
-        return last_resort.stop_jointly(
-            *parts, request=self.request_stop, seconds=self.config.timeouts.stop_seconds
-        )
+        """Let the ranks agree on a step, save and exit, and return whether all of them have.
+
+        A rank that has failed already leaves nothing to agree on.
+        """
+        agreed = (StopMeans.vote, StopMeans.exit)
+        slots = self.attempt.read_slots(self.board)
+        if self.attempt.exits.failed or self.stop.means(self.attempt, slots) not in agreed:
+            return False
+        if not self.stop.requested:
+            self.request_stop("failure of the supervisor")
+        self.board.request_stop()
+        deadline = time.monotonic() + self.config.timeouts.stop_seconds
+        while ranks.alive and time.monotonic() < deadline and not self.stop.take_noted():
+            exits = ranks.wait(JOINT_STOP_POLL_SECONDS)
+            if any(exit.exit_code not in (EXIT_FINISHED, EXIT_STOPPED) for exit in exits):
+                return False  # the others would wait for it
+        return not ranks.alive
 
     def _schedule_drains(self, staging: StagingArea) -> DrainScheduler:
         return DrainScheduler(

@@ -29,17 +29,6 @@ def group() -> Iterator[MemoryCgroup]:
         yield made
 
 
-def kills(run: Run, group: MemoryCgroup) -> int:
-    """How many processes the kernel has killed: of the ranks' own cgroup, as sampled last, and of the
-    others.
-    """
-    sample = read_last_sample(run.directory / "host_memory.mmap")
-    assert sample is not None
-    assert sample.kills is not None
-    own = sample.kills if sample.cgroup != str(group.folder) else 0
-    return own + group.kills()
-
-
 def await_end_noted(run: Run) -> None:
     """Wait until the guardian has read the counter."""
     deadline = time.monotonic() + 30
@@ -65,7 +54,7 @@ def test_a_rank_that_the_kernel_kills_is_named_and_the_run_resumes(
     assert digest(tmp_path / "out") == undisturbed("sft.py", 12)
     (recovery,) = run.status()["recoveries"]
     assert (recovery["cause"], recovery["rank"], recovery["action"]) == ("host_oom", 1, "restart")
-    assert kills(run, group) == 1
+    assert group.kills() == 1
     (incident,) = (run.directory / "incidents").iterdir()
     sentence = json.loads((incident / "verdict.json").read_text())["sentence"]
     assert f"The memory cgroup {group.folder} had " in sentence
@@ -90,7 +79,7 @@ def test_a_slow_leak_is_restarted_before_the_kernel_kills(
         assert run.wait() == 0, run.tail()
     finally:
         run.close()
-    assert kills(run, group) == 0
+    assert group.kills() == 0
     assert run.status()["recoveries"] == []
     restarts = run.events("memory_restart")
     assert 1 <= len(restarts) <= 3
@@ -117,7 +106,7 @@ def test_a_run_that_uses_nearly_all_memory_steadily_is_left_alone(
         assert run.wait() == 0, run.tail()
     finally:
         run.close()
-    assert kills(run, group) == 0
+    assert group.kills() == 0
     assert run.events("memory_short"), "the run is to use more than is left alone otherwise"
     assert run.events("memory_restart") == []
     assert len(run.events("attempt_started")) == 1
@@ -145,7 +134,7 @@ def test_snapshots_that_nearly_fill_a_small_limit_make_no_restart_loop(
         assert run.wait() == 0, run.tail()
     finally:
         run.close()
-    assert kills(run, group) == 0
+    assert group.kills() == 0
     assert run.events("memory_restart") == []
     assert [recovery["cause"] for recovery in run.status()["recoveries"]] == ["signal"]
 

@@ -25,21 +25,21 @@ def run(program: str, folder: Path, library: str, **variables: str) -> subproces
 
 PROGRAM = """
 import os, sys
-from grpo_run.runtime.processes import forkserver, forkserver as server_start
+from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.upstream import process_names as upstream
 
 said = []
-server_start.await_server(said.append)
+forkserver.await_server(said.append)
 assert said == [] and upstream.forkserver_pid() is None  # no server, nothing to wait for
 forkserver.start_server(["slow_lib"], {"TOKEN": "x"})
 first = upstream.forkserver_pid()
-server_start.await_server(said.append, server_start.Limits(idle_seconds=1.5, total_seconds=float(os.environ["TOTAL"])))
-server_start.await_server(said.append)
+forkserver.await_server(said.append, idle_seconds=1.5, total_seconds=float(os.environ["TOTAL"]))
+forkserver.await_server(said.append)
 process = forkserver.start_child("posix:getpid", dict(os.environ), "/")
 process.join(30)
 print(said, process.exitcode, upstream.forkserver_pid() == first)
 assert b"TOKEN=x" in open(f"/proc/{upstream.forkserver_pid()}/environ", "rb").read()
-"""  # noqa: E501
+"""
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_server_that_hangs_or_ends_in_an_import_is_replaced(
 FROZEN = """
 import os, sys, time
 from support.freezer import freezer
-from grpo_run.runtime.processes import adoption, forkserver, forkserver as server_start
+from grpo_run.runtime.processes import adoption, forkserver
 from grpo_run.runtime.upstream import process_names as upstream
 
 said = []
@@ -80,7 +80,8 @@ with freezer() as cgroup:
     forkserver.start_server(["slow_lib"], {})
     first = upstream.forkserver_pid()
     cgroup.freeze(first)
-    server_start.await_server(said.append, server_start.Limits(idle_seconds=0.5, end_seconds=1.0))
+    forkserver.END_SECONDS = 1.0
+    forkserver.await_server(said.append, idle_seconds=0.5)
     process = forkserver.start_child("posix:getpid", dict(os.environ), "/")
     process.join(30)
     print(said, process.exitcode, upstream.forkserver_pid() == first, first in adoption.own_children())
@@ -100,7 +101,7 @@ STOPPED = """
 import os, signal, sys, time
 from pathlib import Path
 from grpo_run.runtime.upstream import process_names as upstream
-from grpo_run.runtime.processes import forkserver, forkserver as server_start
+from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
 from grpo_run.watchdog.processes import read_stat
 
@@ -111,9 +112,9 @@ def stop():
 
 forkserver.start_server([], {})
 stop()
-server_start.await_server(print)
+forkserver.await_server(print)
 stop()
-spec = RankSpec(rank=0, local_rank=0, environment=dict(os.environ), directory="/", log=Path("/dev/null"))
+spec = RankSpec(rank=0, environment=dict(os.environ), directory="/", log=Path("/dev/null"))
 group = RankGroup([spec], entry="signal:pause", preloaded=True)
 stop()
 os.kill(group.pids[0], signal.SIGKILL)

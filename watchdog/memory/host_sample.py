@@ -58,21 +58,6 @@ class ProcessMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CgroupKills:
-    """The kernel's counter of killed processes of one memory cgroup.
-
-    Attributes:
-        folder: of the cgroup.
-        identity: another cgroup in the same folder has another one.
-        count: of the cgroup's own processes.
-    """
-
-    folder: str
-    identity: str
-    count: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class HostSample:
     """One sample of the host's memory.
 
@@ -92,7 +77,6 @@ class HostSample:
         kills: the kernel's counter of killed processes of the ranks' cgroup; None if unknown.
         cgroup: folder of that cgroup; empty if unknown.
         kills_whole_group: the kernel ends the whole cgroup together.
-        supervisor_kills: the same counter of the supervisor's cgroup; None if unknown.
         kills_at_end: that counter right after the end of the supervisor; None if nobody was left to read it.
     """
 
@@ -109,7 +93,6 @@ class HostSample:
     kills: int | None = None
     cgroup: str = ""
     kills_whole_group: bool = False
-    supervisor_kills: CgroupKills | None = None
     kills_at_end: int | None = None
 
     @property

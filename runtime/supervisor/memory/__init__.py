@@ -2,7 +2,6 @@
 
 Start with `policy.py`, which decides; `fallback_steps.py` has the fallback steps in order, `_prediction.py`
 says whether one helps, and `tracing.py` has a process trace the job. `returned.py` waits until GPUs have
-their memory back, and `allocator.py` knows torch's expandable segments. `runtime/supervisor/run_memory.py`
-acts on the decision. Imports `runtime/history/`, `runtime/memory/`, `runtime/processes/`, the modules of
-`runtime/` and `watchdog/`.
+their memory back. `runtime/supervisor/run_memory.py` acts on the decision. Imports `runtime/history/`,
+`runtime/memory/`, `runtime/processes/`, the modules of `runtime/` and `watchdog/`.
 """

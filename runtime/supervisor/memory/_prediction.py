@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from grpo_run.runtime.memory.closed_form import Sizes, peaks
 from grpo_run.runtime.memory.facts import MemoryFacts, ModelFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.watchdog.memory.shortage import MemoryPhase
+from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase
 
 PROMPT_TOKENS = 256
 """Taken for the prompt, whose length no setting says."""
@@ -46,27 +46,6 @@ STATELESS = frozenset({"adafactor", "sgd"})
 """Optimizers of transformers that keep no tensor of the weights' size."""
 FUSED = "adamw_torch_fused"
 """The optimizer that applies the update while it computes it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceFigures:
-    """What the error says of the GPU, in bytes.
-
-    Attributes:
-        capacity_bytes: its memory.
-        unallocated_bytes: reserved by torch's allocator, but not allocated; None if it is not known.
-        missing_bytes: asked for and not free; None if it is not known.
-    """
-
-    capacity_bytes: int = GPU_BYTES
-    unallocated_bytes: int | None = None
-    missing_bytes: int | None = None
-
-    @property
-    def segments_may_suffice(self) -> bool:
-        """Whether all that is reserved in vain is as much as was missing, as far as both are known."""
-        known = self.unallocated_bytes is not None and self.missing_bytes is not None
-        return not known or (self.unallocated_bytes or 0) >= (self.missing_bytes or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,25 +106,26 @@ def predict(
     phase: MemoryPhase,
     before: MemoryPlan,
     after: MemoryPlan,
-    device: DeviceFigures,
+    figures: Figures,
     traces: Traces | None = None,
 ) -> PeakPrediction:
     """Compare the peaks of a phase with two plans.
 
     Args:
+        figures: what the error says of the GPU.
         traces: used if they have both plans.
     """
     traces = traces or Traces()
     traced_before, traced_after = traces.of(before, phase), traces.of(after, phase)
     if traced_before is not None and traced_after is not None:
         return PeakPrediction(
-            before_bytes=round(traced_before) + _held(facts, phase, before, device),
-            after_bytes=round(traced_after) + _held(facts, phase, after, device),
+            before_bytes=round(traced_before) + _held(facts, phase, before, figures),
+            after_bytes=round(traced_after) + _held(facts, phase, after, figures),
             traced=True,
         )
     return PeakPrediction(
-        before_bytes=peak_bytes(facts, phase, before, device),
-        after_bytes=peak_bytes(facts, phase, after, device),
+        before_bytes=peak_bytes(facts, phase, before, figures),
+        after_bytes=peak_bytes(facts, phase, after, figures),
         nominal=not knows_sizes(facts.model),
         missing=traces.missing,
     )
@@ -156,17 +136,10 @@ def knows_sizes(model: ModelFacts) -> bool:
     return min(model.parameter_bytes, model.layers, model.hidden_size) > 0
 
 
-def peak_bytes(facts: MemoryFacts, phase: MemoryPhase, plan: MemoryPlan, device: DeviceFigures) -> int:
+def peak_bytes(facts: MemoryFacts, phase: MemoryPhase, plan: MemoryPlan, figures: Figures) -> int:
     """Return the peak of one rank's memory in a phase in closed form, in bytes."""
     found = peaks(sizes_of(facts, plan))
-    needed = {
-        MemoryPhase.generate: found.generate,
-        MemoryPhase.score: found.score,
-        MemoryPhase.forward: found.forward,
-        MemoryPhase.backward: found.backward,
-        MemoryPhase.optimizer: found.optimizer,
-    }.get(phase, found.state)
-    return round(needed) + _held(facts, phase, plan, device)
+    return round(found.get(str(phase), found["state"])) + _held(facts, phase, plan, figures)
 
 
 def sizes_of(facts: MemoryFacts, plan: MemoryPlan) -> Sizes:
@@ -205,16 +178,16 @@ def sizes_of(facts: MemoryFacts, plan: MemoryPlan) -> Sizes:
     )
 
 
-def _held(facts: MemoryFacts, phase: MemoryPhase, plan: MemoryPlan, device: DeviceFigures) -> int:
+def _held(facts: MemoryFacts, phase: MemoryPhase, plan: MemoryPlan, figures: Figures) -> int:
     """What is in use on the device beside the job's tensors, as far as a plan changes it."""
     held = 0
     sleeps = (facts.vllm_sleep or plan.vllm_sleep) and phase is not MemoryPhase.generate
     if facts.generates == "vllm_colocate" and not sleeps:
-        held = round(vllm_share(facts, plan) * device.capacity_bytes)
+        held = round(vllm_share(facts, plan) * (figures.capacity_bytes or GPU_BYTES))
     if plan.expandable_segments:
         return held
     # what is not known is a page of the allocator: more than none
-    return held + (_PAGE_BYTES if device.unallocated_bytes is None else device.unallocated_bytes)
+    return held + (_PAGE_BYTES if figures.unallocated_bytes is None else figures.unallocated_bytes)
 
 
 def vllm_share(facts: MemoryFacts, plan: MemoryPlan) -> float:

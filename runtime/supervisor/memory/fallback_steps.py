@@ -17,14 +17,14 @@ from enum import Enum
 from grpo_run.runtime.memory.facts import MemoryFacts, split_differences, split_refusals
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.memory._prediction import (
-    DeviceFigures,
     PeakPrediction,
     Traces,
     predict,
     rollout_rows,
     vllm_share,
 )
-from grpo_run.watchdog.memory.shortage import OUTSIDE, MemoryPhase
+from grpo_run.watchdog.memory.error_patterns import ErrorSource
+from grpo_run.watchdog.memory.shortage import OUTSIDE, MemoryPhase, Shortage
 
 LEAST_VLLM_SHARE = 0.1
 """Of a GPU. A smaller share holds the weights of no model that is worth vLLM."""
@@ -51,33 +51,71 @@ class FallbackStep(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutOfMemoryContext:
-    """What the facts of a call do not say.
+class Situation:
+    """An out-of-memory error and what is known of the run.
 
     Attributes:
-        segments_refused: why expandable segments cannot be used with the installed vLLM, as a clause; empty
-            if they can.
+        shortage: of the verdict.
+        facts: of the `train()` call.
+        start: where a restart continues, as a clause.
+        budget: failures without progress that are recovered; 0 if the user wants no restart.
+        grown_bytes: how much more the rank had allocated than early in the attempt.
+        proceeds: the attempt has committed so many steps that it did the same work before.
+        allow_degrade: the experiment may be changed.
         own_allocator_setting: the environment of the run sets `expandable_segments` itself.
     """
 
-    segments_refused: str = ""
+    shortage: Shortage
+    facts: MemoryFacts
+    start: str
+    budget: int
+    grown_bytes: int = 0
+    proceeds: bool = False
+    allow_degrade: bool = False
     own_allocator_setting: bool = False
+
+    @property
+    def fragmented(self) -> bool:
+        """Whether the allocator had reserved what was asked for, in pieces that were too small."""
+        figures = self.shortage.figures
+        if figures.tried_bytes is None or figures.unallocated_bytes is None:
+            return False
+        return figures.unallocated_bytes >= figures.tried_bytes
+
+    @property
+    def crept(self) -> bool:
+        """Whether memory has grown by at least what was missing, so that a restart would free enough."""
+        tried, free = self.shortage.figures.tried_bytes, self.shortage.figures.free_bytes
+        return tried is not None and self.grown_bytes > 0 and self.grown_bytes >= tried - (free or 0)
+
+    @property
+    def cache_too_small(self) -> bool:
+        """Whether vLLM needs a larger share, not less memory in the phase."""
+        return self.shortage.source is ErrorSource.vllm_cache
+
+    @property
+    def segments_refused(self) -> str:
+        """Why expandable segments cannot help, as a clause; empty if they may."""
+        if self.own_allocator_setting:
+            return "the environment sets expandable_segments itself"
+        figures = self.shortage.figures
+        if None in (figures.unallocated_bytes, figures.tried_bytes, figures.free_bytes):
+            return ""
+        missing_bytes = max(0, (figures.tried_bytes or 0) - (figures.free_bytes or 0))
+        if (figures.unallocated_bytes or 0) < missing_bytes:
+            return "less is reserved and not allocated than was missing"
+        return ""
 
 
 Next = MemoryPlan | str | None
 """The next plan, or why the step does not apply, as a clause; None if it does not concern the run at all."""
 
 
-def apply_step(step: FallbackStep, facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
-    """Return the plan with one more change, or why it does not apply; None if it does not concern the run."""
-    return _CHANGES[step](facts, plan, around)
-
-
 def _with(plan: MemoryPlan, **changes: object) -> MemoryPlan:
     return plan.model_copy(update=changes)
 
 
-def _micro_batch(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+def _micro_batch(facts: MemoryFacts, plan: MemoryPlan) -> Next:
     if refusals := split_refusals(facts):
         return "; ".join(refusals)
     rows = facts.per_device_train_batch_size
@@ -90,7 +128,7 @@ def _micro_batch(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContex
     return _with(plan, micro_batch_divisor=2 * plan.micro_batch_divisor)
 
 
-def _generation_sub_batches(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+def _generation_sub_batches(facts: MemoryFacts, plan: MemoryPlan) -> Next:
     if facts.generates.startswith("vllm"):
         return "vLLM forms its batches itself"
     if facts.generates == "continuous_batching":
@@ -106,7 +144,7 @@ def _generation_sub_batches(facts: MemoryFacts, plan: MemoryPlan, around: OutOfM
     return _with(plan, generation_sub_batches=parts)
 
 
-def _gradient_checkpointing(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+def _gradient_checkpointing(facts: MemoryFacts, plan: MemoryPlan) -> Next:
     if facts.gradient_checkpointing or plan.gradient_checkpointing:
         return "gradient checkpointing is on already"
     if facts.checkpointing_set_later:
@@ -116,7 +154,7 @@ def _gradient_checkpointing(facts: MemoryFacts, plan: MemoryPlan, around: OutOfM
     return _with(plan, gradient_checkpointing=True)
 
 
-def _optimizer_offload(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+def _optimizer_offload(facts: MemoryFacts, plan: MemoryPlan) -> Next:
     if facts.optimizer_offload or plan.optimizer_offload:
         return "the optimizer's state is in host memory already"
     if not facts.deepspeed or not facts.layout.startswith("deepspeed-zero"):
@@ -124,7 +162,7 @@ def _optimizer_offload(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemory
     return _with(plan, optimizer_offload=True)
 
 
-def _vllm_sleep(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+def _vllm_sleep(facts: MemoryFacts, plan: MemoryPlan) -> Next:
     if facts.generates != "vllm_colocate":
         return None
     if facts.vllm_sleep or plan.vllm_sleep:
@@ -132,7 +170,7 @@ def _vllm_sleep(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext
     return _with(plan, vllm_sleep=True)
 
 
-def _vllm_share(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+def _vllm_share(facts: MemoryFacts, plan: MemoryPlan) -> Next:
     if facts.generates != "vllm_colocate":
         return None
     share = vllm_share(facts, plan)
@@ -144,7 +182,7 @@ def _vllm_share(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext
     return _with(plan, vllm_gpu_memory_utilization=lower)
 
 
-def _larger_vllm_share(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+def _larger_vllm_share(facts: MemoryFacts, plan: MemoryPlan) -> Next:
     if facts.generates != "vllm_colocate":
         return None
     share = vllm_share(facts, plan)
@@ -156,18 +194,15 @@ def _larger_vllm_share(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemory
     return _with(plan, vllm_gpu_memory_utilization=larger)
 
 
-def _expandable_segments(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+def _expandable_segments(facts: MemoryFacts, plan: MemoryPlan) -> Next:
     if plan.expandable_segments:
         return "expandable segments are on already"
-    if around.own_allocator_setting:
-        return "the environment sets expandable_segments itself"
-    sleeps = facts.generates == "vllm_colocate" and (facts.vllm_sleep or plan.vllm_sleep)
-    if sleeps and around.segments_refused:
-        return around.segments_refused
+    if facts.generates == "vllm_colocate" and (facts.vllm_sleep or plan.vllm_sleep):
+        return "vLLM may refuse expandable segments while it sleeps"
     return _with(plan, expandable_segments=True)
 
 
-def _shorter_completions(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext) -> Next:
+def _shorter_completions(facts: MemoryFacts, plan: MemoryPlan) -> Next:
     if not facts.generates:
         return None
     tokens = plan.max_completion_length or facts.max_completion_length
@@ -178,7 +213,7 @@ def _shorter_completions(facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemo
     return _with(plan, max_completion_length=tokens // 2)
 
 
-_CHANGES: dict[FallbackStep, Callable[[MemoryFacts, MemoryPlan, OutOfMemoryContext], Next]] = {
+_CHANGES: dict[FallbackStep, Callable[[MemoryFacts, MemoryPlan], Next]] = {
     FallbackStep.micro_batch: _micro_batch,
     FallbackStep.generation_sub_batches: _generation_sub_batches,
     FallbackStep.gradient_checkpointing: _gradient_checkpointing,
@@ -248,13 +283,15 @@ class PlanChange:
     """What the next attempt does otherwise.
 
     Attributes:
+        phase: that died.
         fallback_step: the one change.
         plan: with the change.
-        prediction: the peak of the phase that died, before and after.
+        prediction: the peak of the phase, before and after.
         skipped: earlier steps, and why they were not taken.
         inexact: why the update is not the same; empty if it is, up to the rounding of sums.
     """
 
+    phase: MemoryPhase
     fallback_step: FallbackStep
     plan: MemoryPlan
     prediction: PeakPrediction
@@ -273,88 +310,70 @@ class Exhausted:
     why: str = "no change of the memory plan is left that keeps the update"
 
 
-def next_change(
-    phase: MemoryPhase,
-    facts: MemoryFacts,
-    plan: MemoryPlan,
-    *,
-    around: OutOfMemoryContext,
-    device: DeviceFigures,
-    fragmented: bool = False,
-    cache_too_small: bool = False,
-    allow_degrade: bool = False,
-    trace: Tracer = no_traces,
-) -> PlanChange | Exhausted:
+def next_change(situation: Situation, plan: MemoryPlan, trace: Tracer = no_traces) -> PlanChange | Exhausted:
     """Return the next change of a plan, or why there is none.
 
     Args:
-        phase: in which a rank ran out of memory.
-        facts: of the `train()` call.
+        situation: the error; fragmented memory takes expandable segments first.
         plan: in effect.
-        around: what the facts do not say.
-        device: what the error says of the GPU.
-        fragmented: the allocator had reserved enough, so expandable segments come first.
-        cache_too_small: vLLM needs a larger share, not less memory in the phase.
-        allow_degrade: the experiment may be changed.
         trace: called once at most, and only if the choice depends on it.
 
     A change that the closed form alone takes for harmful is made if nothing else is left: it is not exact,
     and the run would end.
     """
+    phase, facts = situation.shortage.phase, situation.facts
     steps = ORDER[phase]
-    if fragmented:
-        steps = (
-            FallbackStep.expandable_segments,
-            *(step for step in steps if step is not FallbackStep.expandable_segments),
-        )
-    if cache_too_small:
+    if situation.fragmented:
+        steps = (FallbackStep.expandable_segments, *steps)
+    if situation.cache_too_small:
         steps = (FallbackStep.larger_vllm_share,)
-    exact = list(_candidates(steps, facts, plan, around))
-    degrading = list(_candidates(DEGRADING, facts, plan, around)) if allow_degrade else []
-    wanted = [] if cache_too_small else _to_trace(phase, [*exact, *degrading])
+    exact = list(_candidates(steps, situation, plan))
+    degrading = list(_candidates(DEGRADING, situation, plan)) if situation.allow_degrade else []
+    wanted = [] if situation.cache_too_small else _to_trace(phase, [*exact, *degrading])
     traces = trace(facts, phase, (plan, *wanted)) if wanted else Traces()
     skipped: dict[Skipped, None] = {}
     doubtful: PlanChange | None = None
     for steps_taken in (exact, degrading):
         for step, changed in steps_taken:
-            if step is FallbackStep.expandable_segments and not device.segments_may_suffice:
-                changed = "less is reserved and not allocated than was missing"
             if isinstance(changed, str):
                 skipped[Skipped(fallback_step=step, why=changed)] = None
                 continue
             asked = traces if changed in wanted else Traces()
-            prediction = predict(facts, phase, plan, changed, device, asked)
+            prediction = predict(facts, phase, plan, changed, situation.shortage.figures, asked)
             found = PlanChange(
+                phase=phase,
                 fallback_step=step,
                 plan=changed,
                 prediction=prediction,
                 skipped=tuple(skipped),
                 inexact=inexact(facts, plan, changed),
             )
-            if prediction.lowers or cache_too_small:
+            if prediction.lowers or situation.cache_too_small:
                 return found
             if doubtful is None and not prediction.traced and not prediction.equal:
                 doubtful = found
             skipped[Skipped(fallback_step=step, why="it would not lower the peak of this phase")] = None
         if doubtful is not None:
             return doubtful
-    return Exhausted(skipped=tuple(skipped), proposals=proposals(phase, facts, plan, around))
+    return Exhausted(skipped=tuple(skipped), proposals=proposals(situation, plan))
 
 
 def _candidates(
-    steps: Sequence[FallbackStep], facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext
+    steps: Sequence[FallbackStep], situation: Situation, plan: MemoryPlan
 ) -> Iterator[tuple[FallbackStep, MemoryPlan | str]]:
     """Yield the plans of steps in their order, or why a step does not apply.
 
     A micro-batch is halved again and again: where gradients were not accumulated before, halves need those of
     the first half too, so that a quarter may lower a peak that a half does not.
     """
-    for step in steps:
-        changed = apply_step(step, facts, plan, around)
+    for step in dict.fromkeys(steps):
+        changed = _CHANGES[step](situation.facts, plan)
+        if step is FallbackStep.expandable_segments:
+            changed = situation.segments_refused or changed
         if changed is not None:
             yield step, changed
         while step is FallbackStep.micro_batch and isinstance(changed, MemoryPlan):
-            changed = apply_step(step, facts, changed, around)
+            changed = _micro_batch(situation.facts, changed)
             if isinstance(changed, MemoryPlan):
                 yield step, changed
 
@@ -390,17 +409,16 @@ def inexact(facts: MemoryFacts, before: MemoryPlan, after: MemoryPlan) -> tuple[
     return tuple(reasons)
 
 
-def proposals(
-    phase: MemoryPhase, facts: MemoryFacts, plan: MemoryPlan, around: OutOfMemoryContext
-) -> tuple[str, ...]:
-    """Return what would lower the peak of a phase and changes the experiment, as phrases with the present
+def proposals(situation: Situation, plan: MemoryPlan) -> tuple[str, ...]:
+    """Return what would lower the peak of the phase and changes the experiment, as phrases with the present
     values.
     """
-    if phase not in TRACED_PHASES | {MemoryPhase.generate}:
+    facts = situation.facts
+    if situation.shortage.phase not in TRACED_PHASES | {MemoryPhase.generate}:
         return ()
     if facts.trainer == "sft":
         return (f"shorter samples (max_length, now {facts.max_length})",) if facts.max_length else ()
-    shorter = apply_step(FallbackStep.shorter_completions, facts, plan, around)
+    shorter = _shorter_completions(facts, plan)
     if not isinstance(shorter, MemoryPlan):
         return ()
     tokens = plan.max_completion_length or facts.max_completion_length

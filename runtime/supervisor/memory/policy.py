@@ -19,8 +19,6 @@ from grpo_run.runtime.history.recovery import Action, Decision
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.memory._prediction import (
-    GPU_BYTES,
-    DeviceFigures,
     PeakPrediction,
     divisor,
     micro_batch_rows,
@@ -29,15 +27,14 @@ from grpo_run.runtime.supervisor.memory._prediction import (
 from grpo_run.runtime.supervisor.memory.fallback_steps import (
     Exhausted,
     FallbackStep,
-    OutOfMemoryContext,
     PlanChange,
+    Situation,
     Tracer,
     next_change,
     no_traces,
     proposals,
 )
 from grpo_run.watchdog.causes import Cause
-from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.memory.shortage import OUTSIDE, MemoryPhase, Shortage
 from grpo_run.watchdog.observation import Phase
@@ -93,15 +90,13 @@ PHASE_NOUNS = {
 }
 
 
-def sentences(
-    change: PlanChange, phase: MemoryPhase, before: MemoryPlan, facts: MemoryFacts
-) -> tuple[str, ...]:
+def sentences(change: PlanChange, before: MemoryPlan, facts: MemoryFacts) -> tuple[str, ...]:
     """Return what a change does, what it is predicted to save, why nothing before it was done, and what it
     costs in exactness.
     """
-    text = f"memory plan: {what_changes(change, before, facts)}"
+    text = f"memory plan: {in_settings(before, change.plan, facts)}"
     if change.fallback_step is not FallbackStep.larger_vllm_share:
-        text = f"{text}; {_predicted(change.prediction, phase)}"
+        text = f"{text}; {_predicted(change.prediction, change.phase)}"
     said = [text]
     if change.skipped:
         said.append(f"memory plan: not changed: {'; '.join(skipped.text for skipped in change.skipped)}")
@@ -123,69 +118,39 @@ def _predicted(prediction: PeakPrediction, phase: MemoryPhase) -> str:
     return f"predicted {before} -> {after} in {noun} ({prediction.source})"
 
 
-def plan_in_settings(plan: MemoryPlan, facts: MemoryFacts) -> str:
-    """Return everything that a plan changes in the terms of the script's settings."""
+SWITCHES = {
+    "gradient_checkpointing": "gradient checkpointing",
+    "optimizer_offload": "the optimizer's state in host memory",
+    "vllm_sleep": "vllm_enable_sleep_mode=True",
+    "expandable_segments": "expandable segments",
+}
+"""What a plan turns on, in words."""
+
+
+def in_settings(before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
+    """Return what differs between two plans in the terms of the script's settings."""
+    plans = (before, after)
     said = []
-    if plan.micro_batch_divisor > 1:
-        said.append(_micro_batch(MemoryPlan(), plan, facts))
-    if plan.generation_sub_batches > 1:
-        said.append(f"generation in {plan.generation_sub_batches} parts")
-    if plan.gradient_checkpointing:
-        said.append("gradient checkpointing")
-    if plan.optimizer_offload:
-        said.append("the optimizer's state in host memory")
-    if plan.vllm_gpu_memory_utilization is not None:
-        said.append(
-            _changed("vllm_gpu_memory_utilization", *(vllm_share(facts, one) for one in (MemoryPlan(), plan)))
-        )
-    if plan.vllm_sleep:
-        said.append("vllm_enable_sleep_mode=True")
-    if plan.expandable_segments:
-        said.append("expandable segments")
-    if plan.max_completion_length is not None:
-        said.append(
-            _changed("max_completion_length", facts.max_completion_length, plan.max_completion_length)
-        )
+    if before.micro_batch_divisor != after.micro_batch_divisor:
+        rows = [micro_batch_rows(facts, plan) for plan in plans]
+        steps = [facts.gradient_accumulation_steps * divisor(facts, plan) for plan in plans]
+        said.append(_changed("per_device_train_batch_size", *rows))
+        said.append(_changed("gradient_accumulation_steps", *steps))
+    if before.generation_sub_batches != after.generation_sub_batches:
+        said.append(f"generation in {after.generation_sub_batches} parts")
+    said += [text for name, text in SWITCHES.items() if getattr(after, name) and not getattr(before, name)]
+    if before.vllm_gpu_memory_utilization != after.vllm_gpu_memory_utilization:
+        shares = [vllm_share(facts, plan) for plan in plans]
+        said.append(_changed("vllm_gpu_memory_utilization", *shares))
+    if before.max_completion_length != after.max_completion_length:
+        tokens = [plan.max_completion_length or facts.max_completion_length for plan in plans]
+        said.append(f"{_changed('max_completion_length', *tokens)} (--allow-degrade)")
     return ", ".join(said)
-
-
-def _micro_batch(before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> str:
-    rows = [micro_batch_rows(facts, plan) for plan in (before, after)]
-    steps = [facts.gradient_accumulation_steps * divisor(facts, plan) for plan in (before, after)]
-    return (
-        f"{_changed('per_device_train_batch_size', *rows)}, {_changed('gradient_accumulation_steps', *steps)}"
-    )
 
 
 def _changed(name: str, before: float | None, after: float | None) -> str:
     old, new = ("none" if value is None else f"{value:g}" for value in (before, after))
     return f"{name} {old} -> {new}"
-
-
-def what_changes(change: PlanChange, before: MemoryPlan, facts: MemoryFacts) -> str:
-    """Return the change in the terms of the script's settings."""
-    plan, step = change.plan, change.fallback_step
-    match step:
-        case FallbackStep.micro_batch:
-            return _micro_batch(before, plan, facts)
-        case FallbackStep.generation_sub_batches:
-            return f"each call of generation in {plan.generation_sub_batches} parts"
-        case FallbackStep.gradient_checkpointing:
-            return "gradient checkpointing is turned on"
-        case FallbackStep.optimizer_offload:
-            return "the optimizer's state is kept in host memory"
-        case FallbackStep.vllm_sleep:
-            return "vLLM frees its memory during training"
-        case FallbackStep.vllm_share | FallbackStep.larger_vllm_share:
-            shares = (vllm_share(facts, before), vllm_share(facts, plan))
-            return _changed("vllm_gpu_memory_utilization", *shares)
-        case FallbackStep.expandable_segments:
-            return "torch's allocator uses expandable segments"
-        case FallbackStep.shorter_completions:
-            tokens = before.max_completion_length or facts.max_completion_length
-            return (
-                f"{_changed('max_completion_length', tokens, plan.max_completion_length)} (--allow-degrade)"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,65 +159,11 @@ class MemoryDecision:
 
     Attributes:
         decision: for the agent and the journal.
-        phase: that died.
         change: of the plan; None if it stays.
     """
 
     decision: Decision
-    phase: MemoryPhase
     change: PlanChange | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Situation:
-    """An out-of-memory error and what is known of the run.
-
-    Attributes:
-        shortage: of the verdict.
-        facts: of the `train()` call.
-        around: what the facts do not say.
-        start: where a restart continues, as a clause.
-        budget: failures without progress that are recovered; 0 if the user wants no restart.
-        grown_bytes: how much more the rank had allocated than early in the attempt.
-        proceeds: the attempt has committed so many steps that it did the same work before.
-        allow_degrade: the experiment may be changed.
-    """
-
-    shortage: Shortage
-    facts: MemoryFacts
-    around: OutOfMemoryContext
-    start: str
-    budget: int
-    grown_bytes: int = 0
-    proceeds: bool = False
-    allow_degrade: bool = False
-
-    @property
-    def fragmented(self) -> bool:
-        """Whether the allocator had reserved what was asked for, in pieces that were too small."""
-        figures = self.shortage.figures
-        if figures.tried_bytes is None or figures.unallocated_bytes is None:
-            return False
-        return figures.unallocated_bytes >= figures.tried_bytes
-
-    @property
-    def crept(self) -> bool:
-        """Whether memory has grown by at least what was missing, so that a restart would free enough."""
-        tried, free = self.shortage.figures.tried_bytes, self.shortage.figures.free_bytes
-        return tried is not None and self.grown_bytes > 0 and self.grown_bytes >= tried - (free or 0)
-
-    @property
-    def device(self) -> DeviceFigures:
-        """What the error says of the GPU."""
-        figures = self.shortage.figures
-        missing_bytes = None
-        if figures.tried_bytes is not None and figures.free_bytes is not None:
-            missing_bytes = max(0, figures.tried_bytes - figures.free_bytes)
-        return DeviceFigures(
-            capacity_bytes=figures.capacity_bytes or GPU_BYTES,
-            unallocated_bytes=figures.unallocated_bytes,
-            missing_bytes=missing_bytes,
-        )
 
 
 def decide_out_of_memory(history: History, situation: Situation, trace: Tracer = no_traces) -> MemoryDecision:
@@ -264,7 +175,7 @@ def decide_out_of_memory(history: History, situation: Situation, trace: Tracer =
         trace: traces plans if the choice depends on it.
     """
     if situation.budget == 0:
-        return _stop(situation, "restarts are switched off (--max-restarts 0)")
+        return _stop("restarts are switched off (--max-restarts 0)")
     fragmented, phase = situation.fragmented, situation.shortage.phase
     futile = _changed_in_vain(history, situation.shortage)
     within_budget = history.failures_without_progress <= situation.budget
@@ -281,9 +192,8 @@ def decide_out_of_memory(history: History, situation: Situation, trace: Tracer =
         return MemoryDecision(
             decision=Decision(
                 action=Action.restart_with_plan_change,
-                reason=f"{situation.start}, with {plan_in_settings(found.plan, situation.facts)}",
+                reason=f"{situation.start}, with {in_settings(MemoryPlan(), found.plan, situation.facts)}",
             ),
-            phase=situation.shortage.phase,
             change=found,
         )
     if situation.proceeds and history.failures_without_progress <= 1:
@@ -291,7 +201,7 @@ def decide_out_of_memory(history: History, situation: Situation, trace: Tracer =
         return _restart(
             situation, "with the same memory plan, because the run makes progress and no change is left"
         )
-    return _stop(situation, _exhausted_text(found))
+    return _stop(_exhausted_text(found))
 
 
 def _changed_in_vain(history: History, shortage: Shortage) -> bool:
@@ -303,27 +213,17 @@ def _changed_in_vain(history: History, shortage: Shortage) -> bool:
 
 
 def _next(history: History, situation: Situation, trace: Tracer, *, futile: bool) -> PlanChange | Exhausted:
-    shortage, facts, plan = situation.shortage, situation.facts, history.memory.plan
+    plan = history.memory.plan
     if futile:
         return Exhausted(
             skipped=(),
-            proposals=proposals(shortage.phase, facts, plan, situation.around),
+            proposals=proposals(situation, plan),
             why=(
-                f"{shortage.line.rpartition('/')[2]} asked for the same again after the memory plan was"
-                " changed"
+                f"{situation.shortage.line.rpartition('/')[2]} asked for the same again after the memory plan"
+                " was changed"
             ),
         )
-    return next_change(
-        shortage.phase,
-        facts,
-        plan,
-        around=situation.around,
-        device=situation.device,
-        fragmented=situation.fragmented,
-        cache_too_small=shortage.source is ErrorSource.vllm_cache,
-        allow_degrade=situation.allow_degrade,
-        trace=trace,
-    )
+    return next_change(situation, plan, trace)
 
 
 def _restart_once(situation: Situation, cause: str) -> MemoryDecision:
@@ -331,8 +231,7 @@ def _restart_once(situation: Situation, cause: str) -> MemoryDecision:
 
 
 def _restart(situation: Situation, how: str) -> MemoryDecision:
-    decision = Decision(action=Action.restart, reason=f"{situation.start}, {how}")
-    return MemoryDecision(decision=decision, phase=situation.shortage.phase)
+    return MemoryDecision(decision=Decision(action=Action.restart, reason=f"{situation.start}, {how}"))
 
 
 def _restarted_unchanged(history: History, phase: MemoryPhase) -> bool:
@@ -355,7 +254,5 @@ def _exhausted_text(found: Exhausted) -> str:
     return text
 
 
-def _stop(situation: Situation, reason: str) -> MemoryDecision:
-    return MemoryDecision(
-        decision=Decision(action=Action.stop, reason=reason), phase=situation.shortage.phase
-    )
+def _stop(reason: str) -> MemoryDecision:
+    return MemoryDecision(decision=Decision(action=Action.stop, reason=reason))

@@ -109,9 +109,8 @@ class JobTracer:
         """Run the process to its end or its deadline; return why it has not ended by itself, as a clause."""
         environment = {**os.environ, VARIABLE: str(self._folder), "CUDA_VISIBLE_DEVICES": ""}
         spec = RankSpec(
-            rank=0, local_rank=0, environment=environment, directory=str(self._folder),
-            log=output_file(self._folder)
-        )  # fmt: skip
+            rank=0, environment=environment, directory=str(self._folder), log=output_file(self._folder)
+        )
         deadline = time.monotonic() + self._seconds
         process = RankGroup([spec], entry=self._entry, preloaded=self._preloaded)
         try:

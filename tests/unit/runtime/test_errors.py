@@ -37,20 +37,13 @@ def test_every_error_derives_from_the_base_class(name: str) -> None:
     assert str(error) == "what, where, what to do"
 
 
-def test_usage_errors_are_value_errors() -> None:
-    """Callers of the library and types of argparse may treat them as such."""
+def test_errors_are_caught_as_what_they_are() -> None:
+    """Usage errors as those of argparse. A stop passes through `except Exception` of a script, and so does a
+    tripped guard, because a script that catches exceptions must not save weights that a guard has refused.
+    """
     assert issubclass(UsageError, ValueError)
-
-
-def test_stopped_is_not_an_exception() -> None:
-    """It passes through `except Exception` of a script and exits with code 75."""
-    stopped = Stopped(12)
-    assert not isinstance(stopped, Exception)
-    assert (stopped.code, stopped.step) == (75, 12)
-
-
-def test_a_tripped_guard_is_not_an_exception() -> None:
-    """A script that catches exceptions cannot save weights that a guard has refused."""
+    assert not issubclass(Stopped, Exception)
+    assert (Stopped(12).code, Stopped(12).step) == (75, 12)
     assert not issubclass(errors.GuardTripped, Exception)
     assert issubclass(errors.GuardTripped, SystemExit)
 

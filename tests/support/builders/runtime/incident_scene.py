@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.supervisor import incident
@@ -70,6 +71,7 @@ class Scene:
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run = RunDirectory(path=path)
         self.run.create()
+        self.board = Board.create(self.run.board, 2)
         self.done: list[str] = []
         self.asked: dict[str, Any] = {}
         self.records = {0: record("all_reduce"), 1: record("all_reduce")}
@@ -93,7 +95,7 @@ class Scene:
         fields: dict[str, Any] = {
             "attempt": attempt,
             "ranks": SimpleNamespace(alive={1 - r: 100 + r for r in (0, 1) if r not in gone}),
-            "read_slots": lambda: {0: None, 1: None}, "detector": self.watch, "best_position": (1, 5),
+            "board": self.board, "detector": self.watch, "best_position": (1, 5),
         }  # fmt: skip
         return IncidentContext(**(fields | changes))
 

@@ -14,8 +14,8 @@ from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.processes.agent import Directive, RankStart
-from grpo_run.runtime.processes.ranks import RankGroup
+from grpo_run.runtime.processes.agent import Directive
+from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
 from grpo_run.runtime.supervisor.supervisor import Supervisor
 from grpo_run.watchdog.observation import Exit, Phase, RankState
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts
@@ -70,7 +70,7 @@ class SupervisedRun:
         self.remaining: ExitFacts | None = None
         self.supervisor.begin()
         self.ranks = FakeRanks()
-        self.starts: Mapping[int, RankStart] = {}
+        self.starts: Mapping[int, RankSpec] = {}
         self.slots: dict[int, SlotWriter] = {}
 
     def attempt(self, *, world_size: int = 2) -> None:
@@ -110,6 +110,11 @@ class SupervisedRun:
         for rank in ranks:
             self.slots[rank].state = RankState.done
             self.slots[rank].publish()
+
+    def finish(self, code: int) -> Directive:
+        """Both scripts complete, and their ranks exit with a code."""
+        self.done(0, 1)
+        return self.poll(self.ranks.exit(0, code=code), self.ranks.exit(1, code=code))
 
     def raised(self, rank: int, **changes: Any) -> None:
         """The bootstrap of a rank has written an exception."""

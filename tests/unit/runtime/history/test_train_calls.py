@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.train_calls import MAX_PASSED_CALLS
-from grpo_run.runtime.supervisor.policy import expected_start
+from grpo_run.runtime.supervisor.policy import start_of
 
 
 def attempt(number: int) -> dict[str, Any]:
@@ -35,8 +35,7 @@ def staged(call: int, step: int) -> dict[str, Any]:
 
 def start_after(*records: dict[str, Any]) -> str:
     """What a restart resumes from."""
-    history = History.of(records)
-    return expected_start(history.calls, history.no_trainer, trained=history.best_position > (0, 0), now=0.0)
+    return start_of(History.of(records))
 
 
 def test_the_reason_of_a_restart_says_what_it_resumes_from() -> None:

@@ -76,7 +76,9 @@ def test_importing_the_module_imports_neither_torch_nor_accelerate() -> None:
     ],
 )
 def test_each_mode_sets_its_variables_only(name: str, expected: str, switch: dict[str, str]) -> None:
-    """Each of the four test configurations enables its own mode."""
+    """Each of the four test configurations enables its own mode. A MASTER_PORT from the file would break the
+    rendezvous of every restart, and KMP_AFFINITY is meant for one process per machine.
+    """
     found = load(CONFIGS / f"{name}.yaml", has_accelerator=name == "fsdp2")
     assert (found.expected_distributed_type, found.ranks_per_node) == (expected, 2)
     switches = {
@@ -85,18 +87,8 @@ def test_each_mode_sets_its_variables_only(name: str, expected: str, switch: dic
         if key.startswith("ACCELERATE_USE_") or key == "FSDP_VERSION"
     }
     assert switches == switch
-
-
-@pytest.mark.parametrize("name", ["ddp", "zero2", "fsdp2"])
-def test_variables_of_torch_elastic_are_omitted(name: str) -> None:
-    """A MASTER_PORT from the file would break the rendezvous of every restart."""
-    environment = load(CONFIGS / f"{name}.yaml", has_accelerator=name == "fsdp2").environment
-    assert not {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(environment)
-
-
-def test_cpu_ranks_are_not_pinned_to_the_same_cores() -> None:
-    """accelerate's KMP_AFFINITY is intended for one process per machine."""
-    assert "KMP_AFFINITY" not in load(CONFIGS / "ddp.yaml").environment
+    others = {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "KMP_AFFINITY"}
+    assert not others & set(found.environment)
 
 
 def test_the_deepspeed_file_has_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,15 +112,14 @@ def test_every_configuration_of_trl_is_accepted_unchanged(name: str) -> None:
     assert found.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
 
 
-def test_a_value_that_the_launcher_has_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment holds only what has to be added, so that it can be shown to the user."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert "OMP_NUM_THREADS" not in load(CONFIGS / "ddp.yaml").environment
-
-
-def test_the_users_thread_count_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OMP_NUM_THREADS of the shell is kept, as under `accelerate launch`."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_the_thread_count_of_the_launcher_is_kept_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, threads: str
+) -> None:
+    """As under `accelerate launch`; the environment holds only what has to be added, to be shown to the
+    user.
+    """
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
     assert "OMP_NUM_THREADS" not in load(CONFIGS / "ddp.yaml").environment
 
 
@@ -153,6 +144,13 @@ def test_ranks_per_node(
     """The command line's number, or else the file's total divided by the number of machines."""
     found = load(write(tmp_path, text), nproc_per_node=nproc_per_node, nnodes=nnodes)
     assert found.ranks_per_node == ranks
+
+
+def test_one_process_for_several_ranks_is_refused(tmp_path: Path) -> None:
+    """`accelerate launch` would start one process without a warning."""
+    assert "NO trains in one process, 2 are requested" in refusal(
+        write(tmp_path, "distributed_type: 'NO'\n"), nproc_per_node=2
+    )
 
 
 def test_too_few_processes_are_refused_with_both_numbers(tmp_path: Path) -> None:
@@ -182,18 +180,6 @@ def test_the_command_line_wins_over_the_file_and_says_so(
     assert found.replaced == (line if replaces else "")
 
 
-def test_a_missing_number_of_processes_is_refused(tmp_path: Path) -> None:
-    """Neither the file nor the command line gives the number."""
-    assert "--nproc-per-node" in refusal(write(tmp_path, CPU.replace("num_processes: 2\n", "")))
-
-
-def test_one_process_for_several_ranks_is_refused(tmp_path: Path) -> None:
-    """`accelerate launch` would start one process without a warning."""
-    assert "NO trains in one process, 2 are requested" in refusal(
-        write(tmp_path, "distributed_type: 'NO'\n"), nproc_per_node=2
-    )
-
-
 # malformed files
 
 
@@ -212,11 +198,20 @@ def test_one_process_for_several_ranks_is_refused(tmp_path: Path) -> None:
         ("distributed_type: MULTI_XPU\n", "a.yaml", "is not started by grpo-run launch"),
         (CPU + "compute_environment: AMAZON_SAGEMAKER\n", "a.yaml", "accelerate refuses it"),
         (CPU + "num_proceses: 2\n", "a.yaml", "num_proceses"),
+        (CPU.replace("num_processes: 2\n", ""), "a.yaml", "use --nproc-per-node"),
+        (
+            DEEPSPEED + f"  deepspeed_config_file: {CONFIGS / 'zero2.json'}\n", "a.yaml",
+            "accelerate refuses it: When using `deepspeed_config_file`",
+        ),
+        (
+            DEEPSPEED.replace("zero_stage: 2", "deepspeed_config_file: none.json"), "a.yaml",
+            "deepspeed_config_file none.json: no such file (from ",
+        ),
         (CPU + "num_machines: 3\n", "a.yaml", "too few processes"),
         (CPU + "mixed_precision: bf61\n", "a.yaml", "Unknown mixed_precision mode: bf61"),
         (CPU + "mixed_precision: no\n", "a.yaml", "write it in quotes"),
     ],
-)
+)  # fmt: skip
 def test_a_malformed_file_is_refused_in_one_line(tmp_path: Path, text: str, name: str, said: str) -> None:
     """The line names the file and what accelerate says; there is no traceback."""
     assert said in refusal(write(tmp_path, text, name))
@@ -262,18 +257,6 @@ def test_settings_without_effect_can_be_allowed(tmp_path: Path) -> None:
     found = load(write(tmp_path, FSDP2), allow_ineffective=True)
     assert found.expected_distributed_type == "FSDP"
     assert found.environment["ACCELERATE_USE_FSDP"] == "true"
-
-
-def test_deepspeed_settings_beside_a_deepspeed_file_are_refused(tmp_path: Path) -> None:
-    """accelerate would raise the error in every rank, after the start; here it is raised before the start."""
-    text = DEEPSPEED + f"  deepspeed_config_file: {CONFIGS / 'zero2.json'}\n"
-    assert "accelerate refuses it: When using `deepspeed_config_file`" in refusal(write(tmp_path, text))
-
-
-def test_a_missing_deepspeed_file_is_refused(tmp_path: Path) -> None:
-    """The error contains the name as written and the folder that it is relative to."""
-    text = DEEPSPEED.replace("zero_stage: 2", "deepspeed_config_file: none.json")
-    assert "deepspeed_config_file none.json: no such file (from " in refusal(write(tmp_path, text))
 
 
 # inside a rank

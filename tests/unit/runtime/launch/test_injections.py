@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -137,10 +138,23 @@ def test_canonical_text_is_parsed_to_the_same_injection(
         ("hang@rank1:step7:seconds=inf", "write KIND@rankR:stepN"),
         ("hang@rank1:step7:seconds=1e3", "write KIND@rankR:stepN"),
         ("slow-generation@rank1:step7:phase=reward", "happens in phase generate only"),
+        ("oom@rank1:step3:phase=reward", "no such phase 'reward'"),
+        ("oom@rank1:step3:phase=backwards", "did you mean backward?"),
+        ("kill@rank1:step3:phase=backward", "no such phase 'backward'"),
+        ("oom@rank1:step3:rows=0", "with rows=N or tokens=N"),
+        ("oom@rank1:step3:phase=optimizer:rows=2", "takes no rows in phase optimizer"),
+        ("oom@rank1:step3:tokens=0", "with rows=N or tokens=N"),
+        ("oom@rank1:step3:tokens=2000000000", "tokens=2000000000 is not between 1 and 1000000000"),
+        ("oom@rank1:step3:phase=score:tokens=2", "takes no tokens in phase score"),
+        ("oom@rank1:step3:rows=2:tokens=2", "give rows or tokens, not both"),
+        ("oom@rank1:step3:seconds=2", "takes no seconds"),
+        ("kill@rank1:step3:rows=2", "kill takes no rows"),
     ],
 )
 def test_a_wrong_injection_is_refused_in_one_line(text: str, says: str) -> None:
-    """The line holds the text and what to write."""
+    """The line holds the text and what to write. The board does not tell forward and backward apart, so only
+    exhausted memory happens in them; rows count where rows are computed.
+    """
     assert says in refusal(text)
 
 
@@ -165,38 +179,16 @@ def test_the_order_of_the_options_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("changes", "says"),
     [
-        ("oom@rank1:step3:phase=reward", "no such phase 'reward'"),
-        ("oom@rank1:step3:phase=backwards", "did you mean backward?"),
-        ("kill@rank1:step3:phase=backward", "no such phase 'backward'"),
-        ("oom@rank1:step3:rows=0", "with rows=N or tokens=N"),
-        ("oom@rank1:step3:phase=optimizer:rows=2", "takes no rows in phase optimizer"),
-        ("oom@rank1:step3:tokens=0", "with rows=N or tokens=N"),
-        ("oom@rank1:step3:tokens=2000000000", "tokens=2000000000 is not between 1 and 1000000000"),
-        ("oom@rank1:step3:phase=score:tokens=2", "takes no tokens in phase score"),
-        ("oom@rank1:step3:rows=2:tokens=2", "give rows or tokens, not both"),
-        ("oom@rank1:step3:seconds=2", "takes no seconds"),
-        ("kill@rank1:step3:rows=2", "kill takes no rows"),
+        *(({"rank": rank, "step": step}, "ranks count from 0") for rank, step in [(-1, 1), (0, 0), (0, -3)]),
+        *(({"seconds": seconds}, "seconds") for seconds in (math.nan, 0.0, -1.0, 1e9)),
     ],
 )
-def test_memory_runs_out_in_parts_of_a_step_only(text: str, reason: str) -> None:
-    """The board does not tell forward and backward apart; rows count where rows are computed."""
-    assert reason in refusal(text)
-
-
-@pytest.mark.parametrize(("rank", "step"), [(-1, 1), (0, 0), (0, -3)])
-def test_the_constructor_checks_rank_and_step(rank: int, step: int) -> None:
-    """Tests construct injections without text."""
-    with pytest.raises(ConfigError):
-        Injection.of("kill", rank=rank, step=step)
-
-
-@pytest.mark.parametrize("seconds", [math.nan, 0.0, -1.0, 1e9])
-def test_the_constructor_checks_the_duration(seconds: float) -> None:
-    """NaN above all, which compares as false."""
-    with pytest.raises(ConfigError, match="seconds"):
-        Injection.of("slow", rank=0, step=1, seconds=seconds)
+def test_the_constructor_checks_every_number(changes: dict[str, Any], says: str) -> None:
+    """Tests construct injections without text. NaN above all, which compares as false."""
+    with pytest.raises(ConfigError, match=says):
+        Injection.of("slow", **{"rank": 0, "step": 1, **changes})
 
 
 def test_the_help_has_one_line_per_kind() -> None:

@@ -29,61 +29,25 @@ def append(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def test_a_complete_line_is_returned_once(log: Path) -> None:
-    """A second read returns only what was appended since."""
+@pytest.mark.parametrize(
+    ("content", "lines", "last"),
+    [
+        (b"10%\r50%\r100%\nplain\r\n", ["100%", "plain"], []),
+        (b"one\n10%\r50%", ["one"], ["50%"]),
+        (b"10%\r50%\r", [], ["50%"]),
+        (b"\xff ok\n", ["\ufffd ok"], []),
+    ],
+    ids=["progress bar and Windows", "without a newline", "bar that ends with a return", "invalid UTF-8"],
+)
+def test_lines_are_what_a_terminal_would_show(
+    log: Path, content: bytes, lines: list[str], last: list[str]
+) -> None:
+    """The last one is shown once the rank has exited, and once."""
     follower = FileFollower(log, by_lines=True)
-    append(log, b"one\ntwo\n")
-    assert follower.read_lines() == ["one", "two"]
-    assert follower.read_lines() == []
-
-
-def test_a_partial_line_is_returned_when_it_is_complete(log: Path) -> None:
-    """A line is never split on the terminal."""
-    follower = FileFollower(log, by_lines=True)
-    append(log, b"step ")
-    assert follower.read_lines() == []
-    append(log, b"7\n")
-    assert follower.read_lines() == ["step 7"]
-
-
-def test_a_character_split_between_two_reads_is_decoded(log: Path) -> None:
-    """A read may end in the middle of a UTF-8 sequence."""
-    follower = FileFollower(log, by_lines=True)
-    append(log, "fü".encode()[:2])
-    follower.read_lines()
-    append(log, "fü".encode()[2:] + b"nf\n")
-    assert follower.read_lines() == ["fünf"]
-
-
-def test_only_the_last_state_of_a_progress_bar_is_returned(log: Path) -> None:
-    """A carriage return overwrites the text before it; Windows line endings are line endings."""
-    follower = FileFollower(log, by_lines=True)
-    append(log, b"10%\r50%\r100%\nplain\r\n")
-    assert follower.read_lines() == ["100%", "plain"]
-
-
-def test_a_last_line_without_a_newline_is_returned_once(log: Path) -> None:
-    """It is shown after the rank has exited."""
-    follower = FileFollower(log, by_lines=True)
-    append(log, b"10%\r50%")
-    assert follower.read_lines() == []
-    assert [*follower.read_all_lines()][-1] == ["50%"]
-    assert [*follower.read_all_lines()] == [[]]
-
-
-def test_a_progress_bar_that_ends_with_a_carriage_return_is_shown(log: Path) -> None:
-    """Many progress bars print one after each state; the last line is not empty."""
-    follower = FileFollower(log, by_lines=True)
-    append(log, b"10%\r50%\r")
-    follower.read_lines()
-    assert [*follower.read_all_lines()][-1] == ["50%"]
-
-
-def test_invalid_utf8_is_replaced(log: Path) -> None:
-    """Bytes that a rank prints never raise an error in the supervisor."""
-    follower = FileFollower(log, by_lines=True)
-    append(log, b"\xff\xfe ok\n")
-    assert follower.read_lines()[0].endswith(" ok")
+    append(log, content)
+    assert follower.read_lines() == lines
+    assert list(follower.read_all_lines()) == last
+    assert list(follower.read_all_lines()) == []
 
 
 def test_the_memory_for_a_line_is_bounded(log: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,25 @@ class FakeProcess:
         os.close(self.sentinel)
 
 
+@dataclass
+class Signals:
+    """The signals that were sent to fake processes, which exit by SIGKILL."""
+
+    made: list[FakeProcess]
+    sent: list[tuple[int, int]] = field(default_factory=list)
+    """As (pid, number)."""
+    cooperative: set[int] = field(default_factory=set)
+    """Pids that exit after SIGTERM."""
+
+    def send(self, pid: int, number: int) -> None:
+        """In the place of the system call."""
+        self.sent.append((pid, number))
+        # a stopped process handles SIGTERM once it is continued
+        if number == signal.SIGKILL or (number == signal.SIGCONT and pid in self.cooperative):
+            process = next(process for process in self.made if process.pid == pid)
+            process.end(-signal.SIGKILL if number == signal.SIGKILL else 0)
+
+
 @pytest.fixture
 def made() -> list[FakeProcess]:
     """The fake processes that were started, in order."""
@@ -45,28 +65,20 @@ def made() -> list[FakeProcess]:
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch, made: list[FakeProcess]) -> list[tuple[int, int]]:
-    """The signals that were sent, as (pid, number); SIGKILL makes a fake process exit."""
-    signals: list[tuple[int, int]] = []
-
-    def send(pid: int, number: int) -> None:
-        signals.append((pid, number))
-        if number == signal.SIGKILL:
-            next(process for process in made if process.pid == pid).end(-signal.SIGKILL)
-
-    monkeypatch.setattr(ranks, "_send", send)
+def signals(monkeypatch: pytest.MonkeyPatch, made: list[FakeProcess]) -> Signals:
+    """No signal has been sent."""
+    signals = Signals(made)
+    monkeypatch.setattr(ranks, "_send", signals.send)
     return signals
 
 
-def spec(rank: int, local_rank: int) -> RankSpec:
+def spec(rank: int) -> RankSpec:
     """The specification of a rank, with the fields that these tests need."""
-    return RankSpec(rank=rank, local_rank=local_rank, environment={}, directory="/", log=Path("/dev/null"))
+    return RankSpec(rank=rank, environment={}, log=Path("/dev/null"))
 
 
 @pytest.fixture
-def group(
-    monkeypatch: pytest.MonkeyPatch, made: list[FakeProcess], sent: list[tuple[int, int]]
-) -> Iterator[RankGroup]:
+def group(monkeypatch: pytest.MonkeyPatch, made: list[FakeProcess], signals: Signals) -> Iterator[RankGroup]:
     """Global ranks 4 to 6 on this node, with pids 104 to 106."""
 
     def start(spec: RankSpec, entry: str, preloaded: bool) -> FakeProcess:
@@ -74,19 +86,15 @@ def group(
         return made[-1]
 
     monkeypatch.setattr(ranks, "_start", start)
-    yield RankGroup([spec(4 + place, place) for place in range(3)], entry="m:f", preloaded=True)
+    yield RankGroup([spec(4 + place) for place in range(3)], entry="m:f", preloaded=True)
     for process in made:
         process.end(0)
 
 
-def test_pids_are_given_by_local_rank(group: RankGroup) -> None:
-    """All ranks are alive after the start."""
-    assert group.pids == group.alive == {0: 104, 1: 105, 2: 106}
-
-
-def test_waiting_returns_at_the_deadline(group: RankGroup) -> None:
-    """The list is empty if no rank has exited."""
+def test_ranks_that_have_not_exited_are_alive_by_their_local_ranks(group: RankGroup) -> None:
+    """Waiting for them returns at its deadline."""
     assert group.wait(0.0) == []
+    assert group.pids == group.alive == {0: 104, 1: 105, 2: 106}
 
 
 def test_an_exit_is_returned_once(group: RankGroup, made: list[FakeProcess]) -> None:
@@ -124,13 +132,13 @@ def test_exits_are_numbered_in_the_order_observed(group: RankGroup, made: list[F
 
 
 def test_a_rank_that_has_exited_is_not_signaled(
-    group: RankGroup, made: list[FakeProcess], sent: list[tuple[int, int]]
+    group: RankGroup, made: list[FakeProcess], signals: Signals
 ) -> None:
     """Its pid may be in use again."""
     made[1].end(0)
     group.wait(5.0)
     group.kill()
-    assert set(sent) == {(104, 9), (106, 9)}
+    assert set(signals.sent) == {(104, 9), (106, 9)}
     assert group.alive == {}
 
 
@@ -154,7 +162,7 @@ def test_releasing_closes_descriptors(group: RankGroup, made: list[FakeProcess])
 
 
 def test_no_rank_remains_if_one_cannot_be_started(
-    monkeypatch: pytest.MonkeyPatch, made: list[FakeProcess], sent: list[tuple[int, int]]
+    monkeypatch: pytest.MonkeyPatch, made: list[FakeProcess], signals: Signals
 ) -> None:
     """The others would wait for it; the error names the rank."""
 
@@ -167,7 +175,7 @@ def test_no_rank_remains_if_one_cannot_be_started(
     monkeypatch.setattr(ranks, "_start", start)
     monkeypatch.setattr(ranks, "RETRY_SECONDS", 0.0)
     with pytest.raises(ProcessError, match="rank 1 could not be started"):
-        RankGroup([spec(0, 0), spec(1, 1)], entry="m:f", preloaded=False)
+        RankGroup([spec(0), spec(1)], entry="m:f", preloaded=False)
     assert [process.code for process in made] == [-9]
 
 
@@ -176,57 +184,30 @@ def test_a_signal_to_a_process_that_has_exited_is_ignored() -> None:
     ranks._send(2**22 + 1, signal.SIGKILL)
 
 
-@pytest.fixture
-def graceful(
-    monkeypatch: pytest.MonkeyPatch, made: list[FakeProcess]
-) -> tuple[list[tuple[int, int]], set[int]]:
-    """The signals that were sent, as (pid, number), and the pids that exit after SIGTERM."""
-    signals: list[tuple[int, int]] = []
-    cooperative: set[int] = set()
-
-    def send(pid: int, number: int) -> None:
-        signals.append((pid, number))
-        # a stopped process handles SIGTERM once it is continued
-        if number == signal.SIGKILL or (number == signal.SIGCONT and pid in cooperative):
-            for process in made:
-                if process.pid == pid:
-                    process.end(-number if number == signal.SIGKILL else 0)
-
-    monkeypatch.setattr(ranks, "_send", send)
-    return signals, cooperative
-
-
-def test_ranks_receive_sigterm_first(
-    group: RankGroup, made: list[FakeProcess], graceful: tuple[list[tuple[int, int]], set[int]]
-) -> None:
+def test_ranks_receive_sigterm_first(group: RankGroup, made: list[FakeProcess], signals: Signals) -> None:
     """And SIGCONT, because a stopped rank handles no signal. Those that exit are not killed."""
-    signals, cooperative = graceful
-    cooperative |= {104, 105, 106}
+    signals.cooperative |= {104, 105, 106}
     group.kill(grace_seconds=20.0)
     for pid in (104, 105, 106):
-        assert [number for to, number in signals if to == pid] == [signal.SIGTERM, signal.SIGCONT]
+        assert [number for to, number in signals.sent if to == pid] == [signal.SIGTERM, signal.SIGCONT]
     assert {process.code for process in made} == {0}
     assert group.alive == {}
 
 
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(
-    group: RankGroup, made: list[FakeProcess], graceful: tuple[list[tuple[int, int]], set[int]]
+    group: RankGroup, made: list[FakeProcess], signals: Signals
 ) -> None:
     """Only that rank was killed by a signal."""
-    _, cooperative = graceful
-    cooperative |= {104, 106}
+    signals.cooperative |= {104, 106}
     group.kill(grace_seconds=0.01)
     assert [process.code for process in made] == [0, -signal.SIGKILL, 0]
     assert group.alive == {}
 
 
-def test_without_a_grace_period_no_sigterm_is_sent(
-    group: RankGroup, graceful: tuple[list[tuple[int, int]], set[int]]
-) -> None:
+def test_without_a_grace_period_no_sigterm_is_sent(group: RankGroup, signals: Signals) -> None:
     """SIGKILL is the only signal."""
-    signals, _ = graceful
     group.kill()
-    assert {number for _, number in signals} == {signal.SIGKILL}
+    assert {number for _, number in signals.sent} == {signal.SIGKILL}
     assert group.alive == {}
 
 
@@ -246,5 +227,5 @@ def test_a_rank_is_started_once_the_machine_permits(
 
     monkeypatch.setattr(ranks, "_start", start)
     monkeypatch.setattr(ranks, "RETRY_EVERY_SECONDS", 0.0)
-    assert RankGroup([spec(0, 0)], entry="a:b", preloaded=True).pids == {0: 100}
+    assert RankGroup([spec(0)], entry="a:b", preloaded=True).pids == {0: 100}
     assert tries == 3

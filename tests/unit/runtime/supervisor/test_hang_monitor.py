@@ -20,6 +20,7 @@ from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import OpenPhase, Phase
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.durations import Durations
+from grpo_run.watchdog.stalls.late_ranks import LateRank
 
 
 class Scene:
@@ -43,12 +44,18 @@ class Scene:
         )
         self.lifecycle = Lifecycle()
         self.lifecycle.fire(RunEvent.step_committed)
+        self.reporter = Reporter(live, "runs/run-1", self.messages.append)
         self.monitor = HangMonitor(
             cast(HangDetector, self.detector),
             lifecycle=self.lifecycle,
-            reporter=Reporter(live, "runs/run-1", self.messages.append),
+            reporter=self.reporter,
             history=live.history,
         )
+
+    def begin_attempt(self) -> None:
+        """One rank is watched."""
+        attempt: Any = SimpleNamespace(local_rank_of={0: 0}, sockets={}, world_size=1)
+        self.monitor.begin_attempt(attempt, Board.create(self.journal.with_name("b"), 1), {})
 
     def poll(self, suspicion: str | None) -> RunState:
         """Poll once while the detector suspects something; return the state of the run."""
@@ -73,23 +80,20 @@ def test_a_suspicion_changes_the_state_until_it_is_cleared(scene: Scene) -> None
     assert states == [RunState.running, RunState.suspect, RunState.suspect, RunState.running]
 
 
-def test_a_suspicion_is_written_once_until_it_changes(scene: Scene) -> None:
-    """Every poll repeats it."""
-    for text in ("Rank 1 hangs.", "Rank 1 hangs.", "Ranks 0, 1 hang.", None, "Rank 1 hangs."):
-        scene.poll(text)
-    assert [record["sentence"] for record in scene.events("suspicion")] == [
-        "Rank 1 hangs.", "Ranks 0, 1 hang.", "Rank 1 hangs.",
-    ]  # fmt: skip
-
-
-def test_a_suspicion_that_only_counts_seconds_is_not_written_again(scene: Scene) -> None:
-    """The check that confirms it comes a moment later."""
-    for text in ("Rank 1 has waited 1,060.1 s.", "Rank 1 has waited 1,060.2 s.", "Rank 2 has waited 60.2 s."):
-        scene.poll(text)
-    assert [record["sentence"] for record in scene.events("suspicion")] == [
+def test_a_suspicion_is_written_again_only_if_more_than_its_seconds_changes(scene: Scene) -> None:
+    """Every poll repeats it, and the check that confirms it comes a moment later."""
+    for text in (
         "Rank 1 has waited 1,060.1 s.",
-        "Rank 2 has waited 60.2 s.",
-    ]
+        "Rank 1 has waited 1,060.2 s.",
+        "Ranks 0, 1 hang.",
+        "Ranks 0, 1 hang.",
+        None,
+        "Ranks 0, 1 hang.",
+    ):
+        scene.poll(text)
+    assert [record["sentence"] for record in scene.events("suspicion")] == [
+        "Rank 1 has waited 1,060.1 s.", "Ranks 0, 1 hang.", "Ranks 0, 1 hang.",
+    ]  # fmt: skip
 
 
 def test_a_suspicion_while_stopping_does_not_change_the_state(scene: Scene) -> None:
@@ -110,13 +114,35 @@ def test_phase_durations_are_written_periodically(scene: Scene, monkeypatch: pyt
     assert Durations.from_json(record["durations"]) == Durations.of([1.0, 2.0])
 
 
-def test_a_blind_spot_is_reported(scene: Scene) -> None:
-    """The warning has rank and reason."""
-    scene.detector.blind = {1: "refused"}
+def test_a_blind_spot_is_reported_once_per_rank_and_reason(scene: Scene) -> None:
+    """Every poll finds the same one. The ranks of a new attempt are other processes."""
+    for blind in ({1: "refused"}, {1: "refused"}, {}, {1: "refused"}, {0: "no answer", 1: "refused"}):
+        scene.detector.blind = blind
+        scene.poll(None)
+    scene.reporter.begin_attempt()
     scene.poll(None)
-    scene.poll(None)
-    (message,) = scene.messages
-    assert "rank 1: refused" in message
+    assert [record["rank"] for record in scene.events("warning")] == [1, 0, 0, 1]
+    assert scene.messages[0] == (
+        "the watchdog cannot see all of rank 1: refused; unobserved state is unknown, not healthy"
+    )
+    assert len(scene.messages) == 4
+
+
+def test_a_late_rank_is_reported_once_per_phase(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its times, which are not reported again when they change."""
+    found: list[LateRank] = []
+    monkeypatch.setattr(hang_monitor, "PHASE_DURATIONS_EVERY_SECONDS", -1.0)
+    monkeypatch.setattr(hang_monitor, "read_late_ranks", lambda board, slots: found)
+    scene.begin_attempt()
+    for rank, phase, seconds in (
+        (1, Phase.reward, 3.0), (1, Phase.reward, 9.0), (1, Phase.data, 3.0), (0, Phase.reward, 3.0),
+    ):  # fmt: skip
+        found[:] = [LateRank(rank=rank, phase=phase, median_seconds=seconds, others_seconds=1.25)]
+        scene.poll(None)
+    assert [record["rank"] for record in scene.events("warning")] == [1, 1, 0]
+    assert scene.messages[0] == (
+        "rank 1 takes 2.4 times as long in reward as the others (3.00 s against 1.25 s)"
+    )
 
 
 def test_a_slow_step_is_reported_once_and_one_without_an_end_is_found(
@@ -125,11 +151,7 @@ def test_a_slow_step_is_reported_once_and_one_without_an_end_is_found(
     """By the supervisor's own clock; a slow step is no fault."""
     now = 1000.0
     monkeypatch.setattr(hang_monitor.time, "monotonic", lambda: now)
-    scene.monitor.begin_attempt(
-        SimpleNamespace(local_rank_of={0: 0}, sockets={}, world_size=1),
-        Board.create(scene.journal.with_name("b"), 1),
-        {},
-    )  # type: ignore[arg-type]
+    scene.begin_attempt()
     phases = (OpenPhase(phase=Phase.forward_backward, since_seconds=now),)
 
     def poll(*, works: bool) -> HangFinding | None:

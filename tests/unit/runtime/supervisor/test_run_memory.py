@@ -63,7 +63,7 @@ class Supervised:
             return None
         self.reporter.write("action", action=str(found.decision.action), reason=found.decision.reason)
         if found.change is not None:
-            self.memory.change(found.change, found.phase)
+            self.memory.change(found.change)
         return found.decision.action
 
 
@@ -98,24 +98,18 @@ def test_a_later_launch_keeps_the_plan_and_goes_on_from_it(tmp_path: Path) -> No
     assert second.history.memory.plan == MemoryPlan(micro_batch_divisor=4)
 
 
-def test_a_fault_that_is_no_shortage_of_gpu_memory_is_left_to_the_other_policy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("why", ["no shortage of a GPU", "no facts", "facts of another call than the loop"])
+def test_other_faults_are_left_to_the_other_policy(tmp_path: Path, why: str) -> None:
     run = Supervised(tmp_path / "run")
-    write_facts(run.run.path, GRPO)
-    assert run.fail(out_of_memory(cause=Cause.host_oom)) is None
-
-
-def test_a_run_without_facts_is_left_to_the_other_policy(tmp_path: Path) -> None:
-    assert Supervised(tmp_path / "run").fail(out_of_memory()) is None
-
-
-def test_the_facts_of_another_call_are_not_taken_for_those_of_a_loop(tmp_path: Path) -> None:
-    run = Supervised(tmp_path / "run")
-    write_facts(run.run.path, GRPO)
-    run.reporter.write(
-        "train_started", rank=0, step=0, train_call=2, target_steps=9, trainer_class="grpo_run.loop",
-        output_dir="out"
-    )  # fmt: skip
-    assert run.fail(out_of_memory()) is None
+    if why != "no facts":
+        write_facts(run.run.path, GRPO)
+    if "loop" in why:
+        run.reporter.write(
+            "train_started", rank=0, step=0, train_call=2, target_steps=9, trainer_class="grpo_run.loop",
+            output_dir="out"
+        )  # fmt: skip
+    cause = Cause.host_oom if "GPU" in why else Cause.gpu_oom
+    assert run.fail(out_of_memory(cause=cause)) is None
 
 
 def test_the_same_error_with_another_plan_is_another_failure() -> None:

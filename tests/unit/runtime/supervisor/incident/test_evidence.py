@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from support.builders.runtime.incident_scene import Scene, exited, stall
 
-from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.supervisor import incident
 from grpo_run.runtime.supervisor.incident import JOURNAL_TAIL_LINES
 from grpo_run.watchdog.causes import Cause
@@ -68,12 +67,10 @@ def test_the_last_lines_of_the_journal_are_evidence(scene: Scene) -> None:
 
 def test_the_memory_that_each_rank_has_measured_is_evidence(scene: Scene) -> None:
     """By global rank, also of a rank that has exited; a rank that has measured nothing is left out."""
-    board = Board.create(scene.run.board, 2)
-    area = board.writer(0, rank=1, pid=1, attempt=0).memory_area
+    area = scene.board.writer(0, rank=1, pid=1, attempt=0).memory_area
     area.figures(Phase.generate).peak_allocated_bytes = 9
     area.publish(Phase.generate)
-    context = scene.context(exited(1))
-    scene.investigate(exited(1), read_memory=lambda: context.attempt.read_memory(board))
+    scene.investigate(exited(1))
     found = scene.asked["rank_memory"]
     assert list(found) == [1]
     assert found[1]["phases"]["generate"]["peak_allocated_bytes"] == 9

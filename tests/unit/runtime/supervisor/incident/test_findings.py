@@ -26,7 +26,9 @@ def test_a_proved_deadlock_is_the_verdict(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("group", [CONSENSUS_GROUP, "0"])
-def test_a_rank_in_a_consensus_call_is_told_and_the_other_ones_log_says_it(scene: Scene, group: str) -> None:
+def test_a_rank_in_a_consensus_call_is_told_and_the_other_ones_log_says_it(
+    scene: Scene, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first raises it; the other sits in torch. Nothing is said where no rank is in a consensus call."""
     at = {0: dataclasses.replace(record("all_gather"), group=group), 1: record("barrier")}
     deadlock = Deadlock(
@@ -35,7 +37,8 @@ def test_a_rank_in_a_consensus_call_is_told_and_the_other_ones_log_says_it(scene
     )  # fmt: skip
     finding = HangFinding(deadlock=deadlock, began_at_seconds=0.0)
     told: list[str] = []
-    context = scene.context(finding=finding, publish_disagreement=told.append)
+    monkeypatch.setattr(scene.board, "publish_disagreement", told.append)
+    context = scene.context(finding=finding)
     assert context.attempt.files.make() is None
     incident.tell_ranks(context, investigate(scene.run, context).verdict)
     logs = {rank: context.attempt.files.log(rank) for rank in (0, 1)}

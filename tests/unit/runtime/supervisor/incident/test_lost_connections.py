@@ -6,11 +6,17 @@ import signal
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from support.builders.runtime.incident_scene import Scene, exited, record, victim
 
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.positions import Position
-from grpo_run.watchdog.observation import RankError
+from grpo_run.watchdog.observation import Exit, RankError
+
+ABORTED = exited(1, exit_code=None, signal=signal.SIGABRT)
+KILLED = exited(1, exit_code=None, signal=signal.SIGKILL)
+COMPLETED = exited(1, exit_code=0, completed=True)
+RAISED = RankError(type="KeyError", message="x", traceback="", location=None, wall_time=1.0)
 
 
 def test_an_exit_during_the_investigation_counts(scene: Scene) -> None:
@@ -19,12 +25,28 @@ def test_an_exit_during_the_investigation_counts(scene: Scene) -> None:
     assert scene.investigate(victim(0)).verdict.culprits == (1,)
 
 
-def test_mismatched_collectives_explain_lost_connections(scene: Scene) -> None:
-    """Gloo aborted one side and closed the connections of the other."""
-    scene.records[1] = record("all_gather")
-    outcome = scene.investigate(exited(1, exit_code=None, signal=signal.SIGABRT), victim(0))
-    assert outcome.verdict.cause is Cause.collective_mismatch
-    assert outcome.folder.name == "0001-collective_mismatch"
+@pytest.mark.parametrize(
+    ("operation", "exits", "cause", "culprits"),
+    [
+        ("all_gather", [ABORTED, victim(0)], Cause.collective_mismatch, None),
+        ("all_gather", [KILLED, victim(0)], Cause.signal, (1,)),
+        ("all_reduce", [ABORTED, victim(0)], Cause.signal, (1,)),
+        ("all_reduce", [COMPLETED, victim(0)], Cause.rank_exited_early, (1,)),
+        ("all_reduce", [COMPLETED, exited(0, error=RAISED)], Cause.startup_failure, (0,)),
+    ],
+    ids=["mismatch", "a kill has its own cause", "an abort alone", "left early", "an exception"],
+)
+def test_what_explains_lost_connections(
+    scene: Scene, operation: str, exits: list[Exit], cause: Cause, culprits: tuple[int, ...] | None
+) -> None:
+    """Gloo aborts one side of mismatched collectives and closes the connections of the other. An exited rank
+    does not prove why it exited, and one that has completed is to blame only if another still needed it.
+    """
+    scene.records[1] = record(operation)
+    outcome = scene.investigate(*exits)
+    assert outcome.verdict.cause is cause
+    assert culprits is None or outcome.verdict.culprits == culprits
+    assert outcome.folder.name == f"0001-{cause}"
 
 
 def test_a_rank_that_exits_before_it_answers_is_judged_by_its_collective_log(scene: Scene) -> None:
@@ -44,29 +66,3 @@ def test_a_rank_that_exits_before_it_answers_is_judged_by_its_collective_log(sce
     outcome = scene.investigate(exited(1, exit_code=None, signal=signal.SIGABRT), ranks=ranks)
     assert outcome.verdict.cause is Cause.collective_mismatch
     assert scene.done == ["positions", "evidence", "exits", "positions"]
-
-
-def test_mismatched_collectives_do_not_explain_a_kill(scene: Scene) -> None:
-    """A SIGKILL has its own cause."""
-    scene.records[1] = record("all_gather")
-    outcome = scene.investigate(exited(1, exit_code=None, signal=signal.SIGKILL), victim(0))
-    assert outcome.verdict.cause is Cause.signal
-
-
-def test_an_abort_with_matching_collectives_is_a_signal(scene: Scene) -> None:
-    """An exited rank does not prove why it exited."""
-    outcome = scene.investigate(exited(1, exit_code=None, signal=signal.SIGABRT), victim(0))
-    assert (outcome.verdict.cause, outcome.verdict.culprits) == (Cause.signal, (1,))
-
-
-def test_a_rank_that_completed_early_is_the_culprit_of_lost_connections(scene: Scene) -> None:
-    """It exited with code 0, and only the rank that still needed it failed."""
-    outcome = scene.investigate(exited(1, exit_code=0, completed=True), victim(0))
-    assert (outcome.verdict.cause, outcome.verdict.culprits) == (Cause.rank_exited_early, (1,))
-
-
-def test_a_rank_that_completed_is_not_the_culprit_of_an_exception(scene: Scene) -> None:
-    """The exception of another rank is the cause."""
-    error = RankError(type="KeyError", message="x", traceback="", location=None, wall_time=1.0)
-    outcome = scene.investigate(exited(1, exit_code=0, completed=True), exited(0, error=error))
-    assert outcome.verdict.culprits == (0,)

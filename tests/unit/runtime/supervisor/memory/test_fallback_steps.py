@@ -10,16 +10,22 @@ from support.memory_cases import COLOCATED, GRPO, SFT, facts
 
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory._prediction import DeviceFigures, Traces
+from grpo_run.runtime.supervisor.memory._prediction import Traces
 from grpo_run.runtime.supervisor.memory.fallback_steps import (
     Exhausted,
     FallbackStep,
-    OutOfMemoryContext,
     PlanChange,
+    Situation,
     Tracer,
     next_change,
+    no_traces,
 )
-from grpo_run.watchdog.memory.shortage import MemoryPhase
+from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.memory.error_patterns import ErrorSource
+from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase, Shortage
+
+FULL = Figures(unallocated_bytes=0)
+FRAGMENTED = Figures(tried_bytes=1 << 30, unallocated_bytes=10 << 30)
 
 
 def apply_step(
@@ -27,18 +33,23 @@ def apply_step(
     given: MemoryFacts = GRPO,
     plan: MemoryPlan | None = None,
     *,
-    around: OutOfMemoryContext | None = None,
-    device: DeviceFigures | None = None,
+    figures: Figures | None = None,
+    source: ErrorSource = ErrorSource.allocator,
+    trace: Tracer = no_traces,
     **more: Any,
 ) -> PlanChange | Exhausted:
-    return next_change(
-        phase,
-        given,
-        plan or MemoryPlan(),
-        around=around or OutOfMemoryContext(),
-        device=device or DeviceFigures(),
-        **more,
+    shortage = Shortage(
+        cause=Cause.gpu_oom, source=source, phase=phase, text="out of memory", figures=figures or Figures()
     )
+    situation = Situation(shortage=shortage, facts=given, start="", budget=3, **more)
+    return next_change(situation, plan or MemoryPlan(), trace)
+
+
+def change_of(*arguments: Any, **more: Any) -> PlanChange:
+    """Return the change that is made."""
+    found = apply_step(*arguments, **more)
+    assert isinstance(found, PlanChange)
+    return found
 
 
 def plans(phase: MemoryPhase, given: MemoryFacts, **more: bool) -> list[str]:
@@ -67,8 +78,7 @@ BATCH_PHASES = [MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward]
 @pytest.mark.parametrize("phase", BATCH_PHASES)
 @pytest.mark.parametrize("given", [GRPO, SFT])
 def test_phases_of_a_micro_batch_halve_it_first(phase: MemoryPhase, given: MemoryFacts) -> None:
-    change = apply_step(phase, given)
-    assert isinstance(change, PlanChange)
+    change = change_of(phase, given)
     assert change.plan == MemoryPlan(micro_batch_divisor=2)
     assert change.prediction.lowers
     assert not change.inexact
@@ -88,8 +98,7 @@ def test_a_micro_batch_is_halved_until_it_is_one_sample_and_then_the_next_step_f
     ("rows", "said"), [(1, "one sample already"), (3, "is odd"), (6, None)], ids=["one", "odd", "even"]
 )
 def test_a_micro_batch_that_cannot_be_halved_leaves_it_to_the_next_step(rows: int, said: str | None) -> None:
-    change = apply_step(MemoryPhase.backward, facts(per_device_train_batch_size=rows))
-    assert isinstance(change, PlanChange)
+    change = change_of(MemoryPhase.backward, facts(per_device_train_batch_size=rows))
     assert change.fallback_step is (
         FallbackStep.micro_batch if said is None else FallbackStep.gradient_checkpointing
     )
@@ -97,16 +106,14 @@ def test_a_micro_batch_that_cannot_be_halved_leaves_it_to_the_next_step(rows: in
 
 
 def test_a_size_of_six_is_halved_once() -> None:
-    change = apply_step(
+    change = change_of(
         MemoryPhase.backward, facts(per_device_train_batch_size=6), MemoryPlan(micro_batch_divisor=2)
     )
-    assert isinstance(change, PlanChange)
     assert change.fallback_step is FallbackStep.gradient_checkpointing
 
 
 def test_gradient_checkpointing_is_not_taken_for_scoring_which_keeps_no_activations() -> None:
-    change = apply_step(MemoryPhase.score, facts(per_device_train_batch_size=1))
-    assert isinstance(change, PlanChange)
+    change = change_of(MemoryPhase.score, facts(per_device_train_batch_size=1))
     assert change.fallback_step is FallbackStep.expandable_segments
     skipped = {one.fallback_step: one.why for one in change.skipped}
     assert "would not lower the peak" in skipped[FallbackStep.gradient_checkpointing]
@@ -125,8 +132,7 @@ def test_gradient_checkpointing_is_not_taken_for_scoring_which_keeps_no_activati
 def test_each_refusal_of_a_split_is_named_and_the_next_step_is_taken(
     changed: dict[str, Any], words: str
 ) -> None:
-    change = apply_step(MemoryPhase.backward, facts(**changed))
-    assert isinstance(change, PlanChange)
+    change = change_of(MemoryPhase.backward, facts(**changed))
     assert change.fallback_step is FallbackStep.gradient_checkpointing
     assert change.plan.micro_batch_divisor == 1
     assert words in change.skipped[0].text
@@ -134,37 +140,30 @@ def test_each_refusal_of_a_split_is_named_and_the_next_step_is_taken(
 
 def test_checkpointing_that_the_script_sets_later_is_left_to_it() -> None:
     """A plan would not take effect, and the run would end."""
-    change = apply_step(
+    change = change_of(
         MemoryPhase.backward, facts(explicit_sizes=("an assignment",), checkpointing_set_later=True)
     )
-    assert isinstance(change, PlanChange)
     assert change.fallback_step is FallbackStep.expandable_segments
 
 
 def test_generation_is_split_into_parts_and_other_samples_are_said() -> None:
     assert plans(MemoryPhase.generate, GRPO)[:3] == [f"sub-batches={parts}" for parts in (2, 4, 8)]
-    sampled, greedy = apply_step(MemoryPhase.generate), apply_step(MemoryPhase.generate, facts(greedy=True))
-    assert isinstance(sampled, PlanChange)
-    assert isinstance(greedy, PlanChange)
+    sampled, greedy = change_of(MemoryPhase.generate), change_of(MemoryPhase.generate, facts(greedy=True))
     assert any("different completions" in reason for reason in sampled.inexact)
     assert greedy.inexact == ()
 
 
 def test_dropout_and_a_ragged_last_batch_are_said_to_be_inexact() -> None:
-    dropout = apply_step(MemoryPhase.forward, facts(dropout=True))
-    ragged = apply_step(MemoryPhase.forward, facts(SFT, samples=63))
-    assert isinstance(dropout, PlanChange)
-    assert isinstance(ragged, PlanChange)
+    dropout = change_of(MemoryPhase.forward, facts(dropout=True))
+    ragged = change_of(MemoryPhase.forward, facts(SFT, samples=63))
     assert any("dropout" in reason for reason in dropout.inexact)
     assert any("last batch" in reason for reason in ragged.inexact)
 
 
 def test_the_optimizer_is_offloaded_with_deepspeed_only() -> None:
-    zero = apply_step(MemoryPhase.optimizer, facts(deepspeed=True, layout="deepspeed-zero2"))
-    assert isinstance(zero, PlanChange)
+    zero = change_of(MemoryPhase.optimizer, facts(deepspeed=True, layout="deepspeed-zero2"))
     assert zero.plan == MemoryPlan(optimizer_offload=True)
-    replicated = apply_step(MemoryPhase.optimizer)
-    assert isinstance(replicated, PlanChange)
+    replicated = change_of(MemoryPhase.optimizer)
     assert replicated.plan == MemoryPlan(expandable_segments=True)
 
 
@@ -174,17 +173,14 @@ def test_a_smaller_micro_batch_is_never_the_answer_to_the_optimizer_or_to_genera
 
 
 def test_vllm_gives_up_a_part_of_its_share_in_generation_and_sleeps_for_the_optimizer() -> None:
-    generation = apply_step(MemoryPhase.generate, facts(**COLOCATED))
-    optimizer = apply_step(MemoryPhase.optimizer, facts(**COLOCATED))
-    assert isinstance(generation, PlanChange)
-    assert isinstance(optimizer, PlanChange)
+    generation = change_of(MemoryPhase.generate, facts(**COLOCATED))
+    optimizer = change_of(MemoryPhase.optimizer, facts(**COLOCATED))
     assert generation.plan == MemoryPlan(vllm_gpu_memory_utilization=0.2)
     assert optimizer.plan == MemoryPlan(vllm_sleep=True)
 
 
 def test_a_cache_that_is_too_small_gets_a_larger_share_and_no_less_memory() -> None:
-    change = apply_step(MemoryPhase.load, facts(**COLOCATED), cache_too_small=True)
-    assert isinstance(change, PlanChange)
+    change = change_of(MemoryPhase.load, facts(**COLOCATED), source=ErrorSource.vllm_cache)
     assert change.plan == MemoryPlan(vllm_gpu_memory_utilization=0.45)
 
 
@@ -193,7 +189,7 @@ def test_a_share_of_vllm_never_goes_up_after_it_went_down_or_down_after_it_went_
         MemoryPhase.load,
         facts(**COLOCATED),
         MemoryPlan(vllm_gpu_memory_utilization=0.2),
-        cache_too_small=True,
+        source=ErrorSource.vllm_cache,
     )
     raised = apply_step(
         MemoryPhase.generate, facts(**COLOCATED), MemoryPlan(vllm_gpu_memory_utilization=0.45)
@@ -204,31 +200,22 @@ def test_a_share_of_vllm_never_goes_up_after_it_went_down_or_down_after_it_went_
 
 
 def test_expandable_segments_come_first_for_fragmented_memory() -> None:
-    change = apply_step(MemoryPhase.backward, fragmented=True)
-    assert isinstance(change, PlanChange)
+    change = change_of(MemoryPhase.backward, figures=FRAGMENTED)
     assert change.plan == MemoryPlan(expandable_segments=True)
 
 
 @pytest.mark.parametrize(
-    "around",
-    [
-        OutOfMemoryContext(segments_refused="this version of vLLM"),
-        OutOfMemoryContext(own_allocator_setting=True),
-    ],
-    ids=["vllm", "user"],
+    ("given", "own"), [(facts(**COLOCATED, vllm_sleep=True), False), (GRPO, True)], ids=["vllm", "user"]
 )
-def test_expandable_segments_are_left_out_where_they_do_not_work_or_the_user_decides(
-    around: OutOfMemoryContext,
+def test_expandable_segments_are_left_out_while_vllm_sleeps_or_where_the_user_decides(
+    given: MemoryFacts, own: bool
 ) -> None:
-    asleep = facts(**COLOCATED, vllm_sleep=True)
-    change = apply_step(MemoryPhase.backward, asleep, around=around, fragmented=True)
-    assert isinstance(change, PlanChange)
+    change = change_of(MemoryPhase.backward, given, figures=FRAGMENTED, own_allocator_setting=own)
     assert change.fallback_step is FallbackStep.micro_batch
 
 
 def test_expandable_segments_are_left_out_if_nothing_is_reserved_in_vain() -> None:
-    full = DeviceFigures(unallocated_bytes=0)
-    assert isinstance(apply_step(MemoryPhase.optimizer, device=full), Exhausted)
+    assert isinstance(apply_step(MemoryPhase.optimizer, figures=FULL), Exhausted)
 
 
 def test_completions_are_shortened_only_if_the_user_allows_it_and_after_everything_else() -> None:
@@ -264,8 +251,7 @@ def test_the_first_change_that_a_trace_shows_to_lower_the_peak_is_chosen() -> No
     """
     asked: list[MemoryPlan] = []
     trace = traced({START: 8e9, HALF: 9e9, QUARTER: 7e9}, asked=asked)
-    change = apply_step(MemoryPhase.backward, trace=trace)
-    assert isinstance(change, PlanChange)
+    change = change_of(MemoryPhase.backward, trace=trace)
     assert (change.plan, change.prediction.traced) == (QUARTER, True)
     assert asked == [START, HALF, QUARTER, EIGHTH, CHECKPOINTED]
     assert [one.why for one in change.skipped] == ["it would not lower the peak of this phase"]
@@ -273,16 +259,14 @@ def test_the_first_change_that_a_trace_shows_to_lower_the_peak_is_chosen() -> No
 
 def test_a_micro_batch_stays_if_a_trace_shows_that_no_division_lowers_the_peak() -> None:
     peaks = {START: 8e9, HALF: 9e9, QUARTER: 9e9, EIGHTH: 9e9, CHECKPOINTED: 5e9}
-    change = apply_step(MemoryPhase.forward, trace=traced(peaks, asked=[]))
-    assert isinstance(change, PlanChange)
+    change = change_of(MemoryPhase.forward, trace=traced(peaks, asked=[]))
     assert change.plan == CHECKPOINTED
 
 
 def test_plans_that_were_not_traced_in_time_are_compared_in_closed_form() -> None:
-    change = apply_step(
+    change = change_of(
         MemoryPhase.forward, trace=traced({START: 8e9, HALF: 9e9}, asked=[], missing="too slow")
     )
-    assert isinstance(change, PlanChange)
     assert (change.plan, change.prediction.source) == (QUARTER, "closed form, not traced: too slow")
 
 
@@ -292,10 +276,10 @@ def test_plans_that_were_not_traced_in_time_are_compared_in_closed_form() -> Non
         (MemoryPhase.generate, {}),
         (MemoryPhase.optimizer, {}),
         (MemoryPhase.load, {}),
-        (MemoryPhase.backward, {"fragmented": True}),
+        (MemoryPhase.backward, {"figures": FRAGMENTED}),
     ],
 )
-def test_nothing_is_traced_where_a_trace_does_not_decide(phase: MemoryPhase, more: dict[str, bool]) -> None:
+def test_nothing_is_traced_where_a_trace_does_not_decide(phase: MemoryPhase, more: dict[str, Any]) -> None:
     asked: list[MemoryPlan] = []
     apply_step(phase, trace=traced({}, asked=asked), **more)
     assert asked == []
@@ -306,13 +290,11 @@ def test_a_change_that_only_the_closed_form_takes_for_harmful_is_made_before_the
     believed.
     """
     given = facts(per_device_train_batch_size=2, gradient_checkpointing=True)
-    full = DeviceFigures(unallocated_bytes=0)
-    change = apply_step(MemoryPhase.forward, given, device=full)
-    assert isinstance(change, PlanChange)
+    change = change_of(MemoryPhase.forward, given, figures=FULL)
     assert change.plan == HALF
     assert not change.prediction.lowers
     trace = traced({START: 8e9, HALF: 9e9}, asked=[])
-    assert isinstance(apply_step(MemoryPhase.forward, given, device=full, trace=trace), Exhausted)
+    assert isinstance(apply_step(MemoryPhase.forward, given, figures=FULL, trace=trace), Exhausted)
 
 
 @pytest.mark.parametrize("phase", list(MemoryPhase))

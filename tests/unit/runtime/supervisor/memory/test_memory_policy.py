@@ -11,8 +11,8 @@ from support.memory_cases import COLOCATED, GRPO, facts
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory.fallback_steps import FallbackStep, OutOfMemoryContext
-from grpo_run.runtime.supervisor.memory.policy import MemoryDecision, Situation, decide_out_of_memory
+from grpo_run.runtime.supervisor.memory.fallback_steps import FallbackStep, Situation
+from grpo_run.runtime.supervisor.memory.policy import MemoryDecision, decide_out_of_memory
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase, Shortage
@@ -33,10 +33,7 @@ def situation(
         text="CUDA out of memory.",
         figures=figures,
     )
-    around = OutOfMemoryContext()
-    given = Situation(
-        shortage=shortage, facts=GRPO, around=around, start="restart from checkpoint-6", budget=3
-    )
+    given = Situation(shortage=shortage, facts=GRPO, start="restart from checkpoint-6", budget=3)
     return replace(given, **changed)
 
 
@@ -223,7 +220,7 @@ def test_a_run_that_proceeds_is_restarted_as_it_is_and_its_plan_is_not_changed_a
 
 
 def test_a_change_that_has_left_more_memory_for_the_request_is_followed_by_the_next() -> None:
-    assert always(MemoryPhase.optimizer, 1, 20, 20) == [CHANGE, CHANGE, Action.stop]
+    assert always(MemoryPhase.generate, 1, 20, 20) == [CHANGE, CHANGE, Action.stop]
 
 
 def test_a_user_who_wants_no_restart_gets_none() -> None:

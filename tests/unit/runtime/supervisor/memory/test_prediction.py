@@ -7,10 +7,10 @@ from support.memory_cases import COLOCATED, GRPO, facts
 
 from grpo_run.runtime.memory.facts import ModelFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory._prediction import DeviceFigures, Traces, peak_bytes, predict
-from grpo_run.watchdog.memory.shortage import MemoryPhase
+from grpo_run.runtime.supervisor.memory._prediction import Traces, peak_bytes, predict
+from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase
 
-NONE = DeviceFigures(unallocated_bytes=0)
+NONE = Figures(unallocated_bytes=0)
 HALF = MemoryPlan(micro_batch_divisor=2)
 
 
@@ -50,8 +50,8 @@ def test_traces_are_used_if_they_have_both_plans() -> None:
 
 def test_what_vllm_holds_and_what_is_fragmented_is_added_to_a_trace() -> None:
     traces = Traces(peaks={MemoryPlan(): {"backward": 8.0}, HALF: {"backward": 5.0}})
-    device = DeviceFigures(capacity_bytes=1000, unallocated_bytes=70)
-    found = predict(facts(**COLOCATED), MemoryPhase.backward, MemoryPlan(), HALF, device, traces)
+    figures = Figures(capacity_bytes=1000, unallocated_bytes=70)
+    found = predict(facts(**COLOCATED), MemoryPhase.backward, MemoryPlan(), HALF, figures, traces)
     assert (found.before_bytes, found.after_bytes) == (378, 375)
 
 
@@ -76,9 +76,9 @@ def test_state_that_is_sharded_over_ranks_counts_once() -> None:
 
 def test_what_vllm_reserves_counts_unless_it_sleeps() -> None:
     awake, asleep = facts(**COLOCATED), facts(**COLOCATED, vllm_sleep=True)
-    device = DeviceFigures(capacity_bytes=80 << 30, unallocated_bytes=0)
-    difference = peak_bytes(awake, MemoryPhase.backward, MemoryPlan(), device) - peak_bytes(
-        asleep, MemoryPhase.backward, MemoryPlan(), device
+    figures = Figures(capacity_bytes=80 << 30, unallocated_bytes=0)
+    difference = peak_bytes(awake, MemoryPhase.backward, MemoryPlan(), figures) - peak_bytes(
+        asleep, MemoryPhase.backward, MemoryPlan(), figures
     )
     assert difference == pytest.approx(24 << 30, rel=1e-6)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, replace
+from typing import Any
 
 import pytest
-from support.builders.runtime.failure_stories import BUG, BUG_TWICE, KILLED, NO_START, history
+from support.builders.runtime.failure_stories import BUG, KILLED, NO_START, history
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.history.history import History
@@ -15,67 +16,73 @@ from grpo_run.runtime.supervisor.policy import decide, start_of
 from grpo_run.watchdog.causes import Cause, Origin
 from grpo_run.watchdog.verdict import Location, Verdict
 
+KNOWN = {"killed": KILLED, "bug": BUG, "start": NO_START}
+EARLIER_BUG = "KeyError@train.py:3:step5"
+
+
+def told(story: str, *, trained: bool = True) -> History:
+    """Return the history of a story: names or signatures of failures, and steps of newer checkpoints."""
+    words = [KNOWN[word].signature if word in KNOWN else word for word in story.split()]
+    return history([word if word.isdigit() else f"!{word}" for word in words], trained=trained)
+
+
+def decided(story: str, *, trained: bool = True, budget: int = 3, **changes: Any) -> Decision:
+    """Decide on the last failure of a story."""
+    what = replace(KNOWN[story.split()[-1]], **changes)
+    return decide(
+        told(story, trained=trained), what, Budget(failures_without_progress=budget), stopping=False
+    )
+
 
 @pytest.mark.parametrize(
-    ("why", "story", "trained", "what", "action"),
+    ("why", "story", "restarts"),
     [
-        ("first kill", ["!killed"], True, KILLED, Action.restart),
-        ("within the budget", ["!killed"] * 3, True, KILLED, Action.restart),
-        ("over the budget", ["!killed"] * 4, True, KILLED, Action.stop),
-        ("refilled by progress", ["!killed"] * 3 + ["5", "!killed"], True, KILLED, Action.restart),
-        (
-            "not refilled by an old step",
-            ["5"] + ["!killed"] * 3 + ["5", "!killed"],
-            True,
-            KILLED,
-            Action.stop,
-        ),
-        ("the same kill twice is not deterministic", ["!killed", "!killed"], True, KILLED, Action.restart),
-        ("an exception once", [BUG_TWICE], True, BUG, Action.restart),
-        ("the same exception again", [BUG_TWICE, BUG_TWICE], True, BUG, Action.stop),
-        ("again after another one", [BUG_TWICE, "!killed", BUG_TWICE], True, BUG, Action.stop),
-        ("other exceptions", ["!a", "!b", BUG_TWICE], True, BUG, Action.restart),
-        ("the same with a newer checkpoint in between", [BUG_TWICE, "5", BUG_TWICE], True, BUG, Action.stop),
-        (
-            "the same line at another step",
-            ["!KeyError@train.py:3:step5", "5", BUG_TWICE],
-            True,
-            BUG,
-            Action.restart,
-        ),
-        (
-            "the same with a newer checkpoint in between, after another failure",
-            ["!a", BUG_TWICE, "5", BUG_TWICE],
-            True,
-            BUG,
-            Action.stop,
-        ),
-        (
-            "the same with a newer checkpoint long ago",
-            [BUG_TWICE, "5", BUG_TWICE, BUG_TWICE],
-            True,
-            BUG,
-            Action.stop,
-        ),
-        ("the first start fails", [f"!{NO_START.signature}"], False, NO_START, Action.restart),
-        ("the first start fails twice", [f"!{NO_START.signature}"] * 2, False, NO_START, Action.stop),
-        ("it fails at another line", ["!x", f"!{NO_START.signature}"], False, NO_START, Action.restart),
-        ("after a step", [f"!{NO_START.signature}"], True, NO_START, Action.restart),
-        ("after a step, again", [f"!{NO_START.signature}"] * 2, True, NO_START, Action.restart),
-        ("after a step, a third time", [f"!{NO_START.signature}"] * 3, True, NO_START, Action.stop),
-        ("killed before the first step", ["!killed"], False, KILLED, Action.restart),
+        ("first kill", "killed", True),
+        ("within the budget", "killed killed killed", True),
+        ("over the budget", "killed killed killed killed", False),
+        ("refilled by progress", "killed killed killed 5 killed", True),
+        ("not refilled by an old step", "5 killed killed killed 5 killed", False),
+        ("the same kill twice is not deterministic", "killed killed", True),
+        ("an exception once", "bug", True),
+        ("the same exception again", "bug bug", False),
+        ("again after another one", "bug killed bug", False),
+        ("other exceptions", "a b bug", True),
+        ("the same with a newer checkpoint in between", "bug 5 bug", False),
+        ("the same line at another step", f"{EARLIER_BUG} 5 bug", True),
+        ("with a newer checkpoint in between, after another failure", "a bug 5 bug", False),
+        ("with a newer checkpoint long ago", "bug 5 bug bug", False),
+        ("once before a newer checkpoint, and another failure since", "bug 5 a bug", True),
+        ("once before a newer checkpoint, and two other failures since", "bug 5 a b bug", True),
+        ("a signature that sorts before it", "A@train.py:1:step7 x bug", True),
+        ("a signature that sorts after it", "Z@train.py:1:step7 x bug", True),
+        ("a start after a step", "start", True),
+        ("a start after a step, again", "start start", False),
     ],
 )
-def test_decisions(why: str, story: list[str], trained: bool, what: Verdict, action: Action) -> None:
+def test_decisions(why: str, story: str, restarts: bool) -> None:
     """The table of decisions, with the default budget of three."""
-    decision = decide(history(story, trained=trained), what, Budget(), stopping=False)
-    assert decision.action is action, why
+    decision = decided(story)
+    assert decision.action is (Action.restart if restarts else Action.stop), why
     assert decision.reason
+
+
+@pytest.mark.parametrize("story", ["5 bug a b bug", "5 a bug b bug"])
+def test_every_failure_since_the_last_progress_is_compared(story: str) -> None:
+    """Not only the first of them, or the last."""
+    assert decided(story, budget=9).action is Action.stop
+
+
+@pytest.mark.parametrize(
+    ("story", "restarts"), [("start", True), ("start start", False), ("x start", True), ("killed", True)]
+)
+def test_decisions_before_the_first_step(story: str, restarts: bool) -> None:
+    """A start that fails may pass by itself once, as far as it is no exception of the script."""
+    assert decided(story, trained=False).action is (Action.restart if restarts else Action.stop)
 
 
 def test_nothing_is_restarted_after_a_stop_request() -> None:
     """No kind of failure is restarted."""
-    decision = decide(history(["!killed"]), KILLED, Budget(), stopping=True)
+    decision = decide(told("killed"), KILLED, Budget(), stopping=True)
     assert decision.action is Action.stop
     assert "stop" in decision.reason
 
@@ -83,39 +90,31 @@ def test_nothing_is_restarted_after_a_stop_request() -> None:
 @pytest.mark.parametrize("failures", [0, 1, 5])
 def test_the_budget_is_the_number_of_failures_recovered(failures: int) -> None:
     """The next failure in a row ends the run."""
-    budget = Budget(failures_without_progress=failures)
-    allowed = decide(history(["!killed"] * failures), KILLED, budget, stopping=False) if failures else None
-    assert allowed is None or allowed.action is Action.restart
-    assert decide(history(["!killed"] * (failures + 1)), KILLED, budget, stopping=False).action is Action.stop
+    if failures:
+        assert decided("killed " * failures, budget=failures).action is Action.restart
+    assert decided("killed " * (failures + 1), budget=failures).action is Action.stop
 
 
-def test_the_reason_to_give_up_contains_the_numbers() -> None:
-    """The number of failures and the budget."""
-    reason = decide(history(["!killed"] * 4), KILLED, Budget(), stopping=False).reason
-    assert "4 failures" in reason
-    assert "budget 3" in reason
-
-
-def test_one_failure_is_not_given_as_several() -> None:
-    """Whoever allows no restart reads the sentence after the first failure."""
-    reason = decide(history(["!killed"]), KILLED, Budget(failures_without_progress=0), stopping=False).reason
-    assert "1 failure in a row" in reason
+@pytest.mark.parametrize(
+    ("story", "budget", "words"),
+    [
+        ("killed killed killed killed", 3, "4 failures in a row without a newer checkpoint (budget 3)"),
+        ("killed", 0, "1 failure in a row"),
+        ("start start", 3, "when the script started"),
+        ("bug bug", 3, "at the same step"),
+    ],
+)
+def test_the_reason_to_give_up_has_the_numbers_and_the_place(story: str, budget: int, words: str) -> None:
+    """The reader looks for the error of a start in another place."""
+    assert words in decided(story, budget=budget).reason
 
 
 def test_a_rank_that_fails_at_a_step_is_restarted_at_once() -> None:
     """Only a start that failed is delayed."""
-    decision = decide(history(["!killed"]), KILLED, Budget(), stopping=False)
+    decision = decided("killed")
     assert decision == Decision(action=Action.restart, reason="from the checkpoint that rank 0 chooses")
     assert decision.delay_seconds == 0.0
     assert not decision.patient
-
-
-def test_the_reason_to_give_up_a_repeated_failure_tells_a_start_from_a_step() -> None:
-    """The reader looks for the error in another place."""
-    start = decide(history([f"!{NO_START.signature}"] * 3), NO_START, Budget(), stopping=False)
-    assert "when the script started" in start.reason
-    step = decide(history([BUG_TWICE, BUG_TWICE]), BUG, Budget(), stopping=False)
-    assert "at the same step" in step.reason
 
 
 def test_a_negative_budget_is_refused() -> None:
@@ -137,43 +136,16 @@ def test_actions_are_the_documented_words() -> None:
 
 def test_an_uninterruptible_rank_is_decided_like_any_other() -> None:
     """Whether it can be killed is known only later; the same budget limits both."""
-    stuck = replace(KILLED, uninterruptible=True)
-    for story in (["!killed"], ["!killed"] * 4):
-        expected = decide(history(story), KILLED, Budget(), stopping=False)
-        assert decide(history(story), stuck, Budget(), stopping=False) == expected
+    for story in ("killed", "killed killed killed killed"):
+        assert decided(story, uninterruptible=True) == decided(story)
 
 
-def test_only_failures_since_the_last_progress_count_as_earlier_ones() -> None:
-    """The same signature before the newest checkpoint is another incident; every one after it is compared."""
-    old = [BUG_TWICE, "5", "!a", BUG_TWICE]
-    assert decide(history(old), BUG, Budget(), stopping=False).action is Action.restart
-    assert (
-        decide(history([BUG_TWICE, "5", "!a", "!b", BUG_TWICE]), BUG, Budget(), stopping=False).action
-        is Action.restart
-    )
-    for story in (["5", BUG_TWICE, "!a", "!b", BUG_TWICE], ["5", "!a", BUG_TWICE, "!b", BUG_TWICE]):
-        assert (
-            decide(history(story), BUG, Budget(failures_without_progress=9), stopping=False).action
-            is Action.stop
-        )
-
-
-def test_signatures_are_compared_for_equality_only() -> None:
-    """Their order means nothing: a signature that sorts before or after is another failure."""
-    for other in ("!A@train.py:1:step7", "!Z@train.py:1:step7"):
-        decision = decide(history([other, "!x", BUG_TWICE]), BUG, Budget(), stopping=False)
-        assert decision.action is Action.restart
-
-
-def test_an_error_that_no_restart_can_help_ends_the_run_at_once() -> None:
+@pytest.mark.parametrize("trained", [False, True])
+def test_an_error_that_no_restart_can_help_ends_the_run_at_once(trained: bool) -> None:
     """Also after progress: the code cannot be compiled, or the script refuses its arguments."""
-    final = replace(NO_START, final="the code cannot be compiled")
-    for trained in (False, True):
-        decision = decide(
-            history([f"!{NO_START.signature}"], trained=trained), final, Budget(), stopping=False
-        )
-        assert decision.action is Action.stop
-        assert "cannot be compiled" in decision.reason
+    decision = decided("start", trained=trained, final="the code cannot be compiled")
+    assert decision.action is Action.stop
+    assert "cannot be compiled" in decision.reason
 
 
 def test_decisions_and_budgets_are_immutable() -> None:
@@ -181,7 +153,7 @@ def test_decisions_and_budgets_are_immutable() -> None:
     with pytest.raises(FrozenInstanceError):
         Budget().failures_without_progress = 9  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
-        decide(history(["!killed"]), KILLED, Budget(), stopping=False).reason = ""  # type: ignore[misc]
+        decided("killed").reason = ""  # type: ignore[misc]
 
 
 FIRST = replace(NO_START, exception="ImportError")
@@ -207,16 +179,23 @@ def test_an_exception_before_the_runs_first_step_ends_it_at_once() -> None:
     assert "ImportError was raised before the run's first step" in decision.reason
 
 
-@pytest.mark.parametrize("origin", [Origin.files, Origin.network, Origin.device])
-def test_what_may_pass_is_tried_again_before_the_first_step(origin: Origin) -> None:
-    """A file that is being written, a hub that is away, a device that another process still holds."""
-    assert before_first_step(replace(FIRST, step=0, origin=origin)).action is Action.restart
-
-
-@pytest.mark.parametrize("cause", [Cause.gpu_oom, Cause.host_oom, Cause.shm_full, Cause.collective_mismatch])
-def test_memory_and_collectives_are_not_the_scripts_exceptions(cause: Cause) -> None:
-    assert replace(FIRST, cause=cause).repeat_key == ""
-    assert before_first_step(replace(FIRST, step=0, cause=cause)).action is Action.restart
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"origin": origin} for origin in (Origin.files, Origin.network, Origin.device)),
+        *({"cause": cause} for cause in (Cause.gpu_oom, Cause.host_oom, Cause.shm_full)),
+        {"cause": Cause.collective_mismatch},
+    ],
+)
+def test_what_is_no_exception_of_the_script_is_tried_again_before_the_first_step(
+    changes: dict[str, Any],
+) -> None:
+    """A file that is being written, a hub that is away, a device that another process still holds; memory and
+    collectives.
+    """
+    what = replace(FIRST, step=0, **changes)
+    assert what.repeat_key == ""
+    assert before_first_step(what).action is Action.restart
 
 
 @pytest.mark.parametrize(
@@ -247,20 +226,22 @@ def test_the_first_step_of_a_run_that_began_with_another_runs_checkpoint() -> No
 
 
 def resumed_twice(
-    first: Verdict, second: Verdict, *between: dict[str, object], starts_over: bool = False
+    first: Verdict, second: Verdict, *loaded: dict[str, object], starts_over: bool = False
 ) -> Decision:
-    """Decide on the second of two exceptions while a run resumes from step 5."""
+    """Decide on the second of two exceptions while a run resumes from step 5.
 
-    def attempt(number: int, what: Verdict) -> list[dict[str, object]]:
-        return [
+    Args:
+        loaded: what happens before each exception.
+    """
+    made = history(["5"])
+    for number, what in enumerate((first, second), start=1):
+        for record in (
             {"event": "attempt_started", "attempt": number},
             {"event": "resume_chosen", "path": "out/checkpoint-5", "step": 5},
+            *loaded,
             {"event": "incident", "cause": "x", "signature": what.signature, "repeat_key": what.repeat_key},
-        ]
-
-    made = history(["5"])
-    for record in (*attempt(1, first), *between, *attempt(2, second)):
-        made.apply(record)
+        ):
+            made.apply(record)
     return decide(made, second, Budget(), stopping=False, starts_over=starts_over)
 
 
@@ -286,16 +267,7 @@ def test_other_failures_of_two_resumed_attempts_are_not_told_so() -> None:
     begun = {"event": "train_started", "rank": 0, "train_call": 1, "step": 5}
     assert "fails when it resumes" not in resumed_twice(other, LOADS).reason
     assert resumed_twice(files, files).action is Action.restart
-    made = history(["5"])
-    for number in (1, 2):
-        for record in (
-            {"event": "attempt_started", "attempt": number},
-            {"event": "resume_chosen", "path": "out/checkpoint-5", "step": 5},
-            begun,
-            {"event": "incident", "cause": "x", "signature": "s", "repeat_key": LOADS.repeat_key},
-        ):
-            made.apply(record)
-    assert "fails when it resumes" not in decide(made, LOADS, Budget(), stopping=False).reason
+    assert "fails when it resumes" not in resumed_twice(LOADS, LOADS, begun).reason
 
 
 @pytest.mark.parametrize(("cause", "place"), [("signal", "in memory"), ("host_oom", "on disk")])

@@ -62,24 +62,24 @@ def test_the_hub_is_away_for_20_seconds_or_for_9_minutes() -> None:
 
 def test_a_start_that_takes_minutes_to_fail_is_tried_more_than_once() -> None:
     """A download with long timeouts has not had its chances after one try."""
-    made = history([])
-    for at in (0.0, 700.0, 1400.0):
-        made.apply({"event": "incident", "cause": "x", "starting": True, "failed_at": at, "signature": "s"})
-        decision = decide(made, replace(NO_START, origin=Origin.files), Budget(), stopping=False)
-        assert decision.action is Action.restart
-        made.apply({"event": "action", "action": "restart", "patient": decision.patient})
+    assert {decision.action for decision in starts_at(0.0, 700.0, 1400.0)} == {Action.restart}
+
+
+def starts_at(*times: float) -> list[Decision]:
+    """Decide on starts that fail on a file at these times."""
+    made, decisions = history([]), []
+    for at in times:
+        made.apply(
+            {"event": "incident", "cause": "x", "starting": True, "failed_at": 5000.0 + at, "signature": "s"}
+        )
+        decisions.append(decide(made, replace(NO_START, origin=Origin.files), Budget(), stopping=False))
+        made.apply({"event": "action", "action": str(decisions[-1].action), "patient": decisions[-1].patient})
+    return decisions
 
 
 def fourth_try(seconds: float) -> Decision:
     """Decide on the fourth failed start in a row, a number of seconds after the first."""
-    made = history([])
-    for at in (0.0, 100.0, 200.0, seconds):
-        made.apply(
-            {"event": "incident", "cause": "x", "starting": True, "failed_at": 5000.0 + at, "signature": "s"}
-        )
-        decision = decide(made, replace(NO_START, origin=Origin.files), Budget(), stopping=False)
-        made.apply({"event": "action", "action": str(decision.action), "patient": decision.patient})
-    return decision
+    return starts_at(0.0, 100.0, 200.0, seconds)[-1]
 
 
 def test_the_fourth_try_ends_the_run_from_ten_minutes_on() -> None:

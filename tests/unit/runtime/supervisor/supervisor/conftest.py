@@ -34,12 +34,15 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
 
 @pytest.fixture
 def start(tmp_path: Path, collected: list[dict[int, int]]) -> Callable[..., SupervisedRun]:
-    """Start a run whose first attempt trains."""
+    """Start a run whose first attempt trains, and has committed a step if one is given."""
 
-    def make(**changes: Any) -> SupervisedRun:
+    def make(*, step: int = 0, **changes: Any) -> SupervisedRun:
         run = SupervisedRun(tmp_path / "run", **changes)
         run.attempt()
         run.train()
+        if step:
+            run.vote(step)
+            run.poll()
         return run
 
     return make

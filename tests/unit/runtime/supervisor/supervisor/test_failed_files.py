@@ -23,9 +23,7 @@ def test_events_that_the_disk_refuses_count(
     start: Callable[..., SupervisedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a full disk, the budget still ends a loop of failures, and the user is notified."""
-    run = start(budget=Budget(failures_without_progress=1))
-    run.vote(7)
-    run.poll()
+    run = start(step=7, budget=Budget(failures_without_progress=1))
     write = os.write
 
     def no_events(descriptor: int, data: bytes) -> int:
@@ -63,9 +61,7 @@ def test_an_event_that_the_disk_refuses_is_applied_after_those_of_ranks(
     start: Callable[..., SupervisedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A snapshot that was complete before the fault does not refill the budget after it."""
-    run = start()
-    run.vote(7)
-    run.poll()
+    run = start(step=7)
     rank = Journal(run.directory.journal, "run-1")
     rank.attempt = 0
     rank.write("checkpoint_staged", rank=0, step=7, train_call=1, scheduled=False, seconds=0.1)
@@ -88,9 +84,7 @@ def test_a_full_disk_does_not_prevent_the_recovery(
     def full(*arguments: object, **more: object) -> collection.Evidence:
         raise OSError(28, "No space left on device")
 
-    run = start()
-    run.vote(7)
-    run.poll()
+    run = start(step=7)
     monkeypatch.setattr(collection, "collect", full)
     assert run.poll(run.ranks.exit(1, signal=9)) is Directive.restart
     verdict = json.loads((Path(run.events("incident")[0]["incident"]) / "verdict.json").read_text())
@@ -99,9 +93,7 @@ def test_a_full_disk_does_not_prevent_the_recovery(
 
 def test_a_truncated_error_file_does_not_prevent_a_verdict(start: Callable[..., SupervisedRun]) -> None:
     """The verdict names the exit code."""
-    run = start()
-    run.vote(7)
-    run.poll()
+    run = start(step=7)
     run.supervisor.attempt.files.error(0).write_text('{"type": "KeyEr')
     assert run.poll(run.ranks.exit(0, code=1)) is Directive.restart
     assert "exited with code 1" in run.events("incident")[0]["sentence"]
@@ -111,8 +103,6 @@ def test_an_exception_with_lone_surrogates_does_not_prevent_the_recovery(
     start: Callable[..., SupervisedRun],
 ) -> None:
     """Its message may quote an invalid token."""
-    run = start()
-    run.vote(7)
-    run.poll()
+    run = start(step=7)
     run.raised(0, message="cannot parse '\udc80'")
     assert run.poll(run.ranks.exit(0, code=1)) is Directive.restart

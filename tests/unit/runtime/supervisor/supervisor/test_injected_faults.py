@@ -16,11 +16,8 @@ def test_a_run_whose_injected_fault_never_happened_says_so(
     start: Callable[..., SupervisedRun], strict: bool, code: int
 ) -> None:
     """It is in the last sentence and counts as a warning; under --strict-faults the run has failed."""
-    run = start(injections=(parse_injection("kill@rank1:step9"),), strict_faults=strict)
-    run.vote(6)
-    run.poll()
-    run.done(0, 1)
-    run.poll(run.ranks.exit(0, code=0), run.ranks.exit(1, code=0))
+    run = start(step=6, injections=(parse_injection("kill@rank1:step9"),), strict_faults=strict)
+    run.finish(0)
     assert run.supervisor.exit_code == run.supervisor.status().history.exit_code == code
     assert run.supervisor.status().state == ("failed" if strict else "finished")
     missed = "1 injected fault never happened: kill@rank1:step9 (the run ended at step 6)."
@@ -34,21 +31,15 @@ def test_a_run_whose_injected_fault_never_happened_says_so(
 def test_a_fault_that_happened_lets_a_strict_run_finish(start: Callable[..., SupervisedRun]) -> None:
     """The event of the rank may come with its exit."""
     fault = parse_injection("slow@rank1:step2")
-    run = start(injections=(fault,), strict_faults=True)
-    run.vote(6)
-    run.poll()
+    run = start(step=6, injections=(fault,), strict_faults=True)
     Journal(run.directory.journal, "run-1").write("fault_injected", rank=1, injection=str(fault))
-    run.done(0, 1)
-    run.poll(run.ranks.exit(0, code=0), run.ranks.exit(1, code=0))
+    run.finish(0)
     assert (run.supervisor.exit_code, run.events("warning")) == (0, [])
 
 
 def test_a_stopped_run_may_still_reach_its_injected_fault(start: Callable[..., SupervisedRun]) -> None:
     """The same command continues it."""
-    run = start(injections=(parse_injection("kill@rank1:step9"),), strict_faults=True)
-    run.vote(6)
-    run.poll()
+    run = start(step=6, injections=(parse_injection("kill@rank1:step9"),), strict_faults=True)
     run.supervisor.request_stop("SIGTERM")
-    run.done(0, 1)
-    run.poll(run.ranks.exit(0, code=75), run.ranks.exit(1, code=75))
+    run.finish(75)
     assert (run.supervisor.exit_code, run.events("warning")) == (75, [])

@@ -28,9 +28,7 @@ def break_detector(run: SupervisedRun, error: Exception) -> None:
 
 def test_a_failure_of_the_supervisor_stops_the_ranks_in_order(start: Callable[..., SupervisedRun]) -> None:
     """The ranks save; the report has the traceback; one line names it; the run can be resumed."""
-    run = start()
-    run.vote(3)
-    run.poll()
+    run = start(step=3)
     run.ranks.later = [run.ranks.exit(0, code=75), run.ranks.exit(1, code=75)]
     Journal(run.directory.journal, "run-1").write(
         "checkpoint_published", step=3, path="checkpoint-3", verified=True
@@ -82,9 +80,7 @@ def test_a_lack_of_descriptors_or_memory_costs_one_warning(
     start: Callable[..., SupervisedRun], error: Exception
 ) -> None:
     """What is not observed is no reason to act."""
-    run = start()
-    run.vote(3)
-    run.poll()
+    run = start(step=3)
     break_detector(run, error)
     for _ in range(5):
         assert run.poll() is Directive.monitor

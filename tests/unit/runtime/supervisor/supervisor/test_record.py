@@ -19,9 +19,7 @@ def test_a_second_supervisor_continues_the_counts(
     start: Callable[..., SupervisedRun], tmp_path: Path, collected: list[dict[int, int]]
 ) -> None:
     """Attempts, steps and failures are replayed from the journal."""
-    run = start()
-    run.vote(7)
-    run.poll()
+    run = start(step=7)
     run.poll(run.ranks.exit(1, signal=9))
     again = SupervisedRun(tmp_path / "run")
     again.attempt()
@@ -32,9 +30,7 @@ def test_a_second_supervisor_continues_the_counts(
 
 def test_status_in_memory_equals_status_on_disk(start: Callable[..., SupervisedRun]) -> None:
     """Metrics and `grpo-run status` show the same."""
-    run = start()
-    run.vote(7)
-    run.poll()
+    run = start(step=7)
     run.poll()
     lock = run.directory.acquire()
     memory, disk = run.supervisor.status(), read_status(run.directory)
@@ -49,9 +45,7 @@ def test_status_in_memory_equals_status_on_disk(start: Callable[..., SupervisedR
 
 def test_a_decision_does_not_depend_on_reading_the_journal_back(start: Callable[..., SupervisedRun]) -> None:
     """The fault just written counts, even if the file can no longer be opened."""
-    run = start(budget=Budget(failures_without_progress=0))
-    run.vote(7)
-    run.poll()
+    run = start(step=7, budget=Budget(failures_without_progress=0))
     run.directory.journal.unlink()
     assert run.poll(run.ranks.exit(1, signal=9)) is Directive.terminate
     assert run.supervisor.history.failures_without_progress == 1
@@ -78,9 +72,7 @@ def test_the_journal_contains_only_lifecycle_events_that_happened(
     start: Callable[..., SupervisedRun],
 ) -> None:
     """A membership change is neither a fault nor evidence; a stop between attempts is no restart."""
-    run = start()
-    run.vote(7)
-    run.poll()
+    run = start(step=7)
     run.supervisor.membership_changed()
     run.attempt()
     run.vote(8)

@@ -23,9 +23,7 @@ def test_a_killed_rank_is_recovered_after_evidence_is_written(
     start: Callable[..., SupervisedRun], collected: list[dict[int, int]]
 ) -> None:
     """Fault, evidence of the ranks alive, verdict, decision, restart: the journal has this order."""
-    run = start()
-    run.vote(7)
-    run.poll()
+    run = start(step=7)
     assert run.poll(run.ranks.exit(1, signal=9)) is Directive.restart
     assert collected == [{0: 900}]
     assert run.state is RunState.recovering
@@ -54,9 +52,7 @@ def test_exits_during_the_investigation_count(start: Callable[..., SupervisedRun
 
 def test_the_next_attempt_has_its_own_files_and_board(start: Callable[..., SupervisedRun]) -> None:
     """The state is `starting` again."""
-    run = start()
-    run.vote(7)
-    run.poll()
+    run = start(step=7)
     run.poll(run.ranks.exit(1, signal=9))
     run.attempt()
     assert run.supervisor.attempt.number == 1
@@ -68,9 +64,7 @@ def test_the_next_attempt_has_its_own_files_and_board(start: Callable[..., Super
 
 def test_the_same_exception_at_the_same_step_is_restarted_once(start: Callable[..., SupervisedRun]) -> None:
     """Then the run is given up with code 93, a sentence and the traceback."""
-    run = start()
-    run.vote(7)
-    run.poll()
+    run = start(step=7)
     run.raised(0)
     assert run.poll(run.ranks.exit(0, code=1)) is Directive.restart
     run.attempt()

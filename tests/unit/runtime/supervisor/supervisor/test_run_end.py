@@ -13,7 +13,6 @@ from support.builders.runtime.supervised_run import SupervisedRun
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.history.status import read_status
-from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.processes.agent import Directive
 from grpo_run.runtime.supervisor.detection import exit_hangs
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
@@ -49,9 +48,7 @@ def test_a_script_that_lacks_a_checkpoint_has_not_finished(
     start: Callable[..., SupervisedRun], tmp_path: Path
 ) -> None:
     """The last line names the checkpoint, the reason and the newest one; the script is not run again."""
-    run = start()
-    run.vote(100)
-    run.poll()
+    run = start(step=100)
     newest = tmp_path / "checkpoint-100"
     newest.mkdir()
     journal = Journal(run.directory.journal, "run-1")
@@ -61,8 +58,7 @@ def test_a_script_that_lacks_a_checkpoint_has_not_finished(
     )  # fmt: skip
     journal.write("train_started", rank=0, train_call=1, step=0, target_steps=100)
     journal.write("checkpoint_published", rank=0, step=100, path=str(newest), train_call=1, scheduled=True)
-    run.done(0, 1)
-    run.poll(run.ranks.exit(0, code=0), run.ranks.exit(1, code=0))
+    run.finish(0)
     assert (run.supervisor.exit_code, run.state) == (93, RunState.failed)
     assert run.supervisor.sentence.endswith(
         "but /out/checkpoint-50, which the script scheduled, is not on disk: no room."
@@ -70,6 +66,25 @@ def test_a_script_that_lacks_a_checkpoint_has_not_finished(
     )
     history = run.supervisor.status().history
     assert (history.completed, history.finished) == (True, False)
+
+
+@pytest.mark.parametrize(("required", "code"), [(False, 0), (True, 93)])
+def test_a_script_that_leaves_out_what_was_interrupted_says_so(
+    start: Callable[..., SupervisedRun], required: bool, code: int
+) -> None:
+    """Under --require-resume the run has failed."""
+    run = start(require_resume=required)
+    journal = Journal(run.directory.journal, "run-1")
+    journal.attempt = 0
+    journal.write("train_started", rank=0, train_call=1, step=0, trainer_class="T", output_dir="/out")
+    run.vote(7)
+    run.poll()
+    run.poll(run.ranks.exit(1, signal=9))
+    run.attempt()
+    run.finish(0)
+    assert run.supervisor.exit_code == code
+    assert "the script ended without continuing it" in run.supervisor.sentence
+    assert len(run.events("warning")) == (0 if required else 1)
 
 
 def test_a_signal_after_the_script_completed_is_a_warning(start: Callable[..., SupervisedRun]) -> None:
@@ -126,15 +141,6 @@ def test_the_second_proof_of_a_hang_ends_the_run(
     assert directive is (Directive.finished if code == 0 else Directive.terminate)
     assert run.supervisor.exit_code == code
     assert [event["action"] for event in run.events("action")] == ["restart", "stop"]
-
-
-def test_a_run_over_its_budget_is_given_up(start: Callable[..., SupervisedRun]) -> None:
-    """With a budget of 0, the first failure is the last."""
-    run = start(budget=Budget(failures_without_progress=0))
-    run.vote(7)
-    run.poll()
-    assert run.poll(run.ranks.exit(1, signal=9)) is Directive.terminate
-    assert run.supervisor.exit_code == 93
 
 
 @pytest.mark.parametrize("recovering", [False, True])

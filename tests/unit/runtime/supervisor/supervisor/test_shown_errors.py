@@ -18,9 +18,7 @@ def test_the_traceback_of_a_recovered_exception_is_the_culprits(
     start: Callable[..., SupervisedRun], shown: frozenset[int], wanted: bool
 ) -> None:
     """It is shown if the output of any rank is; the terminal holds back what these ranks print."""
-    run = start(shown_ranks=shown)
-    run.vote(7)
-    run.poll()
+    run = start(step=7, shown_ranks=shown)
     peer_gone = "Connection closed by peer [127.0.0.1]:4182"
     run.raised(0, type="RuntimeError", message=peer_gone, traceback="Traceback of rank 0")
     run.raised(1, traceback="Traceback of rank 1")
@@ -38,9 +36,7 @@ def test_in_a_pipe_the_traceback_of_a_shown_rank_is_its_own(
     start: Callable[..., SupervisedRun], output: Output, wanted: bool
 ) -> None:
     """It is there already, as the rank has printed it."""
-    run = start(shown_ranks=frozenset({0, 1}), output=output)
-    run.vote(7)
-    run.poll()
+    run = start(step=7, shown_ranks=frozenset({0, 1}), output=output)
     run.raised(1, traceback="Traceback of rank 1")
     assert run.poll(run.ranks.exit(1, code=1)) is Directive.restart
     assert ("Traceback of rank 1" in run.messages) is wanted
@@ -48,9 +44,7 @@ def test_in_a_pipe_the_traceback_of_a_shown_rank_is_its_own(
 
 def test_a_rank_that_has_not_exited_yet_is_named_with_its_error(start: Callable[..., SupervisedRun]) -> None:
     """Exit handlers take a while, but its error file says that it lost its connection."""
-    run = start()
-    run.vote(7)
-    run.poll()
+    run = start(step=7)
     run.raised(0, type="RuntimeError", message="Connection closed by peer")
     run.raised(1)
     run.poll(run.ranks.exit(1, code=1))
@@ -60,9 +54,7 @@ def test_a_rank_that_has_not_exited_yet_is_named_with_its_error(start: Callable[
 
 def test_no_traceback_is_shown_if_every_rank_is_a_victim(start: Callable[..., SupervisedRun]) -> None:
     """A connection error is not the cause; that is on another node."""
-    run = start(budget=Budget(failures_without_progress=0))
-    run.vote(7)
-    run.poll()
+    run = start(step=7, budget=Budget(failures_without_progress=0))
     for rank in (0, 1):
         run.raised(rank, type="RuntimeError", message="Connection closed by peer", traceback="Traceback")
     assert run.poll(run.ranks.exit(0, code=1), run.ranks.exit(1, code=1)) is Directive.terminate
@@ -75,9 +67,7 @@ def test_a_verdict_and_the_reason_to_give_up_are_two_sentences(
     start: Callable[..., SupervisedRun], message: str
 ) -> None:
     """A full stop separates them, whether or not the exception's message ends with one."""
-    run = start(budget=Budget(failures_without_progress=0))
-    run.vote(7)
-    run.poll()
+    run = start(step=7, budget=Budget(failures_without_progress=0))
     run.raised(0, type="ValueError", message=message)
     run.poll(run.ranks.exit(0, code=1))
     sentence = run.supervisor.sentence

@@ -14,18 +14,29 @@ from grpo_run.runtime.processes.agent import Directive
 from grpo_run.watchdog.observation import RankState
 
 
-def test_a_stop_ends_with_code_75(start: Callable[..., SupervisedRun]) -> None:
-    """The request is on the board, the ranks agree, and the run can be resumed."""
-    run = start()
-    run.vote(7)
-    run.poll()
-    run.supervisor.request_stop("SIGTERM")
-    assert run.supervisor.board.requests[0]
-    assert run.state is RunState.stopping
+@pytest.mark.parametrize("when", ["in a step", "during a recovery", "before nodes join", "on another node"])
+def test_ranks_that_have_agreed_to_stop_end_the_run_with_code_75(
+    start: Callable[..., SupervisedRun], when: str
+) -> None:
+    """The request is on the board, also on that of the next attempt. Memory and journal agree on the state:
+    the run has not failed, and can be resumed.
+    """
+    run = start(step=7)
+    if when == "during a recovery":
+        run.poll(run.ranks.exit(1, signal=9))
+    if when != "on another node":
+        run.supervisor.request_stop("SIGTERM")
+        assert run.state is RunState.stopping
+    if when == "before nodes join":
+        run.supervisor.membership_changed()
+    if when in ("during a recovery", "before nodes join"):
+        run.attempt()
+    assert bool(run.supervisor.board.requests[0]) is (when != "on another node")
     run.done(0, 1)
     run.poll(run.ranks.exit(0, code=75))
     assert run.poll(run.ranks.exit(1, code=75)) is Directive.stopped
     assert (run.supervisor.exit_code, run.state) == (75, RunState.stopped)
+    assert run.supervisor.status().state == read_status(run.directory).state == "stopped"
     assert run.supervisor.sentence.startswith("Stopped at step 7")
 
 
@@ -42,16 +53,18 @@ def test_a_script_that_completes_while_stopping_has_finished(start: Callable[...
 def test_ranks_that_do_not_stop_are_terminated_after_evidence_is_written(
     start: Callable[..., SupervisedRun], collected: list[dict[int, int]]
 ) -> None:
-    """The second request terminates them at once; earlier checkpoints remain."""
-    run = start()
-    run.vote(1)
-    run.poll()
+    """The second request terminates them at once, and it is said how long they had; earlier checkpoints
+    remain.
+    """
+    run = start(step=1)
     run.supervisor.request_stop("SIGTERM")
     assert run.poll() is Directive.monitor
     run.supervisor.request_stop("SIGTERM")
     assert run.poll() is Directive.terminate
     assert collected == [{0: 900, 1: 901}]
     assert run.supervisor.exit_code == 75
+    (text,) = [text for text in run.messages if "did not stop" in text]
+    assert "within 0 s after the stop request" in text
 
 
 def test_a_failure_while_stopping_is_not_restarted(start: Callable[..., SupervisedRun]) -> None:
@@ -63,26 +76,9 @@ def test_a_failure_while_stopping_is_not_restarted(start: Callable[..., Supervis
     assert run.supervisor.exit_code == 75
 
 
-def test_a_stop_during_a_recovery_reaches_the_next_attempt(start: Callable[..., SupervisedRun]) -> None:
-    """It is requested of the new ranks, and the run ends with code 75."""
-    run = start()
-    run.vote(7)
-    run.poll()
-    run.poll(run.ranks.exit(1, signal=9))
-    run.supervisor.request_stop("SIGTERM")
-    run.attempt()
-    assert run.supervisor.board.requests[0]
-    run.done(0, 1)
-    run.poll(run.ranks.exit(0, code=75))
-    assert run.poll(run.ranks.exit(1, code=75)) is Directive.stopped
-    assert (run.supervisor.exit_code, run.state) == (75, RunState.stopped)
-
-
 def test_a_second_stop_terminates_ranks_that_are_starting(start: Callable[..., SupervisedRun]) -> None:
     """The first request came between two attempts. The exit code is 75."""
-    run = start()
-    run.vote(7)
-    run.poll()
+    run = start(step=7)
     run.poll(run.ranks.exit(1, signal=9))
     run.supervisor.request_stop("SIGINT")
     run.attempt()
@@ -90,52 +86,6 @@ def test_a_second_stop_terminates_ranks_that_are_starting(start: Callable[..., S
     run.supervisor.request_stop("SIGINT")
     assert run.poll() is Directive.terminate
     assert run.supervisor.exit_code == 75
-
-
-def test_a_stop_survives_a_membership_change(start: Callable[..., SupervisedRun]) -> None:
-    """The restart that a new node causes does not cancel it."""
-    run = start()
-    run.vote(7)
-    run.supervisor.request_stop("SIGTERM")
-    run.supervisor.membership_changed()
-    run.attempt()
-    run.done(0, 1)
-    run.poll(run.ranks.exit(0, code=75))
-    assert run.poll(run.ranks.exit(1, code=75)) is Directive.stopped
-    assert run.supervisor.exit_code == 75
-
-
-def test_ranks_stopped_from_another_node_have_not_finished(start: Callable[..., SupervisedRun]) -> None:
-    """The request was made on another node; the local ranks exit with code 75."""
-    run = start()
-    run.vote(7)
-    run.poll()
-    run.done(0, 1)
-    run.poll(run.ranks.exit(0, code=75))
-    assert run.poll(run.ranks.exit(1, code=75)) is Directive.stopped
-    assert run.supervisor.exit_code == 75
-
-
-def test_a_second_stop_states_how_long_the_ranks_had(start: Callable[..., SupervisedRun]) -> None:
-    """The full timeout has not passed."""
-    run = start()
-    run.vote(1)
-    run.poll()
-    run.supervisor.request_stop("SIGINT")
-    run.supervisor.request_stop("SIGINT")
-    run.poll()
-    (text,) = [text for text in run.messages if "did not stop" in text]
-    assert "within 0 s after the stop request" in text
-
-
-def test_a_stopped_run_is_shown_as_stopped(start: Callable[..., SupervisedRun]) -> None:
-    """Memory and journal agree; the run has not failed."""
-    run = start()
-    run.vote(7)
-    run.supervisor.request_stop("SIGTERM")
-    run.done(0, 1)
-    run.poll(run.ranks.exit(0, code=75), run.ranks.exit(1, code=75))
-    assert run.supervisor.status().state == read_status(run.directory).state == "stopped"
 
 
 @pytest.mark.parametrize("where", ["starting", "first step", "first step, resumed"])
@@ -179,9 +129,7 @@ def test_a_job_that_was_suspended_after_the_request_may_still_save(
     start: Callable[..., SupervisedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time in which the supervisor did not run does not count towards the deadline."""
-    run = start()
-    run.vote(3)
-    run.poll()
+    run = start(step=3)
     run.supervisor.request_stop("SIGTERM")
     assert run.poll() is Directive.monitor
     suspended_until = time.monotonic() + run.supervisor.config.timeouts.stop_seconds + 60.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from support.builders.trainers.injections import Log, make, steps
 
+pytestmark = pytest.mark.usefixtures("logged_faults")
 
-@pytest.mark.usefixtures("logged_faults")
+
 @pytest.mark.parametrize("kind", ["mismatch-operation", "mismatch-shape", "mismatch-group", "skip"])
 @pytest.mark.parametrize("phase", ["reward", "forward_backward", "vote"])
 def test_all_ranks_make_the_same_calls_until_one_deviates(log: Log, kind: str, phase: str) -> None:
@@ -19,7 +20,6 @@ def test_all_ranks_make_the_same_calls_until_one_deviates(log: Log, kind: str, p
     assert log.lines == [*["common on 1"] * 3, "journaled", "on disk", f"{text} on 1"]
 
 
-@pytest.mark.usefixtures("logged_faults")
 @pytest.mark.parametrize("step", [1, 2])
 def test_an_early_deviation_has_no_earlier_calls(log: Log, step: int) -> None:
     """Without them, the deviating rank cannot be identified."""
@@ -27,14 +27,12 @@ def test_an_early_deviation_has_no_earlier_calls(log: Log, step: int) -> None:
     assert log.lines == ["common on 0"]
 
 
-@pytest.mark.usefixtures("logged_faults")
 def test_an_extra_call_has_no_common_collective(log: Log) -> None:
     """The other ranks never make it."""
     steps(make(log, "extra@rank1:step5", rank=0), 1, 8)
     assert log.lines == []
 
 
-@pytest.mark.usefixtures("logged_faults")
 def test_ranks_make_equally_many_calls_with_several_deviations(log: Log) -> None:
     """Deviations in one phase share their common collectives.
 
@@ -49,7 +47,6 @@ def test_ranks_make_equally_many_calls_with_several_deviations(log: Log) -> None
     assert calls == [4, 5, 5]  # steps 2 to 6; rank 0 leaves the last one out
 
 
-@pytest.mark.usefixtures("logged_faults")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_with_a_deviation_has_no_second_call(log: Log, rank: int) -> None:
     """A call at a later entry of the phase would be attributed to the wrong rank."""
@@ -58,7 +55,6 @@ def test_a_step_with_a_deviation_has_no_second_call(log: Log, rank: int) -> None
     assert [line for line in log.lines if "common" in line] == ["common on 0"] * (rank == 0)
 
 
-@pytest.mark.usefixtures("logged_faults")
 def test_ranks_agree_on_what_has_fired(log: Log) -> None:
     """One rank that knows it from its node's journal is enough. All ranks vote in the same order."""
     asked: list[int] = []

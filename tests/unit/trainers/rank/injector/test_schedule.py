@@ -43,14 +43,6 @@ def test_a_fault_is_on_disk_before_it_happens(log: Log, kind: str) -> None:
 
 
 @pytest.mark.usefixtures("logged_faults")
-def test_other_ranks_are_not_faulted(log: Log) -> None:
-    """The injection names one rank."""
-    for rank in (0, 2):
-        steps(make(log, "kill@rank1:step3", "extra@rank1:step4", rank=rank), 1, 6)
-    assert log.lines == []
-
-
-@pytest.mark.usefixtures("logged_faults")
 def test_a_fault_happens_once_although_its_phase_repeats(log: Log) -> None:
     """A phase may be entered several times per step, and a second call counts its steps from 1 again."""
     injector = make(log, "slow@rank1:step3")
@@ -61,16 +53,16 @@ def test_a_fault_happens_once_although_its_phase_repeats(log: Log) -> None:
 
 
 @pytest.mark.usefixtures("logged_faults")
-def test_a_fault_of_an_earlier_attempt_does_not_repeat(log: Log) -> None:
-    """The attempt repeats the step without the fault."""
-    steps(make(log, "kill@rank1:step3", fired={"kill@rank1:step3"}), 1, 5)
-    assert log.lines == []
-
-
-@pytest.mark.usefixtures("logged_faults")
-def test_a_fault_of_a_passed_step_does_not_happen(log: Log) -> None:
-    """A run that resumes from step 5 is not faulted at step 6 for step 3."""
-    steps(make(log, "kill@rank1:step3"), 5, 8)
+@pytest.mark.parametrize(
+    ("rank", "fired", "first"),
+    [(0, set(), 1), (2, set(), 1), (1, {"kill@rank1:step3"}, 1), (1, set(), 5)],
+    ids=["another rank", "another rank", "an earlier attempt", "a passed step"],
+)
+def test_a_fault_happens_on_its_rank_at_its_step_and_in_one_attempt(
+    log: Log, rank: int, fired: set[str], first: int
+) -> None:
+    """The next attempt repeats the step without it; one that resumes from step 5 has no fault for step 3."""
+    steps(make(log, "kill@rank1:step3", rank=rank, fired=fired), first, 8)
     assert log.lines == []
 
 
