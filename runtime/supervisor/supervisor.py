@@ -162,7 +162,6 @@ class Supervisor:
         self._reporter.begin_attempt()
         attempt = self.attempt = self._preparation.make_attempt(self.attempt, workers)
         attempt.make_files(self._reporter.notify)
-        self._live.journal.restore()
         self.board = self._preparation.clear_board(self.board, attempt)
         if self.stop.requested:
             self.board.request_stop()
