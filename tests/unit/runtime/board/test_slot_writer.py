@@ -253,11 +253,11 @@ def test_every_way_to_end_a_phase_is_counted_once(board: Board, writer: SlotWrit
         writer.leave(Phase.reward)
         writer.enter(Phase.generate)
         writer.leave(Phase.score)  # and generate with it
-    histograms = board.phase_histograms(1)
-    assert {phase: durations.count + 1 for phase, durations in histograms.items()} == {
+    durations = board.durations(1)
+    assert {phase: one.count + 1 for phase, one in durations.items()} == {
         Phase.data: 2, Phase.score: 3, Phase.reward: 3, Phase.generate: 3,
     }  # fmt: skip
-    assert board.phase_histograms(0) == {}
+    assert board.durations(0) == {}
 
 
 def test_on_change_is_called_while_the_phase_before_still_runs(board: Board, writer: SlotWriter) -> None:
