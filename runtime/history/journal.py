@@ -175,6 +175,14 @@ def _json_value(value: Any) -> Any:
     return str(value)
 
 
+def _decoded(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and "event" in record else None
+
+
 class JournalReader:
     """Reads a journal from its beginning and continues as the file grows.
 
@@ -206,11 +214,8 @@ class JournalReader:
                 if self._skipped[line] > 0:
                     self._skipped -= Counter([line])
                     continue
-                try:
-                    record = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(record, dict) and "event" in record:
+                record = _decoded(line)
+                if record is not None:
                     yield record
 
     def _read(self) -> bytes:
@@ -248,11 +253,6 @@ def read_newest(path: Path, event: str, max_bytes: int) -> Iterator[dict[str, An
         return
     name = f'"event":"{event}"'.encode()
     for line in lines[1 if begin else 0 :]:
-        if name not in line:
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict) and record.get("event") == event:
+        record = _decoded(line) if name in line else None
+        if record is not None and record["event"] == event:
             yield record

@@ -114,7 +114,7 @@ class RunStatus:
             "snapshot_step": history.snapshot_step,
             "checkpoint_trouble": history.checkpoint_trouble,
             "trains_without_trainer": history.no_trainer.current,
-            "script_checkpoint": history.no_trainer.checkpoint_as_json(),
+            "script_checkpoint": _json_or_none(history.no_trainer.checkpoint),
             "waiting": self._waiting_as_json(),
             "late_ranks": [one.as_json() for one in self.late_ranks],
             "ranks": [self._rank_as_json(local_rank, slot) for local_rank, slot in enumerate(self.slots)],
@@ -123,7 +123,7 @@ class RunStatus:
             "exit_code": history.exit_code,
             "warnings": history.warnings,
             "masked": history.masked.as_json(),
-            "host_memory": to_json(self.host_memory) if self.host_memory is not None else None,
+            "host_memory": _json_or_none(self.host_memory),
             "memory_trace": history.memory_trace.as_json(),
             "memory_restarts": history.memory_restarts.count,
             "memory_plan": history.memory.plan.model_dump(exclude_defaults=True),
@@ -168,6 +168,10 @@ class RunStatus:
 
     def _age(self, at_seconds: float) -> float:
         return round(max(0.0, self.read_at_seconds - at_seconds), 3)
+
+
+def _json_or_none(value: object) -> dict[str, Any] | None:
+    return None if value is None else to_json(value)
 
 
 def live_status(
