@@ -110,7 +110,7 @@ class Lifecycle:
             stays.
     """
 
-    def __init__(self, on_change: Callable[[RunState, RunEvent, RunState], None] | None = None) -> None:
+    def __init__(self, on_change: Callable[[RunState, RunEvent, RunState], None]) -> None:
         self._state = RunState.starting
         self._on_change = on_change
 
@@ -130,7 +130,7 @@ class Lifecycle:
         if new is None:
             raise IllegalTransition(f"event {event.value!r} in state {old.value!r}")
         self._state = new
-        if new is not old and self._on_change is not None:
+        if new is not old:
             self._on_change(old, event, new)
         return new
 

@@ -41,7 +41,7 @@ class Scene:
                 merged=lambda: durations, by_rank=dict, record_end=lambda *arguments: None
             ),
         )
-        self.lifecycle = Lifecycle()
+        self.lifecycle = Lifecycle(lambda old, event, new: None)
         self.lifecycle.fire(RunEvent.step_committed)
         self.monitor = HangMonitor(
             cast(HangDetector, self.detector),
