@@ -15,14 +15,8 @@ from collections.abc import Iterable, Sequence
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.quarantine import (
-    QuarantinedPrompt,
-    RolloutPosition,
-    quarantined,
-    read_quarantine,
-    read_rollout,
-    write_quarantine,
-)
+from grpo_run.runtime.history.quarantine import QuarantinedPrompt, RolloutPosition, quarantined
+from grpo_run.runtime.history.quarantine_file import read_quarantine, read_rollout, write_quarantine
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.watchdog.observation import Phase

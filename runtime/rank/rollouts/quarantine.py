@@ -16,13 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.history.quarantine import (
-    MAX_PREVIEW_CHARACTERS,
-    PromptDigest,
-    RecordedRollout,
-    RolloutPosition,
-    write_rollout,
-)
+from grpo_run.runtime.history.quarantine import MAX_PREVIEW_CHARACTERS, PromptDigest, RolloutPosition
+from grpo_run.runtime.history.quarantine_file import RecordedRollout, write_rollout
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.session import Session
 

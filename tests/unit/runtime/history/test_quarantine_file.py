@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.history.quarantine import (
-    PromptDigest,
-    QuarantinedPrompt,
+from grpo_run.runtime.history.quarantine import PromptDigest, QuarantinedPrompt, RolloutPosition
+from grpo_run.runtime.history.quarantine_file import (
     RecordedRollout,
-    RolloutPosition,
     read_quarantine,
     read_rollout,
     write_quarantine,

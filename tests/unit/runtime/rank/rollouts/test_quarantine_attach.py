@@ -8,7 +8,8 @@ from typing import Any
 
 from support.wrapped import quarantined
 
-from grpo_run.runtime.history.quarantine import QuarantinedPrompt, RolloutPosition, read_rollout
+from grpo_run.runtime.history.quarantine import QuarantinedPrompt, RolloutPosition
+from grpo_run.runtime.history.quarantine_file import read_rollout
 from grpo_run.runtime.rank.rollouts.quarantine import PromptQuarantine, prompt_digest
 
 BAD = QuarantinedPrompt(sha256=prompt_digest({"prompt": "b"}).sha256, train_call=1, from_step=4)
