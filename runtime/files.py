@@ -7,7 +7,6 @@ Imports nothing of this project. Does not know the run directory or checkpoints;
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import json
@@ -31,13 +30,8 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 BLOCK_BYTES = 512
 """Unit of st_blocks; see stat(3type)."""
 
-WRITE_BACK_BYTES = 64 << 20
-"""How much of a file `sync_tree` writes to disk between two progress reports."""
 LOCK_POLL_SECONDS = 0.005
 """Time between two attempts to take a lock that another process holds."""
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_SYNC_FILE_RANGE_FLAGS = 7
-"""WAIT_BEFORE | WRITE | WAIT_AFTER of sync_file_range(2): wait until the pages are written."""
 
 
 def close_with(owner: object, descriptor: int) -> weakref.finalize[[int], Any]:
@@ -51,26 +45,6 @@ def close_with(owner: object, descriptor: int) -> weakref.finalize[[int], Any]:
     closing = weakref.finalize(owner, os.close, descriptor)
     closing.atexit = False
     return closing
-
-
-def is_open_at(descriptor: int, path: Path) -> bool:
-    """Whether a path still names the file of a descriptor: not if it was removed, moved, or replaced by a
-    copy.
-    """
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except OSError:
-        return False
-
-
-def move_directory_away(path: Path) -> None:
-    """Rename a directory that stands where a file belongs; nothing can be renamed onto it.
-
-    Raises:
-        OSError: it cannot be renamed.
-    """
-    if path.is_dir():
-        path.rename(path.with_name(f".{path.name}.{time.time_ns()}"))
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 2, durable: bool = True) -> None:
@@ -139,7 +113,7 @@ def sync_tree(path: Path, progress: Callable[[int], None] = lambda size_bytes: N
     """Fsync every file and directory under `path`, children before their directory.
 
     Args:
-        progress: called with the number of bytes just written to disk, several times per large file.
+        progress: called with the size of each file in bytes, once it is on the disk.
 
     Raises:
         OSError: the disk reports an error.
@@ -147,39 +121,10 @@ def sync_tree(path: Path, progress: Callable[[int], None] = lambda size_bytes: N
     for folder, _, names in os.walk(path, topdown=False):
         for name in names:
             # another rank may remove its temporary file meanwhile
-            with contextlib.suppress(FileNotFoundError):
-                _sync_file(Path(folder) / name, progress)
+            with contextlib.suppress(FileNotFoundError), open(Path(folder) / name, "rb") as file:
+                os.fsync(file.fileno())
+                progress(os.fstat(file.fileno()).st_size)
         sync_directory(Path(folder))
-
-
-def _sync_file(path: Path, progress: Callable[[int], None]) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _write_back(descriptor, progress)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_back(descriptor: int, progress: Callable[[int], None]) -> None:
-    """Write a file's dirty pages in steps of `WRITE_BACK_BYTES`, with progress before the final fsync.
-
-    sync_file_range(2) does not make data durable; the fsync that follows does.
-    """
-    size = os.fstat(descriptor).st_size
-    for offset in range(0, size, WRITE_BACK_BYTES):
-        result = _LIBC.sync_file_range(
-            descriptor,
-            ctypes.c_int64(offset),
-            ctypes.c_int64(WRITE_BACK_BYTES),
-            ctypes.c_uint(_SYNC_FILE_RANGE_FLAGS),
-        )
-        if result != 0:
-            number = ctypes.get_errno()
-            if number in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EPERM, errno.EOPNOTSUPP):
-                return  # not supported by this file system or container; fsync alone is enough
-            raise OSError(number, os.strerror(number))
-        progress(min(WRITE_BACK_BYTES, size - offset))
 
 
 def tree_bytes(path: Path, *, linked: bool = True) -> int:
@@ -212,24 +157,17 @@ def _files_in(folder: Path) -> Iterator[Path]:
     return (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
 
 
-def lock_exclusively(descriptor: int, wait_seconds: float = 0.0) -> bool:
-    """Take the exclusive flock(2) of an open file. Return False if it is still held at the deadline.
+def lock_file(descriptor: int, wait_seconds: float = 0.0, *, shared: bool = False) -> bool:
+    """Take the flock(2) of an open file. Return False if it is still held at the deadline.
 
     Args:
         wait_seconds: how long to keep trying; 0 tries once.
+        shared: exclude exclusive locks only.
 
     Raises:
         OSError: the file system has no locks.
     """
-    return _lock(descriptor, fcntl.LOCK_EX, wait_seconds)
-
-
-def lock_shared(descriptor: int, wait_seconds: float = 0.0) -> bool:
-    """Take a shared flock(2), which excludes exclusive ones only. Otherwise as `lock_exclusively`."""
-    return _lock(descriptor, fcntl.LOCK_SH, wait_seconds)
-
-
-def _lock(descriptor: int, kind: int, wait_seconds: float) -> bool:
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     deadline = time.monotonic() + wait_seconds
     while True:
         try:

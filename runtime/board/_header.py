@@ -13,16 +13,18 @@ supervisor writes it at most once in an attempt, right before it ends the ranks;
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import struct
 import time
 
 from grpo_run.runtime.board._slot_layout import SLOT_BYTES
 from grpo_run.runtime.board._storage import BoardBytes
-from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.json_values import from_json, to_json
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
-MAGIC = b"GRPOBRD2"
+MAGIC = b"GRPOBRD3"
 HEADER_BYTES = 4096
 REQUEST_STOP = 1
 END_RANKS = 2
@@ -41,6 +43,13 @@ _SAVES_REQUESTED_AT = 24
 _CREATED_AT = 32
 _STOPS_AT = 40
 """Requests of `stop_requests.py`: how many were made, and how many the supervisor has taken."""
+AWAITED_FIELD_AT = 256
+MAX_AWAITED_TEXT_BYTES = 2048
+MAX_CALLBACK_CHARACTERS = 200
+MAX_WAITERS = 64
+READ_ATTEMPTS = 10
+
+_AWAITED_HEAD = struct.Struct("<QI")  # sequence number, length of the text
 
 
 def write_header(contents: BoardBytes, slots: int) -> None:
@@ -63,6 +72,7 @@ class BoardHeader:
 
     def __init__(self, contents: BoardBytes) -> None:
         self._contents = contents
+        self._awaited: AwaitedRank | None = None
 
     @property
     def attempt(self) -> int:
@@ -143,6 +153,38 @@ class BoardHeader:
         flags, saves = _REQUESTS.unpack(self._contents.read(_REQUESTS_AT, _REQUESTS.size))
         return bool(flags & REQUEST_STOP), saves
 
+    def write_awaited(self, awaited: AwaitedRank | None) -> None:
+        """Publish which rank the others wait for, for `grpo-run status`; None while nobody waits."""
+        if awaited == self._awaited or not self.has_full_size:
+            return
+        self._awaited = awaited
+        text = b"" if awaited is None else _encode(awaited)
+        assert len(text) <= MAX_AWAITED_TEXT_BYTES
+        sequence, _ = self._awaited_head()
+        sequence += 1 + sequence % 2
+        with contextlib.suppress(OSError):  # it is only shown
+            self._contents.write(AWAITED_FIELD_AT, _AWAITED_HEAD.pack(sequence, 0))
+            self._contents.write(AWAITED_FIELD_AT + _AWAITED_HEAD.size, text)
+            self._contents.write(AWAITED_FIELD_AT, _AWAITED_HEAD.pack(sequence + 1, len(text)))
+
+    def read_awaited(self) -> AwaitedRank | None:
+        """Return the rank that the others wait for; None while nobody waits for long."""
+        for _ in range(READ_ATTEMPTS):
+            before, length = self._awaited_head()
+            text = self._contents.read(
+                AWAITED_FIELD_AT + _AWAITED_HEAD.size, min(length, MAX_AWAITED_TEXT_BYTES)
+            )
+            if (before, length) == self._awaited_head() and before % 2 == 0:
+                try:
+                    return from_json(AwaitedRank, json.loads(text))
+                except ValueError:
+                    return None  # there is none, or it is damaged
+        return None
+
+    def _awaited_head(self) -> tuple[int, int]:
+        sequence, length = _AWAITED_HEAD.unpack(self._contents.read(AWAITED_FIELD_AT, _AWAITED_HEAD.size))
+        return sequence, length
+
     def _number(self, offset: int) -> int:
         return int(_NUMBER.unpack(self._contents.read(offset, _NUMBER.size))[0])
 
@@ -155,66 +197,11 @@ class BoardHeader:
         return count
 
 
-AWAITED_FIELD_AT = 256
-MAX_AWAITED_TEXT_BYTES = 2048
-MAX_CALLBACK_CHARACTERS = 200
-MAX_WAITERS = 64
-READ_ATTEMPTS = 10
-
-_AWAITED_HEAD = struct.Struct("<QI")  # sequence number, length of the text
-
-
-def write_awaited(contents: BoardBytes, awaited: AwaitedRank | None) -> None:
-    """Replace the record; None clears it."""
-    text = b"" if awaited is None else _encode(awaited)
-    assert len(text) <= MAX_AWAITED_TEXT_BYTES
-    sequence, _ = _AWAITED_HEAD.unpack(contents.read(AWAITED_FIELD_AT, _AWAITED_HEAD.size))
-    sequence += 1 + sequence % 2
-    contents.write(AWAITED_FIELD_AT, _AWAITED_HEAD.pack(sequence, 0))
-    contents.write(AWAITED_FIELD_AT + _AWAITED_HEAD.size, text)
-    contents.write(AWAITED_FIELD_AT, _AWAITED_HEAD.pack(sequence + 1, len(text)))
-
-
-def read_awaited(contents: BoardBytes) -> AwaitedRank | None:
-    """Return the record; None if there is none, or if it is damaged or of another version."""
-    for _ in range(READ_ATTEMPTS):
-        before, length = _AWAITED_HEAD.unpack(contents.read(AWAITED_FIELD_AT, _AWAITED_HEAD.size))
-        text = contents.read(AWAITED_FIELD_AT + _AWAITED_HEAD.size, min(length, MAX_AWAITED_TEXT_BYTES))
-        after, _ = _AWAITED_HEAD.unpack(contents.read(AWAITED_FIELD_AT, _AWAITED_HEAD.size))
-        if before == after and before % 2 == 0:
-            return _decode(text)
-    return None
-
-
 def _encode(awaited: AwaitedRank) -> bytes:
-    fields = {
-        "rank": awaited.rank,
-        "phase": awaited.phase.name,
-        "callback": awaited.callback[:MAX_CALLBACK_CHARACTERS],
-        "since_seconds": awaited.since_seconds,
-        "deadline_at_seconds": awaited.deadline_at_seconds,
-        "busy": awaited.busy,
-        "waiters": awaited.waiters[:MAX_WAITERS],
-        "exiting": awaited.exiting,
-    }
-    return json.dumps(fields, ensure_ascii=False).encode(errors="replace")
-
-
-def _decode(text: bytes) -> AwaitedRank | None:
-    try:
-        fields = json.loads(text)
-        return AwaitedRank(
-            rank=int(fields["rank"]),
-            phase=Phase[fields["phase"]],
-            callback=str(fields["callback"]),
-            since_seconds=float(fields["since_seconds"]),
-            deadline_at_seconds=float(fields["deadline_at_seconds"]),
-            busy=None if fields["busy"] is None else bool(fields["busy"]),
-            waiters=tuple(int(rank) for rank in fields["waiters"]),
-            exiting=bool(fields["exiting"]),
-        )
-    except (ValueError, TypeError, LookupError):
-        return None
+    short = dataclasses.replace(
+        awaited, callback=awaited.callback[:MAX_CALLBACK_CHARACTERS], waiters=awaited.waiters[:MAX_WAITERS]
+    )
+    return json.dumps(to_json(short), ensure_ascii=False).encode(errors="replace")
 
 
 DISAGREEMENT_FIELD_AT = 2560

@@ -8,8 +8,7 @@
      384    floating-point fields
      512    threads that wake no other thread
      576    what was logged
-    1024    phase histograms
-    4352    collective log
+    1024    collective log
 
 To add a field, append it to `SlotFields` and declare its type in `watchdog.observation.Slot`: the structs,
 the writer (`slot_writer.py`) and `read_slot` derive from the table. What a Trainer or a script logs is added
@@ -26,19 +25,17 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from grpo_run.runtime.board._phase_histogram import HISTOGRAMS_BYTES
+from grpo_run.runtime.board._duration_table import LAST_PHASE
 from grpo_run.runtime.board.collective_log import LOG_BYTES
 from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
-SLOT_BYTES = 65536
 MAX_OPEN_PHASES = 8
 
 SEQUENCE = struct.Struct("<Q")
 IDENTITY = struct.Struct("<IIII")  # rank, local rank, pid, attempt
-OPEN_PHASES = struct.Struct(  # last progress (ns), state, depth, phases, start of each phase (ns), callbacks
-    f"<QII{MAX_OPEN_PHASES}I{MAX_OPEN_PHASES}Q{MAX_OPEN_PHASES}I"
-)
+OPEN_PHASES = struct.Struct(f"<QII{MAX_OPEN_PHASES}I{MAX_OPEN_PHASES}Q")
+"""Last progress (ns), state, depth, and of each phase the number in the duration table and the start (ns)."""
 MARK = struct.Struct("<Q")
 MARKS = struct.Struct("<5Q")
 """Heartbeat, last work (ns), collectives issued, time of the last one (ns), forward passes of generation."""
@@ -58,12 +55,10 @@ GENERATION_PASSES_AT = 376
 FLOATS_AT = 384
 THREADS_AT = 512  # written by the heartbeat, outside the seqlock
 LOGGED_AT = 576
-HISTOGRAMS_AT = 1024
-COLLECTIVE_LOG_AT = 4352
+COLLECTIVE_LOG_AT = 1024
+SLOT_BYTES = COLLECTIVE_LOG_AT + LOG_BYTES
 READING_BYTES = LOGGED_AT + LOGGED_VALUES.size
-"""Size of the part that `read_slot` decodes: everything except the phase histograms and the collective
-log.
-"""
+"""Size of the part that `read_slot` decodes: everything except the collective log."""
 
 VERSION = struct.Struct(
     f"<Q{HEARTBEAT_AT - SEQUENCE.size}x{MARKS.size}s{THREADS_AT - HEARTBEAT_AT - MARKS.size}x{THREADS.size}s"
@@ -140,17 +135,7 @@ assert OPEN_PHASES_AT + OPEN_PHASES.size <= INTEGERS_AT
 assert INTEGERS_AT + INTEGERS.size <= HEARTBEAT_AT
 assert HEARTBEAT_AT + MARKS.size <= FLOATS_AT
 assert FLOATS_AT + FLOATS.size <= THREADS_AT
-assert THREADS_AT + THREADS.size <= LOGGED_AT <= READING_BYTES <= HISTOGRAMS_AT
-assert HISTOGRAMS_AT + HISTOGRAMS_BYTES <= COLLECTIVE_LOG_AT
-assert COLLECTIVE_LOG_AT + LOG_BYTES <= SLOT_BYTES
-
-
-def stored_phase(phase: int) -> int:
-    """Return the number that stands for a phase on the board.
-
-    A callback is stored as `idle`, with the number of its entry in the callback table.
-    """
-    return Phase.idle if phase == Phase.callback else phase
+assert THREADS_AT + THREADS.size <= LOGGED_AT <= READING_BYTES <= COLLECTIVE_LOG_AT
 
 
 def read_slot(raw: bytes, sequence: int, callback_name: Callable[[int], str] = lambda number: "") -> Slot:
@@ -161,7 +146,6 @@ def read_slot(raw: bytes, sequence: int, callback_name: Callable[[int], str] = l
     """
     rank, local_rank, pid, attempt = IDENTITY.unpack_from(raw, IDENTITY_AT)
     progress_ns, state, depth, *phases = OPEN_PHASES.unpack_from(raw, OPEN_PHASES_AT)
-    heartbeat_ns, last_work_ns, collectives, last_collective_ns, passes = MARKS.unpack_from(raw, HEARTBEAT_AT)
     heartbeat_thread, *idle_threads = THREADS.unpack_from(raw, THREADS_AT)
     values: list[Any] = [*INTEGERS.unpack_from(raw, INTEGERS_AT), *FLOATS.unpack_from(raw, FLOATS_AT)]
     for index in _NANOSECOND_INDICES:
@@ -173,45 +157,41 @@ def read_slot(raw: bytes, sequence: int, callback_name: Callable[[int], str] = l
         attempt=attempt,
         state=RankState(state),
         phases=tuple(
-            _open_phase(
-                phases[i], phases[MAX_OPEN_PHASES + i], phases[2 * MAX_OPEN_PHASES + i], callback_name
-            )
-            for i in range(depth)
+            _open_phase(phases[i], phases[MAX_OPEN_PHASES + i], callback_name) for i in range(depth)
         ),
         last_progress_seconds=progress_ns / 1e9,
         writes=sequence // 2,
-        heartbeat_seconds=heartbeat_ns / 1e9,
-        last_work_seconds=last_work_ns / 1e9,
-        collectives_issued=collectives,
-        last_collective_seconds=last_collective_ns / 1e9,
-        generation_passes=passes,
         heartbeat_thread=heartbeat_thread,
         idle_threads=tuple(thread for thread in idle_threads if thread),
         logged=LOGGED_VALUES.unpack_from(raw, LOGGED_AT),
+        **_marks(raw),
         **dict(zip(_READING_NAMES, values, strict=True)),
     )
 
 
-def _open_phase(stored: int, since_ns: int, callback: int, callback_name: Callable[[int], str]) -> OpenPhase:
-    if callback:
-        return OpenPhase(phase=Phase.callback, since_seconds=since_ns / 1e9, callback=callback_name(callback))
-    return _plain_phase(stored, since_ns)
+def _open_phase(number: int, since_ns: int, callback_name: Callable[[int], str]) -> OpenPhase:
+    if number > LAST_PHASE:
+        return OpenPhase(phase=Phase.callback, since_seconds=since_ns / 1e9, callback=callback_name(number))
+    return _plain_phase(number, since_ns)
 
 
 @functools.lru_cache(maxsize=1024)
-def _plain_phase(stored: int, since_ns: int) -> OpenPhase:
+def _plain_phase(number: int, since_ns: int) -> OpenPhase:
     """One object for each open phase: most of them are the same in the next reading."""
-    return OpenPhase(phase=Phase(stored), since_seconds=since_ns / 1e9)
+    return OpenPhase(phase=Phase(number), since_seconds=since_ns / 1e9)
 
 
 def with_marks(reading: Slot, raw: bytes) -> Slot:
     """Return an earlier reading with the marks of a copy of the slot: they are stored outside the seqlock."""
+    return dataclasses.replace(reading, **_marks(raw))
+
+
+def _marks(raw: bytes) -> dict[str, Any]:
     heartbeat_ns, last_work_ns, collectives, last_collective_ns, passes = MARKS.unpack_from(raw, HEARTBEAT_AT)
-    return dataclasses.replace(
-        reading,
-        heartbeat_seconds=heartbeat_ns / 1e9,
-        last_work_seconds=last_work_ns / 1e9,
-        collectives_issued=collectives,
-        last_collective_seconds=last_collective_ns / 1e9,
-        generation_passes=passes,
-    )
+    return {
+        "heartbeat_seconds": heartbeat_ns / 1e9,
+        "last_work_seconds": last_work_ns / 1e9,
+        "collectives_issued": collectives,
+        "last_collective_seconds": last_collective_ns / 1e9,
+        "generation_passes": passes,
+    }

@@ -1,15 +1,15 @@
-"""The bytes of a board: with system calls for supervisor and commands, as a mapping for ranks.
+"""The bytes of a board: a mapping for ranks, system calls for supervisor and commands.
 
-`BoardBytes` is what every part of a board relies on. `BoardFile` reads and writes an open file with system
-calls. The file may be truncated at any time, and a process that touches a mapped page beyond its end is
-killed by SIGBUS, which the supervisor must survive. A read call returns less instead, or fails on a bad
-disk; what is missing reads as zeros, as if no rank had written it. That is cheaper than asking for the size
-first (0.8 against 1.2 µs). On some network and user-space file systems read calls do not see writes through
-mappings: the creator of a board tries it, and refuses such a file system.
+`BoardBytes` is a mapping without a descriptor that a script could close. A rank writes several times per
+step, and a store costs less than a system call. If the file is truncated, the ranks end, and the next attempt
+gets a new file.
 
-`MappedBoard` is a mapping without a descriptor that a script could close. A rank writes several times per
-step, and a store costs less than a system call. If the file is truncated, the ranks end, and the next
-attempt gets a new file.
+`BoardFile` reads and writes an open file with system calls. The file may be truncated at any time, and a
+process that touches a mapped page beyond its end is killed by SIGBUS, which the supervisor must survive. A
+read call returns less instead, or fails on a bad disk; what is missing reads as zeros, as if no rank had
+written it. That is cheaper than asking for the size first (0.8 against 1.2 µs). On some network and
+user-space file systems read calls do not see writes through mappings: the creator of a board tries it, and
+refuses such a file system.
 """
 
 from __future__ import annotations
@@ -17,47 +17,53 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
-from grpo_run.runtime.files import close_with, is_open_at
-
-
-class BoardBytes(Protocol):
-    """The bytes of one board file."""
-
-    size_bytes: int
-    """The size that the file should have."""
-
-    @property
-    def has_full_size(self) -> bool:
-        """Whether the file has that size."""
-
-    def is_at(self, path: Path) -> bool:
-        """Whether the path names this file, and not another one of the same name."""
-
-    @property
-    def mapping(self) -> mmap.mmap:
-        """The mapped file, for the writers of slots and for the addresses that ranks wait at.
-
-        Raises:
-            OSError, ValueError: it cannot be mapped.
-        """
-
-    def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return a copy of some bytes; zeros where the file was truncated or cannot be read. Not atomic
-        beyond eight aligned bytes.
-        """
-
-    def write(self, offset: int, content: bytes) -> None:
-        """Replace some bytes. Does nothing if the file was truncated."""
-
+from grpo_run.runtime.files import close_with
 
 _TRIAL_AT = 64
 _TRIAL_BYTES = 8
 
 
-class BoardFile:
+class BoardBytes:
+    """The bytes of a board, through a mapping of the whole file.
+
+    Args:
+        mapping: of the whole file.
+    """
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._mapping = mapping
+        self.size_bytes = len(mapping)
+        """The size that the file should have."""
+
+    @property
+    def mapping(self) -> mmap.mmap:
+        """The mapped file, for the writers of slots and for the addresses that ranks wait at."""
+        return self._mapping
+
+    @property
+    def has_full_size(self) -> bool:
+        """Whether the file has that size; not known without a descriptor."""
+        return True
+
+    def is_at(self, path: Path) -> bool:
+        """Whether the path names this file, and not another one of the same name; not known without a
+        descriptor.
+        """
+        return True
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Return a copy of some bytes. Not atomic beyond eight aligned bytes."""
+        return self._mapping[offset : offset + size_bytes]
+
+    def write(self, offset: int, content: bytes) -> None:
+        """Replace some bytes."""
+        self._mapping[offset : offset + len(content)] = content
+
+
+class BoardFile(BoardBytes):
     """The bytes of a board, through an open file.
 
     Args:
@@ -70,7 +76,6 @@ class BoardFile:
         self.size_bytes = size_bytes
         self._descriptor = descriptor
         self._writable = writable
-        self._mapped: mmap.mmap | None = None
         self.close = close_with(self, descriptor)
         """Closes the descriptor, once."""
 
@@ -101,19 +106,20 @@ class BoardFile:
 
     def is_at(self, path: Path) -> bool:
         """Whether the path names this file, and not another one of the same name."""
-        return is_open_at(self._descriptor, path)
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(path))
+        except OSError:
+            return False
 
-    @property
+    @cached_property
     def mapping(self) -> mmap.mmap:
         """The mapped file, made when it is needed for the first time.
 
         Raises:
             OSError, ValueError: it cannot be mapped, or is too short.
         """
-        if self._mapped is None:
-            access = mmap.ACCESS_WRITE if self._writable else mmap.ACCESS_READ
-            self._mapped = mmap.mmap(self._descriptor, self.size_bytes, access=access)
-        return self._mapped
+        access = mmap.ACCESS_WRITE if self._writable else mmap.ACCESS_READ
+        return mmap.mmap(self._descriptor, self.size_bytes, access=access)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Return a copy of some bytes; zeros where the file was truncated or cannot be read."""
@@ -125,33 +131,5 @@ class BoardFile:
 
     def write(self, offset: int, content: bytes) -> None:
         """Replace some bytes. Does nothing if the file was truncated."""
-        if not self.has_full_size:
-            return
-        os.pwrite(self._descriptor, content, offset)
-
-
-class MappedBoard:
-    """The bytes of a board, through a mapping.
-
-    Args:
-        mapping: of the whole file.
-    """
-
-    has_full_size = True
-    """Not known without a descriptor."""
-
-    def __init__(self, mapping: mmap.mmap) -> None:
-        self.size_bytes = len(mapping)
-        self.mapping = mapping
-
-    def is_at(self, path: Path) -> bool:
-        """Return True: not known without a descriptor."""
-        return True
-
-    def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return a copy of some bytes."""
-        return self.mapping[offset : offset + size_bytes]
-
-    def write(self, offset: int, content: bytes) -> None:
-        """Replace some bytes."""
-        self.mapping[offset : offset + len(content)] = content
+        if self.has_full_size:
+            os.pwrite(self._descriptor, content, offset)

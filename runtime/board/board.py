@@ -1,7 +1,7 @@
 """The board file of a run: one slot per local rank and the areas behind the slots.
 
-A board has a header (`_header.py`) and, for each local rank, a slot, a callback table, an exchange area and
-a memory area; `FileLayout` says where they are. The supervisor creates and reads it. Each rank maps it
+A board has a header (`_header.py`) and, for each local rank, a slot, a table of durations, an exchange area
+and a memory area; `FileLayout` says where they are. The supervisor creates and reads it. Each rank maps it
 and writes its own slot (`slot_writer.py`) and messages (`exchange.py`). It stays readable after a rank's
 death.
 
@@ -14,32 +14,21 @@ slots and does not notify: readers poll.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_run.runtime.board._duration_table import TABLE_BYTES, read_callback_name, read_durations
 from grpo_run.runtime.board._header import (
     HEADER_BYTES,
     BoardHeader,
-    read_awaited,
     read_shape,
-    write_awaited,
     write_disagreement,
     write_header,
 )
-from grpo_run.runtime.board._phase_histogram import (
-    CALLBACKS_BYTES,
-    HISTOGRAMS_BYTES,
-    read_callback_durations,
-    read_callback_name,
-    read_phase_histograms,
-)
 from grpo_run.runtime.board._slot_layout import (
     COLLECTIVE_LOG_AT,
-    HISTOGRAMS_AT,
     READING_BYTES,
     SEQUENCE,
     SLOT_BYTES,
@@ -47,28 +36,27 @@ from grpo_run.runtime.board._slot_layout import (
     read_slot,
     with_marks,
 )
-from grpo_run.runtime.board._storage import BoardBytes, BoardFile, MappedBoard
+from grpo_run.runtime.board._storage import BoardBytes, BoardFile
 from grpo_run.runtime.board.collective_log import LOG_BYTES, read_collective_log
 from grpo_run.runtime.board.exchange import CHANNELS, EXCHANGE_BYTES, Exchange, messages_sent
 from grpo_run.runtime.board.memory_area import MEMORY_AREA_BYTES, read_memory_area
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.files import move_directory_away
 from grpo_run.watchdog.deadlocks.collectives import Collective
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import PhaseKey, Slot
-from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.durations import Durations
 
 READ_ATTEMPTS = 50
+assert not any(part % 64 for part in (HEADER_BYTES, SLOT_BYTES, TABLE_BYTES, EXCHANGE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """Where everything of a board file is: `header | slots | callback tables | exchange areas | memory
-    areas`.
+    """Where everything of a board file is: `header | slots | tables of durations | exchange areas |
+    memory areas`.
 
-    Each part has one entry for each local rank; the last two begin at a multiple of 64 bytes.
+    Each part has one entry for each local rank, which begins at a multiple of 64 bytes.
 
     Args:
         slots: number of local ranks.
@@ -85,66 +73,17 @@ class FileLayout:
         """Where the slot of local rank `index` begins."""
         return HEADER_BYTES + index * SLOT_BYTES
 
-    def callbacks(self, index: int) -> int:
-        """Where the callback table of local rank `index` begins."""
-        return self.slot(self.slots) + index * CALLBACKS_BYTES
+    def durations(self, index: int) -> int:
+        """Where the table of durations of local rank `index` begins."""
+        return self.slot(self.slots) + index * TABLE_BYTES
 
     def exchange(self, index: int) -> int:
         """Where local rank `index`'s part of the exchange area begins."""
-        return _aligned(self.callbacks(self.slots)) + index * EXCHANGE_BYTES
+        return self.durations(self.slots) + index * EXCHANGE_BYTES
 
     def memory_area(self, index: int) -> int:
         """Where the memory of local rank `index` begins."""
-        return _aligned(self.exchange(self.slots)) + index * MEMORY_AREA_BYTES
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // 64) * 64
-
-
-class SlotReadings:
-    """The last consistent reading of each slot.
-
-    Args:
-        contents: the bytes of the board.
-        layout: of the board.
-    """
-
-    def __init__(self, contents: BoardBytes, layout: FileLayout) -> None:
-        self._contents = contents
-        self._layout = layout
-        self._readings: dict[int, tuple[tuple[int, bytes, bytes], Slot]] = {}
-
-    def forget(self) -> None:
-        """Forget every reading: the slots were cleared."""
-        self._readings.clear()
-
-    def read(self, index: int) -> Slot | None:
-        """Return one consistent reading of a slot, or the last one with the marks of now; None if there is
-        none.
-        """
-        offset = self._layout.slot(index)
-        last = self._readings.get(index)
-        raw = b""
-        for _ in range(READ_ATTEMPTS):
-            raw = self._contents.read(offset, READING_BYTES)
-            version = VERSION.unpack_from(raw)
-            if last is not None and last[0] == version:  # most slots do not change between two scans
-                return last[1]
-            before = version[0]
-            if before == 0:
-                return None
-            raw = self._contents.read(offset, READING_BYTES)  # copied between two reads of the number
-            (after,) = SEQUENCE.unpack(self._contents.read(offset, SEQUENCE.size))
-            if before == after and before % 2 == 0:
-                slot = read_slot(raw, before, self._callback_name(index))
-                self._readings[index] = version, slot
-                return slot
-        return None if last is None else with_marks(last[1], raw)
-
-    def _callback_name(self, index: int) -> Callable[[int], str]:
-        callbacks_at = self._layout.callbacks(index)
-        return lambda number: read_callback_name(self._contents.read(callbacks_at, CALLBACKS_BYTES), number)
+        return self.exchange(self.slots) + index * MEMORY_AREA_BYTES
 
 
 class Board(BoardHeader):
@@ -158,9 +97,9 @@ class Board(BoardHeader):
     def __init__(self, contents: BoardBytes, slots: int) -> None:
         super().__init__(contents)
         self._layout = FileLayout(slots)
-        self._slot_readings = SlotReadings(contents, self._layout)
+        self._readings: dict[int, tuple[tuple[int, bytes, bytes], Slot]] = {}
+        """The last consistent reading of each slot, with its version."""
         self._logs: dict[int, tuple[bytes, tuple[Collective, ...]]] = {}
-        self._awaited: AwaitedRank | None = None
         self.slots = slots
 
     @classmethod
@@ -177,17 +116,12 @@ class Board(BoardHeader):
         try:
             os.posix_fallocate(descriptor, 0, size)  # writing to a hole on a full disk would kill a rank
             contents.try_reads()
+            write_header(contents, slots)
+            os.replace(temporary, path)
         except (OSError, ValueError) as error:
             contents.close()
             reason = error.strerror if isinstance(error, OSError) else error
             raise RunDirectoryError(f"the board cannot be made at {path}: {reason}") from error
-        write_header(contents, slots)
-        try:
-            move_directory_away(path)
-            os.replace(temporary, path)
-        except OSError as error:
-            contents.close()
-            raise RunDirectoryError(f"the board cannot be made at {path}: {error.strerror}") from error
         return cls(contents, slots)
 
     @classmethod
@@ -216,7 +150,7 @@ class Board(BoardHeader):
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_WRITE)
         except (OSError, ValueError) as error:
             raise RunDirectoryError(f"no readable board at {path}: {error}") from error
-        return cls._checked(path, MappedBoard(mapping))
+        return cls._checked(path, BoardBytes(mapping))
 
     @classmethod
     def _checked(cls, path: Path, contents: BoardBytes) -> Board:
@@ -236,21 +170,10 @@ class Board(BoardHeader):
     def begin_attempt(self, attempt: int) -> None:
         """Clear all slots and requests. Call it while no rank is running."""
         self._start_attempt(attempt)
-        self._slot_readings.forget()
+        self._readings.clear()
         self._logs.clear()
         first = self._layout.slot(0)
         self._contents.write(first, bytes(self._contents.size_bytes - first))
-
-    def write_awaited(self, awaited: AwaitedRank | None) -> None:
-        """Publish which rank the others wait for, for `grpo-run status`; None while nobody waits."""
-        if awaited != self._awaited and self.has_full_size:
-            with contextlib.suppress(OSError):  # it is only shown
-                write_awaited(self._contents, awaited)
-            self._awaited = awaited
-
-    def read_awaited(self) -> AwaitedRank | None:
-        """Return the rank that the others wait for; None while nobody waits for long."""
-        return read_awaited(self._contents)
 
     def writer(self, index: int, *, rank: int, pid: int, attempt: int) -> SlotWriter:
         """Return the writer of local rank `index`'s slot; the slot is zeroed and gets `rank` and `pid`."""
@@ -264,7 +187,7 @@ class Board(BoardHeader):
             local_rank=index,
             pid=pid,
             attempt=attempt,
-            callbacks_at=self._layout.callbacks(index),
+            durations_at=self._layout.durations(index),
             memory_area_at=self._layout.memory_area(index),
         )
 
@@ -301,13 +224,35 @@ class Board(BoardHeader):
         marks of now: the rank is alive or stopped, but not unobserved. None means unknown: the slot was never
         written or never read consistently, or the file was truncated.
         """
-        return self._slot_readings.read(index) if self.has_full_size else None
+        return self._read(index) if self.has_full_size else None
 
     def read_all(self) -> list[Slot | None]:
         """Return every slot, by local rank. See `read`."""
         if not self.has_full_size:
             return [None] * self.slots
-        return [self._slot_readings.read(index) for index in range(self.slots)]
+        return [self._read(index) for index in range(self.slots)]
+
+    def _read(self, index: int) -> Slot | None:
+        offset = self._layout.slot(index)
+        last = self._readings.get(index)
+        raw = b""
+        for _ in range(READ_ATTEMPTS):
+            raw = self._contents.read(offset, READING_BYTES)
+            version = VERSION.unpack_from(raw)
+            if last is not None and last[0] == version:  # most slots do not change between two scans
+                return last[1]
+            before = version[0]
+            if before == 0:
+                return None
+            raw = self._contents.read(offset, READING_BYTES)  # copied between two reads of the number
+            (after,) = SEQUENCE.unpack(self._contents.read(offset, SEQUENCE.size))
+            if before == after and before % 2 == 0:
+                slot = read_slot(
+                    raw, before, lambda number: read_callback_name(self._durations(index), number)
+                )
+                self._readings[index] = version, slot
+                return slot
+        return None if last is None else with_marks(last[1], raw)
 
     def collective_log(self, index: int) -> tuple[Collective, ...]:
         """Return the collectives that local rank `index` issued from Python in this attempt, oldest first."""
@@ -317,14 +262,14 @@ class Board(BoardHeader):
             last = self._logs[index] = raw, read_collective_log(raw, self.copy_log(index))
         return last[1]
 
-    def phase_histograms(self, index: int) -> dict[PhaseKey, Durations]:
+    def durations(self, index: int) -> dict[PhaseKey, Durations]:
         """Return the durations of the phases and callbacks that local rank `index` has finished in this
         attempt.
         """
-        offset = self._layout.slot(index) + HISTOGRAMS_AT
-        histograms = read_phase_histograms(self._contents.read(offset, HISTOGRAMS_BYTES))
-        table = self._contents.read(self._layout.callbacks(index), CALLBACKS_BYTES)
-        return histograms | read_callback_durations(table)
+        return read_durations(self._durations(index))
+
+    def _durations(self, index: int) -> bytes:
+        return self._contents.read(self._layout.durations(index), TABLE_BYTES)
 
     def rank_memory(self, index: int) -> RankMemory | None:
         """Return the memory of local rank `index` by phase in this attempt.

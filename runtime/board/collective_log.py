@@ -124,32 +124,21 @@ class CollectiveLogWriter:
             limited: the script has given the collective a time limit of its own.
             in_memory: the collective travels through the board, and torch does not know it.
         """
-        flags = 0
-        if point_to_point or on_device or limited or in_memory:
-            flags = (
-                (_POINT_TO_POINT if point_to_point else 0)
-                | (_ON_DEVICE if on_device else 0)
-                | (_LIMITED if limited else 0)
-                | (_IN_MEMORY if in_memory else 0)
-            )
+        flags = (
+            point_to_point * _POINT_TO_POINT
+            | on_device * _ON_DEVICE
+            | limited * _LIMITED
+            | in_memory * _IN_MEMORY
+        )
         memory, thread = self._memory, threading.get_ident()
         with self._lock:
             self._number = number = self._number + 1
             at = self._offset + (number - 1) % ENTRIES * ENTRY_BYTES
+            # 0 clears the number first: no reader accepts the entry while it is written
             _WRITTEN.pack_into(
-                memory,
-                at,
-                0,  # clears the number first: no reader accepts the entry while it is written
-                sequence & 0xFFFFFFFF,
-                step,
-                CollectiveProgress.enqueued,
-                flags,
-                root + 1,
-                description.line,
-                members,
-                thread,
-                description.texts,
-            )
+                memory, at, 0, sequence & 0xFFFFFFFF, step, CollectiveProgress.enqueued, flags, root + 1,
+                description.line, members, thread, description.texts,
+            )  # fmt: skip
             _NUMBER.pack_into(memory, at, number)
             _LAST.pack_into(memory, self._last_at, number, time.monotonic_ns())
         return number
@@ -298,22 +287,9 @@ def _read_entries(log: bytes, again: bytes, indices: Iterable[int]) -> tuple[Col
 @functools.lru_cache(maxsize=512)  # ranks that wait are asked several times a second, and wait for the same
 def _decode(fields: tuple[int | bytes, ...]) -> Collective:
     (
-        _,
-        sequence,
-        step,
-        progress,
-        flags,
-        detail,
-        line,
-        members,
-        thread,
-        group,
-        raw_operation,
-        dtypes,
-        sizes,
-        file,
-        function,
-    ) = fields
+        _, sequence, step, progress, flags, detail, line, members, thread,
+        group, raw_operation, dtypes, sizes, file, function,
+    ) = fields  # fmt: skip
     operation = operation_name(_text(raw_operation))
     rooted = operation in ROOTED_OPERATIONS
     return Collective(

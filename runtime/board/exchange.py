@@ -27,7 +27,7 @@ import zlib
 from typing import NamedTuple
 
 from grpo_run.runtime.board._header import read_disagreement
-from grpo_run.runtime.board._storage import BoardBytes, MappedBoard
+from grpo_run.runtime.board._storage import BoardBytes
 
 POLL_SECONDS = 0.001
 """Interval at which a waiter returns where futexes cannot be used."""
@@ -191,7 +191,7 @@ class Exchange:
         """What was proved of the ranks of this attempt, so that no further message will come; empty if
         nothing was.
         """
-        return read_disagreement(MappedBoard(self._memory), self._attempt)
+        return read_disagreement(BoardBytes(self._memory), self._attempt)
 
     def _word(self, rank: int) -> int:
         (word,) = _WORD.unpack_from(self._memory, self._places[rank])

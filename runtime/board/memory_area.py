@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import struct
+from operator import attrgetter
+from typing import Any
 
 from grpo_run.runtime.board._storage import BoardBytes
 from grpo_run.watchdog.memory.phase_memory import MemoryForecast, PhaseMemory, RankMemory
@@ -18,32 +20,6 @@ from grpo_run.watchdog.observation import Phase
 MAX_PHASES = 24
 """Room for phases that are added later."""
 READ_ATTEMPTS = 20
-
-_SEQUENCE = struct.Struct("<Q")
-_HEADER = struct.Struct("<15Q")  # the fields of `Totals` in their order
-_ENTRY = struct.Struct("<10Q")  # the fields of `PhaseFigures` in their order; the last one is unused
-_HEADER_AT = _SEQUENCE.size
-_ENTRIES_AT = _HEADER_AT + _HEADER.size
-MEMORY_AREA_BYTES = _ENTRIES_AT + MAX_PHASES * _ENTRY.size
-
-_FORECAST_AT = _ENTRIES_AT + (MAX_PHASES - 1) * _ENTRY.size
-
-assert max(Phase) < MAX_PHASES
-
-
-@dataclasses.dataclass(kw_only=True, slots=True, eq=False)
-class PhaseFigures:
-    """What is stored of one phase; see `PhaseMemory`."""
-
-    readings: int = 0
-    peak_allocated_bytes: int = 0
-    peak_reserved_bytes: int = 0
-    allocated_bytes: int = 0
-    reserved_bytes: int = 0
-    inactive_split_bytes: int = 0
-    retries: int = 0
-    peak_resident_bytes: int = 0
-    resident_bytes: int = 0
 
 
 @dataclasses.dataclass(kw_only=True, slots=True, eq=False)
@@ -66,16 +42,20 @@ class Totals:
     freed_bytes: int = 0
 
 
-@dataclasses.dataclass(kw_only=True, slots=True, eq=False)
-class ForecastFigures:
-    """What is stored of the forecast; see `MemoryForecast`."""
+_TOTALS, _PHASE, _FORECAST = (
+    tuple(field.name for field in dataclasses.fields(kind)) for kind in (Totals, PhaseMemory, MemoryForecast)
+)
+_SEQUENCE = struct.Struct("<Q")
+_HEADER = struct.Struct(f"<{len(_TOTALS)}Q8x")
+_ENTRY = struct.Struct(f"<{len(_PHASE)}Q8x")
+_FORECAST_ENTRY = struct.Struct(f"<{len(_FORECAST)}Q")
+_HEADER_AT = _SEQUENCE.size
+_ENTRIES_AT = _HEADER_AT + _HEADER.size
+_FORECAST_AT = _ENTRIES_AT + (MAX_PHASES - 1) * _ENTRY.size
+MEMORY_AREA_BYTES = _ENTRIES_AT + MAX_PHASES * _ENTRY.size
+_totals_of, _phase_of, _forecast_of = (attrgetter(*names) for names in (_TOTALS, _PHASE, _FORECAST))
 
-    predicted_bytes: int = 0
-    observed_bytes: int = 0
-    limit_bytes: int = 0
-    pieces: int = 0
-    rollouts: int = 0
-    split_rollouts: int = 0
+assert max(Phase) < MAX_PHASES
 
 
 class MemoryAreaWriter:
@@ -90,47 +70,32 @@ class MemoryAreaWriter:
 
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
         self.totals = Totals()
-        self.phases: dict[Phase, PhaseFigures] = {}
-        self.forecast = ForecastFigures()
+        self.phases: dict[Phase, PhaseMemory] = {}
+        self.forecast = MemoryForecast()
         self._memory = memory
         self._offset = offset
         self._sequence = 0
         memory[offset : offset + MEMORY_AREA_BYTES] = bytes(MEMORY_AREA_BYTES)
 
-    def figures(self, phase: Phase) -> PhaseFigures:
+    def figures(self, phase: Phase) -> PhaseMemory:
         """Return the figures of a phase, to be changed in place."""
         found = self.phases.get(phase)
         if found is None:
-            found = self.phases[phase] = PhaseFigures()
+            found = self.phases[phase] = PhaseMemory()
         return found
 
     def publish(self, phase: Phase | None = None) -> None:
         """Write the totals, and the figures of a phase that have changed."""
-        memory, offset, own = self._memory, self._offset, self.totals
+        memory, offset = self._memory, self._offset
         # odd during the write, also if an exception from a signal handler left it odd
         self._sequence += 1 + (self._sequence & 1)
         _SEQUENCE.pack_into(memory, offset, self._sequence)
-        _HEADER.pack_into(
-            memory, offset + _HEADER_AT, own.has_device, own.capacity_bytes, own.readings, own.spent_ns,
-            own.allocated_bytes, own.reserved_bytes, own.inactive_split_bytes, own.resident_bytes,
-            own.peak_allocated_bytes, own.peak_reserved_bytes, own.retries, own.ooms, own.released_bytes,
-            own.freed_bytes, 0,
-        )  # fmt: skip
+        _HEADER.pack_into(memory, offset + _HEADER_AT, *_totals_of(self.totals))
         if phase is not None:
-            one = self.phases[phase]
-            _ENTRY.pack_into(
-                memory, offset + _ENTRIES_AT + (phase - 1) * _ENTRY.size, one.readings,
-                one.peak_allocated_bytes,
-                one.peak_reserved_bytes, one.allocated_bytes, one.reserved_bytes, one.inactive_split_bytes,
-                one.retries, one.peak_resident_bytes, one.resident_bytes, 0,
-            )  # fmt: skip
-        foreseen = self.forecast
-        if foreseen.rollouts:
-            _ENTRY.pack_into(
-                memory, offset + _FORECAST_AT, foreseen.predicted_bytes, foreseen.observed_bytes,
-                foreseen.limit_bytes,
-                foreseen.pieces, foreseen.rollouts, foreseen.split_rollouts, 0, 0, 0, 0,
-            )  # fmt: skip
+            at = offset + _ENTRIES_AT + (phase - 1) * _ENTRY.size
+            _ENTRY.pack_into(memory, at, *_phase_of(self.phases[phase]))
+        if self.forecast.rollouts:
+            _FORECAST_ENTRY.pack_into(memory, offset + _FORECAST_AT, *_forecast_of(self.forecast))
         self._sequence += 1
         _SEQUENCE.pack_into(memory, offset, self._sequence)
 
@@ -158,29 +123,15 @@ def read_memory_area(contents: BoardBytes, offset: int) -> RankMemory | None:
 
 
 def _decode(raw: bytes) -> RankMemory:
-    *fields, _ = _HEADER.unpack_from(raw, _HEADER_AT)
-    totals = Totals(**dict(zip(Totals.__slots__, fields, strict=True)))
+    totals: dict[str, Any] = dict(zip(_TOTALS, _HEADER.unpack_from(raw, _HEADER_AT), strict=True))
+    totals["has_device"] = bool(totals["has_device"])
+    totals["spent_seconds"] = totals.pop("spent_ns") / 1e9
     phases = {}
     for phase in Phase:
-        *values, _ = _ENTRY.unpack_from(raw, _ENTRIES_AT + (phase - 1) * _ENTRY.size)
+        values = _ENTRY.unpack_from(raw, _ENTRIES_AT + (phase - 1) * _ENTRY.size)
         if any(values):
-            phases[phase] = PhaseMemory(**dict(zip(PhaseFigures.__slots__, values, strict=True)))
-    figures = dict(zip(ForecastFigures.__slots__, _ENTRY.unpack_from(raw, _FORECAST_AT), strict=False))
-    return RankMemory(
-        has_device=bool(totals.has_device),
-        capacity_bytes=totals.capacity_bytes,
-        readings=totals.readings,
-        spent_seconds=totals.spent_ns / 1e9,
-        allocated_bytes=totals.allocated_bytes,
-        reserved_bytes=totals.reserved_bytes,
-        inactive_split_bytes=totals.inactive_split_bytes,
-        resident_bytes=totals.resident_bytes,
-        peak_allocated_bytes=totals.peak_allocated_bytes,
-        peak_reserved_bytes=totals.peak_reserved_bytes,
-        retries=totals.retries,
-        ooms=totals.ooms,
-        released_bytes=totals.released_bytes,
-        freed_bytes=totals.freed_bytes,
-        phases=phases,
-        forecast=MemoryForecast(**figures) if figures["rollouts"] else None,
+            phases[phase] = PhaseMemory(**dict(zip(_PHASE, values, strict=True)))
+    forecast = MemoryForecast(
+        **dict(zip(_FORECAST, _FORECAST_ENTRY.unpack_from(raw, _FORECAST_AT), strict=True))
     )
+    return RankMemory(**totals, phases=phases, forecast=forecast if forecast.rollouts else None)

@@ -15,14 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import NamedTuple
 
-from grpo_run.runtime.board._phase_histogram import CallbackTableWriter, PhaseHistogramWriter
+from grpo_run.runtime.board._duration_table import DurationTableWriter
 from grpo_run.runtime.board._slot_layout import (
     COLLECTIVE_LOG_AT,
     COLLECTIVES_ISSUED_AT,
     FLOATS_AT,
     GENERATION_PASSES_AT,
     HEARTBEAT_AT,
-    HISTOGRAMS_AT,
     IDENTITY,
     IDENTITY_AT,
     INTEGERS_AT,
@@ -40,7 +39,6 @@ from grpo_run.runtime.board._slot_layout import (
     THREADS,
     THREADS_AT,
     SlotFields,
-    stored_phase,
     write_floats,
     write_integers,
 )
@@ -57,12 +55,11 @@ _PADDINGS = tuple((0,) * (MAX_OPEN_PHASES - depth) for depth in range(MAX_OPEN_P
 
 
 class _OpenPhase(NamedTuple):
-    """An open phase: what it is, how it is stored, its start (ns), and its entry in the callback table."""
+    """An open phase: what it is, its number in the duration table, and its start (ns)."""
 
     phase: Phase
-    stored: int
+    number: int
     since: int
-    callback: int
 
 
 class FailedPhases(NamedTuple):
@@ -99,7 +96,7 @@ class SlotWriter(SlotFields):
     Args:
         memory: the board's writable mapping.
         offset: where the slot begins; the slot is zeroed.
-        callbacks_at: where the rank's callback table begins; it is zeroed too.
+        durations_at: where the rank's table of durations begins; it is zeroed too.
         memory_area_at: where its memory by phase begins; likewise.
     """
 
@@ -112,7 +109,7 @@ class SlotWriter(SlotFields):
         local_rank: int,
         pid: int,
         attempt: int,
-        callbacks_at: int,
+        durations_at: int,
         memory_area_at: int,
     ) -> None:
         super().__init__()
@@ -131,8 +128,7 @@ class SlotWriter(SlotFields):
         self.collective_log = CollectiveLogWriter(
             memory, offset + COLLECTIVE_LOG_AT, offset + COLLECTIVES_ISSUED_AT
         )
-        self._phase_histograms = PhaseHistogramWriter(memory, offset + HISTOGRAMS_AT)
-        self._callbacks = CallbackTableWriter(memory, callbacks_at)
+        self._durations = DurationTableWriter(memory, durations_at)
         self.memory_area = MemoryAreaWriter(memory, memory_area_at)
         self._callback = ""
         IDENTITY.pack_into(memory, offset + IDENTITY_AT, rank, local_rank, pid, attempt)
@@ -148,17 +144,11 @@ class SlotWriter(SlotFields):
     @property
     def open_phases(self) -> tuple[Phase, ...]:
         """The phases that have begun and not ended, the outermost first."""
-        return tuple(Phase(one.phase) for one in self._open_phases)
+        return tuple(one.phase for one in self._open_phases)
 
     def enter(self, phase: Phase) -> None:
         """Open a phase inside the current one."""
-        if self.on_change is not None:
-            self.on_change(self.running, phase)
-        now = time.monotonic_ns()
-        self._open_phases.append(_OpenPhase(phase, phase, now, 0))
-        self._publish_phases(now)
-        if self.on_enter is not None:
-            self.on_enter(phase)
+        self._open(phase, phase)
 
     def enter_callback(self, name: str) -> None:
         """Open a `callback` phase inside the current one. `leave(Phase.callback)` closes it.
@@ -166,15 +156,8 @@ class SlotWriter(SlotFields):
         Args:
             name: class and event of the user's callback; its durations are kept by this name.
         """
-        if self.on_change is not None:
-            self.on_change(self.running, Phase.callback)
-        now = time.monotonic_ns()
         self._callback = name
-        number = self._callbacks.number_of(name)
-        self._open_phases.append(_OpenPhase(Phase.callback, stored_phase(Phase.callback), now, number))
-        self._publish_phases(now)
-        if self.on_enter is not None:
-            self.on_enter(Phase.callback)
+        self._open(Phase.callback, self._durations.number_of(name))
 
     def leave(self, phase: Phase) -> None:
         """Close the innermost open `phase` and every phase still open inside it.
@@ -199,14 +182,7 @@ class SlotWriter(SlotFields):
 
     def replace(self, phase: Phase) -> None:
         """Close all open phases and open `phase` as the outermost one."""
-        if self.on_change is not None:
-            self.on_change(self.running, phase)
-        now = time.monotonic_ns()
-        self._close(0, now)
-        self._open_phases.append(_OpenPhase(phase, phase, now, 0))
-        self._publish_phases(now)
-        if self.on_enter is not None:
-            self.on_enter(phase)
+        self._open(phase, phase, closes=True)
 
     def publish(self) -> None:
         """Write every field as one consistent reading, and stamp the time of last progress."""
@@ -260,8 +236,7 @@ class SlotWriter(SlotFields):
         self._memory = private
         self.on_enter = self.on_change = None
         self.collective_log.detach(private)
-        self._phase_histograms.detach(private)
-        self._callbacks.detach(private)
+        self._durations.detach(private)
         self.memory_area.detach(private)
 
     def _mark(self, error: BaseException) -> None:
@@ -274,12 +249,20 @@ class SlotWriter(SlotFields):
             ):  # the script's exceptions may refuse attributes
                 setattr(error, _PHASES_ATTRIBUTE, FailedPhases(phases, callback))
 
+    def _open(self, phase: Phase, number: int, *, closes: bool = False) -> None:
+        if self.on_change is not None:
+            self.on_change(self.running, phase)
+        now = time.monotonic_ns()
+        if closes:
+            self._close(0, now)
+        self._open_phases.append(_OpenPhase(phase, number, now))
+        self._publish_phases(now)
+        if self.on_enter is not None:
+            self.on_enter(phase)
+
     def _close(self, depth: int, now: int) -> None:
-        for _, stored, since, callback in self._open_phases[depth:]:
-            if callback:
-                self._callbacks.add(callback, (now - since) / 1e9)
-            else:
-                self._phase_histograms.add(stored, (now - since) / 1e9)
+        for _, number, since in self._open_phases[depth:]:
+            self._durations.add(number, (now - since) / 1e9)
         del self._open_phases[depth:]
 
     def _begin_write(self) -> None:
@@ -296,12 +279,10 @@ class SlotWriter(SlotFields):
         phases = self._open_phases
         if len(phases) > MAX_OPEN_PHASES:
             phases = phases[-MAX_OPEN_PHASES:]
-        _, stored, begins, callbacks = zip(*phases, strict=True) if phases else ((), (), (), ())
+        _, numbers, begins = zip(*phases, strict=True) if phases else ((), (), ())
         padding = _PADDINGS[len(phases)]
         # complete before the write begins: building the tuples may start a garbage collection of a second
-        packed = OPEN_PHASES.pack(
-            now, self.state, len(phases), *stored, *padding, *begins, *padding, *callbacks, *padding
-        )
+        packed = OPEN_PHASES.pack(now, self.state, len(phases), *numbers, *padding, *begins, *padding)
         self._begin_write()
         self._memory[self._phases_at] = packed
         self._end_write()

@@ -26,7 +26,7 @@ from pathlib import Path
 from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, mark_kept, read_manifest
 from grpo_run.runtime.checkpoints.search import SNAPSHOTS, name_of, step_of
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.files import lock_exclusively, sync_directory, write_json
+from grpo_run.runtime.files import lock_file, sync_directory, write_json
 
 PARTIAL = re.compile(r"\.((?:checkpoint|snapshot)-[0-9]+)\.partial-[0-9a-f]+")
 REPLACING = re.compile(r"\.((?:checkpoint|snapshot)-[0-9]+)\.replaced-[0-9a-f]+")
@@ -114,7 +114,7 @@ def _lock(path: Path, *, create: bool, writing: bool = False) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        available = lock_exclusively(descriptor)
+        available = lock_file(descriptor)
     except OSError:
         available = writing or not _changed_recently(path)
     if not available:

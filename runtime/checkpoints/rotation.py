@@ -30,7 +30,6 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
         The deleted directories.
     """
     new = read_manifest(newest)
-    best = best if best != newest.name else None
     scheduled = []
     for path in directory.iterdir():
         if step_of(path) is None or path.name == newest.name or not path.is_dir() or path.is_symlink():
@@ -48,6 +47,20 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
     removed = [path for path in (*superseded, *over_limit) if _try_to_remove(path)]
     remove_empty_folders(snapshots)
     return removed
+
+
+def scheduled_to_keep(limit: int | None, *, best: str | None, newest: str) -> int | None:
+    """Return how many scheduled checkpoints `save_total_limit` keeps, the newest included; None for all.
+
+    Args:
+        limit: the script's.
+        best: directory name of its best checkpoint.
+        newest: directory name of its newest one.
+    """
+    if not limit or limit < 0:
+        return None
+    # transformers keeps the last one beside the best, to resume from
+    return max(limit, 2) if best not in (None, newest) else limit
 
 
 def _superseded_snapshots(snapshots: Path, newest: Path, new: Manifest) -> list[Path]:
@@ -81,13 +94,12 @@ def _over_limit(
         others: all scheduled checkpoints but the newest, each with whether it is a later one of the same
             call.
     """
-    if not limit or limit < 0:
+    keep = scheduled_to_keep(limit, best=best, newest=new.folder)
+    if keep is None:
         return []
     kept = [path for path, is_later in others if is_later or path.name == best]
-    if limit == 1 and best is not None:
-        limit = 2  # transformers keeps the last one beside the best, to resume from
     removable = sorted((path for path, _ in others if path not in kept), key=_age_key)
-    remaining = limit - int(new.scheduled and not new.kept) - len(kept)
+    remaining = keep - int(new.scheduled and not new.kept) - len(kept)
     return removable[: max(0, len(removable) - max(0, remaining))]
 
 

@@ -16,8 +16,7 @@ from typing import Any
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.watchdog.json_values import from_json
-from grpo_run.watchdog.learning_rules import Trip
-from grpo_run.watchdog.observation import Phase, RaisedError, RankError
+from grpo_run.watchdog.observation import Phase, RankError
 
 MAX_SOCKET_PATH_BYTES = 100
 """`sun_path` of unix(7) has 108 bytes, including the terminating null byte."""
@@ -117,21 +116,8 @@ class AttemptFiles:
         """Return the exception that the rank's bootstrap wrote; None if there is none or it is truncated."""
         try:
             value = json.loads(self.error(rank).read_text())
-            location, phases = value["location"], value.get("phases")
-            return RankError(
-                type=str(value["type"]),
-                message=str(value["message"]),
-                traceback=str(value["traceback"]),
-                location=(str(location[0]), int(location[1]), str(location[2])) if location else None,
-                wall_time=float(value["wall_time"]),
-                phases=tuple(Phase[name] for name in phases) if phases is not None else None,
-                callback=str(value.get("callback", "")),
-                bases=tuple(map(str, value.get("bases", ()))),
-                own_steps=int(value.get("own_steps", 0)),
-                trip=from_json(Trip, value["trip"]) if value.get("trip") else None,
-                chain=tuple(map(_raised, value.get("chain", ()))),
-                root=str(value.get("root", "")),
-            )
+            chain = [_with_phases(one) for one in value.get("chain", ())]
+            return from_json(RankError, {**_with_phases(value), "chain": chain})
         except (OSError, ValueError, TypeError, LookupError, AttributeError):
             return None  # the verdict then relies on the exit code
 
@@ -145,14 +131,10 @@ def _end_of(path: Path, size_bytes: int) -> str:
         return ""
 
 
-def _raised(value: Mapping[str, Any]) -> RaisedError:
-    phases = value.get("phases")
-    return RaisedError(
-        types=tuple(map(str, value["types"])),
-        message=str(value["message"]),
-        phases=tuple(Phase[name] for name in phases) if phases is not None else None,
-        by_script=bool(value.get("by_script")),
-    )
+def _with_phases(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an exception with its phases, which the file has by name."""
+    names = value.get("phases")
+    return {**value, "phases": None if names is None else [Phase[name] for name in names]}
 
 
 def _temporary_directory(name: str) -> Path:

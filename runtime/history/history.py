@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
-from grpo_run.runtime.history._lost_checkpoints import LostCheckpoints
 from grpo_run.runtime.history.memory_findings import MemoryFindings
 from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
 from grpo_run.runtime.history.progress import (
+    LostCheckpoints,
     MemoryRestarts,
     PhaseRecords,
     StepTimes,
@@ -31,7 +31,6 @@ from grpo_run.runtime.history.recovery import (
     apply_mismatch,
     apply_progress,
     apply_resumed,
-    is_restarting,
 )
 from grpo_run.runtime.history.rewards import RewardRecord
 from grpo_run.runtime.history.sample_masking import MaskedSamples
@@ -311,14 +310,22 @@ class History:
     def _on_warning(self, record: dict[str, Any], time: float) -> None:
         self.warnings += 1
 
+    def _on_reward_worker_replaced(self, record: dict[str, Any], time: float) -> None:
+        self.rewards.replaced += 1
+
+    def _on_rewards_repeated(self, record: dict[str, Any], time: float) -> None:
+        self.masked.repeated_rewards += 1
+
+    def _on_memory_short(self, record: dict[str, Any], time: float) -> None:
+        self.memory_restarts.short += 1
+
     def _on_run_ended(self, record: dict[str, Any], time: float) -> None:
         self.exit_code = record.get("exit_code")
         if self.exit_code is not None:
             # a script that trains by itself may end a stop with any code
             self.state = "stopped" if record.get("stopped") else ENDED.get(self.exit_code, "failed")
         self.completed = bool(record.get("completed", self.finished))
-        # journals of earlier versions do not say whether the memory was freed
-        if not record.get("snapshots_kept", self.checkpoint_trouble is not None):
+        if not record.get("snapshots_kept"):
             self.snapshot_step = None  # all snapshots needed are on disk, and the memory is freed
         self.sentence = record.get("sentence") or ""
         self.time.apply_run_ended(time)
@@ -336,7 +343,8 @@ class History:
     @property
     def restarting(self) -> bool:
         """Whether the last fault was answered by a restart after which no step has been committed yet."""
-        return is_restarting(self.recoveries)
+        last = self.recoveries[-1] if self.recoveries else None
+        return last is not None and last.action.startswith("restart") and last.recovery_seconds is None
 
     def productive_seconds(self) -> float:
         """Return the seconds spent on steps that were committed and not repeated after a recovery."""
@@ -380,7 +388,6 @@ _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "reward_moved": lambda history, record: history.rewards.apply_moved(record),
     "reward_failed": lambda history, record: history.rewards.apply_failed(record),
     "reward_latency": lambda history, record: history.rewards.apply_latency(record),
-    "reward_worker_replaced": lambda history, record: history.rewards.apply_replaced(),
     "memory_finding": lambda history, record: history.memory_trace.apply_found(record),
     "memory_snapshot": lambda history, record: history.memory_trace.apply_snapshot(record),
     "plan_changed": lambda history, record: history.memory.apply(record),
@@ -391,9 +398,7 @@ _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "loop_left": lambda history, record: history.calls.apply_loop_left(record),
     "train_ended": lambda history, record: history.calls.apply_train_ended(record),
     "memory_restart": lambda history, record: history.memory_restarts.apply_restart(record),
-    "memory_short": lambda history, record: history.memory_restarts.apply_short(),
     "state_saved": lambda history, record: history.no_trainer.apply_state_saved(record),
     "nan_read_as_none": lambda history, record: history.masked.apply_nan_read_as_none(record),
-    "rewards_repeated": lambda history, record: history.masked.apply_rewards_repeated(),
 }
 """Events that concern one part of the history only."""

@@ -2,106 +2,44 @@
 
 Every line contains `time` (seconds since the epoch), `monotonic` (seconds of this machine's clock), `run`,
 `attempt`, `rank`, `step`, `event` and the fields of the event. Each line is written by one `write` call to a
-descriptor opened with O_APPEND, so lines of several processes do not mix. A script may close that descriptor
-and get its number for a file of its own, so each write checks whose file it is. Readers skip lines that a
-crash truncated. Does not rotate the file and does not interpret events; `history.py` replays them.
+file opened with O_APPEND, so lines of several processes do not mix. The file is opened for each line: a
+script may close descriptors that it has not opened, and a run directory may be put back from a copy. Readers
+skip lines that a crash truncated. Does not rotate the file and does not interpret events; `history.py`
+replays them.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.files import is_open_at, move_directory_away, replace_file
 
 MAX_LINE_BYTES = 64 * 1024
 MAX_TEXT_CHARACTERS = 16 * 1024
 READ_BYTES = 4 * 1024 * 1024
 """How much of a journal is in memory at a time; one of a million steps has hundreds of megabytes."""
 
-_NOT_OPEN = -1
-
-EVENTS = frozenset(
-    [
-        "run_started",
-        "attempt_started",
-        "rank_started",
-        "phase_learned",
-        "step_committed",
-        "step_logged",
-        "vote_failed",
-        "checkpoint_staged",
-        "checkpoint_published",
-        "checkpoint_rejected",
-        "checkpoint_failed",
-        "snapshot_interval",
-        "suspicion",
-        "fault_injected",
-        "incident",
-        "action",
-        "attempt_ended",
-        "processes_ended",
-        "plan_changed",
-        "memory_plan_given",
-        "sample_masked",
-        "group_masked",
-        "rewards_repeated",
-        "nan_read_as_none",
-        "prompt_quarantined",
-        "guard_tripped",
-        "reseeded",
-        "rolled_back",
-        "run_ended",
-        "resume_chosen",
-        "resume_missed",
-        "fresh_interpreters",
-        "train_started",
-        "train_ended",
-        "train_restored",
-        "loop_left",
-        "model_saved",
-        "rank_completed",
-        "warning",
-        "state_changed",
-        "stop_requested",
-        "generation_capped",
-        "memory_plan_applied",
-        "micro_batches_split",
-        "tool_cancelled",
-        "completions_capped",
-        "rollout_ended",
-        "rollout_timed_out",
-        "trains_without_trainer",
-        "state_saved",
-        "script_checkpoint",
-        "cleanup",
-        "memory_short",
-        "memory_freed",
-        "memory_restart",
-        "memory_oom_suspected",
-        "memory_finding",
-        "memory_snapshot",
-        "reward_moved",
-        "reward_failed",
-        "reward_latency",
-        "reward_worker_replaced",
-    ]
-)
-
-
-CLOSED = (
-    "the script has closed file descriptors that it has not opened, that of the journal among them; let it"
-    " close only its own"
-)
+EVENTS = frozenset((
+    "run_started", "attempt_started", "rank_started", "phase_learned", "step_committed", "step_logged",
+    "checkpoint_staged", "checkpoint_published", "checkpoint_rejected", "checkpoint_failed",
+    "snapshot_interval", "suspicion", "fault_injected", "incident", "action", "attempt_ended",
+    "processes_ended", "plan_changed", "memory_plan_given", "sample_masked", "group_masked",
+    "rewards_repeated", "nan_read_as_none", "prompt_quarantined", "guard_tripped", "reseeded", "rolled_back",
+    "run_ended", "resume_chosen", "resume_missed", "fresh_interpreters", "train_started", "train_ended",
+    "train_restored", "loop_left", "model_saved", "rank_completed", "warning", "state_changed",
+    "stop_requested", "generation_capped", "memory_plan_applied", "micro_batches_split", "tool_cancelled",
+    "completions_capped", "rollout_ended", "rollout_timed_out", "trains_without_trainer", "state_saved",
+    "script_checkpoint", "cleanup", "memory_short", "memory_freed", "memory_restart", "memory_oom_suspected",
+    "memory_finding", "memory_snapshot", "reward_moved", "reward_failed", "reward_latency",
+    "reward_worker_replaced",
+))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +58,7 @@ class Journal:
     Args:
         path: the file; created with mode 0600.
         run_id: written into every line.
-        required: whether a file that cannot be opened is an error, and not only a loss of events.
         wall, monotonic: clocks in seconds; tests replace them.
-
-    Raises:
-        OSError: a file that is required cannot be opened.
     """
 
     def __init__(
@@ -132,18 +66,11 @@ class Journal:
         path: Path,
         run_id: str,
         *,
-        required: bool = True,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pid = os.getpid()
-        self._path = path
-        self._descriptor, self._identity = _NOT_OPEN, (0, 0)
-        try:
-            self._open()
-        except OSError:
-            if required:
-                raise
+        self._path = path.absolute()  # the script may change its working directory
         self.lost = 0
         """Number of writes and fsyncs that failed."""
         self._run_id = run_id
@@ -195,9 +122,12 @@ class Journal:
             return True
         data = entry.line + b"\n"
         try:
-            if self._last_line_is_open(self._size_bytes()):
-                data = b"\n" + data
-            written = os.write(self._descriptor, data)
+            with self._opened() as descriptor:
+                size = os.fstat(descriptor).st_size
+                # a crash or a full disk has truncated the last line
+                if size > 0 and os.pread(descriptor, 1, size - 1) != b"\n":
+                    data = b"\n" + data
+                written = os.write(descriptor, data)
         except OSError:
             self.lost += 1
             return False
@@ -213,74 +143,18 @@ class Journal:
         interrupt a recovery.
         """
         try:
-            os.fsync(self._descriptor)
+            with self._opened() as descriptor:
+                os.fsync(descriptor)
         except OSError:
             self.lost += 1
 
-    def close(self) -> None:
-        """Close the file. The journal must not be written to afterwards."""
-        os.close(self._descriptor)
-
-    def read(self, position: int, size_bytes: int) -> tuple[bytes, int]:
-        """Return bytes of the file that is written to, whatever its path names by now, and the size of the
-        file.
-
-        Raises:
-            OSError: it cannot be read.
-        """
-        total = os.fstat(self._descriptor).st_size
-        return os.pread(self._descriptor, size_bytes, position) if total > position else b"", total
-
-    def restore(self) -> None:
-        """Give the file its path again if that was removed, moved or replaced: the next ranks open it by its
-        path.
-
-        No rank may be running. What cannot be restored is lost, as on a full disk.
-        """
-        if self._descriptor == _NOT_OPEN or is_open_at(self._descriptor, self._path):
-            return
-        try:
-            content = b"".join(self._blocks())
-            move_directory_away(self._path)
-            replace_file(self._path, content)
-            old = self._descriptor
-            self._open()
-            os.close(old)
-        except OSError:
-            self.lost += 1
-
-    def _blocks(self) -> Iterator[bytes]:
-        position = 0
-        while block := os.pread(self._descriptor, READ_BYTES, position):
-            position += len(block)
-            yield block
-
-    def _open(self) -> None:
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
         descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        status = os.fstat(descriptor)
-        self._descriptor, self._identity = descriptor, (status.st_dev, status.st_ino)
-
-    def _size_bytes(self) -> int:
-        """Return the size of the file.
-
-        Raises:
-            RunDirectoryError: the descriptor is not its own any more; it may belong to a file of the script.
-        """
-        if self._descriptor == _NOT_OPEN:
-            self._open()
         try:
-            status = os.fstat(self._descriptor)
-        except OSError as error:
-            if error.errno != errno.EBADF:
-                raise
-            raise RunDirectoryError(CLOSED) from None
-        if (status.st_dev, status.st_ino) != self._identity:
-            raise RunDirectoryError(CLOSED)
-        return status.st_size
-
-    def _last_line_is_open(self, size: int) -> bool:
-        """Whether the file ends without a newline, because a crash or a full disk truncated the last line."""
-        return size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
 
 def _encode(record: dict[str, Any]) -> bytes:
@@ -301,6 +175,14 @@ def _json_value(value: Any) -> Any:
     return str(value)
 
 
+def _decoded(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and "event" in record else None
+
+
 class JournalReader:
     """Reads a journal from its beginning and continues as the file grows.
 
@@ -309,12 +191,10 @@ class JournalReader:
 
     Args:
         path: of the journal.
-        writer: read the file that this one writes to, also if the path names another one later.
     """
 
-    def __init__(self, path: Path, writer: Journal | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._writer = writer
         self._position = 0
         self._partial_line = b""
         self._skipped: Counter[bytes] = Counter()
@@ -334,33 +214,23 @@ class JournalReader:
                 if self._skipped[line] > 0:
                     self._skipped -= Counter([line])
                     continue
-                try:
-                    record = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(record, dict) and "event" in record:
+                record = _decoded(line)
+                if record is not None:
                     yield record
 
     def _read(self) -> bytes:
         """Return the next part of the file; nothing if it has not grown."""
         try:
-            if self._writer is not None:
-                data, size = self._writer.read(self._position, READ_BYTES)
-            else:
-                data, size = self._read_path()
+            size = os.stat(self._path).st_size
+            if size < self._position:  # part of what is there now may have been read before
+                self._position, self._partial_line = size, b""
+            if size == self._position:
+                return b""  # called often: do not open a file that has not grown
+            with open(self._path, "rb") as file:
+                file.seek(self._position)
+                return file.read(READ_BYTES)
         except OSError:  # not created yet, or temporarily unreadable: the next call reads these events
             return b""
-        if size < self._position:  # part of what is there now may have been read before
-            self._position, self._partial_line = size, b""
-        return data
-
-    def _read_path(self) -> tuple[bytes, int]:
-        size = os.stat(self._path).st_size
-        if size <= self._position:
-            return b"", size  # called often: do not open a file that has not grown
-        with open(self._path, "rb") as file:
-            file.seek(self._position)
-            return file.read(READ_BYTES), size
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
@@ -383,11 +253,6 @@ def read_newest(path: Path, event: str, max_bytes: int) -> Iterator[dict[str, An
         return
     name = f'"event":"{event}"'.encode()
     for line in lines[1 if begin else 0 :]:
-        if name not in line:
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict) and record.get("event") == event:
+        record = _decoded(line) if name in line else None
+        if record is not None and record["event"] == event:
             yield record

@@ -62,53 +62,44 @@ class RunEvent(str, Enum):
 TERMINAL = frozenset({RunState.finished, RunState.stopped, RunState.failed})
 LIVE = frozenset(RunState) - TERMINAL
 
-TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
-    (RunState.starting, RunEvent.step_committed): RunState.running,
-    (RunState.starting, RunEvent.trains_without_trainer): RunState.running,
-    (RunState.starting, RunEvent.suspicion): RunState.suspect,
-    (RunState.starting, RunEvent.fault): RunState.collecting,
-    (RunState.starting, RunEvent.membership_changed): RunState.recovering,
-    (RunState.starting, RunEvent.memory_short): RunState.recovering,
-    (RunState.starting, RunEvent.stop_requested): RunState.stopping,
-    (RunState.starting, RunEvent.completed): RunState.finished,
-    (RunState.starting, RunEvent.stopped): RunState.stopped,
-    (RunState.starting, RunEvent.gave_up): RunState.failed,
-    (RunState.running, RunEvent.step_committed): RunState.running,
-    (RunState.running, RunEvent.trains_without_trainer): RunState.running,
-    (RunState.running, RunEvent.suspicion): RunState.suspect,
-    (RunState.running, RunEvent.fault): RunState.collecting,
-    (RunState.running, RunEvent.membership_changed): RunState.recovering,
-    (RunState.running, RunEvent.memory_short): RunState.recovering,
-    (RunState.running, RunEvent.stop_requested): RunState.stopping,
-    (RunState.running, RunEvent.completed): RunState.finished,
-    (RunState.running, RunEvent.stopped): RunState.stopped,
-    (RunState.running, RunEvent.gave_up): RunState.failed,
-    (RunState.suspect, RunEvent.step_committed): RunState.running,
-    (RunState.suspect, RunEvent.trains_without_trainer): RunState.running,
-    (RunState.suspect, RunEvent.cleared): RunState.running,
-    (RunState.suspect, RunEvent.fault): RunState.collecting,
-    (RunState.suspect, RunEvent.membership_changed): RunState.recovering,
-    (RunState.suspect, RunEvent.memory_short): RunState.recovering,
-    (RunState.suspect, RunEvent.stop_requested): RunState.stopping,
-    (RunState.suspect, RunEvent.completed): RunState.finished,
-    (RunState.suspect, RunEvent.stopped): RunState.stopped,
-    (RunState.suspect, RunEvent.gave_up): RunState.failed,
-    (RunState.collecting, RunEvent.evidence_written): RunState.recovering,
-    (RunState.collecting, RunEvent.gave_up): RunState.failed,
-    (RunState.recovering, RunEvent.restarted): RunState.starting,
-    (RunState.recovering, RunEvent.stop_requested): RunState.stopping,
-    (RunState.recovering, RunEvent.gave_up): RunState.failed,
-    (RunState.recovering, RunEvent.stopped): RunState.stopped,
-    (RunState.stopping, RunEvent.step_committed): RunState.stopping,
-    (RunState.stopping, RunEvent.trains_without_trainer): RunState.stopping,
-    (RunState.stopping, RunEvent.fault): RunState.collecting,
-    (RunState.stopping, RunEvent.membership_changed): RunState.stopping,
-    (RunState.stopping, RunEvent.restarted): RunState.stopping,
-    (RunState.stopping, RunEvent.completed): RunState.finished,
-    (RunState.stopping, RunEvent.stopped): RunState.stopped,
-    (RunState.stopping, RunEvent.gave_up): RunState.failed,
+_WHILE_RANKS_RUN: dict[RunEvent, RunState] = {
+    RunEvent.step_committed: RunState.running,
+    RunEvent.trains_without_trainer: RunState.running,
+    RunEvent.fault: RunState.collecting,
+    RunEvent.membership_changed: RunState.recovering,
+    RunEvent.memory_short: RunState.recovering,
+    RunEvent.stop_requested: RunState.stopping,
+    RunEvent.completed: RunState.finished,
+    RunEvent.stopped: RunState.stopped,
 }
 """`stopped` is legal without `stop_requested`: the request may have been made on another node."""
+
+_TABLE: dict[RunState, dict[RunEvent, RunState]] = {
+    RunState.starting: {**_WHILE_RANKS_RUN, RunEvent.suspicion: RunState.suspect},
+    RunState.running: {**_WHILE_RANKS_RUN, RunEvent.suspicion: RunState.suspect},
+    RunState.suspect: {**_WHILE_RANKS_RUN, RunEvent.cleared: RunState.running},
+    RunState.collecting: {RunEvent.evidence_written: RunState.recovering},
+    RunState.recovering: {
+        RunEvent.restarted: RunState.starting,
+        RunEvent.stop_requested: RunState.stopping,
+        RunEvent.stopped: RunState.stopped,
+    },
+    RunState.stopping: {
+        RunEvent.step_committed: RunState.stopping,
+        RunEvent.trains_without_trainer: RunState.stopping,
+        RunEvent.fault: RunState.collecting,
+        RunEvent.membership_changed: RunState.stopping,
+        RunEvent.restarted: RunState.stopping,
+        RunEvent.completed: RunState.finished,
+        RunEvent.stopped: RunState.stopped,
+    },
+}
+TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
+    (state, event): new
+    for state, events in _TABLE.items()
+    for event, new in (*events.items(), (RunEvent.gave_up, RunState.failed))
+}
+"""A run can be given up in every live state."""
 
 
 class Lifecycle:
@@ -119,7 +110,7 @@ class Lifecycle:
             stays.
     """
 
-    def __init__(self, on_change: Callable[[RunState, RunEvent, RunState], None] | None = None) -> None:
+    def __init__(self, on_change: Callable[[RunState, RunEvent, RunState], None]) -> None:
         self._state = RunState.starting
         self._on_change = on_change
 
@@ -139,7 +130,7 @@ class Lifecycle:
         if new is None:
             raise IllegalTransition(f"event {event.value!r} in state {old.value!r}")
         self._state = new
-        if new is not old and self._on_change is not None:
+        if new is not old:
             self._on_change(old, event, new)
         return new
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_run.watchdog.json_values import from_json
 from grpo_run.watchdog.text import rank_names, size_text
 
 FOLDER = "memory_trace"
@@ -120,14 +121,8 @@ class MemoryFindings:
 
     def apply_snapshot(self, record: Mapping[str, Any]) -> None:
         """A rank has saved a snapshot of its allocator."""
-        path = str(record["path"])
-        self.snapshots[path] = AllocatorSnapshot(
-            path=path,
-            rank=int(record["rank"]),
-            step=int(record["step"]),
-            reason=str(record["reason"]),
-            bytes=int(record["bytes"]),
-        )
+        snapshot = from_json(AllocatorSnapshot, record)
+        self.snapshots[snapshot.path] = snapshot
 
     def lines(self) -> list[str]:
         """Return the findings as lines, and after them the snapshots."""

@@ -104,12 +104,6 @@ class NoTrainerScript:
             self._paths[path] = True
         return progress
 
-    def checkpoint_as_json(self) -> dict[str, Any] | None:
-        """Return the newest checkpoint of the script's own as `grpo-run status --json` shows it."""
-        if self.checkpoint is None:
-            return None
-        return {"path": self.checkpoint.path, "saved_at": self.checkpoint.saved_at}
-
     def what_trains(self) -> str:
         """Return which optimizer steps are meant, as the beginning of a sentence."""
         if self.trainer:

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any
 
 from grpo_run.runtime.history.progress import StepTimes
+from grpo_run.watchdog.json_values import from_json
 from grpo_run.watchdog.text import duration_text
 from grpo_run.watchdog.verdict import KEY_SEPARATOR
 
@@ -88,39 +89,25 @@ class Recovery:
             train_call: the present call, for an event that names none.
             resuming: the attempt had not loaded yet what it resumed from.
         """
-        return cls(
-            cause=record["cause"],
-            rank=record.get("culprit"),
-            step=int(record.get("step") or 0),
-            action="",
-            detection_seconds=record.get("detection_seconds"),
-            incident=record.get("incident"),
-            at=float(record.get("failed_at") or time),
-            train_call=int(record.get("train_call") or train_call),
-            signature=record.get("signature") or "",
-            starting=bool(record.get("starting")),
-            sentence=record.get("sentence") or "",
-            lost_connection=tuple(int(rank) for rank in record.get("lost_connection") or ()),
-            also_failed=tuple(int(rank) for rank in record.get("also_failed") or ()),
-            guard=str(record["guard"]["guard"]) if record.get("guard") else None,
-            memory_plan=record.get("memory_plan") or "",
-            repeat_key=record.get("repeat_key") or "",
-            resuming=resuming,
-            shortage=record.get("shortage") or {},
-        )
+        guard = record.get("guard")
+        fields = {name: value for name, value in record.items() if value is not None}
+        fields |= {
+            "rank": record.get("culprit"),
+            "step": record.get("step") or 0,
+            "action": "",
+            "at": record.get("failed_at") or time,
+            "train_call": record.get("train_call") or train_call,
+            "guard": guard["guard"] if guard else None,
+            "resuming": resuming,
+        }
+        return from_json(cls, fields)
 
     def as_json(self) -> dict[str, Any]:
         """Return the object shown by `grpo-run status --json`."""
-        keys = [
-            "cause",
-            "rank",
-            "step",
-            "action",
-            "detection_seconds",
-            "recovery_seconds",
-            "lost_steps",
+        keys = (
+            "cause", "rank", "step", "action", "detection_seconds", "recovery_seconds", "lost_steps",
             "incident",
-        ]
+        )  # fmt: skip
         return {key: getattr(self, key) for key in keys}
 
 
@@ -173,14 +160,7 @@ class Action(str, Enum):
         return self.value
 
 
-RESTARTS = frozenset(
-    {
-        Action.restart,
-        Action.restart_from_earlier_checkpoint,
-        Action.restart_with_plan_change,
-        Action.quarantine_batch,
-    }
-)
+RESTARTS = frozenset(Action) - {Action.checkpoint_and_stop, Action.stop}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,12 +221,6 @@ def apply_mismatch(recoveries: Sequence[Recovery], text: str) -> None:
     """Note how the attempt after the last fault did not continue what the run has."""
     if recoveries and not recoveries[-1].mismatch:
         recoveries[-1].mismatch = text
-
-
-def is_restarting(recoveries: Sequence[Recovery]) -> bool:
-    """Whether the last fault was answered by a restart after which no step has been committed yet."""
-    last = recoveries[-1] if recoveries else None
-    return last is not None and last.action.startswith("restart") and last.recovery_seconds is None
 
 
 @dataclass(frozen=True, kw_only=True)

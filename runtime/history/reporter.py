@@ -33,7 +33,7 @@ class LiveHistory:
         self, path: Path, run_id: str, *, on_rank_event: Callable[[dict[str, Any]], None] = _ignore
     ) -> None:
         self.journal = Journal(path, run_id)
-        self._reader = JournalReader(path, self.journal)
+        self._reader = JournalReader(path)
         self._on_rank_event = on_rank_event
         self.history = History.of(self._reader.new())
 

@@ -8,10 +8,13 @@ the settings of the ranks and by the metrics. Pure.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from grpo_run.watchdog.json_values import from_json
 
 EVERY_FUNCTION = "*"
 """Stands for all functions, if it is not known which one has failed."""
@@ -39,7 +42,7 @@ class FailureKind(str, Enum):
 class MovedReward:
     """A reward function by the place of its code: the source file, and the name after `def`."""
 
-    file: str
+    file: str = ""
     function: str
 
     @property
@@ -50,7 +53,7 @@ class MovedReward:
         )
 
 
-ALL = MovedReward(file="", function=EVERY_FUNCTION)
+ALL = MovedReward(function=EVERY_FUNCTION)
 
 
 @dataclass(kw_only=True)
@@ -76,12 +79,12 @@ class RewardRecord:
     """
 
     moved: list[MovedReward] = field(default_factory=list)
-    failures: dict[str, int] = field(default_factory=dict)
+    failures: Counter[str] = field(default_factory=Counter)
     masked: int = 0
     replaced: int = 0
     latencies: dict[tuple[int, int, str], RewardLatency] = field(default_factory=dict)
     last_raised: bool = False
-    _failures: dict[tuple[int, int, MovedReward], int] = field(default_factory=dict)
+    _failures: Counter[tuple[int, int, MovedReward]] = field(default_factory=Counter)
     _last: tuple[int, int, MovedReward] | None = None
 
     @property
@@ -91,7 +94,7 @@ class RewardRecord:
         One that raises before the call's first step is done has not worked yet: it is taken to be broken, not
         moved.
         """
-        if self._last is None or self._failures.get(self._last, 0) < FAILURES_TO_MOVE:
+        if self._last is None or self._failures[self._last] < FAILURES_TO_MOVE:
             return None
         if self.last_raised and self._last[1] == 0:
             return None
@@ -104,25 +107,20 @@ class RewardRecord:
         failed = record.get("failed_reward")
         if not failed:
             return
-        place = MovedReward(file=str(failed.get("file", "")), function=str(failed["function"]))
+        place = from_json(MovedReward, failed)
         self.last_raised = bool(failed.get("raised"))
         self._last = (int(record.get("train_call") or 0), int(record.get("step") or 0), place)
-        self._failures[self._last] = self._failures.get(self._last, 0) + 1
-
-    def apply_replaced(self) -> None:
-        """A worker was replaced between two calls."""
-        self.replaced += 1
+        self._failures[self._last] += 1
 
     def apply_moved(self, record: Mapping[str, Any]) -> None:
         """A function runs in workers from the next attempt on."""
-        place = MovedReward(file=str(record.get("file", "")), function=str(record["function"]))
+        place = from_json(MovedReward, record)
         if place not in self.moved:
             self.moved.append(place)
 
     def apply_failed(self, record: Mapping[str, Any]) -> None:
         """A call in a worker has failed."""
-        kind = str(record["kind"])
-        self.failures[kind] = self.failures.get(kind, 0) + 1
+        self.failures[str(record["kind"])] += 1
         self.masked += int(record.get("masked") or 0)
 
     def apply_latency(self, record: Mapping[str, Any]) -> None:

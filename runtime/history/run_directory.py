@@ -35,7 +35,7 @@ from typing import Any
 import pydantic
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.files import NO_SPACE_ERRNOS, lock_exclusively, write_json
+from grpo_run.runtime.files import NO_SPACE_ERRNOS, lock_file, write_json
 from grpo_run.runtime.history import memory_findings
 from grpo_run.runtime.memory import files
 from grpo_run.runtime.processes.identity import ProcessIdentity, own_identity
@@ -229,7 +229,7 @@ class RunDirectory:
             RunDirectoryError: a live supervisor holds the lock; the message names its process id.
         """
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if not lock_exclusively(descriptor, LOCK_WAIT_SECONDS):
+        if not lock_file(descriptor, LOCK_WAIT_SECONDS):
             owner = _first_line(descriptor)
             os.close(descriptor)
             raise RunDirectoryError(

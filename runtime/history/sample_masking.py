@@ -80,10 +80,6 @@ class MaskedSamples:
         self.groups += int(record["count"])
         self.steps_without_samples += int(record.get("steps_without_samples") or 0)
 
-    def apply_rewards_repeated(self) -> None:
-        """Count rewards that were computed once more."""
-        self.repeated_rewards += 1
-
     def __bool__(self) -> bool:
         return bool(self.samples)
 
@@ -104,13 +100,7 @@ class MaskedSamples:
 
     def as_json(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
-        return {
-            "samples": dict(self.samples),
-            "groups": self.groups,
-            "steps_without_samples": self.steps_without_samples,
-            "repeated_rewards": self.repeated_rewards,
-            "nan_read_as_none": self.nan_read_as_none,
-        }
+        return {**vars(self), "samples": dict(self.samples)}
 
 
 def _counted(number: int, noun: str) -> str:

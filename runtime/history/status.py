@@ -7,6 +7,7 @@ ended is `unknown`, never running. Reads files; decides nothing.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -59,8 +60,8 @@ class RunStatus:
     state: str
     sentence: str
     history: History
-    slots: tuple[Slot | None, ...]
     supervisor_pid: int | None
+    slots: tuple[Slot | None, ...] = ()
     awaited: AwaitedRank | None = None
     blind: Mapping[int, str] = field(default_factory=dict)
     journal_lost: int = 0
@@ -113,7 +114,7 @@ class RunStatus:
             "snapshot_step": history.snapshot_step,
             "checkpoint_trouble": history.checkpoint_trouble,
             "trains_without_trainer": history.no_trainer.current,
-            "script_checkpoint": history.no_trainer.checkpoint_as_json(),
+            "script_checkpoint": _json_or_none(history.no_trainer.checkpoint),
             "waiting": self._waiting_as_json(),
             "late_ranks": [one.as_json() for one in self.late_ranks],
             "ranks": [self._rank_as_json(local_rank, slot) for local_rank, slot in enumerate(self.slots)],
@@ -122,7 +123,7 @@ class RunStatus:
             "exit_code": history.exit_code,
             "warnings": history.warnings,
             "masked": history.masked.as_json(),
-            "host_memory": to_json(self.host_memory) if self.host_memory is not None else None,
+            "host_memory": _json_or_none(self.host_memory),
             "memory_trace": history.memory_trace.as_json(),
             "memory_restarts": history.memory_restarts.count,
             "memory_plan": history.memory.plan.model_dump(exclude_defaults=True),
@@ -169,6 +170,10 @@ class RunStatus:
         return round(max(0.0, self.read_at_seconds - at_seconds), 3)
 
 
+def _json_or_none(value: object) -> dict[str, Any] | None:
+    return None if value is None else to_json(value)
+
+
 def live_status(
     run: tuple[str, str, str], history: History, board: Board, *, complete: bool = True, **observed: Any
 ) -> RunStatus:
@@ -211,36 +216,30 @@ def read_status(run: RunDirectory) -> RunStatus:
     owner = supervisor.pid if supervisor is not None else None
     if owner is None and not _is_directory(fields.get("snapshot_directory")):
         history.snapshot_step = None  # its memory was freed, or the machine has been started again
-    slots: tuple[Slot | None, ...] = ()
-    awaited: AwaitedRank | None = None
-    host_memory: HostSample | None = None
-    late_ranks: tuple[LateRank, ...] = ()
-    memory: tuple[RankMemory | None, ...] = ()
+    observed: dict[str, Any] = {}
     # pages of a board on another machine are as old as this machine's cache, and its clock is another
     if supervisor is not None and supervisor.is_on_this_machine:
-        try:
-            host_memory = read_last_sample(run.host_memory)
+        observed["host_memory"] = read_last_sample(run.host_memory)
+        with contextlib.suppress(RunDirectoryError):
             board = Board.open(run.board)
-            slots, awaited = tuple(board.read_all()), board.read_awaited()
-            late_ranks = read_late_ranks(board, slots)
-            memory = read_memory(board)
-        except RunDirectoryError:
-            slots = ()
+            slots = tuple(board.read_all())
+            observed |= {
+                "slots": slots,
+                "awaited": board.read_awaited(),
+                "late_ranks": read_late_ranks(board, slots),
+                "memory": read_memory(board),
+            }
     state = history.state
     if owner is None and history.exit_code is None:
         state = "unknown"
-    sentences = (summarize(state, history), _journal_behind(history, slots))
+    sentences = (summarize(state, history), _journal_behind(history, observed.get("slots", ())))
     return RunStatus(
         run_id=run_id,
         state=state,
         sentence=" ".join(filter(None, sentences)),
         history=history,
-        slots=slots,
         supervisor_pid=owner,
-        awaited=awaited,
-        host_memory=host_memory,
-        late_ranks=late_ranks,
-        memory=memory,
+        **observed,
     )
 
 
@@ -258,9 +257,7 @@ def read_late_ranks(board: Board, slots: Sequence[Slot | None]) -> tuple[LateRan
     """
     if len(slots) < 2 or not board.has_full_size:
         return ()
-    durations = {
-        slot.rank: board.phase_histograms(local) for local, slot in enumerate(slots) if slot is not None
-    }
+    durations = {slot.rank: board.durations(local) for local, slot in enumerate(slots) if slot is not None}
     return tuple(find_late_ranks(durations))
 
 

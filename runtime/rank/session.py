@@ -81,7 +81,7 @@ class Session:
         position = self.rank % self.local_world_size
         self.board = Board.map(run.board)
         self.slot = self.board.writer(position, rank=self.rank, pid=self._pid, attempt=settings.attempt)
-        self.journal = Journal(run.journal, settings.config.run_id, required=False)
+        self.journal = Journal(run.journal, settings.config.run_id)
         self.journal.attempt = settings.attempt
         self.recorder = Recorder(self.slot, self.warn_in_journal)
         self.device_memory = DeviceMemory()

@@ -61,7 +61,7 @@ class DrainFailed:
     slot: int
     step: int | None
     reason: str
-    full: bool
+    full: bool = False
     broken: bool = False
     free_bytes: int | None = None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from grpo_run.runtime.checkpoints.rotation import scheduled_to_keep
 from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot, path_of
 
 
@@ -61,10 +62,9 @@ def within_limits(
             paths.add(path_of(staged))
         newer = scheduled.setdefault(staged.output_dir, [])
         if staged.scheduled and not staged.kept and not broken(staged, slot):
-            if newer and newer[0].limit and staged.folder != newer[0].best:
-                # beside the best, transformers keeps the last one
-                limit = max(newer[0].limit, 2) if newer[0].best else newer[0].limit
-                if len(newer) >= limit > 0:
+            if newer and staged.folder != newer[0].best:
+                keep = scheduled_to_keep(newer[0].limit, best=newer[0].best, newest=newer[0].folder)
+                if keep is not None and len(newer) >= keep:
                     continue
             newer.append(staged)
         found.append((staged, slot))

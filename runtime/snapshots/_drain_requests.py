@@ -23,6 +23,7 @@ from grpo_run.runtime.snapshots._drain_worker import DrainProcess
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot, path_of
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.json_values import to_json
 
 
 class WriteEvent(Protocol):
@@ -77,18 +78,9 @@ class DrainReports:
             self._trouble = None
             self._staging.set_trouble(None)
             self._warn(f"checkpoints are written to disk again: {reply.path}")
-        self._write(
-            "checkpoint_published",
-            step=reply.step,
-            path=reply.path,
-            verified=True,
-            train_call=reply.train_call,
-            scheduled=reply.scheduled,
-            kept=reply.kept,
-            size_bytes=reply.size_bytes,
-            seconds=reply.seconds,
-            removed=list(reply.removed),
-        )
+        fields = to_json(reply)
+        del fields["slot"]
+        self._write("checkpoint_published", verified=True, **fields)
 
     def _failed(self, staged: StagedSnapshot, sentence: str, cause: Cause, *, lost: bool = False) -> None:
         self._write(
@@ -228,7 +220,7 @@ class DrainRequests:
         """Give up the current request and stop the drain worker."""
         assert self._request is not None
         self.stop_worker()
-        failed = DrainFailed(slot=self._request.slot, step=None, reason=sentence, full=False)
+        failed = DrainFailed(slot=self._request.slot, step=None, reason=sentence)
         self._request = None
         self.retry_at = self._clock() + RETRY_SECONDS
         self._alert(sentence, cause)

@@ -18,8 +18,8 @@ import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ from grpo_run.runtime.snapshots._drain_messages import (
 )
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.headroom import DISK_RESERVE_BYTES, FULL_BYTES
-from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
+from grpo_run.runtime.snapshots.slot import BrokenSnapshotError, StagedSnapshot, StagingSlot
 from grpo_run.runtime.upstream import process_names
 from grpo_run.watchdog.text import size_text
 
@@ -57,8 +57,9 @@ LOCK_WAIT_SECONDS = 30.0
 """How long a rank may hold a slot's lock before the request fails."""
 COPY_BYTES = 1 << 20
 """Between two reports of progress: even a slow disk takes as much within `drain_requests.STALL_SECONDS`."""
-SYNC_BYTES = 1 << 30
-"""Bytes between two syncs: one fsync of a large checkpoint could take minutes and would look like a stall."""
+SYNC_BYTES = 128 << 20
+"""Bytes between two syncs, which report no progress: a disk of 3 MB/s takes as much within
+`drain_requests.STALL_SECONDS`."""
 
 
 def handle_request(
@@ -70,35 +71,30 @@ def handle_request(
         report: called with the total of bytes written so far, also while they are synced and digested.
     """
     slot = staging.slots[request.slot]
-    step = None
+    step: int | None = None
+
+    def failed(reason: str, **more: Any) -> DrainFailed:
+        return DrainFailed(slot=slot.index, step=step, reason=reason, **more)
+
     try:
         with slot.locked(wait_seconds=LOCK_WAIT_SECONDS, shared=True) as acquired:
             if not acquired:
-                return DrainFailed(
-                    slot=slot.index, step=None, reason="a rank is writing the slot", full=False
-                )
-            with _broken_snapshot_errors():
-                staged = slot.read_snapshot()
+                return failed("a rank is writing the slot")
+            staged = slot.read_snapshot()
             if staged is None:
-                return DrainFailed(slot=slot.index, step=None, reason="the slot is empty", full=False)
+                return failed("the slot is empty")
             step = staged.step
             return _drain(slot, staged, request, report)
     except _NoSpaceError as error:
-        return DrainFailed(
-            slot=slot.index, step=step, reason=str(error), full=True, free_bytes=error.free_bytes
-        )
+        return failed(str(error), full=True, free_bytes=error.free_bytes)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         where = f" ({error.filename})" if error.filename else ""
-        return DrainFailed(slot=slot.index, step=step, reason=f"{error.strerror or error}{where}", full=full)
-    except _BrokenSnapshotError as error:
-        return DrainFailed(slot=slot.index, step=step, reason=str(error), full=False, broken=True)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return failed(f"{error.strerror or error}{where}", full=full)
+    except BrokenSnapshotError as error:
+        return failed(str(error), broken=True)
     except CheckpointError as error:  # in files just written, so a fault of the disk: a retry may succeed
-        return DrainFailed(slot=slot.index, step=step, reason=str(error), full=False)
-
-
-class _BrokenSnapshotError(CheckpointError):
-    """The snapshot in memory cannot be read."""
+        return failed(str(error))
 
 
 class _NoSpaceError(Exception):
@@ -109,15 +105,6 @@ class _NoSpaceError(Exception):
         self.free_bytes = free_bytes
 
 
-@contextmanager
-def _broken_snapshot_errors() -> Iterator[None]:
-    """Convert a CheckpointError in the block to a `_BrokenSnapshotError`."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise _BrokenSnapshotError(str(error)) from error
-
-
 def _drain(
     slot: StagingSlot, staged: StagedSnapshot, request: DrainRequest, report: Callable[[int], None]
 ) -> DrainPublished:
@@ -125,9 +112,8 @@ def _drain(
     output_dir = Path(staged.output_dir)
     directory = directory_of(staged, output_dir)
     trainer_files = slot.files / staged.folder
-    with _broken_snapshot_errors():
-        slot.check_complete(staged)
-        needed_bytes = slot.checkpoint_bytes(staged)
+    slot.check_complete(staged)
+    needed_bytes = slot.checkpoint_bytes(staged)
     make_directory(directory)
     clean_partial_directories(directory)
     _require_free_space(directory, needed_bytes, request)

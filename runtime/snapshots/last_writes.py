@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.snapshots._drain_messages import DrainFailed
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from grpo_run.runtime.snapshots.headroom import FULL_BYTES
-from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot, path_of
+from grpo_run.runtime.snapshots.slot import StagedSnapshot, path_of
 from grpo_run.watchdog.text import duration_text, size_text
 
 WAIT_SECONDS = 600.0
@@ -54,7 +53,7 @@ class OnlyInMemory:
         return cls(
             area=drains.staging.path,
             snapshots=tuple(staged for staged, _ in left),
-            needed_bytes=sum(_size_bytes(staged, slot) for staged, slot in left),
+            needed_bytes=sum(slot.checkpoint_bytes(staged) for staged, slot in left),
             failed=drains.last_failure,
             only_model=only_model,
         )
@@ -84,13 +83,6 @@ class OnlyInMemory:
             f"{place} has {size_text(failed.free_bytes)} free and needs {size_text(missing)} more: about"
             f" {size} to write, and {size_text(FULL_BYTES)} that must stay free."
         )
-
-
-def _size_bytes(staged: StagedSnapshot, slot: StagingSlot) -> int:
-    try:
-        return slot.checkpoint_bytes(staged)
-    except CheckpointError:
-        return 0  # found to be broken when it is written
 
 
 def write_last(

@@ -31,7 +31,7 @@ from typing import Any
 
 import pydantic
 
-from grpo_run.runtime.files import BOOT_ID, lock_exclusively, write_json
+from grpo_run.runtime.files import BOOT_ID, lock_file, write_json
 from grpo_run.watchdog.processes import read_stat
 
 MAX_FOLDERS = 9
@@ -214,7 +214,7 @@ def lock_area(area: Path, wait_seconds: float = 0.0) -> int | None:
         descriptor = os.open(area / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:
         return None
-    if lock_exclusively(descriptor, wait_seconds) and os.fstat(descriptor).st_nlink:
+    if lock_file(descriptor, wait_seconds) and os.fstat(descriptor).st_nlink:
         return descriptor
     os.close(descriptor)
     return None

@@ -19,7 +19,7 @@ import pydantic
 from grpo_run.runtime.checkpoints.manifest import Identity
 from grpo_run.runtime.checkpoints.search import directory_of, name_of
 from grpo_run.runtime.errors import CheckpointError
-from grpo_run.runtime.files import lock_exclusively, lock_shared, tree_bytes, write_json
+from grpo_run.runtime.files import lock_file, tree_bytes, write_json
 
 STAGED = "STAGED.json"
 PREPARED = "STAGED.json.prepared"
@@ -74,6 +74,10 @@ def path_of(staged: StagedSnapshot) -> Path:
     return directory / name_of(directory, staged.step)
 
 
+class BrokenSnapshotError(CheckpointError):
+    """A snapshot in memory cannot be read."""
+
+
 class SnapshotName(pydantic.BaseModel):
     """Names one snapshot: its slot, and `StagedSnapshot.order`. The slot may hold another one later."""
 
@@ -108,7 +112,7 @@ class StagingSlot:
         """Return the complete snapshot in this slot, or None.
 
         Raises:
-            CheckpointError: `STAGED.json` is not valid.
+            BrokenSnapshotError: `STAGED.json` is not valid.
         """
         try:
             raw = (self.path / STAGED).read_bytes()
@@ -117,9 +121,11 @@ class StagingSlot:
         try:
             staged = StagedSnapshot.model_validate_json(raw)
         except pydantic.ValidationError as error:
-            raise CheckpointError(f"{self.path / STAGED}: {error.errors()[0]['msg']}") from error
+            raise BrokenSnapshotError(f"{self.path / STAGED}: {error.errors()[0]['msg']}") from error
         if staged.schema_version != SCHEMA:
-            raise CheckpointError(f"{self.path / STAGED} has schema {staged.schema_version}, not {SCHEMA}")
+            raise BrokenSnapshotError(
+                f"{self.path / STAGED} has schema {staged.schema_version}, not {SCHEMA}"
+            )
         return staged
 
     def check_complete(self, staged: StagedSnapshot) -> None:
@@ -128,7 +134,7 @@ class StagingSlot:
         Nothing is read: memory is trusted as the memory of a process is.
 
         Raises:
-            CheckpointError: a file is missing, or shorter or longer.
+            BrokenSnapshotError: a file is missing, or shorter or longer.
         """
         folder = self.files / staged.folder
         try:
@@ -136,9 +142,11 @@ class StagingSlot:
             for name, size_bytes in (staged.files or {}).items():
                 found_bytes = (folder / name).stat().st_size
                 if found_bytes != size_bytes:
-                    raise CheckpointError(f"{folder / name} has {found_bytes} bytes instead of {size_bytes}")
+                    raise BrokenSnapshotError(
+                        f"{folder / name} has {found_bytes} bytes instead of {size_bytes}"
+                    )
         except OSError as error:
-            raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from error
+            raise BrokenSnapshotError(f"{error.filename} cannot be read: {error.strerror}") from error
 
     def checkpoint_bytes(self, staged: StagedSnapshot) -> int:
         """Return how large the checkpoint of the snapshot in this slot is on disk."""
@@ -216,7 +224,7 @@ class StagingSlot:
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         acquired = False
         try:
-            acquired = (lock_shared if shared else lock_exclusively)(descriptor, wait_seconds)
+            acquired = lock_file(descriptor, wait_seconds, shared=shared)
             yield acquired
         finally:
             if acquired:

@@ -170,7 +170,6 @@ class Supervisor:
         )
         self._live.journal.attempt = attempt.number
         attempt.make_files(self._reporter.notify)
-        self._live.journal.restore()
         if not self.board.has_full_size or not self.board.is_at(self.run.board):
             self.board = Board.create(self.run.board, self.board.slots)
         self.board.begin_attempt(attempt.number)

@@ -149,6 +149,5 @@ class ExportedRun:
         return read_status(self.directory)
 
     def close(self) -> None:
-        """Close the journal and release the lock."""
-        self._journal.close()
+        """Release the lock."""
         os.close(self._lock)

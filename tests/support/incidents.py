@@ -188,4 +188,3 @@ def write_journal(run: RunDirectory, incident: Path) -> None:
     write("action", action="restart", reason="first failure at this place")
     write("train_started", rank=0, step=40, train_call=1, target_steps=100)
     write("step_committed", step=41, train_call=1)
-    journal.close()

@@ -38,7 +38,7 @@ DECIDERS = {
     "runtime": {"call_names", "errors"},
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
-        "history", "progress", "sample_masking", "lifecycle", "lost_checkpoints", "memory_findings",
+        "history", "progress", "sample_masking", "lifecycle", "memory_findings",
         "no_trainer_script", "quarantine", "recovery", "rewards", "train_calls",
     },
     "runtime.launch": {"config", "guard_options", "injections"},

@@ -14,9 +14,10 @@ from typing import Any
 from grpo_run.watchdog.observation import Phase
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class PhaseMemory:
-    """Memory of one phase in this attempt, without the phases inside it. Sizes in bytes.
+    """Memory of one phase in this attempt, without the phases inside it. Sizes in bytes. The rank that
+    measures it changes its own in place.
 
     Peaks are the highest of the attempt, all other sizes those at the last end of the phase. `allocated` is
     what tensors on the device use, `reserved` what torch's allocator holds for them, and `inactive_split` the
@@ -26,35 +27,35 @@ class PhaseMemory:
     device.
     """
 
-    readings: int
+    readings: int = 0
     """How often the phase was measured."""
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
-    inactive_split_bytes: int
-    retries: int
-    peak_resident_bytes: int
-    resident_bytes: int
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    inactive_split_bytes: int = 0
+    retries: int = 0
+    peak_resident_bytes: int = 0
+    resident_bytes: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class MemoryForecast:
     """What was predicted for the steps of a rank's present rollout, before they began. Sizes in bytes; 0 for
-    not known.
+    not known. The rank changes its own in place.
     """
 
-    predicted_bytes: int
+    predicted_bytes: int = 0
     """The peak with micro-batches as they are split."""
-    observed_bytes: int
+    observed_bytes: int = 0
     """The highest peak that was measured in these steps so far."""
-    limit_bytes: int
+    limit_bytes: int = 0
     """What the rank may use."""
-    pieces: int
+    pieces: int = 0
     """Into how many pieces micro-batches are split; 1 for none."""
-    rollouts: int
+    rollouts: int = 0
     """How many rollouts of this attempt had a forecast."""
-    split_rollouts: int
+    split_rollouts: int = 0
     """For how many of them micro-batches were split."""
 
 

@@ -140,9 +140,7 @@ class PhaseDurations:
         """Return each rank's durations in this attempt; empty if the board was truncated."""
         if not self._board.has_full_size:
             return {}
-        return {
-            rank: self._board.phase_histograms(local_rank) for rank, local_rank in self._local_ranks.items()
-        }
+        return {rank: self._board.durations(local_rank) for rank, local_rank in self._local_ranks.items()}
 
     def merged(self) -> dict[PhaseKey, Durations]:
         """Return the durations of all ranks and attempts, including the current one."""

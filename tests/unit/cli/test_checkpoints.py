@@ -82,7 +82,6 @@ def test_a_run_may_be_named_by_id_or_directory(out: Path, here: Path, capsys: Ca
     assert "published no checkpoint" in capsys.readouterr().err
     journal = Journal(directory.journal, "night")
     journal.write("checkpoint_published", step=40, path=str(out / "checkpoint-40"))
-    journal.close()
     for words in (["night"], ["runs/night"], []):
         code, value = as_json(capsys, "list", *words)
         assert (code, len(value["checkpoints"])) == (0, 4)

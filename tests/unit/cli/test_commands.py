@@ -47,7 +47,6 @@ def make_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
         journal.write("checkpoint_published", step=5, train_call=1, path=str(here / "out" / "checkpoint-5"))
         if code is not None:
             journal.write("run_ended", exit_code=code, sentence="")
-        journal.close()
         return run
 
     return make
@@ -241,7 +240,6 @@ def hold_checkpoint(run: RunDirectory, here: Path, monkeypatch: pytest.MonkeyPat
         trainer_class="GRPOTrainer",
         output_dir=str(here / "out"),
     )
-    journal.close()
     if beside:
         run.checkpoint_backups.touch()  # as if no directory could be made there
     calls = History.of(read_journal(run.journal)).calls

@@ -82,7 +82,6 @@ def test_the_findings_of_the_memory_trace_are_on_the_page(run: RunDirectory, cap
         "memory_finding", rank=0, step=8, world_size=1, key="a", subject="b",
         sentence="held by list of <Collector>"
     )  # fmt: skip
-    journal.close()
     assert main(["report"]) == 0
     page = Path(capsys.readouterr().out.strip()).read_text()
     assert "held by list of &lt;Collector&gt;" in page

@@ -83,7 +83,6 @@ class Writer(threading.Thread):
                 (path / "model").write_bytes(b"weights")
                 write_manifest(path, identity(path.parent, event["step"], kept=kept))
             journal.write(event.pop("event"), train_call=1, **event)
-        journal.close()
         if self.lock is not None:
             os.close(self.lock)
 

@@ -35,7 +35,6 @@ def run(here: Path) -> RunDirectory:
         "incident", step=7, cause="signal", culprit=1, signature="s", incident="incidents/0001-signal"
     )
     journal.write("action", action="stop")
-    journal.close()
     return directory
 
 
@@ -43,7 +42,6 @@ def end(run: RunDirectory, sentence: str) -> None:
     """Record that the run gave up with this sentence."""
     journal = Journal(run.journal, "night")
     journal.write("run_ended", exit_code=93, sentence=sentence)
-    journal.close()
 
 
 def test_the_summary_is_the_first_line(run: RunDirectory, capsys: Captured) -> None:
@@ -115,7 +113,6 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
     for step in range(1, 9):
         journal.write("step_committed", step=step, train_call=1, committed_at=now + 2.0 * step)
     journal.write("state_changed", to="running")
-    journal.close()
     lock = run.acquire()
     board = Board.create(run.board, 2)
     writer = board.writer(0, rank=0, pid=17, attempt=1)
@@ -164,7 +161,6 @@ def test_a_rank_that_has_not_started_is_not_called_unobservable(run: RunDirector
     """Fresh interpreters import for many seconds."""
     journal = Journal(run.journal, "night")
     journal.write("state_changed", to="starting")
-    journal.close()
     lock = run.acquire()
     Board.create(run.board, 1)
     main(["status"])
@@ -183,7 +179,6 @@ def test_a_script_without_a_trainer_is_not_at_a_step(
     journal = Journal(directory.journal, "plain")
     journal.write("run_started")
     journal.write("run_ended", exit_code=code, sentence="")
-    journal.close()
     assert main(["status", "plain"]) == 0
     shown = capsys.readouterr().out
     assert f"state       {state}" in shown
@@ -199,7 +194,6 @@ def test_excluded_samples_are_counted_by_reason(run: RunDirectory, capsys: Captu
     journal.write("sample_masked", rank=1, step=8, function="accuracy", reason="nan", samples=[5, 6], count=2)
     journal.write("sample_masked", rank=0, step=8, function=None, reason="deadline", samples=[1], count=1)
     journal.write("group_masked", rank=0, step=8, groups=[1], count=1, of=2, steps_without_samples=0)
-    journal.close()
     assert main(["status", "night"]) == 0
     assert "3 samples (nan 2, deadline 1), 1 whole group" in capsys.readouterr().out
     assert main(["status", "night", "--json"]) == 0
@@ -212,7 +206,6 @@ def test_a_memory_plan_is_shown_where_there_is_one(run: RunDirectory, capsys: Ca
     assert "memory plan" not in capsys.readouterr().out
     journal = Journal(run.journal, "night")
     journal.write("plan_changed", plan={"micro_batch_divisor": 4})
-    journal.close()
     main(["status", "night"])
     assert "micro-batch=4" in capsys.readouterr().out
     main(["status", "night", "--json"])
@@ -228,7 +221,6 @@ def test_findings_of_the_memory_trace_are_listed(run: RunDirectory, capsys: Capt
             "memory_finding", rank=1, step=8, world_size=2, key="a", subject="b",
             sentence="5 tensors, held by list `a`"
         )  # fmt: skip
-    journal.close()
     assert main(["status", "night"]) == 0
     assert "memory: rank 1: 5 tensors, held by list `a` (found in 2 attempts)" in capsys.readouterr().out
     assert main(["status", "night", "--json"]) == 0

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
 import stat
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from grpo_run.runtime import files
-from grpo_run.runtime.files import (
-    lock_exclusively,
-    short_path,
-    sync_directory,
-    sync_tree,
-    tree_bytes,
-    write_json,
-)
+from grpo_run.runtime.files import lock_file, short_path, sync_directory, tree_bytes, write_json
 
 
 def test_a_value_that_is_not_json_leaves_the_old_file(tmp_path: Path) -> None:
@@ -97,38 +87,13 @@ def test_only_a_disk_error_of_a_directory_fsync_is_raised(
         sync_directory(tmp_path)
 
 
-def test_an_error_of_early_write_back_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel may report it only once. Without support for early write-back, fsync does the work."""
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    for number in (errno.ENOSYS, errno.EIO):
-        library = SimpleNamespace(sync_file_range=lambda *_: -1)
-        monkeypatch.setattr(files, "_LIBC", library)
-        monkeypatch.setattr(ctypes, "get_errno", lambda number=number: number)
-        if number == errno.ENOSYS:
-            sync_tree(tmp_path)
-            continue
-        with pytest.raises(OSError, match="Input/output error"):
-            sync_tree(tmp_path)
-
-
-@pytest.mark.parametrize("size", [0, 99, 100, 1050])
-def test_a_large_file_is_synced_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Progress adds up to the file's size, or is absent without support for early write-back."""
-    monkeypatch.setattr(files, "WRITE_BACK_BYTES", 100)
-    (tmp_path / "model.safetensors").write_bytes(os.urandom(size))
-    seen: list[int] = []
-    sync_tree(tmp_path, seen.append)
-    assert seen == [] or sum(seen) == size
-    assert all(part <= 100 for part in seen)
-
-
 def test_a_lock_is_exclusive_between_descriptors(tmp_path: Path) -> None:
     """The second descriptor gets the lock when the first is closed."""
     first, second = (os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2))
-    assert lock_exclusively(first)
-    assert not lock_exclusively(second, wait_seconds=0.01)
+    assert lock_file(first)
+    assert not lock_file(second, wait_seconds=0.01)
     os.close(first)
-    assert lock_exclusively(second)
+    assert lock_file(second)
     os.close(second)
 
 

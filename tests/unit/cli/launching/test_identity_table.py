@@ -216,7 +216,6 @@ def recorded(row: Row) -> RunDirectory:
         "checkpoint_published", step=4, train_call=1, path=place, output_dir=str(Path("ours").resolve())
     )
     journal.write("run_ended", exit_code=row.code, sentence="")
-    journal.close()
     return run
 
 
@@ -314,5 +313,4 @@ def test_a_finished_run_is_refused_only_if_the_checkpoint_that_it_named_is_gone(
     journal = Journal(run.journal, run.read_run()["run_id"])
     place = Path("ours/checkpoint-4").resolve()
     journal.write("run_ended", exit_code=0, sentence=f"Finished at step 5 of 10. Last checkpoint: {place}.")
-    journal.close()
     assert f"{place} is gone; use --fresh" in decided(COMMAND, run, capsys)

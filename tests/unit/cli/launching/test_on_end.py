@@ -81,7 +81,6 @@ def test_the_record_has_the_verdict_of_the_last_incident(tmp_path: Path) -> None
     journal.write("run_started")
     journal.write("incident", step=7, cause="signal", culprit=1, incident=str(incident))
     journal.write("run_ended", exit_code=93, sentence="Gave up.")
-    journal.close()
     record = end_record(
         run_id="night", directory=run.path, state="failed", exit_code=93, sentence="Gave up.",
         status=status_or_none(run)

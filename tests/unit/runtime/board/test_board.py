@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from support.collective_entries import add_entry
 
+from grpo_run.runtime.board._duration_table import TABLE_BYTES
 from grpo_run.runtime.board._header import HEADER_BYTES
-from grpo_run.runtime.board._phase_histogram import CALLBACKS_BYTES
 from grpo_run.runtime.board._slot_layout import SLOT_BYTES
 from grpo_run.runtime.board._storage import BoardFile
 from grpo_run.runtime.board.board import Board
@@ -26,7 +26,6 @@ from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 from grpo_run.watchdog.observation import Phase, RankState, Slot
-from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 
 def seen(board: Board, index: int = 1) -> Slot:
@@ -107,24 +106,22 @@ def test_a_reader_cannot_write(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
+        (None, "no readable board"),
         (b"", "not a board"),
-        (b"GRPOBRD2", "not a board"),
+        (b"GRPOBRD3", "not a board"),
         (b"SOMETHING" + bytes(HEADER_BYTES + SLOT_BYTES), "not a board"),
-        (b"GRPOBRD2" + struct.pack("<II", 2, SLOT_BYTES) + bytes(HEADER_BYTES), "truncated"),
-        (b"GRPOBRD2" + struct.pack("<II", 1, 512) + bytes(HEADER_BYTES + SLOT_BYTES), "another version"),
+        (b"GRPOBRD3" + struct.pack("<II", 2, SLOT_BYTES) + bytes(HEADER_BYTES), "truncated"),
+        (b"GRPOBRD3" + struct.pack("<II", 1, 512) + bytes(HEADER_BYTES + SLOT_BYTES), "another version"),
     ],
 )
-def test_a_file_that_is_no_board_is_rejected(tmp_path: Path, content: bytes, reason: str) -> None:
-    """Empty, foreign, truncated or of another layout: the error is one line."""
-    (tmp_path / "board.mmap").write_bytes(content)
-    with pytest.raises(RunDirectoryError, match=reason):
-        Board.open(tmp_path / "board.mmap")
-
-
-def test_a_missing_board_is_rejected(tmp_path: Path) -> None:
-    """The error names the path."""
-    with pytest.raises(RunDirectoryError, match=str(tmp_path / "board.mmap")):
-        Board.open(tmp_path / "board.mmap")
+def test_a_file_that_is_no_board_is_rejected(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    """Missing, empty, foreign, truncated or of another layout: the error is one line with the path."""
+    path = tmp_path / "board.mmap"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RunDirectoryError, match=reason) as refused:
+        Board.open(path)
+    assert str(path) in str(refused.value)
 
 
 def test_a_slot_index_out_of_range_is_rejected(board: Board) -> None:
@@ -220,34 +217,25 @@ def test_the_last_entry_on_a_device_may_be_in_progress(
     )
 
 
-def test_a_new_attempt_has_no_log_and_no_histograms(board: Board, writer: SlotWriter) -> None:
+def test_a_new_attempt_has_no_log_and_no_durations(board: Board, writer: SlotWriter) -> None:
     """Neither does a slot that is claimed again in the same attempt."""
 
     def fill(writer: SlotWriter) -> None:
         writer.replace(Phase.data)
         writer.replace(Phase.vote)
+        writer.enter_callback("Upload.on_save")
+        writer.leave(Phase.callback)
         add_entry(writer.collective_log)
 
     fill(writer)
     fill(board.writer(1, rank=5, pid=4712, attempt=3))
-    assert board.phase_histograms(1)[Phase.data].count == 0
+    assert board.durations(1)[Phase.data].count == 0
     assert len(board.collective_log(1)) == 1
     board.begin_attempt(4)
-    assert (board.collective_log(1), board.phase_histograms(1)) == ((), {})
+    assert (board.collective_log(1), board.durations(1)) == ((), {})
 
 
-def test_a_truncated_file_does_not_have_its_full_size(tmp_path: Path) -> None:
-    """A file that was renamed has its full size."""
-    path = tmp_path / "board.mmap"
-    board = Board.create(path, 2)
-    assert board.has_full_size
-    path.rename(tmp_path / "elsewhere")
-    assert board.has_full_size
-    os.truncate(tmp_path / "elsewhere", HEADER_BYTES + SLOT_BYTES)
-    assert not board.has_full_size
-
-
-@pytest.mark.parametrize("size", [0, 8, HEADER_BYTES, HEADER_BYTES + SLOT_BYTES + 2000])
+@pytest.mark.parametrize("size", [0, 8, HEADER_BYTES, HEADER_BYTES + SLOT_BYTES + 1000])
 def test_a_truncated_board_reads_as_if_no_rank_had_written(tmp_path: Path, size: int) -> None:
     """Also between two reads of one scan; access to a mapping would end this process with SIGBUS."""
     path = tmp_path / "board.mmap"
@@ -262,48 +250,24 @@ def test_a_truncated_board_reads_as_if_no_rank_had_written(tmp_path: Path, size:
     for one in (board, reader):
         assert seen(one).collectives_issued == 1
         assert is_blocked(one.copy_log(1))
-        assert one.phase_histograms(1)
-    os.truncate(path, size)
+        assert one.durations(1)
+    path.rename(tmp_path / "elsewhere")
+    assert board.has_full_size
+    os.truncate(tmp_path / "elsewhere", size)
     for one in (board, reader):
+        assert not one.has_full_size
         assert one.read(1) is None
         assert one.read_all()[1] is None
         assert not is_blocked(one.copy_log(1))
         assert not may_be_in_collective(one.copy_log(1), 1)
         assert one.copy_log(1) == bytes(LOG_BYTES)
         assert one.collective_log(1) == ()
-        assert one.phase_histograms(1) == one.messages_sent(1) == {}
+        assert one.durations(1) == one.messages_sent(1) == {}
         assert one.rank_memory(1) is None
         assert one.read_awaited() is None
         if size < HEADER_BYTES:
             assert (one.attempt, one.requests, one.memory_is_short) == (0, (False, 0), False)
             assert not one.take_stop()
-
-
-@pytest.mark.parametrize("size", [0, HEADER_BYTES])
-def test_writing_to_a_truncated_board_changes_nothing(tmp_path: Path, size: int) -> None:
-    """The file does not grow again: its ranks have ended or will, and the next attempt gets a new one."""
-    path = tmp_path / "board.mmap"
-    board = Board.create(path, 2)
-    os.truncate(path, size)
-    before = path.read_bytes()
-    board.request_stop()
-    board.request_save()
-    board.announce_short_memory(True)
-    board.write_awaited(
-        AwaitedRank(
-            rank=1,
-            phase=Phase.reward,
-            callback="",
-            since_seconds=1.0,
-            deadline_at_seconds=9.0,
-            busy=None,
-            waiters=(0,),
-        )
-    )
-    board.publish_disagreement("rank 1 made another call")
-    board.ask_to_stop()
-    board.begin_attempt(2)
-    assert path.read_bytes() == before
 
 
 def test_no_descriptor_is_left(tmp_path: Path) -> None:
@@ -340,13 +304,11 @@ def test_a_full_disk_is_reported_before_the_file_is_mapped(
 
 
 def test_every_byte_of_a_new_board_is_allocated(tmp_path: Path) -> None:
-    """The file is as long as header, slots, callback tables, exchange areas and memory areas."""
+    """The file is as long as header, slots, tables of durations, exchange areas and memory areas."""
     path = tmp_path / "board.mmap"
     Board.create(path, 3)
     told = path.stat()
-    assert told.st_size == HEADER_BYTES + 3 * (
-        SLOT_BYTES + CALLBACKS_BYTES + EXCHANGE_BYTES + MEMORY_AREA_BYTES
-    )
+    assert told.st_size == HEADER_BYTES + 3 * (SLOT_BYTES + TABLE_BYTES + EXCHANGE_BYTES + MEMORY_AREA_BYTES)
     assert told.st_blocks * 512 >= told.st_size
 
 
@@ -360,9 +322,10 @@ def test_a_forked_child_does_not_change_the_board(board: Board, writer: SlotWrit
     writer.record_work()
     writer.state, writer.step, writer.tokens_generated = RankState.done, 99, 5
     writer.publish()
-    writer.enter(Phase.reward)
-    writer.leave(Phase.reward)
+    writer.memory_area.publish()
     for _ in range(2):
+        writer.enter_callback("Upload.on_save")
+        writer.leave(Phase.callback)
         writer.replace(Phase.generate)
     writer.collective_log.mark(number, CollectiveProgress.completed)
     writer.collective_log.mark(log_collective(writer), CollectiveProgress.completed)
@@ -407,15 +370,6 @@ def test_a_board_knows_whether_ranks_would_map_it(tmp_path: Path) -> None:
     assert not board.is_at(path)
     path.unlink()
     assert not board.is_at(path)
-
-
-def test_a_directory_in_place_of_the_board_is_moved_away(tmp_path: Path) -> None:
-    """Nothing of it is deleted."""
-    path = tmp_path / "board.mmap"
-    path.mkdir()
-    (path / "file").write_text("kept")
-    assert Board.create(path, 1).is_at(path)
-    assert [file.read_text() for file in tmp_path.glob(".board.mmap.*/file")] == ["kept"]
 
 
 def test_a_board_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:

@@ -112,12 +112,3 @@ def test_a_write_that_never_ended_is_not_read(path: Path) -> None:
         file.seek(area_at(path, 0))
         file.write(struct.pack("<Q", 3))
     assert board.rank_memory(0) is None
-
-
-def test_a_process_forked_from_the_rank_writes_no_figures(path: Path) -> None:
-    """It is not the rank."""
-    board = Board.open(path, writable=True)
-    writer = board.writer(0, rank=0, pid=1, attempt=0)
-    writer.detach()
-    writer.memory_area.publish()
-    assert board.rank_memory(0) is None

@@ -8,7 +8,6 @@ from pathlib import Path
 from grpo_run.runtime.board._header import HEADER_BYTES
 from grpo_run.runtime.board._slot_layout import SLOT_BYTES
 from grpo_run.runtime.board.board import Board
-from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
 INTEGERS = [
@@ -39,9 +38,3 @@ def test_every_field_keeps_its_place_on_disk(tmp_path: Path) -> None:
     assert struct.unpack_from("<iiiiiiiQQQQQQHI", slot, 256) == tuple(range(1, 16))
     assert struct.unpack_from("<9d", slot, 384) == (*(number / 4 for number in range(1, 9)), 0.0)
     assert struct.unpack_from(f"<{len(LOGGED_FIELDS)}d", slot, 576) == tuple(range(len(LOGGED_FIELDS)))
-
-
-def test_every_field_of_the_table_is_in_a_reading() -> None:
-    """The name is the same; nanoseconds become seconds."""
-    names = {name.replace("_ns", "_seconds") for name in (*INTEGERS, *FLOATS)}
-    assert names <= set(Slot.__dataclass_fields__)

@@ -18,11 +18,7 @@ from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.rank_metrics import LOGGED_FIELDS
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
-
-
 UINT64 = st.integers(0, 2**64 - 1)
-
-
 FLOAT = st.floats(allow_nan=False)
 
 
@@ -93,16 +89,24 @@ def test_what_was_logged_is_read_and_the_rest_is_nan(
     assert {field: value for field, value in found.items() if not math.isnan(value)} == values
 
 
-def test_phases_nest(board: Board, writer: SlotWriter) -> None:
-    """Outermost first, each with its start; leaving one makes the enclosing one current."""
-    writer.enter(Phase.data)
-    writer.enter(Phase.score)
-    writer.enter(Phase.reward)
+@pytest.mark.parametrize(
+    ("calls", "remain"),
+    [
+        ("enter data, enter score, enter reward, leave reward", "data score"),
+        ("enter data, enter score, enter reward, leave data", ""),  # as by an exception
+        ("enter reward, enter reward, leave reward", "reward"),  # a reward function may call another
+        ("enter data, leave vote", "data"),  # `replace` may have closed it already
+        ("enter data, enter generate, replace optimizer", "optimizer"),
+    ],
+)
+def test_phases_nest(board: Board, writer: SlotWriter, calls: str, remain: str) -> None:
+    """Outermost first, each with its start. Leaving a phase closes those inside it, and no other one."""
+    for call in calls.split(", "):
+        method, phase = call.split()
+        getattr(writer, method)(Phase[phase])
     phases = seen(board).phases
-    assert [entry.phase for entry in phases] == [Phase.data, Phase.score, Phase.reward]
+    assert [entry.phase.name for entry in phases] == remain.split()
     assert [entry.since_seconds for entry in phases] == sorted(entry.since_seconds for entry in phases)
-    writer.leave(Phase.reward)
-    assert seen(board).phase is Phase.score
 
 
 def fail_in(writer: SlotWriter, *phases: Phase) -> ValueError:
@@ -160,37 +164,6 @@ def test_an_exception_of_a_callback_names_it(writer: SlotWriter) -> None:
     with pytest.raises(ValueError, match="broken"):
         on_save()
     assert phases_of(error) == ((Phase.callback,), "Mine.on_save")
-
-
-def test_leaving_a_phase_closes_the_phases_inside_it(board: Board, writer: SlotWriter) -> None:
-    """An exception may skip the end of an inner phase."""
-    for phase in (Phase.data, Phase.score, Phase.reward):
-        writer.enter(phase)
-    writer.leave(Phase.data)
-    assert seen(board).phases == ()
-
-
-def test_leaving_the_same_phase_twice_nested_closes_the_inner_one(board: Board, writer: SlotWriter) -> None:
-    """A reward function may call another."""
-    writer.enter(Phase.reward)
-    writer.enter(Phase.reward)
-    writer.leave(Phase.reward)
-    assert [entry.phase for entry in seen(board).phases] == [Phase.reward]
-
-
-def test_leaving_a_phase_that_is_not_open_changes_nothing(board: Board, writer: SlotWriter) -> None:
-    """`replace` may have closed it already."""
-    writer.enter(Phase.data)
-    writer.leave(Phase.vote)
-    assert [entry.phase for entry in seen(board).phases] == [Phase.data]
-
-
-def test_replacing_closes_all_open_phases(board: Board, writer: SlotWriter) -> None:
-    """It sets the outermost phase of a step."""
-    writer.enter(Phase.data)
-    writer.enter(Phase.generate)
-    writer.replace(Phase.optimizer)
-    assert [entry.phase for entry in seen(board).phases] == [Phase.optimizer]
 
 
 def test_only_the_innermost_phases_are_published(board: Board, writer: SlotWriter) -> None:
@@ -253,11 +226,11 @@ def test_every_way_to_end_a_phase_is_counted_once(board: Board, writer: SlotWrit
         writer.leave(Phase.reward)
         writer.enter(Phase.generate)
         writer.leave(Phase.score)  # and generate with it
-    histograms = board.phase_histograms(1)
-    assert {phase: durations.count + 1 for phase, durations in histograms.items()} == {
+    durations = board.durations(1)
+    assert {phase: one.count + 1 for phase, one in durations.items()} == {
         Phase.data: 2, Phase.score: 3, Phase.reward: 3, Phase.generate: 3,
     }  # fmt: skip
-    assert board.phase_histograms(0) == {}
+    assert board.durations(0) == {}
 
 
 def test_on_change_is_called_while_the_phase_before_still_runs(board: Board, writer: SlotWriter) -> None:

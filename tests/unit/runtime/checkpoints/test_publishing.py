@@ -165,7 +165,7 @@ def test_a_partial_directory_that_cannot_be_created_raises_oserror(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attempts leave nothing behind."""
-    monkeypatch.setattr(publishing, "lock_exclusively", lambda descriptor: False)
+    monkeypatch.setattr(publishing, "lock_file", lambda descriptor: False)
     with pytest.raises(OSError, match="could be created"), partial_directory(tmp_path, 5):
         pass
     assert os.listdir(tmp_path) == []

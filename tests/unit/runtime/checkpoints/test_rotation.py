@@ -56,13 +56,52 @@ def remaining_steps(folder: Path) -> list[int]:
     return sorted(step for path in paths if (step := step_of(path)) is not None)
 
 
-@pytest.mark.parametrize("limit", [None, 0, -1])
-def test_without_a_limit_scheduled_checkpoints_are_kept(tmp_path: Path, limit: int | None) -> None:
-    """Transformers does the same."""
-    for step in (1, 2):
-        save(tmp_path, step)
-    assert rotate(tmp_path, newest=save(tmp_path, 3), limit=limit, best=None) == []
-    assert remaining_steps(tmp_path) == [1, 2, 3]
+RUN = {"scheduled": False}
+"""A snapshot that the run takes for itself."""
+USER = {"kept": True}
+Saved = tuple[int, dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("saved", "newest", "limit", "best", "remain"),
+    [
+        # without a limit, as transformers
+        *(([(1, {}), (2, {})], (3, {}), limit, None, [1, 2, 3]) for limit in (None, 0, -1)),
+        # copies and some file systems give equal modification times: the step decides
+        ([(step, {"age": 0}) for step in (9, 10, 8, 11)], (12, {"age": 0}), 3, None, [10, 11, 12]),
+        # the clock may have been set back: the newest stays
+        ([(1, {"age": 9}), (2, {"age": 8}), (3, {"age": 7})], (4, {"age": 0}), 1, None, [4]),
+        # the best stays in addition
+        ([(1, {}), (2, {})], (3, {}), 1, "checkpoint-1", [1, 3]),
+        # superseded snapshots go without a limit, and count for none: an undisturbed run has none
+        ([(1, {}), (2, RUN)], (3, RUN), None, None, [1, 3]),
+        ([(1, {}), (2, {}), (3, {})], (4, RUN), 2, None, [1, 2, 3, 4]),
+        ([(2, {}), (3, {}), (4, RUN)], (5, {}), 2, None, [3, 5]),
+        # snapshots of others, and finished calls, which would be trained again
+        ([(1, {"run_id": "run-0", **RUN}), (2, {})], (3, {}), 1, None, [1, 3]),
+        ([(1, {"ordinal": 2, **RUN}), (2, {})], (3, {}), 1, None, [1, 3]),
+        ([(1, {"finished": True}), (2, {})], (3, {}), 1, None, [1, 3]),
+        ([(1, {"finished": True, **RUN}), (2, {})], (3, {}), 1, None, [1, 3]),
+        ([(1, {"finished": True, "run_id": "run-0"}), (2, {})], (3, {}), 1, None, [1, 3]),
+        # what the user asked for neither goes nor takes the place of another, also as the newest
+        ([(1, {}), (2, USER), (3, {})], (4, {}), 2, None, [2, 3, 4]),
+        ([(2, USER), (3, {}), (4, {})], (5, USER), 2, None, [2, 3, 4, 5]),
+        # before a restart the newest is written first, and scheduled ones after it
+        *(([(10, {}), (30, {})], (20, {}), limit, None, [20, 30]) for limit in (1, 2)),
+        ([(10, {}), (30, RUN)], (20, {}), 1, None, [20, 30]),
+        ([(10, {}), (30, RUN)], (20, {}), 2, None, [10, 20, 30]),
+        *(([(10, {}), (30, kind)], (20, {}), None, None, [10, 20, 30]) for kind in (RUN, {})),
+    ],
+)  # fmt: skip
+def test_what_remains(
+    tmp_path: Path, saved: list[Saved], newest: Saved, limit: int | None, best: str | None, remain: list[int]
+) -> None:
+    """After checkpoints were saved in this order, one after another."""
+    paths = [save(tmp_path, step, **{"age": age, **of}) for age, (step, of) in enumerate([*saved, newest])]
+    before = remaining_steps(tmp_path)
+    removed = rotate(tmp_path, newest=paths[-1], limit=limit, best=best)
+    assert remaining_steps(tmp_path) == remain
+    assert sorted(step_of(path) or 0 for path in removed) == sorted(set(before) - set(remain))
 
 
 @pytest.mark.parametrize("best", [None, 1, 3, 5, 99])
@@ -84,81 +123,6 @@ def test_the_limit_keeps_the_same_checkpoints_as_transformers(
     assert sorted(path.name for path in removed) == sorted(
         f"checkpoint-{step}" for step in set(range(1, 6)) - set(remaining_steps(ours))
     )
-
-
-def test_checkpoints_with_the_same_time_are_ordered_by_step(tmp_path: Path) -> None:
-    """Copies and some file systems give equal modification times."""
-    for step in (9, 10, 8, 11):
-        save(tmp_path, step)
-    rotate(tmp_path, newest=save(tmp_path, 12), limit=3, best=None)
-    assert remaining_steps(tmp_path) == [10, 11, 12]
-
-
-def test_the_newest_checkpoint_is_kept_whatever_its_modification_time(tmp_path: Path) -> None:
-    """The clock may have been set back, or a copy may have kept its times."""
-    for step in (1, 2, 3):
-        save(tmp_path, step, age=1000.0 * step)
-    newest = save(tmp_path, 4, age=-1000.0)
-    rotate(tmp_path, newest=newest, limit=1, best=None)
-    assert remaining_steps(tmp_path) == [4]
-
-
-def test_superseded_snapshots_are_deleted_without_a_limit(tmp_path: Path) -> None:
-    """Scheduled checkpoints are kept."""
-    save(tmp_path, 1)
-    save(tmp_path, 2, scheduled=False)
-    removed = rotate(tmp_path, newest=save(tmp_path, 3, scheduled=False), limit=None, best=None)
-    assert [path.name for path in removed] == ["snapshot-2"]
-    assert remaining_steps(tmp_path) == [1, 3]
-
-
-def test_a_snapshot_does_not_count_towards_the_limit(tmp_path: Path) -> None:
-    """The script keeps as many scheduled checkpoints as it asked for."""
-    for step in (1, 2, 3):
-        save(tmp_path, step, age=step * 10.0)
-    rotate(tmp_path, newest=save(tmp_path, 4, scheduled=False), limit=2, best=None)
-    assert remaining_steps(tmp_path) == [1, 2, 3, 4], "an undisturbed run would have deleted nothing"
-    rotate(tmp_path, newest=save(tmp_path, 5), limit=2, best=None)
-    assert remaining_steps(tmp_path) == [3, 5]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"run_id": "run-0", "scheduled": False},
-        {"ordinal": 2, "scheduled": False},
-        {"finished": True},
-        {"finished": True, "scheduled": False},
-        {"finished": True, "run_id": "run-0"},
-    ],
-)
-def test_other_runs_snapshots_and_finished_calls_are_kept(tmp_path: Path, other: dict[str, Any]) -> None:
-    """A finished call would be trained again without its last checkpoint."""
-    save(tmp_path, 1, **other)
-    save(tmp_path, 2, age=10.0)
-    rotate(tmp_path, newest=save(tmp_path, 3, age=20.0), limit=1, best=None)
-    assert remaining_steps(tmp_path) == [1, 3]
-
-
-def test_the_best_checkpoint_is_kept_in_addition(tmp_path: Path) -> None:
-    """As transformers does."""
-    save(tmp_path, 1)
-    save(tmp_path, 2, age=10.0)
-    rotate(tmp_path, newest=save(tmp_path, 3, age=20.0), limit=1, best="checkpoint-1")
-    assert remaining_steps(tmp_path) == [1, 3]
-
-
-@pytest.mark.parametrize("scheduled", [True, False])
-@pytest.mark.parametrize("limit", [None, 1, 2])
-def test_a_later_step_is_kept_when_an_earlier_one_is_published_after_it(
-    tmp_path: Path, limit: int | None, scheduled: bool
-) -> None:
-    """Before a restart the newest snapshot is drained first, and scheduled ones after it."""
-    save(tmp_path, 10)
-    save(tmp_path, 30, scheduled=scheduled, age=50.0)
-    rotate(tmp_path, newest=save(tmp_path, 20, age=60.0), limit=limit, best=None)
-    assert {20, 30} <= set(remaining_steps(tmp_path))
-    assert (10 in remaining_steps(tmp_path)) == (limit is None or (limit == 2 and not scheduled))
 
 
 def test_other_files_links_and_names_are_ignored(tmp_path: Path) -> None:
@@ -249,17 +213,6 @@ def test_a_superseded_snapshot_with_added_files_is_kept(tmp_path: Path) -> None:
     (first / "notes.txt").write_text("the good one")
     rotate(tmp_path, newest=save(tmp_path, 3), limit=None, best=None)
     assert remaining_steps(tmp_path) == [1, 3]
-
-
-def test_a_checkpoint_that_the_user_asked_for_is_kept_in_addition(tmp_path: Path) -> None:
-    """It neither goes nor takes the place of one that the limit keeps, also as the newest one."""
-    save(tmp_path, 1, age=1)
-    save(tmp_path, 2, age=2, kept=True)
-    save(tmp_path, 3, age=3)
-    rotate(tmp_path, newest=save(tmp_path, 4, age=4), limit=2, best=None)
-    assert remaining_steps(tmp_path) == [2, 3, 4]
-    rotate(tmp_path, newest=save(tmp_path, 5, age=5, kept=True), limit=2, best=None)
-    assert remaining_steps(tmp_path) == [2, 3, 4, 5]
 
 
 def test_a_step_that_is_done_again_after_a_recovery_stays_kept(tmp_path: Path) -> None:

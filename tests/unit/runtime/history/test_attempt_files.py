@@ -80,20 +80,6 @@ def test_errors_of_an_unrecorded_attempt_are_removed(make: Callable[..., Attempt
     assert files.log(0).read_text() == "kept"
 
 
-def test_a_file_in_place_of_the_directories_does_not_end_the_run(
-    make: Callable[..., AttemptFiles], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever became of the run directory, the ranks get another one."""
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    files = make()
-    attempts = files.folder.parent
-    attempts.parent.mkdir(parents=True, exist_ok=True)
-    attempts.write_text("")
-    assert isinstance(files.make(), NotADirectoryError)
-    assert files.folder.parent == tmp_path / "temporary"
-
-
 def test_ranks_and_attempts_do_not_share_files(make: Callable[..., AttemptFiles]) -> None:
     """Every path is different."""
     paths = [
@@ -124,9 +110,14 @@ def test_a_socket_with_a_short_path_is_beside_the_log(tmp_path: Path) -> None:
 
 
 def test_sockets_of_a_run_with_a_long_path_are_in_a_temporary_directory(
-    make: Callable[..., AttemptFiles],
+    make: Callable[..., AttemptFiles], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its path is within the limit of the kernel, and only the owner can open it. Closing removes it."""
+    """Its path is within the limit of the kernel, and only the owner can open it. Closing removes it. $TMPDIR
+    may be as long as the path of the run.
+    """
+    long = tmp_path / ("t" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
     files = make(folder="x" * 120)
     paths = [files.socket(rank) for rank in (0, 1)]
     assert all(len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES for path in paths)
@@ -173,18 +164,6 @@ def test_an_error_is_read_as_the_rank_wrote_it(make: Callable[..., AttemptFiles]
     found = files.read_error(0)
     assert found is not None
     assert found.location is None
-
-
-def test_a_long_tmpdir_is_not_used_for_sockets(
-    make: Callable[..., AttemptFiles], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """$TMPDIR may be as long as the path of the run."""
-    long = tmp_path / ("t" * 120)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    files = make(folder="x" * 120)
-    assert len(os.fsencode(files.socket(0))) <= MAX_SOCKET_PATH_BYTES
-    files.close()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from support.identities import identity
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest, write_manifest
 from grpo_run.runtime.history import checkpoint_backups
+from grpo_run.runtime.history.checkpoint_backups import CheckpointBackups
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.run_directory import RunDirectory
 
@@ -31,16 +32,14 @@ def output(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path, output: Path) -> checkpoint_backups.CheckpointBackups:
+def checkpoints(tmp_path: Path, output: Path) -> CheckpointBackups:
     """What the supervisor holds."""
     (tmp_path / "run").mkdir()
     started = {
         "event": "train_started", "rank": 0, "train_call": 1, "trainer_class": "GRPOTrainer",
         "output_dir": str(output)
     }  # fmt: skip
-    return checkpoint_backups.CheckpointBackups(
-        links_of(tmp_path), "run-1", History.of([started]).calls, warn=print
-    )
+    return CheckpointBackups(links_of(tmp_path), "run-1", History.of([started]).calls, warn=print)
 
 
 def links_of(folder: Path) -> Path:
@@ -48,13 +47,20 @@ def links_of(folder: Path) -> Path:
     return RunDirectory(path=folder / "run").checkpoint_backups
 
 
+def put_back(folder: Path, output: Path) -> list[str]:
+    """Restore what is missing; return the names."""
+    return sorted(checkpoint_backups.put_back(links_of(folder), "run-1", str(output)))
+
+
+def verify(output: Path, step: int) -> None:
+    """Compare the digests of a checkpoint."""
+    path = output / f"checkpoint-{step}"
+    verify_digests(path, read_manifest(path).files)
+
+
 @pytest.mark.parametrize("links", ["in the run directory", "beside the output directory"])
 def test_a_cleared_directory_gets_its_checkpoints_back(
-    tmp_path: Path,
-    output: Path,
-    checkpoints: checkpoint_backups.CheckpointBackups,
-    monkeypatch: pytest.MonkeyPatch,
-    links: str,
+    tmp_path: Path, output: Path, checkpoints: CheckpointBackups, monkeypatch: pytest.MonkeyPatch, links: str
 ) -> None:
     """Also if the run directory is on another file system. Nothing is left afterwards."""
     if links != "in the run directory":
@@ -71,46 +77,40 @@ def test_a_cleared_directory_gets_its_checkpoints_back(
     publish(output, 3, run_id="another")
     checkpoints.make()
     shutil.rmtree(output)
-    assert sorted(checkpoint_backups.put_back(links_of(tmp_path), "run-1", str(output))) == [
-        "checkpoint-2",
-        "checkpoint-4",
-    ]
+    assert put_back(tmp_path, output) == ["checkpoint-2", "checkpoint-4"]
     for step in (2, 4):
-        verify_digests(output / f"checkpoint-{step}", read_manifest(output / f"checkpoint-{step}").files)
+        verify(output, step)
     checkpoints.release()
     assert (output / "checkpoint-4" / "model.safetensors").is_file()
     assert list((tmp_path / "run").iterdir()) == []
     assert os.listdir(tmp_path / "project") == ["out"]
 
 
-def test_older_checkpoints_that_were_rotated_away_stay_away(
-    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.CheckpointBackups
+@pytest.mark.parametrize(
+    ("saved", "afterwards"), [((2, 4), "nothing"), ((2,), "a directory of this name"), ((2,), "a newer one")]
+)
+def test_what_was_rotated_away_or_replaced_stays_as_it_is(
+    tmp_path: Path, output: Path, checkpoints: CheckpointBackups, saved: tuple[int, ...], afterwards: str
 ) -> None:
-    """Meanwhile an older snapshot may be written to disk, which rotates."""
-    for step in (2, 4):
+    """A snapshot of the last attempt is written to disk between two starts, which rotates; or the script has
+    used a name again.
+    """
+    for step in saved:
         publish(output, step)
     checkpoints.make()
     shutil.rmtree(output / "checkpoint-2")
-    assert checkpoint_backups.put_back(links_of(tmp_path), "run-1", str(output)) == []
-
-
-def test_what_exists_is_left_alone(
-    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.CheckpointBackups
-) -> None:
-    """A name that the script has used again is not replaced."""
-    publish(output, 2)
+    if afterwards == "a directory of this name":
+        (output / "checkpoint-2").mkdir()
+    if afterwards == "a newer one":
+        publish(output, 4)
+    before = sorted(output.rglob("*"))
+    assert put_back(tmp_path, output) == []
     checkpoints.make()
-    shutil.rmtree(output / "checkpoint-2")
-    (output / "checkpoint-2").mkdir()
-    assert checkpoint_backups.put_back(links_of(tmp_path), "run-1", str(output)) == []
-    assert list((output / "checkpoint-2").iterdir()) == []
+    assert sorted(output.rglob("*")) == before
 
 
 def test_without_hard_links_nothing_is_held_or_left(
-    tmp_path: Path,
-    output: Path,
-    checkpoints: checkpoint_backups.CheckpointBackups,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, output: Path, checkpoints: CheckpointBackups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some file systems have none."""
 
@@ -120,17 +120,14 @@ def test_without_hard_links_nothing_is_held_or_left(
     monkeypatch.setattr(os, "link", no_links)
     publish(output, 2)
     checkpoints.make()
-    assert checkpoint_backups.put_back(links_of(tmp_path), "run-1", str(output)) == []
+    assert put_back(tmp_path, output) == []
     checkpoints.release()
     assert list((tmp_path / "run").iterdir()) == []
     assert os.listdir(tmp_path / "project") == ["out"]
 
 
 def test_a_start_that_fails_after_it_has_cleared_the_directory_loses_nothing(
-    tmp_path: Path,
-    output: Path,
-    checkpoints: checkpoint_backups.CheckpointBackups,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, output: Path, checkpoints: CheckpointBackups, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The next start, by the same supervisor or by another one, finds the checkpoint again and says so."""
     publish(output, 2)
@@ -138,13 +135,13 @@ def test_a_start_that_fails_after_it_has_cleared_the_directory_loses_nothing(
         checkpoints.make()
         shutil.rmtree(output)
     checkpoints.make()
-    verify_digests(output / "checkpoint-2", read_manifest(output / "checkpoint-2").files)
+    verify(output, 2)
     assert capsys.readouterr().out.count(f"removed checkpoint-2 in {output}; restored") == 2
 
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_the_end_of_a_run_puts_back_what_its_last_start_has_removed(
-    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.CheckpointBackups, finished: bool
+    tmp_path: Path, output: Path, checkpoints: CheckpointBackups, finished: bool
 ) -> None:
     """Unless the script has run to its end: then it meant it. No links are left."""
     publish(output, 2)
@@ -156,10 +153,7 @@ def test_the_end_of_a_run_puts_back_what_its_last_start_has_removed(
 
 
 def test_a_kill_while_a_checkpoint_is_put_back_loses_nothing(
-    tmp_path: Path,
-    output: Path,
-    checkpoints: checkpoint_backups.CheckpointBackups,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, output: Path, checkpoints: CheckpointBackups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of its files are linked; the next start links all of them."""
     publish(output, 2)
@@ -176,29 +170,14 @@ def test_a_kill_while_a_checkpoint_is_put_back_loses_nothing(
     monkeypatch.setattr(os, "link", killed)
     monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)  # a kill cleans nothing up
     with pytest.raises(KeyboardInterrupt):
-        checkpoint_backups.put_back(links_of(tmp_path), "run-1", str(output))
+        put_back(tmp_path, output)
     monkeypatch.undo()
     checkpoints.make()
-    verify_digests(output / "checkpoint-2", read_manifest(output / "checkpoint-2").files)
-
-
-def test_a_newer_checkpoint_means_that_the_held_one_was_rotated_away(
-    tmp_path: Path, output: Path, checkpoints: checkpoint_backups.CheckpointBackups
-) -> None:
-    """A snapshot of the last attempt is written to disk between two starts."""
-    publish(output, 2)
-    checkpoints.make()
-    shutil.rmtree(output / "checkpoint-2")
-    publish(output, 4)
-    checkpoints.make()
-    assert os.listdir(output) == ["checkpoint-4"]
+    verify(output, 2)
 
 
 def test_what_cannot_be_put_back_stays_held(
-    tmp_path: Path,
-    output: Path,
-    checkpoints: checkpoint_backups.CheckpointBackups,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, output: Path, checkpoints: CheckpointBackups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk may have no room for a directory at present."""
     publish(output, 2)
@@ -210,12 +189,12 @@ def test_what_cannot_be_put_back_stays_held(
         checkpoints.release()
     assert not output.exists()
     checkpoints.end(finished=False)
-    verify_digests(output / "checkpoint-2", read_manifest(output / "checkpoint-2").files)
+    verify(output, 2)
     assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_only_the_first_step_of_an_attempt_looks_at_the_links(
-    output: Path, checkpoints: checkpoint_backups.CheckpointBackups, monkeypatch: pytest.MonkeyPatch
+    output: Path, checkpoints: CheckpointBackups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every committed step asks, and reading manifests costs time."""
     publish(output, 2)

@@ -41,49 +41,34 @@ def test_a_step_all_ranks_voted_on_is_committed(board: Board, writers: list[Slot
     assert newest_commit(slots(board), 2) == expected
 
 
-def test_a_step_that_one_rank_has_not_voted_on_is_not_committed(
-    board: Board, writers: list[SlotWriter]
+@pytest.mark.parametrize(
+    ("changes", "world_size", "step"),
+    [
+        ({0: {"voted_step": 6}}, 2, 5),  # the slowest rank determines the step
+        # ranks on other nodes may not have begun the vote: one local rank that knows its result is enough
+        ({1: {"committed_step": 5}}, 4, 5),
+        ({}, 4, 4),
+        ({1: {"train_call": 2}}, 2, None),  # their steps are not comparable
+        ({rank: {"train_call": 0, "voted_step": 0} for rank in (0, 1)}, 2, None),  # before the first call
+    ],
+)
+def test_the_newest_step_that_all_ranks_have_voted_on_is_committed(
+    board: Board,
+    writers: list[SlotWriter],
+    changes: dict[int, dict[str, int]],
+    world_size: int,
+    step: int | None,
 ) -> None:
-    """The slowest rank determines the step."""
-    writers[0].voted_step = 6
-    writers[0].publish()
-    commit = newest_commit(slots(board), 2)
-    assert commit is not None
-    assert commit.step == 5
-
-
-def test_with_ranks_on_other_nodes_the_result_of_the_vote_counts(
-    board: Board, writers: list[SlotWriter]
-) -> None:
-    """Other nodes may not have begun the vote. One local rank that knows its result is enough."""
-    writers[1].committed_step = 5
-    writers[1].publish()
-    commit = newest_commit(slots(board), 4)
-    assert commit is not None
-    assert commit.step == 5
-    writers[1].committed_step = 4
-    writers[1].publish()
-    commit = newest_commit(slots(board), 4)
-    assert commit is not None
-    assert commit.step == 4
+    """Never one that a rank may not have voted on."""
+    for rank, fields in changes.items():
+        for name, value in fields.items():
+            setattr(writers[rank], name, value)
+        writers[rank].publish()
+    commit = newest_commit(slots(board), world_size)
+    assert (commit.step if commit is not None else None) == step
 
 
 def test_an_unreadable_slot_prevents_a_commit(board: Board, writers: list[SlotWriter]) -> None:
     """Its rank may not have voted."""
     assert newest_commit({0: board.read(0), 1: None}, 2) is None
     assert newest_commit({}, 2) is None
-
-
-def test_ranks_in_different_train_calls_have_no_commit(board: Board, writers: list[SlotWriter]) -> None:
-    """Their steps are not comparable."""
-    writers[1].train_call = 2
-    writers[1].publish()
-    assert newest_commit(slots(board), 2) is None
-
-
-def test_before_the_first_train_call_there_is_no_commit(board: Board, writers: list[SlotWriter]) -> None:
-    """Step 0 is not a step."""
-    for writer in writers:
-        writer.train_call = writer.voted_step = 0
-        writer.publish()
-    assert newest_commit(slots(board), 2) is None

@@ -140,11 +140,6 @@ def test_any_sequence_of_events_follows_the_table(events: list[RunEvent]) -> Non
     assert [(old, new) for old, _, new in heard] == list(itertools.pairwise(states))
 
 
-def test_the_listener_is_optional() -> None:
-    """Events change the state without one."""
-    assert Lifecycle().fire(RunEvent.step_committed) is RunState.running
-
-
 def test_the_documentation_contains_this_table() -> None:
     """The diagram in docs/reference/lifecycle.md is the generated one."""
     blocks = re.findall(r"```mermaid\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)

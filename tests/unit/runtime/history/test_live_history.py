@@ -30,7 +30,7 @@ def open_rank(path: Path) -> Journal:
 def test_an_own_event_counts_without_reading_the_file(path: Path) -> None:
     """A decision never depends on reading back what was just written: the file cannot be opened here."""
     live = LiveHistory(path, "night")
-    path.unlink()
+    path.mkdir()
     live.write("warning", text="x")
     assert live.history.warnings == 1
 
@@ -146,49 +146,6 @@ def test_an_event_too_long_for_a_line_is_applied_with_its_fields(path: Path) -> 
     assert next(read_journal(path))["truncated_bytes"] > 0
 
 
-def test_events_of_ranks_count_although_the_file_was_removed_or_replaced(path: Path) -> None:
-    """They are in the file that both have open, whatever the path names."""
-    live, rank = LiveHistory(path, "night"), open_rank(path)
-    path.unlink()
-    rank.write("warning", text="x")
-    live.read_ranks()
-    path.write_bytes(b"")
-    rank.write("warning", text="y")
-    live.read_ranks()
-    assert live.history.warnings == 2
-
-
-@pytest.mark.parametrize("in_its_place", ["nothing", "copy", "directory"])
-def test_a_file_that_was_moved_away_is_there_again_for_the_next_ranks(path: Path, in_its_place: str) -> None:
-    """With all that was written, and events of the next ranks count."""
-    live = LiveHistory(path, "night")
-    live.write("warning", text="x")
-    moved = path.with_name("moved")
-    path.rename(moved)
-    if in_its_place == "copy":
-        path.write_bytes(moved.read_bytes())
-    if in_its_place == "directory":
-        path.mkdir()
-    live.write("warning", text="y")
-    live.journal.restore()
-    open_rank(path).write("warning", text="z")
-    live.write("warning", text="last")
-    live.read_ranks()
-    assert live.history.warnings == 4
-    assert [event["text"] for event in read_journal(path)] == ["x", "y", "z", "last"]
-
-
-def test_a_file_that_cannot_be_restored_loses_events_only(path: Path) -> None:
-    """The run goes on, as on a full disk."""
-    live = LiveHistory(path, "night")
-    path.unlink()
-    path.parent.rename(path.parent.with_name("elsewhere"))
-    live.journal.restore()
-    assert live.journal.lost == 1
-    live.write("warning", text="x")
-    assert live.history.warnings == 1
-
-
 def test_events_after_a_truncation_count(path: Path) -> None:
     """Not only once the file has grown beyond its former size; none counts twice."""
     live, rank = LiveHistory(path, "night"), open_rank(path)
@@ -200,3 +157,18 @@ def test_events_after_a_truncation_count(path: Path) -> None:
     rank.write("warning", text="y")
     live.read_ranks()
     assert live.history.warnings == 6
+
+
+def test_a_run_directory_that_was_put_back_from_a_copy_has_all_events(path: Path) -> None:
+    """Of the supervisor and of ranks, which go on as they are."""
+    live, rank = LiveHistory(path, "night"), open_rank(path)
+    live.write("warning", text="x")
+    rank.write("warning", text="y")
+    copy = path.read_bytes()
+    path.rename(path.with_name("moved"))
+    path.write_bytes(copy)
+    rank.write("warning", text="z")
+    live.write("warning", text="last")
+    live.read_ranks()
+    assert live.history.warnings == 4
+    assert [event["text"] for event in read_journal(path)] == ["x", "y", "z", "last"]

@@ -42,7 +42,7 @@ class Scene:
                 merged=lambda: durations, by_rank=dict, record_end=lambda *arguments: None
             ),
         )
-        self.lifecycle = Lifecycle()
+        self.lifecycle = Lifecycle(lambda old, event, new: None)
         self.lifecycle.fire(RunEvent.step_committed)
         self.reporter = Reporter(live, "runs/run-1", self.messages.append)
         self.monitor = HangMonitor(

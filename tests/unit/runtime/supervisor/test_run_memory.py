@@ -91,7 +91,6 @@ def test_a_later_launch_keeps_the_plan_and_goes_on_from_it(tmp_path: Path) -> No
     first = Supervised(tmp_path / "run")
     write_facts(first.run.path, GRPO)
     first.fail(out_of_memory())
-    first.live.journal.close()
     second = Supervised(tmp_path / "run")
     assert second.history.memory.plan == MemoryPlan(micro_batch_divisor=2)
     second.fail(out_of_memory())
@@ -152,7 +151,6 @@ def test_a_plan_that_the_user_gives_is_where_the_changes_begin_and_is_kept(tmp_p
     first.fail(out_of_memory())
     changed = MemoryPlan(micro_batch_divisor=4)
     assert first.history.memory.plan == changed
-    first.live.journal.close()
     for options, expected in (
         ({"memory_plan": given}, changed),  # the same command goes on
         ({}, changed),
@@ -161,4 +159,3 @@ def test_a_plan_that_the_user_gives_is_where_the_changes_begin_and_is_kept(tmp_p
         later = Supervised(tmp_path / "run", **options)
         later.memory.begin_attempt()
         assert later.history.memory.plan == expected
-        later.live.journal.close()

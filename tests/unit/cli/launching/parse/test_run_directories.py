@@ -21,7 +21,6 @@ def finished(path: Path, *words: str, code: int = 0) -> None:
     journal = Journal(run.journal, path.name)
     journal.write("run_started")
     journal.write("run_ended", exit_code=code, sentence="")
-    journal.close()
 
 
 def where(*words: str) -> Path:

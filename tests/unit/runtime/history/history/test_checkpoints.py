@@ -68,31 +68,23 @@ def test_an_attempt_that_began_before_the_newest_checkpoint_replaces_it() -> Non
 
 @pytest.mark.parametrize("code", [0, 75, 93])
 def test_a_run_that_has_ended_has_no_snapshot_in_memory(code: int) -> None:
-    """Every snapshot needed is on disk by then, and the memory is freed."""
+    """Every snapshot needed is on disk by then or cannot be read, and the memory is freed."""
     staged = (1, "checkpoint_staged", {"step": 40, "train_call": 1})
     assert replay(started(0), staged).snapshot_step == 40
-    assert replay(started(0), staged, published(2, 40), ended(3, code)).snapshot_step is None
+    failed = (2, "checkpoint_failed", {"step": 40, "reason": "cannot be read"})
+    for last in (published(2, 40), failed):
+        assert replay(started(0), staged, last, ended(3, code)).snapshot_step is None
 
 
 def test_a_snapshot_that_a_full_disk_kept_in_memory_is_shown_until_it_is_written() -> None:
     """It outlives the run; the next launch of the same command writes it."""
     kept = [
         started(0), (1, "checkpoint_staged", {"step": 40, "train_call": 1}),
-        (2, "checkpoint_failed", {"step": 40, "reason": "the disk is full"}), ended(3, 0),
+        (2, "checkpoint_failed", {"step": 40, "reason": "the disk is full"}),
+        (3.0, "run_ended", {"exit_code": 0, "snapshots_kept": True}),
     ]  # fmt: skip
     assert replay(*kept).snapshot_step == 40
     assert replay(*kept, published(4, 40)).snapshot_step is None
-
-
-def test_memory_that_was_freed_is_not_shown_although_a_checkpoint_had_failed() -> None:
-    """A snapshot that cannot be read is a failure of a checkpoint, but nothing is kept for it."""
-    staged = (1.0, "checkpoint_staged", {"step": 40, "train_call": 1})
-    failed = (2.0, "checkpoint_failed", {"step": 40, "reason": "cannot be read"})
-    end = (3.0, "run_ended", {"exit_code": 0, "snapshots_kept": False})
-    assert replay(started(0), staged, failed, end).snapshot_step is None
-    assert (
-        replay(started(0), staged, failed, (*end[:2], end[2] | {"snapshots_kept": True})).snapshot_step == 40
-    )
 
 
 def test_a_snapshot_survives_a_killed_supervisor() -> None:

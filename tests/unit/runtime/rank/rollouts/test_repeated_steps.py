@@ -80,7 +80,6 @@ def test_the_end_of_the_journal_is_read(tmp_path: Path, session: Any) -> None:
     for number in range(20):
         journal.write("step_committed", step=number)
         journal.write(EVENT, step=number, samples=[number])
-    journal.close()
     found = [record["step"] for record in read_newest(path, EVENT, 1000)]
     assert found == list(range(20))[-len(found) :]
     assert 2 <= len(found) < 10

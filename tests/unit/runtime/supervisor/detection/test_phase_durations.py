@@ -23,7 +23,7 @@ class FakeBoard:
         self.reads = 0
         self.histograms: dict[int, dict[Phase, Durations]] = {}
 
-    def phase_histograms(self, place: int) -> dict[Phase, Durations]:
+    def durations(self, place: int) -> dict[Phase, Durations]:
         """Return the histograms of one slot."""
         self.reads += 1
         return self.histograms.get(place, {})
