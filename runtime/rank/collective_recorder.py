@@ -224,7 +224,6 @@ class Recorder:
             c10d.Work.get_future = get_future
         original_wait, log, waiting = c10d.Work.wait, self._log, self.waiting
 
-        @functools.wraps(original_wait)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             number, on_host, limited, tracked = self._tracked.get(id(work), (0, True, True, None))
             # a new handle at the address of a freed one; or a wait with a time limit, which will return
@@ -248,7 +247,7 @@ class Recorder:
             return result
 
         self.wait_codes.add(wait.__code__)
-        c10d.Work.wait = wait
+        c10d.Work.wait = functools.wraps(original_wait)(wait)
 
     def issued(self) -> dict[str, int]:
         """Return how many collectives this rank has issued in each group that Python has used."""

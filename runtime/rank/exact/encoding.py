@@ -32,10 +32,10 @@ def is_stateful(owner: Any) -> bool:
 def refill(present: Any, value: Any) -> bool:
     """Give a container the content of another one, and return whether it can have it: other objects may refer
     to it, and it keeps its type and its maximum length."""
-    for kinds in ((list, deque), (dict,), (set,)):
+    for kinds, add in (((list, deque), "extend"), (dict, "update"), (set, "update")):
         if isinstance(present, kinds) and isinstance(value, kinds):
             present.clear()
-            (present.extend if list in kinds else present.update)(value)
+            getattr(present, add)(value)
             return True
     return False
 
