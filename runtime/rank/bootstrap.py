@@ -233,8 +233,9 @@ def _exit(session: Session, code: int, completed: bool) -> NoReturn:
         session.slot.publish()
     # the script's non-daemon threads are part of it
     with_deadline(process_names.wait_for_threads, TEARDOWN_SECONDS if code and session.is_rank else None)
-    if not session.is_rank:
-        _exit_as_child(code)
+    if not session.is_rank:  # as a Python program exits
+        process_names.run_exit_handlers()
+        _leave(code)
     _end_reward_workers()  # a rank that has started processes is given longer to exit
     if completed:
         session.slot.state = RankState.done
@@ -255,12 +256,6 @@ def _end_reward_workers() -> None:
     served = sys.modules.get("grpo_run.runtime.rank.rewards.served")
     if served is not None:
         with_deadline(served.close_rewards, TEARDOWN_SECONDS)
-
-
-def _exit_as_child(code: int) -> NoReturn:
-    """Exit from a process that was forked from the rank, as a Python program does."""
-    process_names.run_exit_handlers()
-    _leave(code)
 
 
 def _leave(code: int) -> NoReturn:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import CodeType, FrameType, MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_run.runtime.board import exchange
 from grpo_run.runtime.board.collective_log import ROOTED_OPERATIONS, Description, describe
@@ -31,12 +31,13 @@ from grpo_run.runtime.upstream import torch_names
 from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress, dtype_name
 from grpo_run.watchdog.evidence.source import is_outside_frameworks
 
-MAX_FRAMES = 60
-"""Number of frames that are searched for the caller."""
 MAX_TENSORS = 4
 """Sizes of more tensors are not logged, because logging hundreds would take longer than the collective."""
 MAX_DESCRIPTIONS = 4096
 """Number of encoded descriptions that are kept; sequence lengths may give a source line many sizes."""
+
+_is_caller = functools.cache(is_outside_frameworks)
+_NO_TIME = timedelta(0)
 
 
 class CallDescriptions:
@@ -48,10 +49,6 @@ class CallDescriptions:
 
     def __init__(self, capacity: int = MAX_DESCRIPTIONS) -> None:
         self._capacity = capacity
-        # by identity: to hash a code object is to read all of it, which takes longer than the rest of an
-        # entry. Both keep the code objects, so that no other one is made at the address of a freed one
-        self._frameworks: dict[int, CodeType] = {}
-        self._callers: dict[int, CodeType] = {}
         self._descriptions: dict[tuple[object, ...], Description] = {}
 
     def __len__(self) -> int:
@@ -68,15 +65,16 @@ class CallDescriptions:
             tensors: the inputs.
             frame: the innermost frame; its first caller outside torch and grpo-run is the one that counts.
         """
-        frame = self._caller(frame)
+        while frame is not None and not _is_caller(frame.f_code.co_filename):
+            frame = frame.f_back
         if len(tensors) > MAX_TENSORS:
             tensors = ()
         shapes = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
-        key = (
-            (group, operation, shapes, id(frame.f_code), frame.f_lasti)
-            if frame is not None
-            else (group, operation, shapes)
-        )
+        key: tuple[object, ...] = (group, operation, shapes)
+        if frame is not None:
+            # not the code object: to hash one is to read all of it, which takes longer than an entry
+            code = frame.f_code
+            key = (group, operation, shapes, code.co_filename, code.co_firstlineno, frame.f_lasti)
         try:
             description = self._descriptions.get(key)
         except TypeError:  # sizes are symbolic during tracing, and have no hash
@@ -87,33 +85,11 @@ class CallDescriptions:
             description = self._descriptions[key] = _describe(group, operation, shapes, frame)
         return description
 
-    def _caller(self, frame: FrameType | None) -> FrameType | None:
-        """Return the innermost frame outside torch, its wrappers, Python and grpo-run."""
-        frameworks, callers = self._frameworks, self._callers
-        for _ in range(MAX_FRAMES):
-            if frame is None:
-                return None
-            code = frame.f_code
-            if id(code) not in frameworks:
-                if id(code) in callers:
-                    return frame
-                known = callers if is_outside_frameworks(code.co_filename) else frameworks
-                known[id(code)] = code
-                if known is callers:
-                    return frame
-            frame = frame.f_back
-        return None
-
 
 def _describe(
     group: str, operation: str, shapes: Sequence[tuple[Any, Any]], frame: FrameType | None
 ) -> Description:
-    """Encode what collectives of one source line with the same inputs have in common.
-
-    Args:
-        shapes: shape and dtype of each input.
-        frame: of the caller.
-    """
+    """Encode what collectives of one source line with inputs of these shapes and dtypes have in common."""
     return describe(
         group=group,
         operation=operation,
@@ -125,27 +101,25 @@ def _describe(
     )
 
 
-_NO_TIME = timedelta(0)
+@functools.cache
+def _is_torchs(file: str) -> bool:
+    """Whether a file has torch's functions for scripts."""
+    return file.endswith(torch_names.CALLS_FILE)
 
 
-def is_torchs(frame: FrameType) -> bool:
-    """Whether a frame belongs to torch's functions for scripts."""
-    return frame.f_code.co_filename.endswith(torch_names.CALLS_FILE)
-
-
-def is_limit(option: Any) -> bool:
+def _is_limit(option: Any) -> bool:
     """Whether an argument of a collective is a time limit, or options with one."""
     limit = option if isinstance(option, timedelta) else getattr(option, "timeout", None)
     return isinstance(limit, timedelta) and limit >= _NO_TIME
 
 
-def tensors_of(value: Any) -> list[Any]:
+def _tensors_of(value: Any) -> list[Any]:
     if type(value) is list and len(value) == 1 and hasattr(value[0], "shape"):
         return value  # the usual case
     if hasattr(value, "shape"):
         return [value]
     if isinstance(value, (list, tuple)):
-        return [tensor for one in value for tensor in tensors_of(one)]
+        return [tensor for one in value for tensor in _tensors_of(one)]
     return []
 
 
@@ -168,6 +142,11 @@ class GroupFacts:
     uncounted: int = 0
     counting: int = 0
 
+    def issued(self, group: Any) -> int:
+        """Return how many collectives this rank has issued on the group, as the Flight Recorder counts."""
+        number: int = torch_names.sequence_number(group) - self.uncounted
+        return number
+
 
 def examine(group: Any) -> GroupFacts:
     """Return facts about a torch process group."""
@@ -189,15 +168,9 @@ MAX_TRACKED = 256
 """Number of `Work` handles that are tracked until their `wait`; the oldest are dropped first."""
 
 
-class LoggedCall(NamedTuple):
-    """A collective that is about to be issued: its log entry, and the sequence number that it should get."""
-
-    number: int
-    sequence: int
-    operation: str
-    on_host: bool
-    limited: bool
-    facts: GroupFacts
+LoggedCall = tuple[int, int, bool, bool, GroupFacts]
+"""A collective that is about to be issued: the number of its log entry, the sequence number that it should
+get, whether it runs on the host, whether it ends by itself, and its group."""
 
 
 class Recorder:
@@ -221,8 +194,7 @@ class Recorder:
         self._by_identity: dict[int, GroupFacts] = {}
         self._own_groups: dict[str, int] = {}
         self._counting_lock = threading.Lock()
-        self._tracked: dict[int, tuple[int, bool, weakref.ref[Any]]] = {}
-        self._limited: set[int] = set()
+        self._tracked: dict[int, tuple[int, bool, bool, weakref.ref[Any]]] = {}
         self.waiting: set[int] = set()
         self.in_backward: set[int] = set()
         self.wait_codes: set[CodeType] = {exchange.wait.__code__}
@@ -234,12 +206,13 @@ class Recorder:
         Args:
             c10d: the module `torch._C._distributed_c10d`.
         """
-        for name in torch_names.COLLECTIVE_METHODS:
-            if hasattr(c10d.ProcessGroup, name):
-                setattr(c10d.ProcessGroup, name, self._logging(getattr(c10d.ProcessGroup, name), name))
-        for name in torch_names.UNRECORDED_METHODS:
-            if hasattr(c10d.ProcessGroup, name):
-                setattr(c10d.ProcessGroup, name, self._counting(getattr(c10d.ProcessGroup, name), name))
+        for names, wrapped in (
+            (torch_names.COLLECTIVE_METHODS, self._logging),
+            (torch_names.UNRECORDED_METHODS, self._counting),
+        ):
+            for name in names:
+                if hasattr(c10d.ProcessGroup, name):
+                    setattr(c10d.ProcessGroup, name, wrapped(getattr(c10d.ProcessGroup, name), name))
         if hasattr(c10d.Work, "get_future"):
             original_get_future = c10d.Work.get_future
 
@@ -249,30 +222,28 @@ class Recorder:
                 return original_get_future(work)
 
             c10d.Work.get_future = get_future
-        original_wait = c10d.Work.wait
+        original_wait, log, waiting = c10d.Work.wait, self._log, self.waiting
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            key = id(work)
-            number, on_host, tracked = self._tracked.get(key, (0, True, None))
+            number, on_host, limited, tracked = self._tracked.get(id(work), (0, True, True, None))
             # a new handle at the address of a freed one; or a wait with a time limit, which will return
             if tracked is None or tracked() is not work or args or kwargs:
                 return original_wait(work, *args, **kwargs)
-            self._log.mark(number, CollectiveProgress.waiting)
+            log.mark(number, CollectiveProgress.waiting)
             thread = threading.get_ident()
-            if number not in self._limited:
-                self.waiting.add(thread)
+            if not limited:
+                waiting.add(thread)
             try:
                 result = original_wait(work)
             except BaseException:
                 # not completed, but no thread waits any more
-                self._log.mark(number, CollectiveProgress.enqueued)
+                log.mark(number, CollectiveProgress.enqueued)
                 raise
             finally:
-                self.waiting.discard(thread)
-            self._tracked.pop(key, None)
-            self._limited.discard(number)
+                waiting.discard(thread)
+            self._tracked.pop(id(work), None)
             # on a device, wait() only orders streams; the Flight Recorder knows when the work is done
-            self._log.mark(number, CollectiveProgress.completed if on_host else CollectiveProgress.enqueued)
+            log.mark(number, CollectiveProgress.completed if on_host else CollectiveProgress.enqueued)
             return result
 
         self.wait_codes.add(wait.__code__)
@@ -284,29 +255,33 @@ class Recorder:
         for name, facts in list(self._groups.items()):
             group = facts.reference()
             if group is not None:
-                found[name] = torch_names.sequence_number(group) - facts.uncounted
+                found[name] = facts.issued(group)
         return found
 
     def _logging(self, original: Any, name: str) -> Any:
         @functools.wraps(original)
         def issue(group: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                call = self.log(group, name, args, kwargs, sys._getframe(1))
+                number, sequence, on_host, limited, facts = self.log(
+                    group, name, args, kwargs, sys._getframe(1)
+                )
             except Exception as error:  # noqa: BLE001 - a foreign process group may raise anything
                 self._warn_once(name, error)
                 return original(group, *args, **kwargs)
             try:
                 work = original(group, *args, **kwargs)
             except BaseException:
-                self._log.amend(call.number, count=0)
+                self._log.amend(number, count=0)
                 raise
-            facts = call.facts
-            if facts.on_host and torch_names.sequence_number(group) - facts.uncounted != call.sequence:
-                self._settle(group, call)
+            if facts.on_host and (last := facts.issued(group)) != sequence:
+                # another thread has issued one at the same time; but Gloo issues a `reduce_scatter` of a
+                # list as one collective per rank
+                if name == "reduce_scatter" and last - sequence + 1 == len(facts.ranks):
+                    self._log.amend(number, count=len(facts.ranks))
+                else:
+                    self._log.exclude(number)
             if work is not None:
-                if call.limited:
-                    self._limited.add(call.number)
-                self.track(work, call.number, call.on_host)
+                self.track(work, number, on_host, limited)
             return work
 
         return issue
@@ -333,41 +308,19 @@ class Recorder:
 
         return issue
 
-    def _settle(self, group: Any, call: LoggedCall) -> None:
-        """Correct an entry whose sequence number is not the group's, now that the collective is issued on the
-        host.
-
-        They differ if another thread has issued one at the same time; then the entry is excluded from proof.
-        Gloo issues a `reduce_scatter` of a list as one collective per rank.
-        """
-        issued = torch_names.sequence_number(group) - call.facts.uncounted - call.sequence + 1
-        if issued == len(call.facts.ranks) and call.operation == "reduce_scatter":
-            self._log.amend(call.number, count=issued)
-        elif issued != 1:
-            self._log.exclude(call.number)
-
-    def _try_log(
-        self, group: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> LoggedCall | None:
-        """Log a collective; return None if that fails, as logging must not prevent the collective."""
-        try:
-            return self.log(group, name, args, kwargs)
-        except Exception as error:  # noqa: BLE001 - a foreign process group may raise anything
-            self._warn_once(name, error)
-            return None
-
-    def track(self, work: Any, number: int, on_host: bool) -> None:
+    def track(self, work: Any, number: int, on_host: bool, limited: bool = False) -> None:
         """Mark the log entry as waiting while a thread waits for `work`.
 
         Args:
             number: of the log entry.
             on_host: whether the collective runs on the host, so that `wait` returns when it is complete.
+            limited: whether it ends by itself, so that its waiter is not blocked.
         """
         tracked = self._tracked
         if len(tracked) >= MAX_TRACKED:
             tracked.pop(next(iter(tracked)), None)
         try:
-            tracked[id(work)] = (number, on_host, weakref.ref(work))
+            tracked[id(work)] = (number, on_host, limited, weakref.ref(work))
         except TypeError as error:  # a foreign handle; the caller must get it
             self._warn_once("a Work handle", error)
 
@@ -396,34 +349,30 @@ class Recorder:
         """
         frame = frame or sys._getframe(1)
         facts, reused = self._facts(group)
-        on_host = facts.on_host
         inputs = 1 if operation in torch_names.OUTPUT_FIRST else 0
-        tensors = tensors_of(args[inputs]) if len(args) > inputs else ()
-        if tensors:
-            on_host = tensors[0].is_cpu
-        limited, root = False, -1
-        rooted = operation in ROOTED_OPERATIONS
-        # to read a limit takes longer than the rest of an entry
-        if rooted or operation in torch_names.CALLS_WITH_LIMIT or not is_torchs(frame):
-            for option in (*args[-1:], *kwargs.values()):
-                limited = limited or is_limit(option)
-                if rooted and hasattr(option, "rootRank"):
+        tensors = _tensors_of(args[inputs]) if len(args) > inputs else ()
+        on_host = tensors[0].is_cpu if tensors else facts.on_host
+        limited, root, options = False, -1, (*args[-1:], *kwargs.values())
+        if operation in ROOTED_OPERATIONS:
+            for option in options:
+                if hasattr(option, "rootRank"):
                     root = facts.ranks[option.rootRank]
-        sequence = torch_names.sequence_number(group) + 1 - facts.uncounted
-        number = self._add(
-            facts.name,
-            sequence,
-            operation,
-            tensors,
-            facts.members,
-            frame,
+        # to read a limit takes longer than the rest of an entry
+        if operation in torch_names.CALLS_WITH_LIMIT or not _is_torchs(frame.f_code.co_filename):
+            limited = any(map(_is_limit, options))
+        sequence = facts.issued(group) + 1
+        number = self._log.add(
+            self._calls.describe(facts.name, operation, tensors, frame),
+            sequence=sequence,
+            step=self._slot.step + 1,
+            members=facts.members,
             root=root,
             on_device=not on_host,
             limited=limited,
             # sequence numbers of several backends are not comparable, as with point-to-point operations
             point_to_point=reused or not facts.comparable or facts.counting > 0,
         )
-        return LoggedCall(number, sequence, operation, on_host, limited, facts)
+        return number, sequence, on_host, limited, facts
 
     def _facts(self, group: Any) -> tuple[GroupFacts, bool]:
         """Return facts about a group, and whether its name belonged to another group before."""
@@ -435,34 +384,6 @@ class Recorder:
         self._by_identity = {key: one for key, one in self._by_identity.items() if one is not previous}
         self._groups[found.name] = self._by_identity[id(group)] = found
         return found, previous is not None
-
-    def _add(
-        self,
-        group: str,
-        sequence: int,
-        operation: str,
-        tensors: Sequence[Any],
-        members: int,
-        frame: FrameType,
-        *,
-        root: int = -1,
-        on_device: bool = False,
-        limited: bool = False,
-        point_to_point: bool = False,
-        in_memory: bool = False,
-    ) -> int:
-        description = self._calls.describe(group, operation, tensors, frame)
-        return self._log.add(
-            description,
-            sequence=sequence,
-            step=self._slot.step + 1,
-            members=members,
-            root=root,
-            on_device=on_device,
-            limited=limited,
-            point_to_point=point_to_point,
-            in_memory=in_memory,
-        )
 
     def log_own(
         self,
@@ -489,13 +410,11 @@ class Recorder:
         """
         self._own_groups[group] = sequence
         try:
-            number = self._add(
-                group,
-                sequence,
-                operation,
-                [tensor],
-                members,
-                sys._getframe(1),
+            number = self._log.add(
+                self._calls.describe(group, operation, [tensor], sys._getframe(1)),
+                sequence=sequence,
+                step=self._slot.step + 1,
+                members=members,
                 limited=limited,
                 in_memory=work is None,
             )
@@ -517,16 +436,20 @@ class Recorder:
 
         Other models are not logged: FSDP has a process group too, but issues its collectives from Python.
         """
-        call = None
-        thread = threading.get_ident()
-        if type(model).__name__ == "DistributedDataParallel":
-            call = self._try_log(model.process_group, "backward", (), {})
-            self.in_backward.add(thread)
+        if type(model).__name__ != "DistributedDataParallel":
+            yield
+            return
+        call, thread = None, threading.get_ident()
+        try:
+            call = self.log(model.process_group, "backward", ())
+        except Exception as error:  # noqa: BLE001 - a foreign process group may raise anything
+            self._warn_once("backward", error)
+        self.in_backward.add(thread)
         try:
             yield
         finally:
             self.in_backward.discard(thread)
             if call is not None:
-                issued = torch_names.sequence_number(model.process_group) - call.facts.uncounted
-                self._log.amend(call.number, count=issued - call.sequence + 1)
-                self._log.mark(call.number, CollectiveProgress.completed)
+                number, sequence, _, _, facts = call
+                self._log.amend(number, count=facts.issued(model.process_group) - sequence + 1)
+                self._log.mark(number, CollectiveProgress.completed)

@@ -183,7 +183,8 @@ def describe(places: Sequence[tuple[ConsensusCall | None, Sequence[int]]]) -> st
         places: the different calls and the ranks that are there; no call for a rank that is in another
             collective.
     """
-    several = any_iteration_differs(places)
+    calls = [call for call, _ in places if call is not None]
+    several = len({call.site for call in calls}) < len(calls)  # iterations of loops at one line
     clauses, lines = [], []
     for call, ranks in places[:MAX_PLACES]:
         who, are = rank_names(ranks), "is" if len(ranks) == 1 else "are"
@@ -208,12 +209,6 @@ def describe(places: Sequence[tuple[ConsensusCall | None, Sequence[int]]]) -> st
             *lines,
         ]
     )
-
-
-def any_iteration_differs(places: Sequence[tuple[ConsensusCall | None, Sequence[int]]]) -> bool:
-    """Whether some of the calls are different iterations of loops at one line."""
-    calls = [call for call, _ in places if call is not None]
-    return len({call.site for call in calls}) < len(calls)
 
 
 _groups: dict[Session, VoteGroup] = {}

@@ -64,7 +64,7 @@ def _describe(error: BaseException, own_steps: int) -> dict[str, Any]:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if is_user_file(frame.filename)]
     last = next(reversed(own or list(frames)), None)
-    raised = phases_of(error)
+    raised, causes = phases_of(error), _causes(error)
     return {
         "type": type(error).__name__,
         "message": _message(error)[:MAX_MESSAGE_CHARACTERS],
@@ -75,39 +75,31 @@ def _describe(error: BaseException, own_steps: int) -> dict[str, Any]:
         "wall_time": time.time(),
         "phases": [phase.name for phase in raised.phases] if raised is not None else None,
         "callback": raised.callback if raised is not None else "",
-        "bases": _bases(error),
+        "bases": list(dict.fromkeys(name for cause in causes for name in _types(cause))),
         "chain": [_raised(one) for one in _chain(error)],
-        "root": _root(error),
+        "root": _first_line(causes[-1]) if len(causes) > 1 else "",
         "own_steps": own_steps,
         "trip": to_json(error.trip) if isinstance(error, GuardTripped) and error.trip is not None else None,
     }
 
 
-def _bases(error: BaseException) -> list[str]:
-    """The full names of the classes of an exception, and of those that it was raised from."""
-    names: dict[str, None] = {}
-    chained: BaseException | None = error
-    for _ in range(MAX_CAUSES):
-        if chained is None:
-            break
-        names.update(
-            dict.fromkeys(f"{base.__module__}.{base.__qualname__}" for base in type(chained).__mro__[:-1])
-        )
-        chained = chained.__cause__
-    return list(names)
+def _causes(error: BaseException) -> list[BaseException]:
+    """The exception and those that it was raised from (`raise ... from ...`)."""
+    found = [error]
+    while (cause := found[-1].__cause__) is not None and len(found) <= MAX_CAUSES:
+        found.append(cause)
+    return found
 
 
-def _root(error: BaseException) -> str:
-    """The exception at the end of the chain that this one was raised from (`raise ... from ...`), as Python
-    prints it.
-    """
-    root = error
-    for _ in range(MAX_CAUSES):
-        root = root.__cause__ if root.__cause__ is not None else root
-    if root is error:
-        return ""
-    first_line = _message(root).strip().partition("\n")[0][:MAX_ROOT_CHARACTERS]
-    return f"{type(root).__name__}: {first_line}" if first_line else type(root).__name__
+def _types(error: BaseException) -> list[str]:
+    """The full names of the classes of an exception."""
+    return [f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__[:-1]]
+
+
+def _first_line(error: BaseException) -> str:
+    """An exception as Python prints it, in one line."""
+    text = _message(error).strip().partition("\n")[0][:MAX_ROOT_CHARACTERS]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -134,7 +126,7 @@ def _grouped(error: BaseException) -> list[BaseException]:
 def _raised(error: BaseException) -> dict[str, Any]:
     phases = phases_of(error)
     return {
-        "types": [f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__[:-1]],
+        "types": _types(error),
         "message": _message(error)[:MAX_MESSAGE_CHARACTERS],
         "phases": [phase.name for phase in phases.phases] if phases is not None else None,
         "by_script": _is_raised_by_script(error),

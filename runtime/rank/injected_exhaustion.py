@@ -65,6 +65,8 @@ class Places:
             yield
 
     def _before_forward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        import torch
+
         phases = self._open_phases()
         if not phases or Phase.eval in phases:
             return
@@ -73,7 +75,7 @@ class Places:
             self._report(MemoryPhase.generate, *size)
         elif phases[-1] is not Phase.forward_backward:
             return
-        elif _gradients_are_recorded():
+        elif torch.is_grad_enabled():
             self._forward_size = size
             self._report(MemoryPhase.forward, *size)
         else:  # in the body of a hand-written loop, which may generate by forward passes of its own
@@ -124,12 +126,6 @@ def _with_base(model: Any) -> tuple[Any, ...]:
     """A model, and the one that PEFT has put its adapters into: generation calls that one."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return (model,) if base is model else (model, base)
-
-
-def _gradients_are_recorded() -> bool:
-    import torch
-
-    return torch.is_grad_enabled()
 
 
 def _size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[float, float]:

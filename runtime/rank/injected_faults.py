@@ -17,12 +17,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.injections import Injection
 from grpo_run.runtime.rank.injected_exhaustion import exhaust_memory, exhaust_memory_in_nccl
+from grpo_run.watchdog.observation import Phase
 
 ELEMENTS, OTHER_ELEMENTS = 7, 5
 """Sizes of the tensors in matching and in mismatched collectives."""
@@ -47,8 +48,8 @@ class FaultContext:
     """Ends the current `train()` call or loop at the end of the step, on this rank alone."""
     other_group: Any = None
     """A second process group of all ranks, for `mismatch-group`."""
-    generation_hooks: list[Any] = field(default_factory=list)
-    """Handles of forward hooks to remove when generation ends."""
+    open_phases: Callable[[], tuple[Phase, ...]] = tuple
+    """Returns the phases that are open on the board, the outermost first."""
 
 
 def _kill(context: FaultContext, injection: Injection) -> None:
@@ -119,9 +120,12 @@ def _slow_generation(context: FaultContext, injection: Injection) -> None:
     assert context.trainer is not None, "Injector.attached() is entered before training"
 
     def slow_forward_pass(module: Any, arguments: Any) -> None:
-        time.sleep(injection.seconds)
+        if Phase.generate in context.open_phases():
+            time.sleep(injection.seconds)
+        else:
+            hook.remove()
 
-    context.generation_hooks.append(context.trainer.model.register_forward_pre_hook(slow_forward_pass))
+    hook = context.trainer.model.register_forward_pre_hook(slow_forward_pass)
 
 
 def _stuck_data(context: FaultContext, injection: Injection) -> None:

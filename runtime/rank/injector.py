@@ -7,17 +7,14 @@ phase entry. Each fault is journaled, and the journal synced to disk, before the
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from grpo_run.runtime.launch.injections import KINDS, Injection, armed, check
 from grpo_run.runtime.rank.injected_exhaustion import Places
 from grpo_run.runtime.rank.injected_faults import FAULTS, FaultContext, common_collective, require_distributed
-from grpo_run.runtime.upstream import trainer_names
-from grpo_run.runtime.upstream.patches import override_attributes
 from grpo_run.watchdog.memory.shortage import MemoryPhase
 from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Phase
 
@@ -65,12 +62,11 @@ class Injector:
         step: Callable[[], int] = lambda: 0,
     ) -> None:
         check(injections, world_size)
-        self._context = FaultContext(rank=rank, world_size=world_size)
+        self._context = FaultContext(rank=rank, world_size=world_size, open_phases=open_phases)
         self._all = tuple(injections)
         self._armed = list(armed(injections, fired))
         self._journal = journal
         self._common_step: dict[Phase, int] = {}
-        self._open_phases = open_phases
         self._step = step
 
     def prepare(self, maximum: Callable[[int], int]) -> None:
@@ -88,63 +84,36 @@ class Injector:
         if self._context.other_group is None and any(i.kind == "mismatch-group" for i in self._armed):
             self._context.other_group = require_distributed(self._context).new_group()
 
-    @contextmanager
-    def attached(self, trainer: Any) -> Iterator[None]:
-        """Let faults act on `trainer` for the length of the block.
-
-        A slowed model is restored after generation.
-        """
-        self._context.trainer = trainer
+    def attached(self, trainer: Any) -> AbstractContextManager[None]:
+        """Let faults act on `trainer` for the length of the block."""
         # transformers resets this flag only at the start of a train() call
-        self._context.end_call = lambda: setattr(trainer.control, "should_training_stop", True)
-        generate = getattr(trainer, trainer_names.GENERATE, None)
-        with ExitStack() as places:
-            if self._exhausts_memory:
-                places.enter_context(self._places().watched([trainer.model], trainer))
-            if generate is None or not any(i.kind == "slow-generation" for i in self._armed):
-                yield
-                return
-            places.enter_context(self._restoring_generation(trainer, generate))
-            yield
+        return self._attached(
+            lambda: setattr(trainer.control, "should_training_stop", True), [trainer.model], trainer
+        )
 
-    @contextmanager
-    def _restoring_generation(self, trainer: Any, generate: Callable[..., Any]) -> Iterator[None]:
-
-        @functools.wraps(generate)
-        def generate_then_restore(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return generate(*args, **kwargs)
-            finally:
-                while self._context.generation_hooks:
-                    self._context.generation_hooks.pop().remove()
-
-        with override_attributes(trainer, **{trainer_names.GENERATE: generate_then_restore}):
-            yield
-
-    @contextmanager
-    def attached_to_loop(self, end_loop: Callable[[], None], modules: Iterable[Any]) -> Iterator[None]:
+    def attached_to_loop(
+        self, end_loop: Callable[[], None], modules: Iterable[Any]
+    ) -> AbstractContextManager[None]:
         """Let faults act on a hand-written loop for the length of the block.
 
         Args:
             end_loop: ends it at the end of the step, on this rank alone.
             modules: its models.
         """
-        self._context.trainer = None
-        self._context.end_call = end_loop
-        with self._places().watched(modules) if self._exhausts_memory else nullcontext():
-            yield
+        return self._attached(end_loop, modules, None)
+
+    def _attached(
+        self, end_call: Callable[[], None], modules: Iterable[Any], trainer: Any
+    ) -> AbstractContextManager[None]:
+        self._context.trainer, self._context.end_call = trainer, end_call
+        if not any(KINDS[one.kind].takes_rows and one.rank == self._context.rank for one in self._armed):
+            return nullcontext()
+        return Places(self._exhaust_memory, self._context.open_phases).watched(modules, trainer)
 
     def on_body(self, current_step: int) -> None:
         """Inject what is due in the body of a hand-written loop's step, which does not mark its phases."""
         for phase in UNMARKED_PHASES:
             self.on_phase(phase, current_step)
-
-    @property
-    def _exhausts_memory(self) -> bool:
-        return any(KINDS[one.kind].takes_rows and one.rank == self._context.rank for one in self._armed)
-
-    def _places(self) -> Places:
-        return Places(self._exhaust_memory, self._open_phases)
 
     def _exhaust_memory(self, phase: MemoryPhase, rows: float, tokens: float) -> None:
         """Let memory run out if that is due in this phase, in which so many rows and tokens are computed at

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from grpo_run.runtime.board.exchange import MAX_MESSAGE_BYTES, Exchange, Message
 from grpo_run.runtime.errors import ConsensusError
-from grpo_run.runtime.rank.unseen_collectives import OwnLog
+from grpo_run.runtime.rank.unseen_collectives import Integers, OwnLog
 
 Finish = Callable[[], list[list[int]]]
 """Waits for a collective and returns its rows: of each rank, by rank, or a single row with the maximum of
@@ -95,7 +95,7 @@ class SharedMemoryTransport:
         self._sequence += 1
         sequence, deadline = self._sequence, time.monotonic() + self._timeout_seconds
         layout = _layout(len(values))
-        number = self._log.started(sequence, operation.value, len(values))
+        number = self._log.issued(sequence, operation.value, Integers((len(values),)))
         own = Message(_KINDS[operation], layout.pack(*values))
         self._exchange.send(sequence, own)
 

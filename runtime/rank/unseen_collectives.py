@@ -24,8 +24,8 @@ from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
 class OwnLog:
     """The log of one group, which has all ranks as members.
 
-    A transport of torch reports each collective with its handle (`issued`). Torch knows nothing of one in
-    memory, so its transport reports each change (`started`, `waits`, `completed`).
+    Torch knows nothing of a collective in memory, so its transport also reports each change (`waits`,
+    `completed`).
 
     Args:
         recorder: writes the entries.
@@ -40,33 +40,17 @@ class OwnLog:
         self._members = (1 << world_size) - 1 if world_size <= 64 else 0
         self._limited = limited
 
-    def issued(self, sequence: int, operation: str, tensor: Any, work: Any) -> None:
-        """Log a collective of torch.
+    def issued(self, sequence: int, operation: str, tensor: Any, work: Any = None) -> int:
+        """Log a collective; return the number of its entry.
 
         Args:
             sequence: its number in the group, from 1.
-            operation: name of the process group method.
-            tensor: the input.
-            work: the handle that torch returned.
-        """
-        self._recorder.log_own(self._group, sequence, operation, tensor, work, members=self._members)
-
-    def started(self, sequence: int, operation: str, values: int) -> int:
-        """Log a collective in memory that is about to start; return the number of the entry.
-
-        Args:
-            sequence: its number in the group, from 1.
-            operation: name of the process group method of torch that does the same.
-            values: number of integers that each rank sends.
+            operation: name of the process group method of torch.
+            tensor: the input, or its shape.
+            work: the handle that torch returned; None for a collective in memory, which is about to start.
         """
         return self._recorder.log_own(
-            self._group,
-            sequence,
-            operation,
-            _Integers((values,)),
-            None,
-            members=self._members,
-            limited=self._limited,
+            self._group, sequence, operation, tensor, work, members=self._members, limited=self._limited
         )
 
     @contextmanager
@@ -88,7 +72,7 @@ class OwnLog:
         self._recorder.mark(number, CollectiveProgress.completed)
 
 
-class _Integers(NamedTuple):
+class Integers(NamedTuple):
     """Stands for a tensor of 64-bit integers."""
 
     shape: tuple[int, ...]

@@ -304,7 +304,7 @@ def resume(output: Path, *also_in: Path, ranks: int = 1) -> Path | None:
         script_argument=None, resume_from=None, also_search=also_in,
     )  # fmt: skip
     problems: list[Any] = []
-    choice = choose(question, problems.append, resharding_problem=lambda folder, ranks: None)
+    choice = choose(question, problems.append)
     assert not problems, problems
     return choice.checkpoint.path if choice.checkpoint is not None else None
 

@@ -25,7 +25,7 @@ import torch
 
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.rank.exact import format
-from grpo_run.runtime.rank.exact.encoding import Decoder, Encoder, is_stateful
+from grpo_run.runtime.rank.exact.encoding import Decoder, Encoder, is_stateful, refill
 from grpo_run.runtime.rank.exact.format import Geometry, LossState, RewardState, SavedRankState
 from grpo_run.runtime.rank.exact.geometry import resplit
 from grpo_run.runtime.upstream import tensor_files, trainer_names
@@ -125,10 +125,7 @@ def _fill(target: Any, value: Any, name: str) -> None:
                 _fill(present, item, f"{name}[{key!r}]")
             else:
                 target[key] = item
-    elif isinstance(target, (list, deque)) and isinstance(value, (list, deque)):
-        target.clear()
-        target.extend(value)
-    else:
+    elif not refill(target, value):
         raise CheckpointError(
             f"{name} is a {type(value).__name__} in the checkpoint, a {type(target).__name__} in the trainer"
         )

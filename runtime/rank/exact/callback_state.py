@@ -31,7 +31,8 @@ import torch
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 
-from grpo_run.runtime.rank.exact.encoding import Decoder, Encoder, UnsupportedValueError, encode, is_stateful
+from grpo_run.runtime.rank.exact import encoding
+from grpo_run.runtime.rank.exact.encoding import Decoder, Encoder, encode, is_stateful, refill
 from grpo_run.runtime.rank.exact.format import CallbackState
 
 LIBRARIES = ("transformers.", "grpo_run.")
@@ -167,7 +168,7 @@ def _attribute(name: str, value: Any) -> _Attribute:
     tensors: dict[str, torch.Tensor] = {}
     try:
         encoded = encode(_readable(value), tensors, name)
-    except UnsupportedValueError:
+    except encoding.UnsupportedValueError:
         size = len(value) if isinstance(value, (list, tuple, dict, set, deque)) else 0
         return _Attribute(digest=f"{id(value)} {size}", unsupported=type(value).__qualname__)
     digest = hashlib.sha256(json.dumps(encoded).encode())
@@ -191,14 +192,5 @@ def _restore(callback: Any, begun: Mapping[str, _Attribute], saved: CallbackStat
             for kind, (_, write) in GENERATORS.items():
                 if isinstance(present, kind):
                     write(present, value["state"])
-        elif isinstance(present, dict) and isinstance(value, dict):
-            present.clear()
-            present.update(value)
-        elif isinstance(present, (list, deque)) and isinstance(value, (list, deque)):
-            present.clear()
-            present.extend(value)
-        elif isinstance(present, set) and isinstance(value, set):
-            present.clear()
-            present.update(value)
-        else:
+        elif not refill(present, value):
             setattr(callback, name, value)

@@ -29,6 +29,17 @@ def is_stateful(owner: Any) -> bool:
     return callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None))
 
 
+def refill(present: Any, value: Any) -> bool:
+    """Give a container the content of another one, and return whether it can have it: other objects may refer
+    to it, and it keeps its type and its maximum length."""
+    for kinds, add in (((list, deque), "extend"), (dict, "update"), (set, "update")):
+        if isinstance(present, kinds) and isinstance(value, kinds):
+            present.clear()
+            getattr(present, add)(value)
+            return True
+    return False
+
+
 class Encoder:
     """Encode the values of one rank's state. A value that cannot be encoded is reported and saved as None.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from grpo_run.runtime.rank.exact.state import ExactState
 from grpo_run.runtime.rank.hooks._resume import RestoredCall
@@ -80,9 +80,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self._record = record
         self._loaded = loaded
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restore the exact state and publish the call; the checkpoint's weights are loaded already."""
         self._exact.begin(self._resumed_from)
         self._loaded()
@@ -101,45 +99,30 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
             self._saver.saved_step = state.global_step
             self._restored.begin()
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the sampler's state before it draws the epoch's order."""
         self._exact.begin_epoch()
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The step's batches have been read."""
         self._events.step_begins(state.global_step + 1)
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradient of the step is complete."""
         self._events.optimizer_begins()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The step is finished; `save_through` calls the saver when transformers has logged, evaluated and
         saved.
         """
         self._events.step_ends(state.global_step)
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Let the saver take a snapshot after the events at the end of the epoch."""
         self._exact.end_epoch()
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         """Publish the logged metrics on the board; rank 0 also journals those of a step."""
         logs = logs or {}
@@ -152,9 +135,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
             journaled="train_runtime" not in logs,
         )
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Commit the last step."""
         self._exact.end()
         self._events.call_ends()

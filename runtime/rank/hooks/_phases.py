@@ -122,7 +122,7 @@ def mark_callbacks(handler: Any, base: type, slot: SlotWriter) -> Iterator[None]
                 method = getattr(type(callback), name, None)
                 set_on_instance = name in getattr(callback, "__dict__", {})
                 if method is not None and method is not getattr(base, name) and not set_on_instance:
-                    wrapper = _as_callback(getattr(callback, name), slot, callback_name(callback, name))
+                    wrapper = as_callback(getattr(callback, name), slot, callback_name(callback, name))
                     # a frozen or slotted callback stays unmarked
                     with contextlib.suppress(AttributeError, TypeError):
                         marks.enter_context(override_attributes(callback, **{name: wrapper}))
@@ -134,7 +134,9 @@ def callback_name(callback: object, event: str) -> str:
     return f"{type(callback).__qualname__.rpartition('<locals>.')[2]}.{event}"
 
 
-def _as_callback(method: Callable[..., Any], slot: SlotWriter, name: str) -> Callable[..., Any]:
+def as_callback(method: Callable[..., Any], slot: SlotWriter, name: str) -> Callable[..., Any]:
+    """Return a function of the script that marks its calls under `name`."""
+
     @functools.wraps(method)
     def marked(*args: Any, **kwargs: Any) -> Any:
         try:

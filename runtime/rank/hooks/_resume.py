@@ -7,7 +7,7 @@ checkpoint.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,21 +30,17 @@ def facts_of(trainer: Any, session: Session) -> CallFacts:
 
 
 @contextmanager
-def skip_training(trainer: Any, *, only_at_end: bool = False) -> Iterator[None]:
-    """Make `train()` load a finished call's state and return without taking a step.
-
-    Args:
-        only_at_end: train normally if the script now asks for more steps than the finished call took.
-    """
+def epochs_skipped(trainer: Any, over: Callable[[], bool]) -> Iterator[None]:
+    """Within the block, `train()` takes no step if `over` returns true when its first epoch begins."""
     run_epoch = getattr(trainer, trainer_names.RUN_EPOCH)
 
-    def skip_epoch(*args: Any, **kwargs: Any) -> Any:
-        if only_at_end and trainer.state.global_step < trainer.state.max_steps:
+    def run_or_skip(*args: Any, **kwargs: Any) -> Any:
+        if not over():
             return run_epoch(*args, **kwargs)
         trainer.control.should_training_stop = True
         return None
 
-    with override_attributes(trainer, **{trainer_names.RUN_EPOCH: skip_epoch}):
+    with override_attributes(trainer, **{trainer_names.RUN_EPOCH: run_or_skip}):
         yield
 
 
@@ -93,17 +89,8 @@ class RestoredCall:
         """Within the block, `train()` takes no step if the call was over, and does not evaluate at its start
         again.
         """
-        trainer = self._trainer
-        run_epoch = getattr(trainer, trainer_names.RUN_EPOCH)
-
-        def run_or_end(*args: Any, **kwargs: Any) -> Any:
-            if not self._over:
-                return run_epoch(*args, **kwargs)
-            trainer.control.should_training_stop = True
-            return None
-
         with (
-            override_attributes(trainer, **{trainer_names.RUN_EPOCH: run_or_end}),
-            override_attributes(trainer.args, eval_on_start=False),
+            epochs_skipped(self._trainer, lambda: self._over),
+            override_attributes(self._trainer.args, eval_on_start=False),
         ):
             yield

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from grpo_run.runtime.rank.hooks._phases import as_callback
 from grpo_run.runtime.rank.saving.description import layout
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
@@ -137,14 +138,7 @@ def _with_marked_tools(
 
 
 def _sync(function: Callable[..., Any], name: str, session: Session) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        try:
-            session.slot.enter_callback(name)
-            return function(*args, **kwargs)
-        finally:
-            session.slot.leave(Phase.callback)
-
+    marked = as_callback(function, session.slot, name)
     setattr(marked, _MARKED, True)
     return marked
 

@@ -6,9 +6,9 @@ copied.
 
 `record_model_activity` counts forward passes with torch's public hooks, which shows the watchdog progress
 inside long phases such as generation, and logs DDP's backward as one collective. A compiled model gets no
-hook, because a hook would break its graph. `data_order` says at the start whether data is shuffled, as
-given, or sorted by length: ranks take fixed parts of each batch, so with sorted data one rank always has
-the longest completions and all others wait for it. Changes no value.
+hook, because a hook would break its graph. `order_warning` warns of data that is not shuffled: ranks
+take fixed parts of each batch, so with sorted data one rank always has the longest completions and all
+others wait for it. Changes no value.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from enum import Enum
-from itertools import pairwise
 from typing import Any
 
 from transformers import TrainerCallback
@@ -25,7 +23,7 @@ from transformers import TrainerCallback
 from grpo_run.runtime.rank.exact.state import ExactState
 from grpo_run.runtime.rank.hooks._callback import GuardCallback, TrainerSource
 from grpo_run.runtime.rank.hooks._phases import mark_callbacks
-from grpo_run.runtime.rank.hooks._resume import RestoredCall, facts_of, skip_training
+from grpo_run.runtime.rank.hooks._resume import RestoredCall, epochs_skipped, facts_of
 from grpo_run.runtime.rank.hooks._rollout_hooks import rollouts_hooked
 from grpo_run.runtime.rank.learning import LearningGuards, StepReader, read_steps
 from grpo_run.runtime.rank.memory_plan.facts import publish_facts
@@ -69,65 +67,20 @@ def record_model_activity(trainer: Any, session: Session) -> Iterator[None]:
             handle.remove()
 
 
-SAMPLES = 256
-"""Rows that are looked at, evenly spread over the data set."""
-SORTED_SHARE = 0.9
-"""Share of neighbours in one order from which a data set counts as sorted; of random ones, half are."""
-TEXT_COLUMNS = ("prompt", "text", "messages", "question", "input_ids")
+def order_warning(trainer: Any) -> str | None:
+    """Return a warning if a trainer that generates reads its data in the order that the script has given.
 
-
-class ReadingOrder(Enum):
-    """In which order a trainer reads its data, as far as it says."""
-
-    shuffled = "shuffled"
-    kept = "kept"
-    sorted_by_length = "sorted by length"
-    unknown = "unknown"
-
-
-def data_order(trainer: Any) -> ReadingOrder:
-    """Return the order of the training data; unknown for trainers that do not say whether they shuffle.
-
-    Of trainers that generate, `shuffle_dataset` is the sampler's order. SFT has a setting of that name, too:
-    it shuffles once in advance, and the sampler of `transformers.Trainer` is random in any case.
+    SFT has a setting `shuffle_dataset`, too: it shuffles once in advance, and its sampler is random anyway.
     """
-    generates = hasattr(trainer, trainer_names.GENERATE)
-    shuffles = getattr(trainer.args, "shuffle_dataset", None) if generates else None
-    if shuffles is None:
-        return ReadingOrder.unknown
-    if shuffles:
-        return ReadingOrder.shuffled
-    return (
-        ReadingOrder.sorted_by_length
-        if _is_sorted(getattr(trainer, "train_dataset", None))
-        else ReadingOrder.kept
-    )
-
-
-def warning(order: ReadingOrder) -> str | None:
-    """Return the warning about an order; None for one that is harmless or unknown."""
-    if order not in (ReadingOrder.kept, ReadingOrder.sorted_by_length):
+    if (
+        not hasattr(trainer, trainer_names.GENERATE)
+        or getattr(trainer.args, "shuffle_dataset", None) is not False
+    ):
         return None
-    how = " and the data set is sorted by length" if order is ReadingOrder.sorted_by_length else ""
     return (
-        f"shuffle_dataset=False{how}: each rank takes a fixed part of every batch, so one rank may always"
-        " have the longest completions while the others wait; shuffle the data set unless its order matters"
+        "shuffle_dataset=False: each rank takes a fixed part of every batch, so one rank may always have the"
+        " longest completions while the others wait; shuffle the data set unless its order matters"
     )
-
-
-def _is_sorted(dataset: Any) -> bool:
-    """Whether the lengths of the first text column rise or fall from row to row."""
-    columns = getattr(dataset, "column_names", None)
-    column = next((name for name in TEXT_COLUMNS if name in (columns or ())), None)
-    # only a data set of Hugging Face can be read without a transform, which may draw random numbers
-    if column is None or not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
-        return False
-    step = max(1, len(dataset) // SAMPLES)
-    rows = dataset.with_format(None).select(range(0, len(dataset), step))
-    lengths = [len(str(value)) for value in rows[column]]
-    rises = sum(later > earlier for earlier, later in pairwise(lengths))
-    falls = sum(later < earlier for earlier, later in pairwise(lengths))
-    return max(rises, falls) >= SORTED_SHARE * (rises + falls) > 0 and rises + falls >= len(lengths) // 2
 
 
 def run_train_call(
@@ -161,8 +114,7 @@ def run_train_call(
     step_vote = StepVote(session, guard.requests, guards)
     reader = StepReader(trainer)
     forecasts = prepare(trainer, session, call.ordinal)
-    order = data_order(trainer)
-    if (text := warning(order)) is not None and session.world_size > 1:
+    if (text := order_warning(trainer)) is not None and session.world_size > 1:
         session.warn(text)
     with ExitStack() as hooks:
         exact = ExactState(
@@ -203,7 +155,11 @@ def run_train_call(
         trainer.add_callback(callback)
         hooks.callback(trainer.remove_callback, callback)
         if resume.finished:
-            hooks.enter_context(skip_training(trainer, only_at_end=resume.foreign))
+
+            def over() -> bool:  # the script may ask for more steps than the call of another run took
+                return not resume.foreign or trainer.state.global_step >= trainer.state.max_steps
+
+            hooks.enter_context(epochs_skipped(trainer, over))
         result = original(trainer, resume.argument, None, *args, **kwargs)
         if not resume.finished or resume.foreign:
             finish(session, call, saver, trainer.state.global_step)

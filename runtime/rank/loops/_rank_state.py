@@ -22,7 +22,7 @@ from grpo_run.runtime.errors import CheckpointError, ConfigError
 from grpo_run.runtime.rank.exact import format
 from grpo_run.runtime.rank.exact.callback_state import GENERATORS
 from grpo_run.runtime.rank.exact.data_order import global_rng, set_global_rng
-from grpo_run.runtime.rank.exact.encoding import Decoder, UnsupportedValueError, encode
+from grpo_run.runtime.rank.exact.encoding import Decoder, UnsupportedValueError, encode, refill
 from grpo_run.runtime.rank.exact.format import SavedRankState
 from grpo_run.runtime.rank.loops._state import LoopState
 from grpo_run.runtime.rank.loops.data_position import DataPosition
@@ -115,11 +115,7 @@ class InPlace:
             return present
         if isinstance(value, (list, tuple, deque)):
             return self._fill_sequence(present, value, path)
-        if isinstance(value, set) and isinstance(present, set):
-            present.clear()
-            present.update(value)
-            return present
-        return value
+        return present if refill(present, value) else value
 
     def _fill_sequence(self, present: Any, value: Any, path: str) -> Any:
         same = (type(value) is tuple and isinstance(present, tuple)) or isinstance(present, type(value))
@@ -156,10 +152,8 @@ class Randomness:
 
     def state(self) -> dict[str, Any]:
         """Return the state of every generator."""
-        return {RANDOM: {**global_rng(), "cuda": _cuda_state()}, GENERATOR_STATES: self._read()}
-
-    def _read(self) -> dict[str, Any]:
-        return {key: _accessors(one)[0](one) for key, one in self._generators.items()}
+        own = {key: _accessors(one)[0](one) for key, one in self._generators.items()}
+        return {RANDOM: {**global_rng(), "cuda": _cuda_state()}, GENERATOR_STATES: own}
 
     def set(self, state: dict[str, Any]) -> None:
         """Restore the result of `state`.
@@ -264,22 +258,12 @@ class LoadedRankState:
         self.guards = saved.guards
         self.folder = folder
         self._parts = {part: decoder(value) for part, value in saved.loop.items()}
-
-    @property
-    def randomness(self) -> dict[str, Any]:
+        self.randomness = self._parts
         """The argument of `Randomness.set`."""
-        return self._parts
-
-    @property
-    def data(self) -> Any:
+        self.data: Any = self._parts.get(DATA)
         """The argument of `DataPosition.load`; None if the loop read no data."""
-        return self._parts.get(DATA)
-
-    @property
-    def gradient_orders(self) -> dict[str, list[int]]:
+        self.gradient_orders: dict[str, list[int]] = self._parts.get(GRADIENT_ORDERS) or {}
         """The order of gradients by key of the module."""
-        orders: dict[str, list[int]] = self._parts.get(GRADIENT_ORDERS) or {}
-        return orders
 
     def restore(self, state: LoopState) -> None:
         """Set the plain values and the stateful objects, in place where that is possible.

@@ -43,7 +43,6 @@ from grpo_run.runtime.rank.step.resume import CallFacts, agree_on_resume, held_s
 from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.watchdog.learning_observations import StepValues
 from grpo_run.watchdog.observation import Phase, RankState
-from grpo_run.watchdog.rank_metrics import LOGGED
 
 
 class LoopContents(CheckpointContents):
@@ -90,11 +89,6 @@ class LoopContents(CheckpointContents):
         self._write_rank_state(folder)
 
 
-PREFIX = "train/"
-"""Under which many scripts log what is not of an evaluation."""
-NAMES = frozenset(name for metric in LOGGED for name in metric.logged_as)
-
-
 class LoopLogs:
     """Takes what the script logs of one loop.
 
@@ -117,7 +111,7 @@ class LoopLogs:
         """Publish the numbers that are known. Not collective."""
         if threading.current_thread() is not threading.main_thread():
             return  # only one thread writes the slot
-        metrics = known_metrics(_numbers(values))
+        metrics = known_metrics(values)
         self._finite &= math.isfinite(metrics.get("loss", 0.0))
         self._reward = metrics.get("reward", self._reward)
         publish_metrics(self._session, metrics, step=self._step(), train_call=self._train_call)
@@ -133,22 +127,6 @@ class LoopLogs:
         return StepValues(
             finite=finite or not self.optimized, reward=reward if self._session.is_main else None
         )
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the entries with known names that are numbers, also those in tensors and arrays of one
-    element.
-    """
-    found: dict[str, float] = {}
-    for key, value in values.items():
-        name = key.removeprefix(PREFIX) if isinstance(key, str) else ""
-        if name not in NAMES or isinstance(value, (bool, str)):
-            continue
-        try:
-            found[name] = float(value.item() if hasattr(value, "item") else value)
-        except (TypeError, ValueError, RuntimeError):  # a histogram, or a tensor of several elements
-            continue
-    return found
 
 
 class SupervisedLoop:

@@ -1,6 +1,6 @@
 """Does a checkpoint fit this run? Compares its model, world size and batch with the request's.
 
-Also judges checkpoints without a manifest, which must have all required files. Called by `choice.py` and
+Also judges checkpoints without a manifest, which must have all required files. Called by
 `choice.py`. Does not compare digests (`runtime.checkpoints.digests`).
 """
 
@@ -24,13 +24,27 @@ MAX_LISTED_FILES = 3
 """Missing files that an error message lists."""
 
 
-def exact_resharding_problem(folder: Path, ranks: int) -> str | None:
+def resharding_problem(folder: Path, ranks: int) -> str | None:
     """Return why `ranks` ranks cannot resume the exact state of a checkpoint, or None."""
     # imports torch, which the script may have to import first
-    from grpo_run.runtime.rank.exact.geometry import resharding_problem
+    from grpo_run.runtime.rank.exact import geometry
 
-    reason: str | None = resharding_problem(folder, ranks)
-    return reason
+    return geometry.resharding_problem(folder, ranks)
+
+
+def check_fit(request: ResumeRequest, path: Path, manifest: Manifest) -> tuple[str | None, str | None]:
+    """Compare a checkpoint with this run: its model, world size and batch.
+
+    Returns:
+        a message for the user about what changes, and why this run cannot resume the checkpoint although its
+        settings fit; each None if there is nothing to say.
+
+    Raises:
+        UsageError: the settings do not fit; the message says what would help.
+    """
+    check_model(request, path, manifest)
+    notice = check_world_size(request, path, manifest)
+    return notice, resharding_problem(path, request.world_size) if notice is not None else None
 
 
 def check_model(request: ResumeRequest, path: Path, manifest: Manifest) -> None:

@@ -34,17 +34,10 @@ from grpo_run.runtime.checkpoints.search import (
     step_of,
 )
 from grpo_run.runtime.errors import CheckpointError, ConfigError, UsageError
-from grpo_run.runtime.rank.resuming._fit import (
-    check_model,
-    check_world_size,
-    exact_resharding_problem,
-    missing_files,
-    unverified_notice,
-)
+from grpo_run.runtime.rank.resuming._fit import check_fit, missing_files, unverified_notice
 from grpo_run.runtime.rank.resuming.request import (
     RejectedCheckpoint,
     ReportRejected,
-    ReshardingProblem,
     ResumeChoice,
     ResumeRequest,
 )
@@ -53,9 +46,7 @@ from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.text import rank_names
 
 
-def choose_for_script(
-    request: ResumeRequest, report: ReportRejected, resharding_problem: ReshardingProblem
-) -> ResumeChoice:
+def choose_for_script(request: ResumeRequest, report: ReportRejected) -> ResumeChoice:
     """Choose the checkpoint that the script's argument means.
 
     Args:
@@ -72,7 +63,7 @@ def choose_for_script(
             return ResumeChoice(argument=argument, from_script=True)  # transformers raises its own error
         newest_step = step_of(path)
         if newest_step is None or path.resolve().parent != request.output_dir.resolve():
-            return _exactly(request, path, resharding_problem)
+            return _exactly(request, path)
     paths = [candidate.path for candidate in find_candidates(request.output_dir)]
     if not request.first_attempt:
         paths = [path for path in paths if path.stat().st_mtime < request.run_started_at]
@@ -86,10 +77,10 @@ def choose_for_script(
         assert step is not None, "candidates are named checkpoint-N"
         if newest_step is not None and step > newest_step:
             continue
-        problem = _problem(request, path, resharding_problem)
+        notice, problem = _judged(request, path)
         if problem is None:
             fallback = f"{rejected[0]}; {path.name} is used instead" if rejected else None
-            notice = "; ".join(filter(None, [fallback, _notice(request, path)])) or None
+            notice = "; ".join(filter(None, [fallback, notice])) or None
             return ResumeChoice(argument=str(path), notice=notice)
         rejected.append(f"{path.name} cannot be used: {problem}")
         report(RejectedCheckpoint(path=path, step=step, reason=problem, own=False))
@@ -101,53 +92,39 @@ def choose_for_script(
     )
 
 
-def _exactly(request: ResumeRequest, path: Path, resharding_problem: ReshardingProblem) -> ResumeChoice:
+def _exactly(request: ResumeRequest, path: Path) -> ResumeChoice:
     """Use the named directory or refuse it."""
     argument = request.script_argument
-    problem = _problem(request, path, resharding_problem)
+    notice, problem = _judged(request, path)
     if problem is not None:
         raise UsageError(
             f"resume_from_checkpoint={argument}: {problem}; to start from its weights only, load them with"
             " from_pretrained"
         )
-    return ResumeChoice(argument=argument, from_script=True, notice=_notice(request, path))
+    return ResumeChoice(argument=argument, from_script=True, notice=notice)
 
 
-def _problem(request: ResumeRequest, path: Path, resharding_problem: ReshardingProblem) -> str | None:
-    """Return why a checkpoint cannot be used, or None.
+def _judged(request: ResumeRequest, path: Path) -> tuple[str | None, str | None]:
+    """Return the notice about a checkpoint that is used, and why it cannot be used; see `check_fit`.
 
     Raises:
         UsageError: it is verified, but does not fit the run.
     """
     if not (path / MANIFEST).exists():
-        return missing_files(path, request.world_size)
+        return unverified_notice(path, request.world_size), missing_files(path, request.world_size)
     try:
         manifest = read_manifest(path)
         verify_digests(path, manifest.files)
     except CheckpointError as error:
-        return str(error)
-    check_model(request, path, manifest)
-    if check_world_size(request, path, manifest) is None:
-        return None
-    return resharding_problem(path, request.world_size)
+        return None, str(error)
+    return check_fit(request, path, manifest)
 
 
-def _notice(request: ResumeRequest, path: Path) -> str | None:
-    if (path / MANIFEST).exists():
-        return check_world_size(request, path, read_manifest(path))
-    return unverified_notice(path, request.world_size)
-
-
-def choose(
-    request: ResumeRequest,
-    report_rejected: ReportRejected,
-    resharding_problem: ReshardingProblem = exact_resharding_problem,
-) -> ResumeChoice:
+def choose(request: ResumeRequest, report_rejected: ReportRejected) -> ResumeChoice:
     """Choose the checkpoint for one call.
 
     Args:
-        report_rejected: called once for each checkpoint that is not used. resharding_problem: returns why the
-        exact state of a checkpoint cannot be resumed at another world size.
+        report_rejected: called once for each checkpoint that is not used.
 
     Raises:
         UsageError: a checkpoint that the user named cannot be used, the newest checkpoint does not fit
@@ -162,14 +139,14 @@ def choose(
             reported.add(rejected.path)
             report_rejected(rejected)
 
-    own = _newest_of_run(request, request.run_id, report, resharding_problem, own=True)
+    own = _newest_of_run(request, request.run_id, report, own=True)
     if own is not None:
         _refuse_used_id(request, own)
         return own
     if request.resume_from is not None:
-        return _resume_from(request, request.resume_from, report, resharding_problem)
+        return _resume_from(request, request.resume_from, report)
     if request.script_argument:
-        return choose_for_script(request, report, resharding_problem)
+        return choose_for_script(request, report)
     return ResumeChoice(argument=request.script_argument, notice=_other_run_notice(request))
 
 
@@ -211,12 +188,7 @@ def _other_run_notice(request: ResumeRequest) -> str | None:
 
 
 def _newest_of_run(
-    request: ResumeRequest,
-    run_id: str,
-    report: ReportRejected,
-    resharding_problem: ReshardingProblem,
-    *,
-    own: bool,
+    request: ResumeRequest, run_id: str, report: ReportRejected, *, own: bool
 ) -> ResumeChoice | None:
     """Return the newest verified checkpoint of this call in a run, or None if there is none.
 
@@ -228,9 +200,7 @@ def _newest_of_run(
     in_memory = request.in_memory if own else None
     if in_memory is not None:
         newest, saved_by = in_memory.path, in_memory.manifest
-        check_model(request, newest, saved_by)
-        notice_in_memory = check_world_size(request, newest, saved_by)
-        problem = resharding_problem(newest, request.world_size) if notice_in_memory is not None else None
+        notice_in_memory, problem = check_fit(request, newest, saved_by)
         if problem is not None:
             refusal = f"{newest.name}: {problem}; start {saved_by.world_size} ranks"
             report(RejectedCheckpoint(path=newest, step=saved_by.step, reason=problem, own=own))
@@ -257,9 +227,8 @@ def _newest_of_run(
             corrupt = not is_read_error(error)
             report(RejectedCheckpoint(path=path, step=step, reason=str(error), corrupt=corrupt, own=own))
             continue
-        check_model(request, path, manifest)
-        notice = check_world_size(request, path, manifest)
-        if notice is not None and (problem := resharding_problem(path, request.world_size)) is not None:
+        notice, problem = check_fit(request, path, manifest)
+        if problem is not None:
             refusal = refusal or f"{path.name}: {problem}; start {manifest.world_size} ranks"
             report(RejectedCheckpoint(path=path, step=step, reason=problem, own=own))
             continue
@@ -276,14 +245,12 @@ def _newest_of_run(
     return None
 
 
-def _resume_from(
-    request: ResumeRequest, target: str, report: ReportRejected, resharding_problem: ReshardingProblem
-) -> ResumeChoice:
+def _resume_from(request: ResumeRequest, target: str, report: ReportRejected) -> ResumeChoice:
     """Resume from the run id or the directory given with `--resume-from`."""
     path = Path(target)
     script_choice = ResumeChoice(argument=request.script_argument, from_script=True)
     if not path.is_dir():
-        choice = _newest_of_run(request, target, report, resharding_problem, own=False)
+        choice = _newest_of_run(request, target, report, own=False)
         if choice is None and request.call.ordinal == 1:
             raise UsageError(
                 f"--resume-from {target}: neither a checkpoint directory nor a run with a complete checkpoint"
@@ -296,14 +263,13 @@ def _resume_from(
             if manifest.train_call.ordinal < request.call.ordinal:
                 return script_choice  # what the other run did after the named checkpoint is done anew
             if manifest.train_call.ordinal > request.call.ordinal:
-                choice = _newest_of_run(request, manifest.run_id, report, resharding_problem, own=False)
+                choice = _newest_of_run(request, manifest.run_id, report, own=False)
                 return choice or script_choice
             verify_digests(path, manifest.files)
         except CheckpointError as error:
             raise UsageError(f"--resume-from {path}: {error}; name another checkpoint") from error
-        check_model(request, path, manifest)
-        notice = check_world_size(request, path, manifest)
-        if notice is not None and (problem := resharding_problem(path, request.world_size)) is not None:
+        notice, problem = check_fit(request, path, manifest)
+        if problem is not None:
             raise UsageError(f"--resume-from {path}: {problem}; start {manifest.world_size} ranks")
         checkpoint = FoundCheckpoint(path=path, manifest=manifest)
         return ResumeChoice(argument=str(path), checkpoint=checkpoint, foreign=True, notice=notice)
@@ -311,10 +277,10 @@ def _resume_from(
         raise UsageError(f"--resume-from {path}: not a checkpoint (it has no {TRAINER_STATE})")
     if path.resolve().parent != request.output_dir.resolve() and request.call.ordinal != 1:
         return script_choice
-    missing = missing_files(path, request.world_size)
+    notice, missing = _judged(request, path)
     if missing:
         raise UsageError(f"--resume-from {path}: {missing}; name another checkpoint")
-    return ResumeChoice(argument=str(path), notice=unverified_notice(path, request.world_size))
+    return ResumeChoice(argument=str(path), notice=notice)
 
 
 def agree(session: Session, request: ResumeRequest) -> ResumeChoice:

@@ -52,6 +52,10 @@ class ResumeRequest:
         return Path(self.call.output_dir)
 
 
+SENT = ("argument", "foreign", "in_memory", "from_script", "notice", "ordinal")
+"""Fields of a choice that are sent to the other ranks as they are."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResumeChoice:
     """The `resume_from_checkpoint` argument to pass to `train()`, and where it comes from."""
@@ -79,17 +83,8 @@ class ResumeChoice:
 
     def to_text(self) -> str:
         """Serialize the choice for the other ranks."""
-        return json.dumps(
-            {
-                "argument": self.argument,
-                "checkpoint": str(self.checkpoint.path) if self.checkpoint else None,
-                "foreign": self.foreign,
-                "in_memory": self.in_memory,
-                "from_script": self.from_script,
-                "notice": self.notice,
-                "ordinal": self.ordinal,
-            }
-        )
+        plain = {name: getattr(self, name) for name in SENT}
+        return json.dumps({"checkpoint": str(self.checkpoint.path) if self.checkpoint else None, **plain})
 
     @classmethod
     def from_text(cls, text: str, request: ResumeRequest) -> ResumeChoice:
@@ -103,29 +98,16 @@ class ResumeChoice:
             CheckpointError: this rank cannot see the checkpoint.
         """
         fields = json.loads(text)
+        path, argument, checkpoint = fields.pop("checkpoint"), fields["argument"], None
         if fields["from_script"]:
-            return cls(
-                argument=request.script_argument,
-                from_script=True,
-                notice=fields["notice"],
-                ordinal=fields["ordinal"],
-            )
-        checkpoint = None
-        if fields["in_memory"]:
+            fields["argument"] = request.script_argument
+        elif fields["in_memory"]:
             checkpoint = request.in_memory
-        elif fields["checkpoint"] is not None:
-            path = Path(fields["checkpoint"])
-            checkpoint = FoundCheckpoint(path=path, manifest=read_manifest(path))
-        elif isinstance(fields["argument"], str) and not Path(fields["argument"]).is_dir():
-            raise CheckpointError(f"{fields['argument']} does not exist")
-        return cls(
-            argument=fields["argument"],
-            checkpoint=checkpoint,
-            foreign=fields["foreign"],
-            in_memory=fields["in_memory"],
-            notice=fields["notice"],
-            ordinal=fields["ordinal"],
-        )
+        elif path is not None:
+            checkpoint = FoundCheckpoint(path=Path(path), manifest=read_manifest(Path(path)))
+        elif isinstance(argument, str) and not Path(argument).is_dir():
+            raise CheckpointError(f"{argument} does not exist")
+        return cls(checkpoint=checkpoint, **fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +124,6 @@ class RejectedCheckpoint:
 
 
 ReportRejected = Callable[[RejectedCheckpoint], None]
-ReshardingProblem = Callable[[Path, int], "str | None"]
-"""(checkpoint, world size) to the reason why that many ranks cannot resume its exact state, or None."""
 
 
 def output_directory(config: RunConfig, chosen: str) -> str:

@@ -140,7 +140,8 @@ class DirectSaves:
         result = write(path)
         self.written.agree()
         if self._session.is_main:
-            self._publish(identity, path, best(), began)
+            manifest = write_manifest(path, identity)
+            self._record(identity, path, manifest.size_bytes, best(), began)
         return result
 
     def save_snapshot(self, identity: Identity, write: Callable[[Path], Any], *, began: float) -> None:
@@ -161,10 +162,6 @@ class DirectSaves:
             shutil.rmtree(writing, ignore_errors=True)
             self._record(identity, path, read_manifest(path).size_bytes, None, began)
 
-    def _publish(self, identity: Identity, path: Path, best: str | None, began: float) -> None:
-        manifest = write_manifest(path, identity)
-        self._record(identity, path, manifest.size_bytes, best, began)
-
     def _record(
         self, identity: Identity, path: Path, size_bytes: int, best: str | None, began: float
     ) -> None:
@@ -179,7 +176,7 @@ class DirectSaves:
             train_call=identity.train_call.ordinal,
             scheduled=identity.scheduled,
             kept=identity.kept,
-            size_bytes=self._last_bytes,
+            size_bytes=size_bytes,
             seconds=time.perf_counter() - began,
         )
         self._session.journal.sync()

@@ -111,7 +111,7 @@ class Saver:
         """
         self._collect_vote()
         with self._in_phase():
-            return self._save(write)
+            return self._save(write, scheduled=True)
 
     def decide(self, step: int, agreed: Flags) -> None:
         """Set what is due after a finished step.
@@ -175,66 +175,50 @@ class Saver:
                 return None
             return self._durable(step)
 
-    def _save(self, write: Callable[[Path], Any]) -> Any:
+    def _take_snapshot(self, *, required: bool, kept: bool = False) -> None:
+        """Take a snapshot that the script did not ask for."""
+        with self._contents.unnoticed():
+            self._save(self._contents.write, scheduled=False, required=required, kept=kept)
+
+    def _save(
+        self, write: Callable[[Path], Any], *, scheduled: bool, required: bool = True, kept: bool = False
+    ) -> Any:
+        """Save the present step in memory, or directly on disk if that is not possible and it is required.
+
+        Return what `write` returns for a checkpoint of the script's own schedule that is written directly.
+        """
+        contents, snapshots = self._contents, None if self._memory_was_short() else self._snapshots
+        if snapshots is None and not required:
+            return None
         began = time.perf_counter()
         flags = SaveFlags(
-            non_finite=has_non_finite_weights(self._contents.parameters()),
-            mode=self._contents.save_mode(),
-            disk_short=self._direct.disk_is_short(),
+            non_finite=has_non_finite_weights(contents.parameters()),
+            mode=contents.save_mode() if scheduled else SaveMode.in_memory,
+            disk_short=required and self._direct.disk_is_short(unasked=not scheduled and contents.call_ends),
         )
-        taken = False
-        if self._snapshots is None or self._memory_was_short():
+        taken, returned = False, None
+        if snapshots is None:
             flags = flags.maximum(self._session.votes)
         else:
-            staged = self._contents.staged(scheduled=True)
-            flags, taken = self._try_snapshot(self._snapshots, flags, write, staged)
+            staged = contents.staged(scheduled=scheduled, urgent=required and not scheduled, kept=kept)
+            flags, taken = self._try_snapshot(snapshots, flags, write, staged)
+            if taken and flags.mode == SaveMode.in_memory_then_wait:
+                snapshots.wait_durable()
         if flags.non_finite:
-            self._refuse_non_finite(scheduled=True)
-            return None
-        returned = None
-        if taken:
-            if self._snapshots is not None and flags.mode == SaveMode.in_memory_then_wait:
-                self._snapshots.wait_durable()
-        elif flags.disk_short:
-            self._direct.report_short_disk(self._step, scheduled=True)
-            return None
-        else:
-            returned = self._direct.save(
-                self._contents.identity(scheduled=True), write, best=self._contents.best, began=began
-            )
-            self._note_stop(self._direct.written)
-        self._record_saved(began)
-        return returned
-
-    def _take_snapshot(self, *, required: bool = False, kept: bool = False) -> None:
-        """Take a snapshot that the script did not ask for: in memory, or directly on disk if it is
-        required."""
-        snapshots = None if self._memory_was_short() else self._snapshots
-        if snapshots is None and not required:
-            return
-        began, taken = time.perf_counter(), False
-        flags = SaveFlags(
-            non_finite=has_non_finite_weights(self._contents.parameters()),
-            disk_short=required and self._direct.disk_is_short(unasked=self._contents.call_ends),
-        )
-        with self._contents.unnoticed():
-            if snapshots is None:
-                flags = flags.maximum(self._session.votes)
+            self._refuse_non_finite(scheduled=scheduled)
+        elif not taken and required and flags.disk_short:
+            self._direct.report_short_disk(self._step, scheduled=scheduled)
+        elif not taken and required:
+            identity = contents.identity(scheduled=scheduled, kept=kept)
+            if scheduled:
+                returned = self._direct.save(identity, write, best=contents.best, began=began)
             else:
-                staged = self._contents.staged(scheduled=False, urgent=required, kept=kept)
-                flags, taken = self._try_snapshot(snapshots, flags, self._contents.write, staged)
-            if not taken and required and flags.disk_short:
-                self._direct.report_short_disk(self._step, scheduled=False)
-            elif not taken and required and not flags.non_finite:
-                self._direct.save_snapshot(
-                    self._contents.identity(scheduled=False, kept=kept), self._contents.write, began=began
-                )
-                self._note_stop(self._direct.written)
-                taken = True
-        if flags.non_finite:
-            self._refuse_non_finite(scheduled=False)
-        elif taken:
+                self._direct.save_snapshot(identity, write, began=began)
+            self._note_stop(self._direct.written)
+            taken = True
+        if taken:
             self._record_saved(began)
+        return returned
 
     def _try_snapshot(
         self, snapshots: Snapshots, flags: SaveFlags, write: Callable[[Path], Any], staged: StagedSnapshot

@@ -15,17 +15,29 @@ from typing import Any
 from grpo_run.runtime.rank.session import Session
 from grpo_run.watchdog.rank_metrics import LOGGED
 
+PREFIX = "train/"
+"""Under which many scripts log what is not of an evaluation."""
+
 
 def known_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers that the table lists, by field."""
+    """Return the numbers that the table lists, by field; also those in tensors and arrays of one element."""
     found: dict[str, float] = {}
     for metric in LOGGED:
         for name in metric.logged_as:
-            value = logs.get(name)
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                found[metric.field] = float(value)
+            value = _number(logs.get(name, logs.get(f"{PREFIX}{name}")))
+            if value is not None:
+                found[metric.field] = value
                 break
     return found
+
+
+def _number(value: Any) -> float | None:
+    if value is None or isinstance(value, (bool, str)):
+        return None
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError):  # a histogram, or a tensor of several elements
+        return None
 
 
 def publish_metrics(

@@ -92,8 +92,20 @@ def agree_on_resume(
         raise Stopped(session.slot.step)
     facts = facts or CallFacts()
     snapshot = open_expected(session, frozenset(claimed))
-    request = _request(session, call, script_argument, facts)
-    request = replace(request, in_memory=snapshot.checkpoint if snapshot is not None else None)
+    config, settings = session.config, session.settings
+    request = ResumeRequest(
+        call=call,
+        run_id=config.run_id,
+        world_size=session.world_size,
+        first_attempt=settings.first_attempt,
+        run_started_at=settings.run_started_at,
+        script_argument=script_argument,
+        resume_from=config.resume_from,
+        fresh=config.fresh,
+        batch=facts.batch,
+        parameters=facts.parameters,
+        in_memory=snapshot.checkpoint if snapshot is not None else None,
+    )
     rejected_before = session.rejected_checkpoints
     identified, record = IdentifiedCall(call=call), dict[str, Any]()
     if session.is_main:
@@ -103,7 +115,7 @@ def agree_on_resume(
         request = replace(
             request,
             call=identified.call,
-            also_search=(*identified.directories, *request.also_search),
+            also_search=identified.directories,
             in_memory=checkpoint_for(snapshot, identified.call),
         )
     choice = agree(session, request)
@@ -119,25 +131,6 @@ def agree_on_resume(
         _report(session, identified, choice, rejected=session.rejected_checkpoints > rejected_before)
     _announce(session, call, choice)
     return AgreedResume(choice=choice, record=record)
-
-
-def _request(
-    session: Session, call: TrainCall, script_argument: str | bool | None, facts: CallFacts
-) -> ResumeRequest:
-    """Return what every rank knows of the call before rank 0 has recognized it."""
-    config, settings = session.config, session.settings
-    return ResumeRequest(
-        call=call,
-        run_id=config.run_id,
-        world_size=session.world_size,
-        first_attempt=settings.first_attempt,
-        run_started_at=settings.run_started_at,
-        script_argument=script_argument,
-        resume_from=config.resume_from,
-        fresh=config.fresh,
-        batch=facts.batch,
-        parameters=facts.parameters,
-    )
 
 
 def _clean_up(session: Session, call: TrainCall) -> None:

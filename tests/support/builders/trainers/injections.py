@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from grpo_run.runtime.launch.injections import parse_all
@@ -25,10 +26,10 @@ class Log:
 
 
 def make(
-    log: Log, *texts: str, rank: int = 1, world_size: int = 3, fired: set[str] | None = None
+    log: Log, *texts: str, rank: int = 1, world_size: int = 3, fired: Collection[str] = (), **more: Any
 ) -> Injector:
     """Return the injector of one rank."""
-    return Injector(parse_all(texts), rank=rank, world_size=world_size, journal=log, fired=fired or set())
+    return Injector(parse_all(texts), rank=rank, world_size=world_size, journal=log, fired=fired, **more)
 
 
 def alone(number: int) -> int:

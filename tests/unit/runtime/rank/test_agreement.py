@@ -82,30 +82,20 @@ def test_ranks_at_different_calls_get_an_error_that_names_both(other: ConsensusC
 
 def test_different_iterations_of_a_loop_are_an_error() -> None:
     """One rank has left the loop and begun it again: the same line, but another count."""
-    answers = [
-        call("while_any", iteration=6, ordinal=9).encode(),
-        call("while_any", iteration=1, ordinal=9).encode(),
-    ]
+    calls = [call("while_any", iteration=iteration, ordinal=9) for iteration in (6, 1)]
     with pytest.raises(ConsensusError) as caught:
-        agree(call("while_any", iteration=6, ordinal=9), answers)
-    assert "rank 0 is in consensus.while_any at train.py:12 in main (iteration 6, call 9)" in str(
-        caught.value
-    )
-    assert "rank 1 is in consensus.while_any at train.py:12 in main (iteration 1, call 9)" in str(
-        caught.value
-    )
+        agree(calls[0], [one.encode() for one in calls])
+    for rank, iteration in enumerate((6, 1)):
+        place = f"consensus.while_any at train.py:12 in main (iteration {iteration}, call 9)"
+        assert f"rank {rank} is in {place}" in str(caught.value)
 
 
 def test_folders_and_the_number_of_calls_may_differ() -> None:
     """Nodes may have the script in different places, and a rank that has joined later has called less
     often.
     """
-    answers = [
-        call(flag=True).encode(),
-        call(file="/scratch/node1/train.py").encode(),
-        call(ordinal=1).encode(),
-    ]
-    assert agree(call(), answers)
+    calls = [call(flag=True), call(file="/scratch/node1/train.py"), call(ordinal=1)]
+    assert agree(call(), [one.encode() for one in calls])
 
 
 def test_another_collective_in_the_place_of_a_call_is_an_error() -> None:

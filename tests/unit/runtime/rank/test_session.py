@@ -16,6 +16,9 @@ from grpo_run.runtime.rank.error_report import write_error
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.headroom import Headroom
 
+Make = Callable[[int], Session]
+Events = Callable[[], list[dict[str, Any]]]
+
 
 @pytest.fixture
 def rank(
@@ -33,9 +36,7 @@ def rank(
 
 
 def test_a_warning_of_all_ranks_is_printed_and_journaled_once(
-    rank: Callable[[int], Session],
-    events: Callable[[], list[dict[str, Any]]],
-    capfd: pytest.CaptureFixture[str],
+    rank: Make, events: Events, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Every rank calls `warn`; rank 0 prints and journals."""
     for number in (0, 1):
@@ -47,9 +48,7 @@ def test_a_warning_of_all_ranks_is_printed_and_journaled_once(
 
 
 def test_a_warning_of_one_rank_is_journaled_by_that_rank(
-    rank: Callable[[int], Session],
-    events: Callable[[], list[dict[str, Any]]],
-    capfd: pytest.CaptureFixture[str],
+    rank: Make, events: Events, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Under its number, without a printed line. The warning here is of a collective that cannot be logged."""
     for number in (0, 1):
@@ -63,9 +62,7 @@ def test_a_warning_of_one_rank_is_journaled_by_that_rank(
 
 
 def test_a_forked_process_is_not_the_rank(
-    rank: Callable[[int], Session],
-    events: Callable[[], list[dict[str, Any]]],
-    capfd: pytest.CaptureFixture[str],
+    rank: Make, events: Events, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It prints, journals and reports nothing for the rank, and has no session."""
     session = rank(0)
@@ -82,7 +79,7 @@ def test_a_forked_process_is_not_the_rank(
 
 
 def test_a_rank_may_take_its_share_of_the_memory_that_is_free(
-    rank: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch
+    rank: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the host's nearest limit; that of a device is not known before the script uses one."""
     limits = [Headroom(name=name, free_bytes=free, total_bytes=100) for name, free in (("a", 90), ("b", 60))]

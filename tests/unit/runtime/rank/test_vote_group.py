@@ -18,7 +18,7 @@ from grpo_run.runtime.rank.collective_recorder import Recorder
 from grpo_run.runtime.rank.gloo_transport import GlooTransport
 from grpo_run.runtime.rank.transport import SharedMemoryTransport, Transport
 from grpo_run.runtime.rank.unseen_collectives import OwnLog
-from grpo_run.runtime.rank.vote import Flags, Vote, VoteGroup
+from grpo_run.runtime.rank.vote import Flags, Vote, VoteGroup, VoteResult
 
 Connect = Callable[[], Transport]
 
@@ -29,58 +29,29 @@ def alone() -> VoteGroup:
     return VoteGroup()
 
 
-def test_a_single_rank_votes_without_a_transport(alone: VoteGroup) -> None:
-    """Its own vote is the result."""
+def test_a_single_rank_decides_without_a_transport(alone: VoteGroup) -> None:
+    """Its own vote and values are the result. There is no vote before the first and after each collected one.
+    The bootstrap and an exit handler may both close the group.
+    """
+    assert alone.collect() is None
     alone.start(Vote(step=3, flags=Flags(save=True)))
-    result = alone.collect()
-    assert result is not None
-    assert (result.step, result.flags) == (3, Flags(save=True))
-    assert alone.votes == 1
-
-
-def test_collect_without_a_vote_returns_none(alone: VoteGroup) -> None:
-    """This holds before the first vote and after each collected one."""
-    assert alone.collect() is None
-    alone.start(Vote(step=1))
-    alone.collect()
+    assert alone.collect() == VoteResult(step=3, flags=Flags(save=True))
     assert alone.collect() is None
     assert alone.votes == 1
+    assert alone.gather([1, 2**62]) == [[1, 2**62]]
+    assert alone.maxima([3, 0, 2**40]) == [3, 0, 2**40]
+    assert [alone.maximum(value) for value in (-1, 0, 2**40)] == [-1, 0, 2**40]
+    alone.close()
+    alone.close()
 
 
-def test_starting_a_second_vote_is_a_bug(alone: VoteGroup) -> None:
-    """The first one's result would be lost."""
+def test_another_collective_during_a_vote_is_a_bug(alone: VoteGroup) -> None:
+    """The result of the vote would be lost, or ranks could issue the two in different orders."""
     alone.start(Vote(step=1))
     with pytest.raises(AssertionError, match="in progress"):
         alone.start(Vote(step=2))
-
-
-def test_a_maximum_during_a_vote_is_a_bug(alone: VoteGroup) -> None:
-    """Ranks could issue the two collectives in different orders."""
-    alone.start(Vote(step=1))
     with pytest.raises(AssertionError, match="collect the vote first"):
         alone.maximum(1)
-
-
-def test_a_single_rank_gathers_its_own_values(alone: VoteGroup) -> None:
-    """One list for the one rank."""
-    assert alone.gather([1, 2**62]) == [[1, 2**62]]
-
-
-@pytest.mark.parametrize("value", [-1, 0, 2**40])
-def test_the_maximum_of_a_single_rank_is_its_value(alone: VoteGroup, value: int) -> None:
-    """No communication takes place."""
-    assert alone.maximum(value) == value
-
-
-def test_closing_twice_is_harmless(alone: VoteGroup) -> None:
-    """The bootstrap and an exit handler may both close the group."""
-    alone.close()
-    alone.close()
-
-
-def test_the_maxima_of_a_single_rank_are_its_values(alone: VoteGroup) -> None:
-    """The values keep their positions."""
-    assert alone.maxima([3, 0, 2**40]) == [3, 0, 2**40]
 
 
 def transports(kind: str, ranks: int, tmp_path: Path, timeout_seconds: float = 30.0) -> list[Connect]:

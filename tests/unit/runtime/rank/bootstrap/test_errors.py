@@ -42,25 +42,33 @@ def test_the_location_is_in_the_users_code(run: Run, session: Any, tmp_path: Pat
     assert written(session)["location"][:2] == [str(tmp_path / "train.py"), 4]
 
 
-def test_the_traceback_starts_at_the_users_frame(
-    run: Run, session: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Frames of the bootstrap are omitted, in the error file and on standard error."""
-    run("raise ValueError('x')")
-    shown = capsys.readouterr().err
-    for text in (written(session)["traceback"], shown):
-        assert "ValueError: x" in text
-        assert "bootstrap.py" not in text
-        assert "runpy" not in text
+ODD = """
+    class Odd(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+    raise Odd
+"""
 
 
-def test_a_syntax_error_is_printed_as_python_prints_it(
-    run: Run, session: Any, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("source", "kind", "shown"),
+    [
+        ("raise ValueError('x')", "ValueError", "ValueError: x"),
+        ("x = (\n", "SyntaxError", "train.py"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt", "KeyboardInterrupt"),
+        (ODD, "Odd", "Odd"),
+    ],
+)
+def test_any_exception_that_ends_the_script_is_printed_and_reported(
+    run: Run, session: Any, capsys: pytest.CaptureFixture[str], source: str, kind: str, shown: str
 ) -> None:
-    """The output includes the line."""
-    assert run("x = (\n") == 1
-    assert written(session)["type"] == "SyntaxError"
-    assert "train.py" in capsys.readouterr().err
+    """Without the frames of the bootstrap that called it; its own `__str__` may raise."""
+    assert run(source) == 1
+    error = written(session)
+    assert error["type"] == kind
+    for text in (error["traceback"], capsys.readouterr().err):
+        assert shown in text
+        assert kind == "SyntaxError" or ("bootstrap.py" not in text and "runpy" not in text)
 
 
 def test_the_error_file_is_bounded(run: Run, session: Any) -> None:
@@ -81,26 +89,6 @@ def test_a_usage_error_is_one_line_and_exits_with_2(
     assert run("x = 1") == 2
     assert capsys.readouterr().err == "grpo-run: --generation max_time: unknown cap\n"
     assert written(session)["type"] == "ConfigError"
-
-
-def test_a_keyboard_interrupt_is_reported(run: Run, session: Any) -> None:
-    """Like any exception that ends the script."""
-    assert run("raise KeyboardInterrupt") == 1
-    assert written(session)["type"] == "KeyboardInterrupt"
-
-
-def test_an_exception_without_a_message_is_reported(run: Run, session: Any) -> None:
-    """Its own `__str__` may raise."""
-    code = run(
-        """
-        class Odd(Exception):
-            def __str__(self):
-                raise RuntimeError("no text")
-        raise Odd
-        """
-    )
-    assert code == 1
-    assert written(session)["type"] == "Odd"
 
 
 def test_a_usage_error_in_another_thread_ends_the_rank(

@@ -22,35 +22,29 @@ from grpo_run.watchdog.observation import RankState, Slot
         ("sys.exit(True)", 1),
     ],
 )
-def test_sys_exit_gives_the_exit_code_that_python_gives(run: Run, statement: str, code: int) -> None:
-    """Codes are taken modulo 256."""
+def test_sys_exit_gives_the_exit_code_that_python_gives(
+    run: Run, capsys: pytest.CaptureFixture[str], statement: str, code: int
+) -> None:
+    """Codes are taken modulo 256; a text is printed to standard error."""
     assert run(f"import sys\n{statement}") == code
+    assert ("no data" in capsys.readouterr().err) is ("no data" in statement)
 
 
-def test_a_text_given_to_sys_exit_is_printed(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is printed to standard error."""
-    run("import sys\nsys.exit('no data')")
-    assert "no data" in capsys.readouterr().err
+STOPS = """
+    from grpo_run.runtime.errors import Stopped
+    try:
+        raise Stopped(7)
+    except Exception:
+        raise SystemExit(1)
+"""
 
 
-def test_an_agreed_stop_exits_with_75(run: Run, session: Any) -> None:
-    """It is not a failure."""
-    assert run("from grpo_run.runtime.errors import Stopped\nraise Stopped(7)") == 75
+@pytest.mark.parametrize("state", [RankState.starting, RankState.training])
+def test_an_agreed_stop_exits_with_75(run: Run, session: Any, state: RankState) -> None:
+    """It is not a failure: all ranks stop together. The script's `except Exception` does not catch it."""
+    session.slot.state = state
+    assert run(STOPS) == 75
     assert not Path(session.settings.error).exists()
-
-
-def test_an_agreed_stop_passes_through_the_scripts_own_handlers(run: Run) -> None:
-    """`except Exception` does not catch it, and `finally` blocks run."""
-    code = run(
-        """
-        from grpo_run.runtime.errors import Stopped
-        try:
-            raise Stopped(7)
-        except Exception:
-            raise SystemExit(1)
-        """
-    )
-    assert code == 75
 
 
 EXITS = """
@@ -80,11 +74,4 @@ def test_sys_exit_0_outside_training_is_not_reported(run: Run, session: Any, sta
     """A script may end at any time."""
     session.slot.state = state
     assert run(EXITS) == 0
-    assert not Path(session.settings.error).exists()
-
-
-def test_an_agreed_stop_during_training_writes_no_error_file(run: Run, session: Any) -> None:
-    """All ranks stop together."""
-    session.slot.state = RankState.training
-    assert run("from grpo_run.runtime.errors import Stopped\nraise Stopped(7)") == 75
     assert not Path(session.settings.error).exists()

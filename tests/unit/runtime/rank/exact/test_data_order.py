@@ -102,23 +102,17 @@ def test_a_resumed_run_reads_the_remaining_batches_of_an_uninterrupted_run(
     assert again == batches[stopped_after:]
 
 
-def test_the_sampler_keeps_its_type() -> None:
-    """`isinstance` and the class name are unchanged; `close` restores the class and can be repeated."""
-    sampler = Shuffled()
+def test_watching_a_sampler_changes_neither_its_type_nor_its_order() -> None:
+    """`close` restores the class and can be repeated."""
+    plain, sampler = Shuffled(), Shuffled()
     watched = order(sampler)
     assert isinstance(sampler, Shuffled)
     assert type(sampler).__name__ == "Shuffled"
-    watched.close()
-    assert type(sampler) is Shuffled
-    watched.close()
-
-
-def test_watching_a_sampler_does_not_change_its_order() -> None:
-    """A watched and a plain sampler yield the same three epochs."""
-    plain, watched = Shuffled(), Shuffled()
-    order(watched)
     for _ in range(3):
-        assert list(plain) == list(watched)
+        assert list(plain) == list(sampler)
+    for _ in range(2):
+        watched.close()
+        assert type(sampler) is Shuffled
 
 
 def test_the_innermost_sampler_is_found() -> None:
@@ -130,20 +124,14 @@ def test_the_innermost_sampler_is_found() -> None:
     assert find_sampler(SimpleNamespace(batch_sampler=None)) is None
 
 
-def test_a_stream_is_warned_about() -> None:
-    """A stream has no order that could be restored."""
+def test_data_that_cannot_be_exact_is_warned_about() -> None:
+    """A stream has no order that could be restored; without the skip, samples are used twice."""
     warned: list[str] = []
     watched = DataOrder(SimpleNamespace(batch_sampler=None), arguments(), warned.append)
     watched.begin_epoch()
     watched.restore(None, watched.state(epoch_ended=False)[1], "file")
-    assert warned == [data_order.STREAM]
-
-
-def test_ignore_data_skip_is_warned_about() -> None:
-    """Without the skip, samples are used twice."""
-    warned: list[str] = []
     order(Shuffled(), warned, ignore_data_skip=True)
-    assert warned == [data_order.NO_SKIP]
+    assert warned == [data_order.STREAM, data_order.NO_SKIP]
 
 
 @pytest.mark.parametrize(
@@ -200,32 +188,26 @@ def test_an_invalid_generator_state_is_rejected() -> None:
         order(RandomSampler(range(3))).restore(None, {"torch": torch.zeros(1)}, "file")
 
 
-@pytest.mark.parametrize(("drops_last", "expected"), [(False, 1), (True, -1)])
-def test_a_skipping_loader_gets_the_remainder_of_the_full_loader(drops_last: bool, expected: int) -> None:
-    """The remainder is the size of the last, incomplete batch; with `drop_last` it is not set."""
-    full = SimpleNamespace(dataset=range(33), total_batch_size=8, _drop_last=drops_last)
+def remainder(dataset: Any, *, drops_last: bool = False) -> int:
+    """The remainder that a skipping loader gets, which is -1 before."""
+    full = SimpleNamespace(dataset=dataset, total_batch_size=8, _drop_last=drops_last)
     skipping = SimpleNamespace(remainder=-1)
     trainer = SimpleNamespace(
         callback_handler=SimpleNamespace(train_dataloader=full),
         accelerator=SimpleNamespace(gradient_state=SimpleNamespace(active_dataloader=skipping)),
     )
     data_order.keep_remainder(trainer)
-    assert skipping.remainder == expected
+    return skipping.remainder
 
 
-@pytest.mark.parametrize("shard", [False, True])
-def test_a_stream_has_no_remainder(shard: bool) -> None:
-    """accelerate's shard of a stream, which more than one rank gets, has a length that raises."""
+def test_a_skipping_loader_gets_the_remainder_of_the_full_loader() -> None:
+    """The size of the last, incomplete batch; there is none with `drop_last` and for a stream. accelerate's
+    shard of a stream, which more than one rank gets, has a length that raises.
+    """
+    assert remainder(range(33)) == 1
+    assert remainder(range(33), drops_last=True) == -1
     stream: Any = Dataset.from_dict({"text": ["a"] * 9}).to_iterable_dataset()
-    if shard:
-        stream = IterableDatasetShard(stream, batch_size=4, num_processes=2, process_index=0)
-        with pytest.raises(TypeError):
-            len(stream)
-    full = SimpleNamespace(dataset=stream, total_batch_size=8, _drop_last=False)
-    skipping = SimpleNamespace(remainder=-1)
-    trainer = SimpleNamespace(
-        callback_handler=SimpleNamespace(train_dataloader=full),
-        accelerator=SimpleNamespace(gradient_state=SimpleNamespace(active_dataloader=skipping)),
-    )
-    data_order.keep_remainder(trainer)
-    assert skipping.remainder == -1
+    shard = IterableDatasetShard(stream, batch_size=4, num_processes=2, process_index=0)
+    with pytest.raises(TypeError):
+        len(shard)
+    assert (remainder(stream), remainder(shard)) == (-1, -1)

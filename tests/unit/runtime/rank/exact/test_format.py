@@ -53,6 +53,7 @@ def test_a_second_save_of_a_step_removes_old_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (None, r"rank0\.json cannot be read: No such file"),
         (b"", "is not JSON"),
         (b'{"schema_version": 1, "rank"', "is not JSON"),
         (b"\xff\xfe", "is not JSON"),
@@ -78,20 +79,15 @@ def test_a_second_save_of_a_step_removes_old_tensors(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_invalid_file_is_rejected(content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_missing_or_invalid_file_is_rejected(content: bytes | None, message: str, tmp_path: Path) -> None:
     """The error is a CheckpointError with the file name and the reason, not an error of a library."""
     path = rank_state_path(tmp_path, 0)
     path.parent.mkdir()
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(CheckpointError, match=message) as caught:
         read(tmp_path, 0)
     assert "rank0." in str(caught.value)
-
-
-def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
-    """The error names the file."""
-    with pytest.raises(CheckpointError, match=r"rank0\.json cannot be read: No such file"):
-        read(tmp_path, 0)
 
 
 @given(cut=st.floats(min_value=0, max_value=0.999))

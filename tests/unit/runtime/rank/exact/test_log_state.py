@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from support.exact import Begun, Clock, Trainer, read_json
 
@@ -62,32 +63,20 @@ def test_completions_are_saved_by_rank_zero_only(begin: Begun, tmp_path: Path) -
     assert ["_logs" in read_json(tmp_path, rank)["tables"] for rank in (0, 1)] == [True, False]
 
 
-def test_the_pending_loss_is_restored_bit_for_bit(again: Callable[..., Any]) -> None:
-    """The next logged loss is then the mean over the same steps."""
-    loss = torch.tensor(0.1) + torch.tensor(0.2)
-    trainer = Trainer(
-        _tr_loss=loss, _total_loss_scalar=1.25, _globalstep_last_logged=2, _initial_global_step=0
-    )
-    found = again(trainer)
-    assert torch.equal(found._tr_loss, loss)
-    numbers = (found._total_loss_scalar, found._globalstep_last_logged, found._initial_global_step)
-    assert numbers == (1.25, 2, 0)
-
-
-def test_the_count_of_trained_tokens_is_restored(again: Callable[..., Any]) -> None:
-    """The count can be a number or a tensor."""
-    for count in (7, torch.tensor(7)):
-        assert (
-            again(
-                Trainer(_total_train_tokens=count), fresh=Trainer(_total_train_tokens=0)
-            )._total_train_tokens
-            == 7
-        )
-
-
-def test_a_non_finite_loss_stays_non_finite(again: Callable[..., Any]) -> None:
-    """A NaN loss is not replaced by another value."""
-    assert again(Trainer(_tr_loss=torch.tensor(math.nan)))._tr_loss.isnan()
+@pytest.mark.parametrize("loss", [torch.tensor(0.1) + torch.tensor(0.2), torch.tensor(math.nan)])
+@pytest.mark.parametrize("count", [7, torch.tensor(7)])
+def test_the_pending_loss_and_the_count_of_tokens_are_restored(
+    again: Callable[..., Any], loss: torch.Tensor, count: Any
+) -> None:
+    """Bit for bit: the next logged loss is then the mean over the same steps. A loss that is not finite stays
+    so. The count can be a number or a tensor.
+    """
+    numbers = {"_total_loss_scalar": 1.25, "_globalstep_last_logged": 2, "_initial_global_step": 0}
+    trainer = Trainer(_tr_loss=loss, _total_train_tokens=count, **numbers)
+    found = again(trainer, fresh=Trainer(_total_train_tokens=0))
+    assert torch.equal(found._tr_loss.nan_to_num(-1), loss.nan_to_num(-1))
+    assert {name: getattr(found, name) for name in numbers} == numbers
+    assert found._total_train_tokens == 7
 
 
 def test_the_final_speed_is_computed_over_all_attempts(begin: Begun, tmp_path: Path) -> None:

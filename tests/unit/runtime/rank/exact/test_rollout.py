@@ -10,15 +10,14 @@ import torch
 from support.exact import Trainer, read_json
 
 
-def test_the_micro_step_counter_is_restored(again: Callable[..., Any]) -> None:
-    """The counter decides when the next rollout is generated."""
-    assert again(Trainer(_step=4))._step == 4
-
-
 def test_the_rollout_in_use_is_restored(again: Callable[..., Any]) -> None:
-    """Tensors, None and other values of its micro-batches are restored."""
+    """With tensors, None and other values of its micro-batches, and the counter that decides when the next is
+    generated.
+    """
     rollout = [{"ids": torch.arange(4) + part, "old": None, "images": [1, 2]} for part in range(2)]
-    found = again(Trainer(_step=5, _buffered_inputs=rollout))._buffered_inputs
+    resumed = again(Trainer(_step=5, _buffered_inputs=rollout))
+    assert resumed._step == 5
+    found = resumed._buffered_inputs
     assert [part["ids"].tolist() for part in found] == [[0, 1, 2, 3], [1, 2, 3, 4]]
     assert [(part["old"], part["images"]) for part in found] == [(None, [1, 2])] * 2
 
@@ -26,7 +25,8 @@ def test_the_rollout_in_use_is_restored(again: Callable[..., Any]) -> None:
 def test_a_used_up_rollout_is_not_saved(again: Callable[..., Any], tmp_path: Path) -> None:
     """At a boundary, the next micro-step generates a new rollout."""
     rollout = [{"ids": torch.ones(4)}] * 2
-    assert again(Trainer(_step=8, _buffered_inputs=rollout))._buffered_inputs is None
+    found = again(Trainer(_step=8, _buffered_inputs=rollout))
+    assert (found._step, found._buffered_inputs) == (8, None)
     assert read_json(tmp_path)["buffered_inputs"] is None
 
 

@@ -39,20 +39,15 @@ def test_a_trainer_without_rollouts_is_supported(begin: Begun, tmp_path: Path) -
     assert read_json(tmp_path)["geometry"] is None
 
 
-def test_a_missing_file_of_a_rank_is_rejected(begin: Begun, tmp_path: Path) -> None:
-    """The file of rank 0 does not replace it."""
+def test_files_of_another_step_or_number_of_ranks_are_rejected(begin: Begun, tmp_path: Path) -> None:
+    """The file of rank 0 does not replace a missing one; the directory may have files of two checkpoints."""
     begin(Trainer(), world_size=2).save(tmp_path)
     with pytest.raises(CheckpointError, match=r"rank1\.json is missing"):
         begin(Trainer(), tmp_path, rank=1, world_size=2)
-
-
-def test_the_state_of_another_step_is_rejected(begin: Begun, tmp_path: Path) -> None:
-    """The directory then contains files of two checkpoints."""
-    begin(Trainer()).save(tmp_path)
     trainer = Trainer()
     trainer.state.global_step = 4
     with pytest.raises(CheckpointError, match="is of step 3, but the checkpoint is of step 4"):
-        begin(trainer, tmp_path)
+        begin(trainer, tmp_path, world_size=2)
 
 
 TAGGED = {"@": "tensor", "name": "t99", "device": "cpu"}

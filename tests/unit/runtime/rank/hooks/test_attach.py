@@ -14,39 +14,55 @@ import pytest
 import grpo_run.trainers
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.rank.hooks import train_call
+from grpo_run.runtime.rank.hooks import attach, train_call
 from grpo_run.runtime.rank.hooks.attach import check_trainer, wrap_train
 from grpo_run.runtime.rank.step.guard import AttemptState
 
 
-class Saves:
-    """The part of `transformers.Trainer` that saves."""
+@pytest.fixture
+def guard(session: Any) -> AttemptState:
+    """What the calls of the attempt share."""
+    return AttemptState(session)
 
-    args = SimpleNamespace(output_dir="out")
-    state = SimpleNamespace(global_step=7)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> str:
-        """Save."""
-        return f"{output_dir} {_internal_call}"
+@pytest.fixture
+def module(guard: AttemptState) -> Any:
+    """The module `transformers.trainer` with a wrapped `Trainer`, whose calls are in `calls`."""
+
+    class Trainer:
+        """Trains as often inside itself as `inner` says."""
+
+        calls: list[Any] = []  # noqa: RUF012
+        args = SimpleNamespace(output_dir="out")
+        state = SimpleNamespace(global_step=7)
+
+        def __init__(self, inner: int = 0) -> None:
+            self.inner = inner
+
+        def train(self, resume_from_checkpoint: Any = None, trial: Any = None, **kwargs: Any) -> str:
+            """Train."""
+            self.calls.append((resume_from_checkpoint, trial, kwargs))
+            assert [type(self)().train() for _ in range(self.inner)] == ["plain"] * self.inner
+            return "plain"
+
+        def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> str:
+            """Save."""
+            return f"{output_dir} {_internal_call}"
+
+    made: Any = ModuleType("transformers.trainer")
+    made.Trainer = Trainer
+    wrap_train(made, guard)
+    return made
 
 
 def test_a_model_that_the_script_saves_is_recorded_and_a_checkpoints_is_not(
-    session: Any, events: Callable[[], list[dict[str, Any]]]
+    module: Any, events: Callable[[], list[dict[str, Any]]]
 ) -> None:
     """The end of the run says where the model is."""
-
-    class Trainer(Saves):
-        """The class in `transformers.trainer`."""
-
-        def train(self) -> None:
-            """Train."""
-
-    module: Any = ModuleType("transformers.trainer")
-    module.Trainer = Trainer
-    wrap_train(module, AttemptState(session))
-    assert Trainer().save_model("out/checkpoint-7", _internal_call=True) == "out/checkpoint-7 True"
-    assert Trainer().save_model("out/checkpoint-7", True) == "out/checkpoint-7 True"
-    assert Trainer().save_model() == "None False"
+    trainer = module.Trainer()
+    assert trainer.save_model("out/checkpoint-7", _internal_call=True) == "out/checkpoint-7 True"
+    assert trainer.save_model("out/checkpoint-7", True) == "out/checkpoint-7 True"
+    assert trainer.save_model() == "None False"
     saved = [record for record in events() if record["event"] == "model_saved"]
     assert [(record["path"], record["step"]) for record in saved] == [(os.path.abspath("out"), 7)]
 
@@ -58,93 +74,46 @@ def test_outside_a_run_guarding_changes_nothing() -> None:
     assert vars(trainer) == {}
 
 
-def test_a_hyperparameter_trial_calls_the_original(session: Any) -> None:
+def test_a_hyperparameter_trial_calls_the_original(module: Any) -> None:
     """All arguments are passed through; the call is not guarded."""
-    calls: list[Any] = []
-
-    class Trainer(Saves):
-        """The class in `transformers.trainer`."""
-
-        def train(self, resume_from_checkpoint: Any = None, trial: Any = None, **kwargs: Any) -> str:
-            """Train."""
-            calls.append((resume_from_checkpoint, trial, kwargs))
-            return "output"
-
-    module: Any = ModuleType("transformers.trainer")
-    module.Trainer = Trainer
-    wrap_train(module, AttemptState(session))
-    assert Trainer().train(True, {"lr": 1}, ignore_keys_for_eval=["x"]) == "output"
-    assert calls == [(True, {"lr": 1}, {"ignore_keys_for_eval": ["x"]})]
+    assert module.Trainer().train(True, {"lr": 1}, ignore_keys_for_eval=["x"]) == "plain"
+    assert module.Trainer.calls == [(True, {"lr": 1}, {"ignore_keys_for_eval": ["x"]})]
 
 
-def test_a_call_inside_another_one_is_not_guarded(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_inside_another_one_is_not_guarded(
+    module: Any, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has no number in the run, and is said once. The next call of the script is guarded again."""
     guarded: list[str] = []
-
-    class Trainer(Saves):
-        """The class in `transformers.trainer`."""
-
-        def __init__(self, inner: int = 0) -> None:
-            self.inner = inner
-
-        def train(self, resume_from_checkpoint: Any = None, trial: Any = None) -> str:
-            """Train another one inside."""
-            for _ in range(self.inner):
-                assert Trainer().train() == "plain"
-            return "plain"
 
     def run_guarded(guard: AttemptState, trainer: Any, original: Any, *rest: Any) -> str:
         guarded.append("outer")
         return f"guarded {original(trainer)}"
 
-    module: Any = ModuleType("transformers.trainer")
-    module.Trainer = Trainer
     monkeypatch.setattr(train_call, "run_train_call", run_guarded)
     monkeypatch.setattr(train_call, "record_model_activity", lambda trainer, session: nullcontext())
-    monkeypatch.setattr("grpo_run.runtime.rank.hooks.attach.check_trainer", lambda session, trainer: None)
-    wrap_train(module, AttemptState(session))
-    assert [Trainer(inner=2).train(), Trainer().train()] == ["guarded plain", "guarded plain"]
+    monkeypatch.setattr(attach, "check_trainer", lambda session, trainer: None)
+    calls = [module.Trainer(inner=2).train(), module.Trainer().train()]
+    assert calls == ["guarded plain", "guarded plain"]
     assert guarded == ["outer", "outer"]
     (warning,) = session.notified
     assert "inside another one" in warning
 
 
-def test_a_call_inside_a_loop_is_refused(session: Any) -> None:
+def test_a_call_inside_a_loop_is_refused(module: Any, guard: AttemptState) -> None:
     """Both would vote on steps of their own."""
-
-    class Trainer(Saves):
-        """The class in `transformers.trainer`."""
-
-        def train(self, resume_from_checkpoint: Any = None, trial: Any = None) -> None:
-            """Train."""
-            raise AssertionError("it is called in spite of the loop")
-
-    module: Any = ModuleType("transformers.trainer")
-    module.Trainer = Trainer
-    guard = AttemptState(session)
     guard.running = LOOP
-    wrap_train(module, guard)
     with pytest.raises(ConfigError, match=r"Trainer.train\(\) is called inside a loop"):
-        Trainer().train()
+        module.Trainer().train()
+    assert module.Trainer.calls == []
     assert guard.running == LOOP
 
 
-def test_wrapping_twice_has_no_effect(session: Any) -> None:
+def test_wrapping_twice_has_no_effect(module: Any, guard: AttemptState) -> None:
     """Import hooks may fire twice for one module."""
-
-    class Trainer(Saves):
-        """The class in `transformers.trainer`."""
-
-        def train(self) -> None:
-            """Train."""
-
-    module: Any = ModuleType("transformers.trainer")
-    module.Trainer = Trainer
-    guard = AttemptState(session)
+    once = module.Trainer.train
     wrap_train(module, guard)
-    once = Trainer.train
-    wrap_train(module, guard)
-    assert Trainer.train is once
+    assert module.Trainer.train is once
 
 
 def test_a_trainer_without_the_wrapped_methods_is_rejected(session: Any) -> None:

@@ -85,24 +85,17 @@ def test_a_compiled_model_gets_no_hook(trainer: Any, recording: Any, how: str) -
         assert len(trainer.model._forward_pre_hooks) == 0
 
 
-def test_backward_is_logged_and_passed_through(trainer: Any, recording: Any) -> None:
-    """The wrapped model is logged; arguments and result are unchanged."""
-    with record_model_activity(trainer, recording):
-        assert trainer.accelerator.backward("loss", retain_graph=True) == "done"
-    assert trainer.accelerator.calls == [("loss", {"retain_graph": True})]
-    assert recording.recorder.models == [trainer.model_wrapped]
-    assert recording.recorder.open == 0
-
-
-def test_an_accumulating_backward_is_not_logged(trainer: Any, recording: Any) -> None:
-    """It exchanges no gradients. The backward that synchronizes them is logged."""
+def test_a_backward_that_synchronizes_gradients_is_logged(trainer: Any, recording: Any) -> None:
+    """With the wrapped model; one that accumulates exchanges none. Arguments and result are unchanged."""
     with record_model_activity(trainer, recording):
         trainer.accelerator.sync_gradients = False
         assert trainer.accelerator.backward("loss") == "done"
         assert recording.recorder.models == []
         trainer.accelerator.sync_gradients = True
-        trainer.accelerator.backward("loss")
-        assert len(recording.recorder.models) == 1
+        assert trainer.accelerator.backward("loss", retain_graph=True) == "done"
+    assert trainer.accelerator.calls == [("loss", {}), ("loss", {"retain_graph": True})]
+    assert recording.recorder.models == [trainer.model_wrapped]
+    assert recording.recorder.open == 0
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -105,11 +105,19 @@ def test_a_process_that_was_forked_from_the_rank_says_nothing(
     assert noticed(events) == []
 
 
-@pytest.mark.parametrize(("name", "named"), [("PPOTrainer", "PPOTrainer"), ("Inheriting", "Trainer")])
+@pytest.mark.parametrize(
+    ("name", "noticed_as"), [("PPOTrainer", ["PPOTrainer"]), ("Inheriting", ["Trainer"]), ("Idle", [""])]
+)
 def test_a_trainer_outside_a_guarded_call_is_named(
-    name: str, named: str, optimizer: torch.optim.Optimizer, events: Any, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    noticed_as: list[str],
+    optimizer: torch.optim.Optimizer,
+    events: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A hyperparameter search, or a `train()` of its own: the class whose method runs."""
+    """A hyperparameter search, or a `train()` of its own: the class whose method runs. A script may use a
+    Trainer's class for something else than training.
+    """
 
     def wrapped(method: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(method)
@@ -136,30 +144,18 @@ def test_a_trainer_outside_a_guarded_call_is_named(
     class Inheriting(Trainer):
         """A class of the script."""
 
-    module: Any = ModuleType("transformers.trainer")
-    module.Trainer = Trainer
-    monkeypatch.setitem(sys.modules, "transformers.trainer", module)
-    {"PPOTrainer": PPOTrainer, "Inheriting": Inheriting}[name]().train()
-    assert noticed(events)[0].rpartition(".")[2] == named
-
-
-def test_a_trainer_that_only_exists_takes_no_step(
-    optimizer: torch.optim.Optimizer, events: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A script may use a Trainer's class for something else than training."""
-
-    class Trainer:
-        """The class in `transformers.trainer`."""
+    class Idle(Trainer):
+        """A class that does not train."""
 
         def train(self) -> None:
-            """Train."""
+            """Do nothing."""
 
     module: Any = ModuleType("transformers.trainer")
     module.Trainer = Trainer
     monkeypatch.setitem(sys.modules, "transformers.trainer", module)
-    Trainer().train()
+    {"PPOTrainer": PPOTrainer, "Inheriting": Inheriting, "Idle": Idle}[name]().train()
     optimizer.step()
-    assert noticed(events) == [""]
+    assert [one.rpartition(".")[2] for one in noticed(events)] == noticed_as
 
 
 def test_the_script_s_variables_are_neither_kept_nor_changed(

@@ -34,8 +34,7 @@ async def slow_reward(completions: list[str], **kwargs: Any) -> list[float]:
 class Judge:
     """A user's callable object."""
 
-    def __init__(self, value: float) -> None:
-        self.value = value
+    value = 1.0
 
     def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
         return [self.value] * len(completions)
@@ -56,12 +55,33 @@ class Module:
     def __call__(self) -> None: ...
 
 
-def test_a_reward_keeps_its_name_and_signature(slot: SlotWriter) -> None:
-    """TRL uses the name for a metric and inspects the signature."""
-    wrapped = mark_reward(length_reward, slot)
-    assert wrapped.__name__ == "length_reward"
-    assert inspect.signature(wrapped) == inspect.signature(length_reward)
-    assert not inspect.iscoroutinefunction(wrapped)
+@pytest.mark.parametrize(
+    ("function", "name", "rewards"),
+    [
+        (length_reward, "length_reward", [1.0, 2.0]),
+        (slow_reward, "slow_reward", [1.0, 1.0]),
+        (Judge(), "Judge", [1.0, 1.0]),
+        (AsyncJudge(), "AsyncJudge", [2.0, 2.0]),
+        (functools.partial(length_reward, extra=1), "partial", [1.0, 2.0]),
+    ],
+)
+def test_a_reward_keeps_its_name_its_kind_and_its_signature(
+    slot: SlotWriter, function: Any, name: str, rewards: list[float]
+) -> None:
+    """TRL uses the name for a metric, inspects the signature, and gathers coroutines. An object's state is
+    that of the moment; all completions are counted.
+    """
+    wrapped = mark_reward(function, slot)
+    assert wrapped.__name__ == name
+    assert inspect.signature(wrapped) == inspect.signature(function)
+    assert inspect.iscoroutinefunction(wrapped) is (name in ("slow_reward", "AsyncJudge"))
+    result: Any = wrapped(["a", "bc"])
+    assert (asyncio.run(result) if inspect.iscoroutine(result) else result) == rewards
+    assert slot.rewards_scored == 2
+    if isinstance(function, Judge):
+        function.value = 3.0
+        assert wrapped(["a"]) == [3.0]
+        function.value = 1.0
 
 
 def test_a_rewards_arguments_and_result_are_unchanged(slot: SlotWriter) -> None:
@@ -93,23 +113,18 @@ def test_a_reward_marks_its_phase_and_counts(slot: SlotWriter, reading: Reading)
 
 
 @pytest.mark.parametrize(("counts", "tokens"), [(True, 5), (False, 0)])
-def test_tokens_are_counted_by_one_of_several_rewards(slot: SlotWriter, counts: bool, tokens: int) -> None:
-    """All reward functions score the same completions."""
+def test_tokens_are_counted_once_and_by_one_of_several_rewards(
+    slot: SlotWriter, counts: bool, tokens: int
+) -> None:
+    """All reward functions score the same completions. A rollout that is scored again has the same list."""
     wrapped = mark_reward(length_reward, slot, counts_tokens=counts)
-    wrapped(completions=["a", "b"], completion_ids=[[1, 2], [3, 4, 5]])
+    ids = [[1, 2], [3, 4, 5]]
+    wrapped(completions=["a", "b"], completion_ids=ids)
     wrapped(completions=["a"])
-    assert (slot.tokens_generated, slot.rewards_scored) == (tokens, 3)
-
-
-def test_tokens_of_a_rollout_that_is_scored_again_are_counted_once(slot: SlotWriter) -> None:
-    """They were generated once. The trainer passes the same list."""
-    wrapped = mark_reward(length_reward, slot, counts_tokens=True)
-    tokens = [[1, 2], [3, 4, 5]]
-    wrapped(completions=["a", "b"], completion_ids=tokens)
-    wrapped(completions=["a", "b"], completion_ids=tokens)
-    assert (slot.tokens_generated, slot.rewards_scored) == (5, 4)
+    wrapped(completions=["a", "b"], completion_ids=ids)
+    assert (slot.tokens_generated, slot.rewards_scored) == (tokens, 5)
     wrapped(completions=["a", "b"], completion_ids=[[1, 2], [3, 4, 5]])
-    assert slot.tokens_generated == 10
+    assert slot.tokens_generated == 2 * tokens
 
 
 def test_a_rewards_exception_closes_the_phase(slot: SlotWriter, reading: Reading) -> None:
@@ -133,47 +148,10 @@ def test_a_result_without_length_is_not_counted(slot: SlotWriter, result: Any) -
     assert slot.rewards_scored == 0
 
 
-def test_a_coroutine_function_stays_one(slot: SlotWriter) -> None:
-    """TRL gathers coroutines. Its completions are counted too."""
-    wrapped = mark_reward(slow_reward, slot)
-    assert inspect.iscoroutinefunction(wrapped)
-    assert wrapped.__name__ == "slow_reward"
-    assert asyncio.run(wrapped(["a", "b"])) == [1.0, 1.0]
-    assert slot.rewards_scored == 2
-
-
-def test_a_callable_object_is_wrapped(slot: SlotWriter) -> None:
-    """The wrapper has the class's name and uses the object's current state."""
-    judge = Judge(1.0)
-    wrapped = mark_reward(judge, slot)
-    judge.value = 3.0
-    assert wrapped(["a"]) == [3.0]
-    assert wrapped.__name__ == "Judge"
-    assert not inspect.iscoroutinefunction(wrapped)
-
-
-def test_an_asynchronous_callable_object_stays_asynchronous(slot: SlotWriter) -> None:
-    """Its `__call__` is a coroutine function."""
-    wrapped = mark_reward(AsyncJudge(), slot)
-    assert inspect.iscoroutinefunction(wrapped)
-    assert asyncio.run(wrapped(["a"])) == [2.0]
-
-
-def test_a_partial_function_is_wrapped(slot: SlotWriter) -> None:
-    """It has no name of its own."""
-    wrapped = mark_reward(functools.partial(length_reward, extra=1), slot)
-    assert wrapped(["ab"]) == [2.0]
-    assert wrapped.__name__
-
-
 @pytest.mark.parametrize("model", [Module(), Module])
-def test_a_reward_model_is_not_wrapped(slot: SlotWriter, model: Any) -> None:
-    """TRL distinguishes modules from functions and moves them to devices."""
+def test_a_reward_model_or_a_marked_reward_is_not_wrapped(slot: SlotWriter, model: Any) -> None:
+    """TRL moves modules to devices. A second `train()` call must not count twice."""
     assert mark_reward(model, slot) is model
-
-
-def test_a_marked_reward_is_not_marked_again(slot: SlotWriter) -> None:
-    """A second `train()` call must not count twice."""
     once = mark_reward(length_reward, slot)
     assert mark_reward(once, slot) is once
 
@@ -190,35 +168,26 @@ class Trainer:
         return count * self.scale + extra
 
 
-def test_a_marked_method_keeps_its_name_and_result(slot: SlotWriter) -> None:
-    """Only the instance is changed, and only for the length of the block."""
+def test_a_marked_method_keeps_its_name_and_result(slot: SlotWriter, reading: Reading) -> None:
+    """Only the instance is changed, and only for the length of the block; a method that it lacks is skipped.
+    The phase ends with the method, also if that raises, and counts in the fingerprint.
+    """
     trainer, fingerprint = Trainer(), PhaseFingerprint()
     original = Trainer.generate
-    with wrapped_methods(trainer, {"generate": [marked(Phase.generate, slot, fingerprint)]}):
+    mark = [marked(Phase.generate, slot, fingerprint)]
+    slot.enter(Phase.data)
+    with wrapped_methods(trainer, {"generate": mark, "_calculate_rewards": mark}):
         assert trainer.generate(3, extra=1) == 7
+        assert fingerprint.take() != 0
         assert trainer.generate.__name__ == "generate"
         assert inspect.signature(trainer.generate) == inspect.signature(Trainer().generate)
         assert Trainer.generate is original
-    assert vars(trainer) == {}
-
-
-def test_a_methods_phase_is_closed_after_an_exception(slot: SlotWriter, reading: Reading) -> None:
-    """The exception is raised unchanged."""
-    trainer = Trainer()
-    slot.enter(Phase.data)
-    with (
-        wrapped_methods(trainer, {"generate": [marked(Phase.generate, slot, PhaseFingerprint())]}),
-        pytest.raises(ValueError, match="-1"),
-    ):
-        trainer.generate(-1)
-    assert reading().phase is Phase.data
-
-
-def test_a_missing_method_is_skipped(slot: SlotWriter) -> None:
-    """SFTTrainer has no rewards."""
-    trainer = Trainer()
-    with wrapped_methods(trainer, {"_calculate_rewards": [marked(Phase.reward, slot, PhaseFingerprint())]}):
         assert not hasattr(trainer, "_calculate_rewards")
+        with pytest.raises(ValueError, match="-1"):
+            trainer.generate(-1)
+        assert fingerprint.take() != 0
+    assert vars(trainer) == {}
+    assert reading().phase is Phase.data
 
 
 def test_the_same_phases_give_the_same_fingerprint() -> None:
@@ -242,28 +211,14 @@ def test_the_same_phases_give_the_same_fingerprint() -> None:
     assert len(others | ranks) == 6
 
 
-def test_taking_a_fingerprint_resets_it() -> None:
-    """Ranks compare the phases of each step separately."""
-    fingerprint = PhaseFingerprint()
-    fingerprint.enter(Phase.eval)
-    assert fingerprint.take() != 0
-    assert fingerprint.take() == 0
-
-
-def test_a_fingerprint_fits_a_vote() -> None:
-    """The vote reduces it and its negation as 64-bit integers."""
+def test_a_fingerprint_fits_a_vote_and_is_reset_by_taking_it() -> None:
+    """The vote reduces it and its negation as 64-bit integers; ranks compare the phases of each step."""
     fingerprint = PhaseFingerprint()
     for phase in [*Phase] * 20:
         fingerprint.enter(phase)
         assert 0 <= fingerprint.value < 2**32
-
-
-def test_a_marked_method_changes_the_fingerprint(slot: SlotWriter) -> None:
-    """It does so on entry, even if the method raises."""
-    fingerprint, trainer = PhaseFingerprint(), Trainer()
-    with wrapped_methods(trainer, {"generate": [marked(Phase.generate, slot, fingerprint)]}):
-        trainer.generate(1)
     assert fingerprint.take() != 0
+    assert fingerprint.take() == 0
 
 
 class Base:
@@ -291,34 +246,24 @@ class Upload(Base):
 
 
 def test_a_users_callback_is_marked_by_class_and_event(slot: SlotWriter, reading: Reading) -> None:
-    """Inside the phase that calls it, which continues afterwards. Arguments and result are unchanged."""
-    callback = Upload(lambda: [open.key for open in reading().phases])
-    slot.replace(Phase.checkpoint)
-    with mark_callbacks(SimpleNamespace(callbacks=[callback]), Base, slot):
-        assert callback.on_save(1, model=2) == ([Phase.checkpoint, "Upload.on_save"], 1, {"model": 2})
-    assert [open.phase for open in reading().phases] == [Phase.checkpoint]
-
-
-def test_a_class_inside_a_function_is_named_without_the_function() -> None:
-    """Nested classes keep their outer class, which tells them apart."""
+    """Inside the phase that calls it, which continues afterwards. Arguments, result and exception are
+    unchanged. Nested classes keep their outer class, which tells them apart.
+    """
 
     class Local(Base):
         class Inner(Base):
             pass
 
+    callback = Upload(lambda: [open.key for open in reading().phases])
+    slot.replace(Phase.checkpoint)
+    with mark_callbacks(SimpleNamespace(callbacks=[callback]), Base, slot):
+        assert callback.on_save(1, model=2) == ([Phase.checkpoint, "Upload.on_save"], 1, {"model": 2})
+        callback.error = ZeroDivisionError()
+        with pytest.raises(ZeroDivisionError):
+            callback.on_save(1)
+    assert [open.phase for open in reading().phases] == [Phase.checkpoint]
     assert callback_name(Local(), "on_save") == "Local.on_save"
     assert callback_name(Local.Inner(), "on_log") == "Local.Inner.on_log"
-
-
-def test_a_callbacks_exception_closes_its_phase(slot: SlotWriter, reading: Reading) -> None:
-    """The exception is raised unchanged."""
-    callback = Upload(reading)
-    callback.error = ZeroDivisionError()
-    slot.replace(Phase.checkpoint)
-    handler = SimpleNamespace(callbacks=[callback])
-    with mark_callbacks(handler, Base, slot), pytest.raises(ZeroDivisionError):
-        callback.on_save(1)
-    assert [open.phase for open in reading().phases] == [Phase.checkpoint]
 
 
 def test_only_overridden_events_of_user_callbacks_are_marked(slot: SlotWriter) -> None:

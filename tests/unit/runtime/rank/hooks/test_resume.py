@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.runtime.rank.hooks._resume import RestoredCall, skip_training
+from grpo_run.runtime.rank.hooks._resume import RestoredCall, epochs_skipped
 
 Events = Callable[[], list[dict[str, Any]]]
 
@@ -26,22 +26,16 @@ class EpochTrainer:
 
 
 def test_skipping_training_takes_no_step() -> None:
-    """The epoch ends at once. Afterwards the trainer trains again."""
+    """The epoch ends at once, if the call is over by then. Afterwards the trainer trains again."""
     trainer = EpochTrainer()
-    with skip_training(trainer):
+    with epochs_skipped(trainer, lambda: trainer.state.global_step >= trainer.state.max_steps):
+        trainer.state.max_steps = 6
+        assert trainer._run_epoch() == "trained"
+        assert not trainer.control.should_training_stop
+        trainer.state.global_step = 6
         assert trainer._run_epoch() is None  # type: ignore[func-returns-value]
         assert trainer.control.should_training_stop
     assert trainer._run_epoch() == "trained"
-
-
-def test_a_call_that_is_given_more_steps_trains_them() -> None:
-    """If the script now asks for more steps than the finished call took."""
-    trainer = EpochTrainer()
-    with skip_training(trainer, only_at_end=True):
-        trainer.state.max_steps = 6
-        assert trainer._run_epoch() == "trained"
-        trainer.state.global_step = 6
-        assert trainer._run_epoch() is None  # type: ignore[func-returns-value]
 
 
 @pytest.mark.parametrize(

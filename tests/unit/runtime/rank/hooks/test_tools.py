@@ -92,7 +92,9 @@ def test_a_tool_is_on_the_board_by_its_name(slot: SlotWriter, reading: Reading) 
 
 
 def test_a_late_asynchronous_tool_is_cancelled(slot: SlotWriter, reading: Reading) -> None:
-    """Also one that suppresses its cancellation; the others keep their results."""
+    """Also one that suppresses its cancellation; the others keep their results, and their own exceptions,
+    which TRL shows to the model.
+    """
 
     async def deaf() -> None:
         for _ in range(2):
@@ -104,28 +106,20 @@ def test_a_late_asynchronous_tool_is_cancelled(slot: SlotWriter, reading: Readin
     async def quick() -> int:
         return 1
 
+    wrong = KeyError("tool")
+
+    async def fails() -> None:
+        raise wrong
+
     session = Session(slot)
-    trainer = Trainer({}, {"deaf": deaf, "quick": quick})
+    trainer = Trainer({}, {"deaf": deaf, "quick": quick, "fails": fails})
     with mark_tools(trainer, session):  # type: ignore[arg-type]
-        error, result = trainer._tool_call_loop()
-    assert result == 1
+        error, result, own = trainer._tool_call_loop()
+    assert (result, own) == (1, wrong)
     assert isinstance(error, TimeoutError)
     assert str(error) == "no answer within 0.05 s"
     assert session.events == [{"event": "tool_cancelled", "rank": 0, "tool": "tool deaf", "seconds": 0.05}]
     assert "tool deaf was cancelled" in session.told[0]
-    assert reading().phase is None
-
-
-def test_an_exception_of_a_tool_is_its_own(slot: SlotWriter, reading: Reading) -> None:
-    """TRL shows it to the model."""
-    error = KeyError("tool")
-
-    async def fails() -> None:
-        raise error
-
-    trainer = Trainer({}, {"fails": fails})
-    with mark_tools(trainer, Session(slot)):  # type: ignore[arg-type]
-        assert trainer._tool_call_loop() == [error]
     assert reading().phase is None
 
 

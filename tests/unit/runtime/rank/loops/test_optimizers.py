@@ -24,9 +24,15 @@ class Training:
             after=lambda: self.order.append("after"),
         )
 
-    def backward(self, factor: float = 1.0) -> None:
-        """Add gradients."""
-        (self.model(torch.ones(3)) * factor).sum().backward()
+    def do(self, action: str) -> None:
+        """Do one thing that loops do."""
+        if action in ("backward", "overflow"):
+            factor = float("inf") if action == "overflow" else 1.0
+            (self.model(torch.ones(3)) * factor).sum().backward()
+        elif action == "step":
+            self.optimizer.step()
+        else:
+            self.optimizer.zero_grad(set_to_none=action == "zero")
 
 
 @pytest.fixture
@@ -39,16 +45,16 @@ def training() -> Iterator[Training]:
 
 
 def test_a_step_is_seen_before_and_after(training: Training) -> None:
-    """The vote is collected before the weights change."""
-    training.backward()
-    training.optimizer.step()
-    assert training.order == ["before", "after"]
-
-
-def test_any_optimizer_is_seen(training: Training) -> None:
-    """A script may step one that is not in the loop's state."""
+    """The vote is collected before the weights change. A script may step an optimizer that is not in the
+    loop's state. The hooks are global, and are removed at the end.
+    """
+    training.do("backward")
+    training.do("step")
     torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1).step()
-    assert training.order == ["before", "after"]
+    assert training.order == ["before", "after"] * 2
+    training.steps.remove()
+    training.do("step")
+    assert training.order == ["before", "after"] * 2
 
 
 def test_steps_of_other_threads_are_not_seen(training: Training) -> None:
@@ -59,48 +65,26 @@ def test_steps_of_other_threads_are_not_seen(training: Training) -> None:
     assert training.order == []
 
 
-def test_nothing_is_seen_after_the_end(training: Training) -> None:
-    """The hooks are global."""
-    training.steps.remove()
-    training.optimizer.step()
-    assert training.order == []
-
-
-def test_added_gradients_are_pending(training: Training) -> None:
-    """Also on top of those that a step has used."""
-    training.backward()
-    assert training.steps.take_pending()
-    training.optimizer.step()
-    assert not training.steps.take_pending()
-    training.backward()
-    assert training.steps.take_pending()
-
-
-def test_new_gradients_after_zero_grad_are_pending(training: Training) -> None:
-    """They are other tensors."""
-    training.backward()
-    training.optimizer.step()
-    assert not training.steps.take_pending()
-    training.optimizer.zero_grad()
-    training.backward()
-    assert training.steps.take_pending()
-
-
-def test_used_gradients_are_not_pending(training: Training) -> None:
-    """Many loops set them to zero at the start of the next step, or leave out a batch without a signal."""
-    training.backward()
-    training.optimizer.step()
-    assert [training.steps.take_pending() for _ in range(3)] == [False, False, False]
-
-
-def test_gradients_that_a_scaler_refuses_are_not_pending(training: Training) -> None:
-    """The optimizer's step is left out for them on purpose."""
-    training.backward(float("inf"))
-    assert not training.steps.take_pending()
-
-
-def test_zero_gradients_are_not_pending(training: Training) -> None:
-    """`zero_grad(set_to_none=False)` leaves them."""
-    training.backward()
-    training.optimizer.zero_grad(set_to_none=False)
-    assert not training.steps.take_pending()
+@pytest.mark.parametrize(
+    ("steps", "pending"),
+    [
+        ([["backward"], ["step"], ["backward"]], [True, False, True]),
+        ([["backward", "step"], ["zero", "backward"]], [False, True]),
+        ([["backward", "step"], [], []], [False, False, False]),
+        ([["overflow"]], [False]),
+        ([["backward", "zero in place"]], [False]),
+    ],
+    ids=["on top of used ones", "other tensors", "used", "refused by a scaler", "zeros"],
+)
+def test_gradients_that_no_step_has_used_are_pending(
+    training: Training, steps: list[list[str]], pending: list[bool]
+) -> None:
+    """Many loops set gradients to zero at the start of the next step, or leave out a batch without a signal;
+    `zero_grad(set_to_none=False)` leaves zeros. A scaler leaves out the optimizer's step on purpose.
+    """
+    found = []
+    for actions in steps:
+        for action in actions:
+            training.do(action)
+        found.append(training.steps.take_pending())
+    assert found == pending

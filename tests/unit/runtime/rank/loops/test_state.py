@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -46,27 +45,18 @@ def written(tmp_path: Path, state: LoopState, *, rank: int = 0, world_size: int 
 
 
 def test_everything_is_restored_in_place(tmp_path: Path) -> None:
-    """Other objects of the script refer to it."""
+    """Other objects of the script refer to it. `load_state_dict` reads the versions of modules."""
     folder = written(tmp_path, LoopState(entries(3), rank=0, world_size=1))
     expected, present = entries(3), entries(1)
+    metadata = expected["model"].state_dict()._metadata
+    assert torch.load(folder / "model.pt", weights_only=True)._metadata == metadata
     kept = dict(present)
     state = LoopState(present, rank=0, world_size=1)
     state.load(folder)
     loaded = LoadedRankState(folder, 0, torch.device("cpu"))
     loaded.restore(state)
     Randomness(state.generators).set(loaded.randomness)
-    for key in (
-        "model",
-        "optimizer",
-        "scheduler",
-        "generator",
-        "numbers",
-        "history",
-        "mean",
-        "seen",
-        "table",
-    ):
-        assert present[key] is kept[key], key
+    assert [key for key in kept if present[key] is not kept[key]] == ["best"]
     for key in ("best", "history", "seen", "table"):
         assert present[key] == expected[key]
     assert torch.equal(present["mean"], expected["mean"])
@@ -76,15 +66,6 @@ def test_everything_is_restored_in_place(tmp_path: Path) -> None:
         torch.rand(3, generator=present["generator"]), torch.rand(3, generator=expected["generator"])
     )
     assert present["numbers"].random() == expected["numbers"].random()
-
-
-def test_the_versions_of_modules_are_kept(tmp_path: Path) -> None:
-    """`load_state_dict` reads them."""
-    state = entries(1)
-    folder = written(tmp_path, LoopState(state, rank=0, world_size=1))
-    loaded = torch.load(folder / "model.pt", weights_only=True)
-    assert isinstance(loaded, OrderedDict)
-    assert loaded._metadata == state["model"].state_dict()._metadata  # type: ignore[attr-defined]
 
 
 def test_ranks_that_may_differ_write_their_own_files(tmp_path: Path) -> None:
@@ -152,18 +133,14 @@ def test_a_state_that_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
         written(tmp_path, LoopState(state, rank=0, world_size=1))
 
 
-def test_an_entry_that_the_checkpoint_lacks_is_named(tmp_path: Path) -> None:
-    """The script has changed."""
+def test_an_entry_that_the_checkpoint_lacks_or_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    """The script has changed. The message names the entry and the checkpoint."""
     folder = written(tmp_path, LoopState({"best": 1.0}, rank=0, world_size=1))
     with pytest.raises(CheckpointError, match=r"state\['model'\]"):
         LoopState({"model": torch.nn.Linear(1, 1)}, rank=0, world_size=1).load(folder)
     loaded = LoadedRankState(folder, 0, torch.device("cpu"))
     with pytest.raises(CheckpointError, match=r"state\['other'\]"):
         loaded.restore(LoopState({"best": 1.0, "other": 2}, rank=0, world_size=1))
-
-
-def test_another_model_is_named(tmp_path: Path) -> None:
-    """The message names the entry and the checkpoint."""
     folder = written(tmp_path, LoopState({"model": torch.nn.Linear(2, 2)}, rank=0, world_size=1))
     with pytest.raises(CheckpointError, match=r"does not fit state\['model'\]"):
         LoopState({"model": torch.nn.Linear(3, 3)}, rank=0, world_size=1).load(folder)

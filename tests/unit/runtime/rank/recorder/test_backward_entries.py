@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
+
 import pytest
 import torch.distributed as dist
 from support.builders.trainers.recorded_collectives import entries
@@ -20,16 +23,26 @@ class DistributedDataParallel:
         self.process_group = dist.group.WORLD
 
 
-def test_a_backward_is_logged_from_start_to_end(recorder: Recorder, board: Board, group: None) -> None:
-    """With the sequence number of its first all-reduce. No thread counts as waiting."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_backward_is_logged_from_start_to_end(
+    recorder: Recorder, board: Board, group: None, fails: bool
+) -> None:
+    """With the sequence number of its first all-reduce. It is complete also if it fails: a script may
+    continue after an out-of-memory error, which is raised unchanged.
+    """
     expected = torch_names.sequence_number(dist.group.WORLD) + 1
-    with recorder.backward(DistributedDataParallel()):
+    raises = pytest.raises(ZeroDivisionError) if fails else nullcontext()
+    with raises, recorder.backward(DistributedDataParallel()):
         (entry,) = entries(board)
         assert (entry.operation, entry.sequence, entry.progress) == (
             BACKWARD,
             expected,
             CollectiveProgress.enqueued,
         )
+        assert recorder.in_backward == {threading.get_ident()}
+        if fails:
+            raise ZeroDivisionError
+    assert recorder.in_backward == set()
     assert entries(board)[0].progress is CollectiveProgress.completed
 
 
@@ -56,10 +69,3 @@ def test_a_backward_that_cannot_be_logged_runs(
     assert happened
     assert entries(board) == ()
     assert len(warnings) == 1
-
-
-def test_a_failed_backward_is_complete(recorder: Recorder, board: Board, group: None) -> None:
-    """A script may continue after an out-of-memory error. The error is raised unchanged."""
-    with pytest.raises(ZeroDivisionError), recorder.backward(DistributedDataParallel()):
-        raise ZeroDivisionError
-    assert entries(board)[0].progress is CollectiveProgress.completed

@@ -92,16 +92,6 @@ def test_input_sizes_are_logged_if_outputs_come_first(installed: Recorder, board
     assert [entry.sizes for entry in entries(board)] == [((5,),), ((6,),)]
 
 
-def test_each_group_has_its_own_sequence(installed: Recorder, board: Board) -> None:
-    """Entries carry the name of the group."""
-    other = dist.new_group([0])
-    dist.all_reduce(torch.ones(1), group=other)
-    entry = entries(board)[-1]
-    assert entry.group == other.group_name != "0"
-    assert (entry.sequence, entry.members) == (1, (0,))
-    dist.destroy_process_group(other)
-
-
 def test_a_collective_without_inputs_is_logged_without_sizes(
     recorder: Recorder, board: Board, group: None
 ) -> None:
@@ -123,8 +113,8 @@ def test_sizes_of_many_tensors_are_logged_completely_or_not_at_all(
     assert set(entry.dtypes) == ({"Float"} if complete else set())
 
 
-def test_entries_of_one_line_have_their_own_sizes(installed: Recorder, board: Board) -> None:
-    """The constant part of an entry is encoded once per line, input and group."""
+def test_entries_of_one_line_have_their_own_group_and_sizes(installed: Recorder, board: Board) -> None:
+    """The constant part of an entry is encoded once per line, input and group; each group counts."""
     other = dist.new_group([0])
     for tensor in (torch.ones(3), torch.ones(4), torch.ones(4, dtype=torch.long), torch.ones(3)):
         for group in (dist.group.WORLD, other):
@@ -135,6 +125,7 @@ def test_entries_of_one_line_have_their_own_sizes(installed: Recorder, board: Bo
         for size, dtype in ((3, "Float"), (4, "Float"), (4, "Long"), (3, "Float"))
         for group in ("0", other.group_name)
     ]
+    assert [(one.sequence, one.members) for one in entries(board)[1::2]] == [(n, (0,)) for n in range(1, 5)]
     dist.destroy_process_group(other)
 
 

@@ -7,6 +7,8 @@ import math
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +21,47 @@ from torch._C._distributed_c10d import AllreduceOptions
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.rank.collective_recorder import MAX_TRACKED, Recorder
-from grpo_run.watchdog.deadlocks.collectives import CollectiveProgress
+from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
+
+
+class Waited:
+    """A handle. Each wait notes what readers see meanwhile, and raises the next of `errors`, if any."""
+
+    def __init__(self, board: Board, recorder: Recorder, *errors: Exception | None) -> None:
+        self.board, self.recorder, self.errors = board, recorder, list(errors)
+        self.seen: list[Collective] = []
+        self.blocked: list[set[int]] = []
+        self.given: list[Any] = []
+
+    def wait(self, *args: Any, **kwargs: Any) -> bool:
+        """Read the board."""
+        self.seen.append(entries(self.board)[-1])
+        self.blocked.append(set(self.recorder.waiting))
+        self.given.append((args, kwargs))
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        return True
+
+    @property
+    def progress(self) -> list[CollectiveProgress]:
+        """What each wait has seen."""
+        return [entry.progress for entry in self.seen]
+
+
+@pytest.fixture
+def issue(recorder: Recorder, board: Board, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Waited]:
+    """Log a collective, and return its handle, whose waits raise the given errors."""
+    monkeypatch.setattr(Waited, "wait", Waited.wait)
+    recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Waited))
+
+    def run(*errors: Exception | None, on_host: bool = True, limited: bool = False) -> Waited:
+        work = Waited(board, recorder, *errors)
+        number = recorder.log_own("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
+        recorder.track(work, number, on_host, limited)
+        return work
+
+    return run
 
 
 def test_a_collective_is_complete_after_its_wait(installed: Recorder, board: Board) -> None:
@@ -32,81 +74,56 @@ def test_a_collective_is_complete_after_its_wait(installed: Recorder, board: Boa
     assert entries(board)[-1].progress is CollectiveProgress.completed
 
 
+@pytest.mark.parametrize(
+    ("error", "on_host", "limited", "after"),
+    [
+        (None, True, False, CollectiveProgress.completed),
+        (RuntimeError("Connection closed by peer"), True, False, CollectiveProgress.enqueued),
+        (None, False, False, CollectiveProgress.enqueued),
+        (None, True, True, CollectiveProgress.completed),
+    ],
+    ids=["returns", "peer is gone", "on a device", "time limit"],
+)
 def test_an_entry_is_waiting_while_a_thread_waits(
-    recorder: Recorder, board: Board, group: None, monkeypatch: pytest.MonkeyPatch
+    issue: Callable[..., Waited],
+    recorder: Recorder,
+    board: Board,
+    error: Exception | None,
+    on_host: bool,
+    limited: bool,
+    after: CollectiveProgress,
 ) -> None:
-    """With the thread's id, as seen from inside the wait."""
-    seen: list[CollectiveProgress] = []
-    waiters: list[str] = []
-
-    class Work:
-        """A handle whose wait reads the board."""
-
-        def wait(self) -> bool:
-            seen.append(entries(board)[-1].progress)
-            waiters.append(entries(board)[-1].thread)
-            return True
-
-    recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
-    work = Work()
-    call = recorder.log(dist.group.WORLD, "allreduce", ([torch.ones(1)],))
-    recorder.track(work, call.number, call.on_host)
-    assert work.wait() is True
-    assert seen == [CollectiveProgress.waiting]
-    assert waiters == [str(threading.get_ident())]
-    assert entries(board)[-1].progress is CollectiveProgress.completed
+    """With the thread's id. On a device the wait only orders streams, and the Flight Recorder knows when the
+    work is done. A thread that waits with a time limit is not blocked.
+    """
+    work, thread = issue(error, on_host=on_host, limited=limited), threading.get_ident()
+    with pytest.raises(RuntimeError, match="closed by peer") if error else nullcontext():
+        assert work.wait()
+    assert [(entry.progress, entry.thread) for entry in work.seen] == [
+        (CollectiveProgress.waiting, str(thread))
+    ]
+    assert work.blocked == [set() if limited else {thread}]
+    assert recorder.waiting == set()
+    assert entries(board)[-1].progress is after
 
 
-def test_a_failed_wait_leaves_the_entry_incomplete_and_not_waiting(recorder: Recorder, board: Board) -> None:
-    """As when a peer is gone. The error is torch's own."""
-
-    class Work:
-        """A handle whose peer is gone."""
-
-        def wait(self) -> bool:
-            raise RuntimeError("Connection closed by peer")
-
-    recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
-    work = Work()
-    recorder.log_own("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
-    with pytest.raises(RuntimeError, match="closed by peer"):
+def test_only_waits_up_to_the_first_that_returns_are_marked(
+    issue: Callable[..., Waited], recorder: Recorder, board: Board
+) -> None:
+    """The first one may have been interrupted; one after it returns at once. A handle that is not tracked is
+    passed through.
+    """
+    work = issue(RuntimeError("interrupted"))
+    with pytest.raises(RuntimeError, match="interrupted"):
         work.wait()
     assert entries(board)[-1].progress is CollectiveProgress.enqueued
-
-
-def test_a_wait_on_a_device_does_not_complete_the_entry(recorder: Recorder, board: Board) -> None:
-    """It orders streams and returns; the Flight Recorder knows when the work is done."""
-
-    class Work:
-        """A handle of work on a device."""
-
-        def wait(self) -> bool:
-            return True
-
-    recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
-    work = Work()
-    number = recorder._add("0", 1, "allreduce", [], 0b11, sys._getframe())
-    recorder.track(work, number, False)
-    work.wait()
-    assert entries(board)[-1].progress is CollectiveProgress.enqueued
-
-
-def test_only_the_first_wait_is_marked(recorder: Recorder, board: Board) -> None:
-    """A second wait on the same handle returns at once. A handle that is not tracked is passed through."""
-
-    class Work:
-        """A handle."""
-
-        def wait(self) -> bool:
-            return True
-
-    recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
-    work = Work()
-    recorder.log_own("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0)
     assert work.wait()
+    assert recorder._tracked == {}
     assert work.wait()
-    assert Work().wait()
-    assert [entry.progress for entry in entries(board)] == [CollectiveProgress.completed]
+    assert Waited(board, recorder).wait()
+    waiting, completed = CollectiveProgress.waiting, CollectiveProgress.completed
+    assert work.progress == [waiting, waiting, completed]
+    assert [entry.progress for entry in entries(board)] == [completed]
 
 
 def test_the_oldest_tracked_handles_are_dropped(recorder: Recorder) -> None:
@@ -116,25 +133,19 @@ def test_the_oldest_tracked_handles_are_dropped(recorder: Recorder) -> None:
         recorder.track(work, number, True)
     assert len(recorder._tracked) == MAX_TRACKED
     assert id(works[0]) not in recorder._tracked
-    number, on_host, tracked = recorder._tracked[id(works[-1])]
-    assert (number, on_host, tracked()) == (len(works), True, works[-1])
+    number, on_host, limited, tracked = recorder._tracked[id(works[-1])]
+    assert (number, on_host, limited, tracked()) == (len(works), True, False, works[-1])
 
 
-def test_a_new_handle_at_the_address_of_a_freed_one_is_not_tracked(recorder: Recorder, board: Board) -> None:
+def test_a_new_handle_at_the_address_of_a_freed_one_is_not_tracked(
+    issue: Callable[..., Waited], recorder: Recorder, board: Board
+) -> None:
     """Its wait must not mark the entry of the freed handle."""
-
-    class Work:
-        """A handle whose wait reads the board."""
-
-        def wait(self) -> CollectiveProgress:
-            return entries(board)[-1].progress
-
-    recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Work))
-    dropped, send = Work(), Work()
-    recorder.log_own("grpo_run/vote", 1, "allreduce", torch.ones(8), dropped, members=0)
-    recorder._tracked[id(send)] = recorder._tracked.pop(id(dropped))
-    del dropped
-    assert send.wait() is CollectiveProgress.enqueued
+    send = Waited(board, recorder)
+    recorder._tracked[id(send)] = recorder._tracked.pop(id(issue()))
+    gc.collect()
+    assert send.wait()
+    assert send.progress == [CollectiveProgress.enqueued]
     assert entries(board)[-1].progress is CollectiveProgress.enqueued
 
 
@@ -144,41 +155,11 @@ def test_tracking_keeps_no_tensor_alive(installed: Recorder) -> None:
     before = sys.getrefcount(tensor)
     dist.all_reduce(tensor, async_op=True)
     deadline = time.monotonic() + 20.0
-    while (
-        sys.getrefcount(tensor) != before
-    ):  # Gloo's own thread refers to it until the collective has completed
+    # Gloo's own thread refers to it until the collective has completed
+    while sys.getrefcount(tensor) != before:
         assert time.monotonic() < deadline
         time.sleep(0.01)
         gc.collect()
-
-
-class Waited:
-    """A handle. `after` lists what each wait does; the last entry repeats."""
-
-    def __init__(self, board: Board, *after: Exception | None) -> None:
-        self.board, self.after, self.seen, self.given = (
-            board,
-            list(after),
-            list[CollectiveProgress](),
-            list[Any](),
-        )
-
-    def wait(self, *args: Any, **kwargs: Any) -> bool:
-        """Read the board, and raise if `after` says so."""
-        self.seen.append(entries(self.board)[-1].progress)
-        self.given.append((args, kwargs))
-        error = self.after.pop(0) if self.after else None
-        if error is not None:
-            raise error
-        return True
-
-
-@pytest.fixture
-def waited(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> type[Waited]:
-    """The class, installed in place of torch's `Work`; its own `wait` is restored."""
-    monkeypatch.setattr(Waited, "wait", Waited.wait)
-    recorder.install(SimpleNamespace(ProcessGroup=type("ProcessGroup", (), {}), Work=Waited))
-    return Waited
 
 
 def test_a_time_limit_of_the_script_is_recorded(installed: Recorder, board: Board) -> None:
@@ -198,29 +179,13 @@ def test_a_time_limit_of_the_script_is_recorded(installed: Recorder, board: Boar
 
 @pytest.mark.parametrize(("args", "kwargs"), [((3.0,), {}), ((), {"timeout": 3.0})])
 def test_a_wait_with_a_time_limit_is_not_marked(
-    recorder: Recorder, board: Board, waited: type[Waited], args: Any, kwargs: Any
+    issue: Callable[..., Waited], board: Board, args: Any, kwargs: Any
 ) -> None:
     """It will return. A wait without a limit afterwards is marked."""
-    work = waited(board, RuntimeError("timed out"))
-    recorder.log_own("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
+    work = issue(RuntimeError("timed out"))
     with pytest.raises(RuntimeError, match="timed out"):
         work.wait(*args, **kwargs)
     work.wait()
     assert work.given == [(args, kwargs), ((), {})]
-    assert work.seen == [CollectiveProgress.enqueued, CollectiveProgress.waiting]
+    assert work.progress == [CollectiveProgress.enqueued, CollectiveProgress.waiting]
     assert entries(board)[-1].progress is CollectiveProgress.completed
-
-
-def test_a_second_wait_after_a_failed_one_is_marked_too(
-    recorder: Recorder, board: Board, waited: type[Waited]
-) -> None:
-    """The first one may have been interrupted. The handle is released when a wait returns."""
-    work = waited(board, RuntimeError("interrupted"))
-    recorder.log_own("grpo_run/vote", 1, "allreduce", torch.ones(8), work, members=0b11)
-    with pytest.raises(RuntimeError, match="interrupted"):
-        work.wait()
-    assert entries(board)[-1].progress is CollectiveProgress.enqueued
-    work.wait()
-    assert work.seen == [CollectiveProgress.waiting, CollectiveProgress.waiting]
-    assert entries(board)[-1].progress is CollectiveProgress.completed
-    assert recorder._tracked == {}

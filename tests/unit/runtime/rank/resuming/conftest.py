@@ -11,6 +11,7 @@ from support.identities import identity
 from support.resuming import STARTED_AT, Save, plain
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished, write_manifest
+from grpo_run.runtime.rank.resuming import _fit
 from grpo_run.runtime.rank.resuming.choice import choose
 from grpo_run.runtime.rank.resuming.request import RejectedCheckpoint, ResumeChoice, ResumeRequest
 
@@ -57,15 +58,17 @@ def rejected() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def ask(rejected: list[tuple[str, str]]) -> Callable[..., ResumeChoice]:
+def ask(rejected: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> Callable[..., ResumeChoice]:
     """Choose, and record rejections in `rejected`; by default every checkpoint can be resharded."""
 
     def run(
-        resume_request: ResumeRequest, resharding_problem: Callable[[Path, int], str | None] | None = None
+        resume_request: ResumeRequest,
+        resharding_problem: Callable[[Path, int], str | None] = lambda folder, ranks: None,
     ) -> ResumeChoice:
         def report(one: RejectedCheckpoint) -> None:
             rejected.append((one.path.name, one.reason))
 
-        return choose(resume_request, report, resharding_problem or (lambda folder, ranks: None))
+        monkeypatch.setattr(_fit, "resharding_problem", resharding_problem)
+        return choose(resume_request, report)
 
     return run

@@ -27,7 +27,7 @@ def test_a_run_without_checkpoints_starts_from_step_zero(resume_request: ResumeR
 def test_the_newest_checkpoint_of_this_run_is_chosen(
     resume_request: ResumeRequest, ask: Ask, save: Save
 ) -> None:
-    """Newest means the highest step."""
+    """Newest means the highest step. A finished call is marked, so that it is not trained again."""
     save(5)
     newest = save(10)
     choice = ask(resume_request)
@@ -35,27 +35,25 @@ def test_the_newest_checkpoint_of_this_run_is_chosen(
     assert choice.checkpoint is not None
     assert choice.checkpoint.manifest.step == 10
     assert not choice.finished
+    end = save(20, finished=True)
+    choice = ask(resume_request)
+    assert (choice.argument, choice.finished) == (str(end), True)
 
 
 def test_a_corrupt_checkpoint_is_rejected_and_an_older_one_chosen(
     resume_request: ResumeRequest, ask: Ask, save: Save, rejected: Rejected
 ) -> None:
-    """The reason names the file that does not match its digest."""
+    """The reason names the file that does not match its digest. Without an older one, the run starts
+    from step 0.
+    """
     older = save(5)
     flip_a_byte(save(10))
     assert ask(resume_request).argument == str(older)
     assert [name for name, _ in rejected] == ["checkpoint-10"]
     assert "model.safetensors" in rejected[0][1]
-
-
-def test_a_run_with_only_corrupt_checkpoints_starts_from_step_zero(
-    resume_request: ResumeRequest, ask: Ask, save: Save, rejected: Rejected
-) -> None:
-    """Each rejected checkpoint is reported."""
-    for step in (5, 10):
-        flip_a_byte(save(step))
+    flip_a_byte(older)
     assert ask(resume_request).argument is None
-    assert [name for name, _ in rejected] == ["checkpoint-10", "checkpoint-5"]
+    assert [name for name, _ in rejected[1:]] == ["checkpoint-10", "checkpoint-5"]
 
 
 def test_an_incomplete_checkpoint_is_not_chosen(
@@ -112,40 +110,21 @@ def test_a_new_run_does_not_continue_an_earlier_one_with_its_id(
     assert ask(replace(fresh, first_attempt=False)).argument == str(own)
 
 
-def test_a_finished_call_is_restored(resume_request: ResumeRequest, ask: Ask, save: Save) -> None:
-    """The choice is marked finished, so that the call is not trained again."""
-    save(10)
-    newest = save(20, finished=True)
-    choice = ask(resume_request)
-    assert (choice.argument, choice.finished) == (str(newest), True)
-
-
 def test_resume_from_a_run_id_chooses_its_newest_checkpoint(
-    resume_request: ResumeRequest, ask: Ask, save: Save
-) -> None:
-    """The value of `--resume-from` is a run id."""
-    save(5, run_id="run-0")
-    newest = save(10, run_id="run-0")
-    assert ask(replace(resume_request, resume_from="run-0")).argument == str(newest)
-
-
-def test_a_checkpoint_of_this_run_wins_over_resume_from(
-    resume_request: ResumeRequest, ask: Ask, save: Save
-) -> None:
-    """After a fault, the run resumes from its own checkpoint, not from its starting point."""
-    save(10, run_id="run-0")
-    own = save(3)
-    assert ask(replace(resume_request, resume_from="run-0")).argument == str(own)
-
-
-def test_resume_from_a_run_id_skips_a_corrupt_checkpoint(
     resume_request: ResumeRequest, ask: Ask, save: Save, rejected: Rejected
 ) -> None:
-    """The next older checkpoint of the other run is chosen."""
-    older = save(5, run_id="run-0")
-    flip_a_byte(save(10, run_id="run-0"))
-    assert ask(replace(resume_request, resume_from="run-0")).argument == str(older)
+    """The value of `--resume-from` is a run id. A corrupt checkpoint is skipped. After a fault, the run
+    resumes from its own checkpoint, not from its starting point.
+    """
+    older, newest = save(5, run_id="run-0"), save(10, run_id="run-0")
+    request = replace(resume_request, resume_from="run-0")
+    assert ask(request).argument == str(newest)
+    assert rejected == []
+    flip_a_byte(newest)
+    assert ask(request).argument == str(older)
     assert rejected
+    own = save(3)
+    assert ask(request).argument == str(own)
 
 
 def test_resume_from_a_directory_chooses_it(
@@ -170,29 +149,22 @@ def test_resume_from_a_directory_without_a_manifest_chooses_it_if_complete(
         ask(replace(resume_request, resume_from=str(path)))
 
 
-def test_resume_from_a_corrupt_directory_is_refused(
+def test_resume_from_what_cannot_be_used_is_refused(
     resume_request: ResumeRequest, ask: Ask, save: Save, tmp_path: Path
 ) -> None:
-    """No other checkpoint replaces one that the user named."""
-    path = save(5, folder=tmp_path / "other", run_id="run-0")
-    flip_a_byte(path)
-    with pytest.raises(UsageError, match=r"model\.safetensors"):
-        ask(replace(resume_request, resume_from=str(path)))
-
-
-def test_resume_from_a_directory_that_is_not_a_checkpoint_is_refused(
-    resume_request: ResumeRequest, ask: Ask, tmp_path: Path
-) -> None:
-    """A run directory gives a UsageError, not a traceback from the trainer."""
+    """No other checkpoint replaces one that the user named. A directory of something else gives no traceback
+    from the trainer.
+    """
+    corrupt = save(5, folder=tmp_path / "other", run_id="run-0")
+    flip_a_byte(corrupt)
     (tmp_path / "runs").mkdir()
-    with pytest.raises(UsageError, match="--resume-from"):
-        ask(replace(resume_request, resume_from=str(tmp_path / "runs")))
-
-
-def test_resume_from_an_unknown_name_is_refused(resume_request: ResumeRequest, ask: Ask) -> None:
-    """The name is neither a run nor a directory."""
-    with pytest.raises(UsageError, match="--resume-from no-such-run"):
-        ask(replace(resume_request, resume_from="no-such-run"))
+    for named, reason in (
+        (corrupt, r"model\.safetensors"),
+        (tmp_path / "runs", "--resume-from"),
+        ("no-such-run", "--resume-from no-such-run"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            ask(replace(resume_request, resume_from=str(named)))
 
 
 def test_a_later_call_without_a_checkpoint_in_the_other_run_uses_the_script_argument(

@@ -35,34 +35,26 @@ def test_no_notice_if_the_script_names_the_checkpoint(
 def test_the_script_argument_is_passed_through_on_the_first_attempt(
     resume_request: ResumeRequest, ask: Ask, argument: str | bool
 ) -> None:
-    """transformers then handles it as without grpo-run."""
-    assert ask(replace(resume_request, script_argument=argument)) == ResumeChoice(
-        argument=argument, from_script=True
-    )
-
-
-def test_an_explicit_path_is_used_again_in_a_later_attempt(resume_request: ResumeRequest, ask: Ask) -> None:
-    """A run that failed before its first checkpoint starts where its first attempt started."""
-    later = replace(resume_request, script_argument="elsewhere/checkpoint-3", first_attempt=False)
-    assert ask(later).argument == "elsewhere/checkpoint-3"
+    """transformers then handles it as without grpo-run. A run that failed before its first checkpoint starts
+    where its first attempt started.
+    """
+    request = replace(resume_request, script_argument=argument)
+    assert ask(request) == ResumeChoice(argument=argument, from_script=True)
+    later = ask(replace(request, first_attempt=False)).argument
+    assert later == (None if argument is True else argument)
 
 
 def test_true_ignores_incomplete_checkpoints_of_earlier_attempts(
     resume_request: ResumeRequest, ask: Ask, output: Path
 ) -> None:
-    """In later attempts, `resume_from_checkpoint=True` means what existed before this run."""
-    earlier = plain(output, 3, written_at=STARTED_AT - 1000)
-    plain(output, 7, written_at=STARTED_AT + 1000)
+    """In later attempts, `resume_from_checkpoint=True` means what existed before this run; passing True would
+    raise, or load the incomplete checkpoint.
+    """
     later = replace(resume_request, script_argument=True, first_attempt=False)
-    assert ask(later).argument == str(earlier)
-
-
-def test_true_starts_from_step_zero_if_no_checkpoint_existed_before_the_run(
-    resume_request: ResumeRequest, ask: Ask, output: Path
-) -> None:
-    """Passing True would raise, or load the incomplete checkpoint."""
     plain(output, 7, written_at=STARTED_AT + 1000)
-    assert ask(replace(resume_request, script_argument=True, first_attempt=False)).argument is None
+    assert ask(later).argument is None
+    earlier = plain(output, 3, written_at=STARTED_AT - 1000)
+    assert ask(later).argument == str(earlier)
 
 
 def test_true_chooses_the_newest_complete_checkpoint(

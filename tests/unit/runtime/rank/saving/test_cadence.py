@@ -46,27 +46,15 @@ class Run:
         self.cadence.taken(self.step, self.cost_seconds)
 
 
-@pytest.mark.parametrize("every", [1, 3, 10])
-def test_a_fixed_interval_uses_multiples_of_n(every: int) -> None:
-    """All ranks and attempts agree, wherever the call was resumed, and rank 0 requests nothing."""
+@pytest.mark.parametrize("every", [1, 3, 10, 0, None])
+def test_a_fixed_interval_uses_multiples_of_n(every: int | None) -> None:
+    """All ranks and attempts agree, wherever the call was resumed, and rank 0 requests nothing; 0 means
+    never. A measured interval is not fixed, because ranks measure different costs.
+    """
     run = Run(every, first_step=4)
-    assert [step for step in range(5, 31) if run.cadence.fixed(step)] == [
-        step for step in range(5, 31) if step % every == 0
-    ]
-    assert run.advance(20) == ([], [])
-
-
-def test_an_interval_of_zero_means_never() -> None:
-    """No snapshot is scheduled or requested."""
-    run = Run(0)
-    assert not any(run.cadence.fixed(step) for step in range(50))
-    assert run.advance(50) == ([], [])
-
-
-def test_a_measured_interval_is_not_fixed() -> None:
-    """Ranks measure different costs, so rank 0 requests snapshots in the vote."""
-    run = Run()
-    assert not any(run.cadence.fixed(step) for step in range(50))
+    fixed = [step for step in range(5, 31) if run.cadence.fixed(step)]
+    assert fixed == [step for step in range(5, 31) if every and step % every == 0]
+    assert (run.advance(20) == ([], [])) is (every is not None)
 
 
 def test_after_two_snapshots_the_interval_is_optimal() -> None:
@@ -78,15 +66,8 @@ def test_after_two_snapshots_the_interval_is_optimal() -> None:
     assert run.notified == [(20, 10.0, 10.0)]
 
 
-def test_a_request_is_not_repeated_before_it_can_be_answered() -> None:
-    """A repeated request would cause a second snapshot."""
-    run = Run()
-    assert run.cadence.wanted(1)
-    assert not run.cadence.wanted(2)
-
-
 def test_an_unanswered_request_is_repeated_at_growing_intervals() -> None:
-    """There may be no memory, and each attempt costs all ranks a vote."""
+    """Not before it can be answered. There may be no memory, and each attempt costs all ranks a vote."""
     requests, taken = Run().advance(200, answered=False)
     assert taken == []
     assert requests == [1, 3, 7, 15, 31, 63, 127]

@@ -23,7 +23,7 @@ Events = Callable[[], list[dict[str, Any]]]
 
 
 def test_a_checkpoint_is_published(direct: Guarded, call: TrainCall, events: Events) -> None:
-    """It has a valid manifest and a journal record."""
+    """With a valid manifest and a journal record. Arguments and result of the method are unchanged."""
     path = direct.save(5)
     manifest = read_manifest(path)
     verify_digests(path, manifest.files)
@@ -35,12 +35,8 @@ def test_a_checkpoint_is_published(direct: Guarded, call: TrainCall, events: Eve
     assert (record["step"], record["path"], record["verified"]) == (5, str(path.resolve()), True)
     assert (record["scheduled"], record["train_call"]) == (True, 1)
     assert record["size_bytes"] == sum(entry.size for entry in manifest.files.values())
-
-
-def test_arguments_and_result_of_the_trainers_method_are_unchanged(direct: Guarded) -> None:
-    """The wrapper passes both through."""
     assert direct.trainer._save_checkpoint("model", None) == "what the method returns"
-    assert direct.trainer.seen == [("model", None, None)]
+    assert direct.trainer.seen[-1] == ("model", None, None)
 
 
 def test_a_checkpoint_that_is_saved_again_is_unpublished_first(direct: Guarded) -> None:
@@ -66,14 +62,19 @@ def test_old_checkpoints_are_removed_after_the_new_one_is_complete(direct: Guard
     assert read_manifest(second).step == 10
 
 
-def test_the_best_checkpoint_is_kept(direct: Guarded) -> None:
-    """The trainer's state names it."""
+@pytest.mark.parametrize("better", [False, True])
+def test_the_best_checkpoint_is_kept(direct: Guarded, better: bool) -> None:
+    """The trainer's state names it; it may find a better one during the save, before old ones are removed."""
     best = direct.save(5)
     direct.save(6)
+    state: Any = direct.trainer.state
+    state.best_model_checkpoint = str(best)
     direct.trainer.args.save_total_limit = 1
-    direct.trainer.state.best_model_checkpoint = str(best)
+    if better:
+        direct.trainer.during = lambda path: setattr(state, "best_model_checkpoint", str(path))
     direct.save(10)
-    assert sorted(path.name for path in best.parent.iterdir()) == ["checkpoint-10", "checkpoint-5"]
+    names = sorted(path.name for path in best.parent.iterdir())
+    assert names == (["checkpoint-10"] if better else ["checkpoint-10", "checkpoint-5"])
 
 
 def test_a_checkpoint_is_published_after_all_ranks_have_written(
@@ -178,20 +179,6 @@ def test_a_disk_that_does_not_report_its_space_is_tried(
 
     monkeypatch.setattr(direct_module.shutil, "disk_usage", stale)
     assert direct.save(6).exists()
-
-
-def test_a_best_checkpoint_found_by_the_save_is_kept(direct: Guarded) -> None:
-    """The trainer finds the best checkpoint during the save, before old ones are removed."""
-    older = direct.save(5)
-    direct.trainer.args.save_total_limit = 1
-    direct.trainer.state.best_model_checkpoint = str(older)
-
-    def better(path: Path) -> None:
-        direct.trainer.state.best_model_checkpoint = str(path)
-
-    direct.trainer.during = better
-    newest = direct.save(10)
-    assert [path.name for path in newest.parent.iterdir()] == ["checkpoint-10"]
 
 
 def test_too_little_disk_space_is_warned_about_at_the_start(

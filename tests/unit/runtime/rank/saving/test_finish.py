@@ -28,38 +28,27 @@ def test_the_last_step_is_saved_if_the_schedule_did_not_save_it(direct: Guarded)
     assert len(direct.trainer.seen) == 1
 
 
-def test_finish_waits_until_the_last_step_is_durable(staged: Guarded, polls: list[Callable[[], Any]]) -> None:
-    """The call is marked as finished only when its checkpoint is on disk."""
-    staged.save(5)
+@pytest.mark.parametrize(
+    ("scheduled", "last", "name"),
+    [(True, 5, "checkpoint-5"), (True, 7, "snapshot-7"), (False, 5, "snapshot-5")],
+    ids=["saved by the script", "not saved", "only in memory"],
+)
+def test_finish_waits_until_the_last_step_is_durable(
+    staged: Guarded, polls: list[Callable[[], Any]], scheduled: bool, last: int, name: str
+) -> None:
+    """The call is marked as finished only when its checkpoint is on disk. A last step that the script has not
+    saved gets a snapshot that reaches the disk; an earlier one may stay in memory forever.
+    """
+    staged.save(5) if scheduled else staged.step(5)
+    staged.trainer.state.global_step = last
     polls += [lambda: None, staged.drain, lambda: None]
     path = staged.saver.finish()
     assert path is not None
-    assert read_manifest(path).step == 5
-    assert len(staged.trainer.seen) == 1
+    assert path.name == name
+    manifest = read_manifest(path)
+    assert (manifest.step, manifest.scheduled) == (last, name.startswith("checkpoint"))
+    assert len(staged.trainer.seen) == (1 if manifest.scheduled else 2)
     assert staged.session.notified == []
-
-
-def test_an_unsaved_last_step_is_saved_and_awaited(staged: Guarded, polls: list[Callable[[], Any]]) -> None:
-    """It is a snapshot that reaches the disk: the script has not asked for a checkpoint."""
-    staged.save(5)
-    staged.trainer.state.global_step = 7
-    polls += [staged.drain, lambda: None]
-    path = staged.saver.finish()
-    assert path is not None
-    assert path.name == "snapshot-7"
-    assert not read_manifest(path).scheduled
-
-
-def test_a_last_step_with_only_an_unscheduled_snapshot_is_saved(
-    staged: Guarded, polls: list[Callable[[], Any]]
-) -> None:
-    """An unscheduled snapshot may stay in memory, so waiting for it could take forever."""
-    staged.step(5)
-    assert staged.staged == [(5, False)]
-    polls += [staged.drain, lambda: None]
-    path = staged.saver.finish()
-    assert path is not None
-    assert path.name == "snapshot-5"
 
 
 def test_a_last_step_that_cannot_be_written_is_left_to_the_supervisor(

@@ -34,29 +34,26 @@ def test_a_due_snapshot_is_taken(staged: Guarded, events: Events) -> None:
 
 
 def test_a_saved_step_gets_no_snapshot(staged: Guarded) -> None:
-    """Holds after the script's save and for a second call at the end of an epoch."""
+    """Holds after the script's save, in memory or on disk, and for a second call at the end of an epoch."""
     staged.step(5, scheduled=True)
     assert staged.staged == [(5, True)]
     staged.step(6)
     staged.step(6)
     assert staged.staged == [(6, False), (5, True)]
     assert len(staged.trainer.seen) == 2
-
-
-def test_a_directly_saved_step_gets_no_snapshot(staged: Guarded) -> None:
-    """The checkpoint is on disk."""
     staged.trainer.args.metric_for_best_model = "reward"
-    staged.step(5, scheduled=True)
-    assert staged.staged == []
-    assert len(staged.trainer.seen) == 1
+    staged.step(7, scheduled=True)
+    assert staged.staged == [(6, False), (5, True)]
+    assert len(staged.trainer.seen) == 3
 
 
 def test_a_snapshot_without_memory_is_skipped(
     staged: Guarded, tmp_path: Path, lack_memory: Callable[[], None]
 ) -> None:
-    """The user is warned, and nothing is written to disk."""
+    """Nothing is written to disk. The user is warned once per attempt: the warning states the consequence."""
     lack_memory()
     staged.step(5)
+    staged.step(5 + RETRY_STEPS)
     assert staged.staged == []
     assert not (tmp_path / "out").exists()
     assert memory_warnings(staged) == [5]
@@ -77,16 +74,6 @@ def test_snapshots_are_retried_after_some_steps(
     assert len(staged.trainer.seen) == 2, "the one without memory, and one written directly"
     staged.step(5 + RETRY_STEPS)
     assert staged.staged == [(5 + RETRY_STEPS, False)]
-
-
-def test_missing_memory_is_warned_of_once_per_attempt(
-    staged: Guarded, lack_memory: Callable[[], None]
-) -> None:
-    """The first warning states the consequence; later snapshots fail for the same reason."""
-    lack_memory()
-    staged.step(5)
-    staged.step(5 + RETRY_STEPS)
-    assert memory_warnings(staged) == [5]
 
 
 def test_the_chosen_interval_is_journaled(

@@ -70,20 +70,15 @@ def test_the_script_does_not_notice_a_required_snapshot(either: Guarded, out: Pa
     assert not list(out.glob("checkpoint-*"))
 
 
-def test_a_stop_ends_the_call_after_its_snapshot(either: Guarded) -> None:
-    """At once: the events at the end of an epoch or a call belong to the run that goes on."""
-    either.saver.stopping = True
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_stop_ends_the_call_after_its_checkpoint(either: Guarded, scheduled: bool) -> None:
+    """At once: the events at the end of an epoch or a call belong to the run that goes on. What the script
+    has saved is not saved again.
+    """
+    either.saver.stopping, either.trainer.should_save = True, scheduled
     with pytest.raises(Stopped):
         end_step(either, 5)
     assert either.saver.saved_step == 5
-
-
-def test_a_stop_at_a_step_that_the_script_has_saved_saves_it_once(either: Guarded) -> None:
-    """The script's checkpoint is the newest."""
-    either.saver.stopping = True
-    either.trainer.should_save = True
-    with pytest.raises(Stopped):
-        end_step(either, 5)
     assert len(either.trainer.seen) == 1
 
 

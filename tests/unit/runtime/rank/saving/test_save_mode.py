@@ -59,15 +59,24 @@ def test_a_callback_with_on_save_waits_for_the_disk(callback: type[TrainerCallba
     assert save_mode(trainer(PrinterCallback, callback)) is SaveMode.in_memory_then_wait
 
 
-def test_callbacks_of_grpo_run_and_the_libraries_read_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They read the checkpoint only if an upload variable is set."""
+@pytest.mark.parametrize(
+    ("value", "mode"),
+    [
+        (None, SaveMode.in_memory),
+        ("", SaveMode.in_memory),
+        ("false", SaveMode.in_memory),
+        ("1", SaveMode.in_memory_then_wait),
+        ("checkpoint", SaveMode.in_memory_then_wait),
+    ],
+)
+def test_callbacks_of_grpo_run_and_the_libraries_read_what_they_upload(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, mode: SaveMode
+) -> None:
+    """Nothing, unless an upload variable is set."""
     assert "WandbCallback" in NON_READING_CALLBACKS
-    assert (
-        save_mode(trainer(GuardCallback, PrinterCallback, WandbCallback, TrainerCallback))
-        is SaveMode.in_memory
-    )
-    monkeypatch.setenv("WANDB_LOG_MODEL", "checkpoint")
-    assert save_mode(trainer(WandbCallback)) is SaveMode.in_memory_then_wait
+    if value is not None:
+        monkeypatch.setenv("WANDB_LOG_MODEL", value)
+    assert save_mode(trainer(GuardCallback, PrinterCallback, WandbCallback, TrainerCallback)) is mode
 
 
 def test_a_callback_with_on_train_end_waits_for_the_last_checkpoint() -> None:

@@ -51,15 +51,6 @@ def test_a_drained_snapshot_has_the_bytes_that_the_trainer_would_have_written(
     assert torch.equal(torch.load(out / "checkpoint-5/optimizer.pt")["step"], torch.arange(1000.0))
 
 
-def test_the_cost_is_the_time_that_training_was_blocked(
-    snapshots: Snapshots, trainer: SnapshotTrainer, clock: Time
-) -> None:
-    """It is measured on this rank."""
-    trainer.during = lambda: clock.sleep(0.25)
-    take(snapshots, trainer)
-    assert snapshots.cost_seconds == pytest.approx(0.25)
-
-
 def test_memory_is_reused(snapshots: Snapshots, trainer: SnapshotTrainer) -> None:
     """Two slots and their files are enough for any number of snapshots."""
     kept = set()
@@ -88,13 +79,23 @@ def test_memory_is_allocated_before_the_first_snapshot(
     assert (second.files / "checkpoint-2/optimizer.pt").stat().st_ino == prepared
 
 
-def test_the_slot_is_locked_while_it_is_written(snapshots: Snapshots, trainer: SnapshotTrainer) -> None:
-    """Until the copy is complete, the slot contains no snapshot; afterwards it is unlocked."""
+def test_the_slot_is_locked_while_it_is_written(
+    snapshots: Snapshots, trainer: SnapshotTrainer, clock: Time
+) -> None:
+    """Until the copy is complete, the slot contains no snapshot; afterwards it is unlocked. The cost is the
+    time for which training was blocked on this rank.
+    """
     slot = snapshots.staging.slots[0]
     during: list[tuple[bool, Any]] = []
-    trainer.during = lambda: during.append((busy(slot), slot.read_snapshot()))
+
+    def copy() -> None:
+        during.append((busy(slot), slot.read_snapshot()))
+        clock.sleep(0.25)
+
+    trainer.during = copy
     take(snapshots, trainer)
     assert during == [(True, None)]
+    assert snapshots.cost_seconds == pytest.approx(0.25)
     assert not busy(slot)
 
 
@@ -225,13 +226,30 @@ def test_a_snapshot_that_cannot_be_declared_is_reported_as_lost(
 # ---- waiting until the snapshot is durable ----
 
 
-def test_a_drained_snapshot_is_durable(snapshots: Snapshots, trainer: SnapshotTrainer, clock: Time) -> None:
-    """The wait ends as soon as the slot is marked as drained."""
+@pytest.mark.parametrize(
+    ("event", "limit_seconds", "durable", "ends"),
+    [("drained", 60.0, True, 3.0), ("trouble", 60.0, False, 3.0), ("", 2.0, False, 2.0)],
+)
+def test_a_wait_ends_when_the_snapshot_is_on_disk_or_will_not_be(
+    snapshots: Snapshots,
+    trainer: SnapshotTrainer,
+    clock: Time,
+    event: str,
+    limit_seconds: float,
+    durable: bool,
+    ends: float,
+) -> None:
+    """When its slot is marked as drained, when the disk is in trouble, or after a limit: the supervisor keeps
+    trying, and the script continues.
+    """
     take(snapshots, trainer)
     assert snapshots.last is not None
-    clock.at = (3.0, snapshots.last[0].mark_drained)
-    assert snapshots.wait_durable()
-    assert clock.now == pytest.approx(103.0, abs=0.1)
+    if event == "drained":
+        clock.at = (3.0, snapshots.last[0].mark_drained)
+    elif event:
+        clock.at = (3.0, lambda: snapshots.staging.set_trouble("the disk hangs"))
+    assert snapshots.wait_durable(limit_seconds) is durable
+    assert clock.now == pytest.approx(100.0 + ends, abs=0.1)
 
 
 def test_a_snapshot_whose_slot_is_used_again_is_durable(
@@ -245,25 +263,6 @@ def test_a_snapshot_whose_slot_is_used_again_is_durable(
     slot.prepare_snapshot(snapshot(trainer.output, 6))
     slot.complete_snapshot()
     assert snapshots.wait_durable()
-
-
-def test_trouble_with_the_disk_ends_the_wait(
-    snapshots: Snapshots, trainer: SnapshotTrainer, clock: Time
-) -> None:
-    """The supervisor keeps trying, and the script continues."""
-    take(snapshots, trainer)
-    clock.at = (3.0, lambda: snapshots.staging.set_trouble("the disk hangs"))
-    assert not snapshots.wait_durable()
-    assert clock.now == pytest.approx(103.0, abs=0.1)
-
-
-def test_the_wait_for_the_disk_is_limited(
-    snapshots: Snapshots, trainer: SnapshotTrainer, clock: Time
-) -> None:
-    """It ends after the given time."""
-    take(snapshots, trainer)
-    assert not snapshots.wait_durable(2.0)
-    assert clock.now == pytest.approx(102.0, abs=0.1)
 
 
 def test_other_ranks_wait_for_rank_0(snapshots: Snapshots, session: Any, clock: Time) -> None:

@@ -17,7 +17,7 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.collective_log import is_blocked
 from grpo_run.runtime.board.exchange import Message
 from grpo_run.runtime.rank.collective_recorder import Recorder
-from grpo_run.runtime.rank.unseen_collectives import OwnLog
+from grpo_run.runtime.rank.unseen_collectives import Integers, OwnLog
 from grpo_run.runtime.rank.vote import Vote, VoteGroup, connect_transport
 from grpo_run.runtime.rank.worker_server import report_threads
 from grpo_run.runtime.supervisor.detection._collective_records import CollectiveRecords
@@ -193,7 +193,7 @@ def test_a_rank_whose_log_no_longer_has_the_group_counts_by_the_board(ranks: Ran
     thread.join(SECONDS)
     other = OwnLog(ranks.recorders[1], "another", world_size=2)
     for sequence in range(1, 300):
-        other.completed(other.started(sequence, "allreduce", 1))
+        other.completed(other.issued(sequence, "allreduce", Integers((1,))))
     ranks.run(lambda: zero.maximum(2))
     ranks.wait_until_blocked(0)
     positions = ranks.positions(exited=(1,))

@@ -59,12 +59,10 @@ def test_a_save_request_before_the_call_is_served_once(session: Any, requests: U
         assert loop.saved == saved
 
 
-def test_two_ranks_that_see_a_request_a_step_apart_save_once(session: Any) -> None:
+def test_two_ranks_that_see_a_request_a_step_apart_save_once(loop: Loop, session: Any) -> None:
     """The request arrives between the polls of two ranks, so one rank votes for it a step before the
     other.
     """
-    loop = Loop(session)
-    loop.begin()
     loop.step()
     start = session.votes.start
     # the other rank's flag reaches this rank through the vote

@@ -12,17 +12,19 @@ from grpo_run.watchdog.observation import Phase
 
 
 def test_a_step_is_committed_before_the_next_optimizer_step(loop: Loop, reading: Reading) -> None:
-    """The vote starts at the end of the step and is collected before weights change again."""
+    """The vote starts at the end of the step and is collected before weights change again. Votes are
+    counted, and the time spent waiting for them.
+    """
     loop.step()
     assert (reading().step, reading().voted_step, reading().committed_step) == (1, 1, 0)
     loop.step()
-    assert (reading().voted_step, reading().committed_step) == (2, 1)
+    loop.step()
+    assert (reading().voted_step, reading().committed_step, reading().votes) == (3, 2, 2)
+    assert reading().vote_wait_seconds >= 0
 
 
-def test_results_that_are_collected_together_are_combined(session: Any) -> None:
+def test_results_that_are_collected_together_are_combined(loop: Loop, session: Any) -> None:
     """A save may collect a vote early. The flags of both votes still take effect."""
-    loop = Loop(session)
-    loop.begin()
     session.board.request_save()
     loop.step()
     session.board.request_stop()
@@ -42,18 +44,8 @@ def test_the_last_vote_is_collected_at_the_end(session: Any, reading: Reading) -
     assert reading().committed_step == 9
 
 
-def test_votes_are_counted(loop: Loop, reading: Reading) -> None:
-    """Together with the time spent waiting for them."""
-    for _ in range(3):
-        loop.step()
-    assert reading().votes == 2
-    assert reading().vote_wait_seconds >= 0
-
-
-def test_the_fingerprint_of_phases_is_voted_on(session: Any) -> None:
+def test_the_fingerprint_of_phases_is_voted_on(loop: Loop, session: Any) -> None:
     """Each vote carries the phases since the vote before."""
-    loop = Loop(session)
-    loop.begin()
     fingerprints = []
     start = session.votes.start
 
