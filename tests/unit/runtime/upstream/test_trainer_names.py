@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo_run.runtime.upstream import rollout_names, trainer_names, training_passes
+from grpo_run.runtime.upstream import rollout_names, trainer_names
 
 
 @functools.cache
@@ -230,30 +230,30 @@ def test_generation_returns_prompts_and_completions_first(file: str, name: str) 
     for value in returned:
         assert isinstance(value, ast.Tuple)
         names = [one.id for one in value.elts if isinstance(one, ast.Name)]
-        assert names[training_passes.PROMPTS] == "prompt_ids"
-        assert names[training_passes.COMPLETIONS] == "completion_ids"
+        assert names[rollout_names.PROMPTS] == "prompt_ids"
+        assert names[rollout_names.COMPLETIONS] == "completion_ids"
 
 
 @pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
 def test_scoring_takes_rows_at_once_and_a_loss_does_not(file: str, name: str) -> None:
     """Only scoring is limited: a loss is computed in one pass for each piece."""
     found = methods("trl", f"trainer/{file}.py", name)
-    assert parameters(found[training_passes.SCORE])[1 + training_passes.BATCH_SIZE] == "batch_size"
+    assert parameters(found[rollout_names.SCORE])[1 + rollout_names.BATCH_SIZE] == "batch_size"
     loss = ast.unparse(found["_compute_loss"])
-    assert training_passes.SCORE in loss
+    assert rollout_names.SCORE in loss
     assert "batch_size" not in loss
     assert "batch_size" in ast.unparse(found[trainer_names.GENERATE_AND_SCORE])
 
 
 @pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
 def test_the_trainer_has_the_attributes(file: str, name: str) -> None:
-    assert {training_passes.PAD_TO, "num_iterations"} <= assigned(
+    assert {rollout_names.PAD_TO, "num_iterations"} <= assigned(
         methods("trl", f"trainer/{file}.py", name)["__init__"]
     )
 
 
 def test_the_training_loop_sets_what_a_loss_is_divided_by() -> None:
-    assert training_passes.ACCUMULATION in assigned(
+    assert rollout_names.ACCUMULATION in assigned(
         methods("transformers", "trainer.py", "Trainer")["_run_epoch"]
     )
 
@@ -262,18 +262,18 @@ def test_losses_that_are_sums_have_a_number_of_the_rollout_as_divisor() -> None:
     """All others are means over the rows of a micro-batch."""
     source = ast.unparse(methods("trl", "trainer/grpo_trainer.py", "GRPOTrainer")["_compute_loss"])
     assert "elif self.loss_type in ['cispo', 'dapo', 'vespo']:" in source
-    assert {"cispo", "dapo", "vespo"} == training_passes.SUMS
+    assert {"cispo", "dapo", "vespo"} == rollout_names.SUMS
 
 
 def test_rows_are_padded_to_the_longest_prompt_and_completion() -> None:
     generated = ([[1, 2], [1]], [[1], [1, 2, 3, 4, 5]], None)
-    assert training_passes.padded_length(SimpleNamespace(pad_to_multiple_of=None), generated) == 7
-    assert training_passes.padded_length(SimpleNamespace(pad_to_multiple_of=4), generated) == 12
+    assert rollout_names.padded_length(SimpleNamespace(pad_to_multiple_of=None), generated) == 7
+    assert rollout_names.padded_length(SimpleNamespace(pad_to_multiple_of=4), generated) == 12
     batch = {"prompt_ids": torch.ones(3, 4), "completion_ids": torch.ones(3, 8)}
-    assert training_passes.size_of(batch) == (3, 12)
+    assert rollout_names.size_of(batch) == (3, 12)
 
 
 def test_what_a_subclass_makes_otherwise_is_left_alone() -> None:
-    assert training_passes.padded_length(SimpleNamespace(), {"completions": []}) == 0
-    assert training_passes.padded_length(SimpleNamespace(), None) == 0
-    assert training_passes.size_of({"input_ids": torch.ones(3, 4)}) is None
+    assert rollout_names.padded_length(SimpleNamespace(), {"completions": []}) == 0
+    assert rollout_names.padded_length(SimpleNamespace(), None) == 0
+    assert rollout_names.size_of({"input_ids": torch.ones(3, 4)}) is None
