@@ -142,7 +142,9 @@ class Trace:
             mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
             for name, model in models.items():
                 if model is not None:
-                    with self._adapters_off(name == reference):
+                    # with adapters, the reference is the model that training began with
+                    begun_with = name == reference and self._job.lora_rank
+                    with self.trainer.model.disable_adapter() if begun_with else contextlib.nullcontext():
                         scores = memory_names.score(
                             self.trainer, model, ids, mask, keep=completion, rows=batch
                         )
@@ -174,13 +176,6 @@ class Trace:
                     generation_config=self.trainer.generation_config,
                     past_key_values=cache,
                 )
-
-    def _adapters_off(self, off: bool) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which the model is the one that training began with, if it has adapters."""
-        if off and self._job.lora_rank:
-            disabled: contextlib.AbstractContextManager[Any] = self.trainer.model.disable_adapter()
-            return disabled
-        return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _without_checkpointing(self) -> Iterator[None]:

@@ -31,12 +31,8 @@ from grpo_run.runtime.planning.model_config import build_config
 from grpo_run.runtime.processes.starting import die_with_parent
 
 LAYOUTS = {
-    "ddp": "ddp",
-    "deepspeed-zero2": "zero2",
-    "deepspeed-zero3": "zero3",
-    "fsdp1": "fsdp",
-    "fsdp2": "fsdp",
-}
+    "ddp": "ddp", "deepspeed-zero2": "zero2", "deepspeed-zero3": "zero3", "fsdp1": "fsdp", "fsdp2": "fsdp",
+}  # fmt: skip
 """Layouts of a manifest, and the job's names for them."""
 AUTOCAST = ("", "bfloat16")
 DEVICES = ("cuda", "cpu")

@@ -64,7 +64,6 @@ def test_two_changes_of_a_job_are_predicted_together() -> None:
             phase = a_prediction().phases["backward"]
             more = type(phase)(
                 traced={"activations": (BASE + 30) * GIB},
-                extra={},
                 allocated_bytes=(BASE + 30) * GIB,
                 low_bytes=0.0,
                 high_bytes=0.0,
