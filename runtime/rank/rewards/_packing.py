@@ -49,8 +49,7 @@ def pack_function(function: Any) -> Packed:
     """Pickle a reward function.
 
     Raises:
-        StaysInRankError: it cannot be pickled, it holds a model or a device, it changes variables outside
-            itself, or it is too large.
+        StaysInRankError: it cannot be pickled, it holds a model or a device, or it is too large.
     """
     reason = _obvious_reason(function)
     if reason is not None:
@@ -113,8 +112,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._note(value.__name__)
         elif isinstance(value, (type, types.FunctionType)):
             self._note(str(value.__module__))
-            if isinstance(value, types.FunctionType) and not _is_importable(value) and _rebinds(value):
-                raise StaysInRankError("changes variables outside itself")
         elif isinstance(value, functools._lru_cache_wrapper) and not _is_importable(value.__wrapped__):
             # by default it is looked up by its name, which a worker cannot
             return _cached_again, (value.__wrapped__, value.cache_parameters())
@@ -184,26 +181,6 @@ def _is_importable(function: Any) -> bool:
     for part in function.__qualname__.split("."):
         found = getattr(found, part, None)
     return found is function
-
-
-def _rebinds(function: types.FunctionType) -> bool:
-    """Whether a function assigns to a global variable, or to one of a function around it."""
-    return _code_rebinds(function.__code__, frozenset(function.__code__.co_freevars))
-
-
-def _code_rebinds(code: types.CodeType, outside: frozenset[str]) -> bool:
-    import dis
-
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            return True
-        if instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and instruction.argval in outside:
-            return True
-    return any(
-        _code_rebinds(constant, outside & frozenset(constant.co_freevars))
-        for constant in code.co_consts
-        if isinstance(constant, types.CodeType)
-    )
 
 
 def _modules_of_the_script() -> list[types.ModuleType]:
