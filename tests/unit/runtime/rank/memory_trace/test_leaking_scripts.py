@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +67,7 @@ HOLDERS = {
         kept = []
         for _ in range(6): kept.append(epoch())
     """),
-    "generator": ("list `kept` in collect()", """
+    "generator": ("a list in generator `collected`", """
         def collect():
             kept = []
             while True: kept.append((yield))
@@ -168,11 +167,3 @@ def test_a_tensor_that_is_made_longer_is_named_with_what_it_was(
     assert found.made_at.line == line_of("kept.all = new if")
     assert found.bytes - found.details["first_bytes"] == found.steps * 4 * 20 * 4
     assert "become longer in 20 steps" in sentence(found, "/")
-
-
-def test_the_value_of_a_context_variable_is_named(traced: Traced) -> None:
-    """It is no object that `gc` knows."""
-    in_context = contextvars.ContextVar[list[Any]]("in_context")
-    in_context.set([])
-    (found,) = traced(lambda number: in_context.get().append(torch.full((80,), number)))
-    assert (found.holder or "").startswith("a list in ContextVar `in_context`")
