@@ -19,7 +19,6 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning._traced_trainer import arguments_of, build, set_checkpointing
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import with_layers
-from grpo_run.runtime.planning.timeline import AllocationTimeline
 from grpo_run.runtime.upstream import memory_names
 
 MAX_REASON = 200
@@ -35,12 +34,6 @@ class Trace:
         self._reference = reference
         self._job = job
         self._steps = 0
-
-    @property
-    def timeline(self) -> AllocationTimeline:
-        """Everything recorded so far."""
-        timeline: AllocationTimeline = self.tracker.timeline
-        return timeline
 
     @property
     def trained_parameters(self) -> int:

@@ -112,7 +112,7 @@ def materialized_logits(predictor: Predictor, job: Job) -> dict[str, float]:
             gradients = [one.grad for one in trainer.model.parameters() if one.grad is not None]
             tracker.classify(gradients, "gradients")
         tracker.begin("end", -2)
-        found = peaks(trace.timeline, -2, weigh)
+        found = peaks(trace.tracker.timeline, -2, weigh)
         windows[:] = found
         return [peak.total for peak in found.values()]
 

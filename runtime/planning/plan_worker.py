@@ -179,20 +179,9 @@ def _confine(folder: Path) -> None:
     with contextlib.suppress(OSError):  # a container may forbid it
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     with contextlib.suppress(OSError, ValueError):  # a lower limit is in force
-        limit = _data_bytes() + MEMORY_BYTES
+        data_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+        limit = data_pages * resource.getpagesize() + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def _data_bytes() -> int:
-    """Return the private writable memory of this process.
-
-    Raises:
-        OSError, ValueError: the kernel does not say.
-    """
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError("no VmData")
 
 
 def answers(request: TraceRequest) -> Iterator[TraceReply]:

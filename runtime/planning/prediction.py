@@ -231,8 +231,8 @@ class Predictor:
             with open_trace(job, self.config, depth) as trace:
                 # the first size twice, since the optimizer has no state before its first step
                 numbers = [trace.step(*size) for size in (sizes[0], *sizes)]
-                found.append([peaks(trace.timeline, number, weigh) for number in numbers])
-                unused = unused_bytes(trace.timeline)
+                found.append([peaks(trace.tracker.timeline, number, weigh) for number in numbers])
+                unused = unused_bytes(trace.tracker.timeline)
                 trained.append(trace.trained_parameters)
         if len(found) == 1:
             return found[0], unused, trained[0]

@@ -35,7 +35,7 @@ def over_a_step(predictor: Predictor, prediction: Prediction) -> dict[str, list[
     with open_trace(job, predictor.config, predictor.shape.layers) as trace:
         trace.step(job.batch, job.completion)
         number = trace.step(job.batch, job.completion)
-        timeline = trace.timeline
+        timeline = trace.tracker.timeline
     found = _traced(timeline, number, counted(job))
     if GENERATE in prediction.phases and GENERATE not in found:  # by vLLM, which is not traced
         found[GENERATE] = [prediction.phases[GENERATE].traced] * INSTANTS

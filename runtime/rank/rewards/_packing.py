@@ -60,12 +60,7 @@ def pack_function(function: Any) -> Packed:
     except StaysInRankError:
         raise
     except Exception:  # noqa: BLE001 - a module beside the script holds something that cannot be pickled
-        try:
-            packed = dump(function)  # the worker imports these modules then
-        except StaysInRankError:
-            raise
-        except Exception as error:
-            raise StaysInRankError(f"cannot be pickled ({_line(error)})") from error
+        packed = _dumped(function, "cannot be pickled")  # the worker imports these modules then
     if len(packed.content) > MAX_PAYLOAD_BYTES:
         raise StaysInRankError(f"is larger than {MAX_PAYLOAD_BYTES // 2**20} MiB")
     return packed
@@ -77,15 +72,19 @@ def pack_arguments(arguments: dict[str, Any]) -> bytes:
     Raises:
         StaysInRankError: they cannot be pickled, or they are too large.
     """
-    try:
-        content = dump(arguments).content
-    except StaysInRankError:
-        raise
-    except Exception as error:
-        raise StaysInRankError(f"gets columns that cannot be pickled ({_line(error)})") from error
+    content = _dumped(arguments, "gets columns that cannot be pickled").content
     if len(content) > MAX_PAYLOAD_BYTES:
         raise StaysInRankError(f"gets more than {MAX_PAYLOAD_BYTES // 2**20} MiB in one call")
     return content
+
+
+def _dumped(value: Any, problem: str) -> Packed:
+    try:
+        return dump(value)
+    except StaysInRankError:
+        raise
+    except Exception as error:
+        raise StaysInRankError(f"{problem} ({_line(error)})") from error
 
 
 def dump(value: Any) -> Packed:

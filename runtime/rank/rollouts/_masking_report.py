@@ -28,6 +28,8 @@ SENTENCES = {
 """What a reward function did, after its name. Other failures are those of the reward service, which says more
 of them.
 """
+SAID_HERE = {*SENTENCES, MaskingReason.length, MaskingReason.repetition, MaskingReason.deadline}
+"""What nobody else says."""
 
 
 class MaskingReporter:
@@ -166,7 +168,7 @@ class MaskingReporter:
         if first not in own:
             # of a failure, other ranks do not know whether the reward service has said it
             self._said = selection.samples[first].kind is not MaskingKind.failed
-        elif _is_said_here(own[first].reason):
+        elif own[first].reason in SAID_HERE:
             self._said = True
             self._say(self._sentence(selection, first, own[first].reason, step))
 
@@ -196,12 +198,3 @@ def _digests(samples: Sequence[SampleFault]) -> list[int] | None:
     """The digests of the samples of one event; None if they have none."""
     digests = [sample.digest for sample in samples if sample.digest is not None]
     return digests if len(digests) == len(samples) else None
-
-
-def _is_said_here(reason: MaskingReason) -> bool:
-    """Whether nobody else says it."""
-    return reason in SENTENCES or reason in (
-        MaskingReason.length,
-        MaskingReason.repetition,
-        MaskingReason.deadline,
-    )

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
+from grpo_run.runtime.memory.facts import split_refusals
 from grpo_run.runtime.memory.files import (
     MOST_ROLLOUTS,
     ForecastFile,
@@ -109,12 +109,9 @@ def refusals(trainer: Any, session: Session, train_call: int) -> tuple[str, ...]
         facts = collect_facts(trainer, train_call, layout=layout, world_size=session.world_size)
     except (AttributeError, TypeError, ValueError) as error:  # pydantic's error is a ValueError
         return (*reasons, f"the trainer cannot be read: {error!r}")
-    return (*reasons, *_of_the_update(facts), *_of_a_step(trainer))
-
-
-def _of_the_update(facts: MemoryFacts) -> tuple[str, ...]:
     # sizes that the script sets elsewhere would contradict a plan, but not a split within a step
-    return split_refusals(facts.model_copy(update={"explicit_sizes": ()}))
+    update = split_refusals(facts.model_copy(update={"explicit_sizes": ()}))
+    return (*reasons, *update, *_of_a_step(trainer))
 
 
 def _of_a_step(trainer: Any) -> list[str]:
@@ -130,14 +127,9 @@ def _of_a_step(trainer: Any) -> list[str]:
     optimizer = str(getattr(trainer.args.optim, "value", trainer.args.optim)).lower()
     if any(part in optimizer for part in FUSED_OPTIMIZERS):
         reasons.append(f"{optimizer} takes a step in each backward pass")
-    if _has_static_graph(trainer):
+    if getattr(getattr(trainer.accelerator, "ddp_handler", None), "static_graph", False):
         reasons.append("DDP's static_graph fixes the number of passes")
     return reasons
-
-
-def _has_static_graph(trainer: Any) -> bool:
-    handler = getattr(trainer.accelerator, "ddp_handler", None)
-    return bool(getattr(handler, "static_graph", False))
 
 
 PassKind = Literal["pass", "score"]
