@@ -51,8 +51,8 @@ SIMULATED_TOKEN_BYTES = 2**20
 """Any size would do: predictions and limit are in the same unit."""
 
 
-class RankMemory:
-    """The memory of one rank.
+class ForecastMemory:
+    """The memory of one rank, as its forecasts see it.
 
     Args:
         device: the rank's; without an initialized one, no limit is known.
@@ -82,10 +82,10 @@ class RankMemory:
         return size[0] * size[1] * SIMULATED_TOKEN_BYTES if self._tokens else None
 
 
-def memory_of(session: Session) -> RankMemory:
+def memory_of(session: Session) -> ForecastMemory:
     """Return the memory of this rank."""
     limits = [one.tokens for one in session.config.injections if one.tokens and one.rank == session.rank]
-    return RankMemory(session.device_memory, min(limits, default=0))
+    return ForecastMemory(session.device_memory, min(limits, default=0))
 
 
 FUSED_OPTIMIZERS = ("lomo", "layerwise")
@@ -186,7 +186,7 @@ class Forecasts:
     def __init__(
         self,
         session: Session,
-        memory: RankMemory,
+        memory: ForecastMemory,
         train_call: int,
         *,
         reasons: tuple[str, ...],

@@ -20,9 +20,9 @@ from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.rank.memory.device import DeviceMemory
 from grpo_run.runtime.rank.rollouts.forecast import (
     SIMULATED_TOKEN_BYTES,
+    ForecastMemory,
     Forecasts,
     GeneratedRollout,
-    RankMemory,
     memory_of,
     prepare,
 )
@@ -33,7 +33,7 @@ ROWS = 8
 BASE, GRADIENTS = 1000, 300
 
 
-class Gpu(RankMemory):
+class Gpu(ForecastMemory):
     """Memory of a GPU whose figures the test sets."""
 
     limit = 0
