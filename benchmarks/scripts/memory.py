@@ -22,11 +22,11 @@ from trl import GRPOConfig, GRPOTrainer
 
 from grpo_run.runtime.rank.memory.phases import ResidentMemory
 from grpo_run.runtime.rank.session import current
-from grpo_run.runtime.upstream import trainer_names, training_passes
+from grpo_run.runtime.upstream import rollout_names, trainer_names
 
 MARK = "RESULTS "
 SKIPPED_STEPS = 5
-FORECAST_METHODS = (trainer_names.GENERATE, training_passes.SCORE, "compute_loss")
+FORECAST_METHODS = (trainer_names.GENERATE, rollout_names.SCORE, "compute_loss")
 """What `grpo_run.runtime.rank.rollouts.forecast_splitting` wraps."""
 
 

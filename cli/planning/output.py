@@ -14,7 +14,6 @@ from grpo_run.runtime.planning.changes import ChangeOutcome
 from grpo_run.runtime.planning.job import NAMED_OPTIMIZERS
 from grpo_run.runtime.planning.prediction import Fit, PredictedPhase
 from grpo_run.runtime.planning.presets import Choice
-from grpo_run.runtime.planning.terms import SUSPICIOUS
 from grpo_run.runtime.planning.timeline import KINDS
 
 _GIB = 1 << 30
@@ -187,13 +186,6 @@ def sentences(report: PlanReport) -> Iterator[str]:
             f"The state of {prediction.job.optimizer} is modelled by name: {modelled[0]} of {modelled[1]} B"
             " per weight, embeddings in fp32."
         )
-    for phase, expected in prediction.closed_form.items():
-        traced = sum(prediction.phases[phase].traced.values())
-        if not 1 / SUSPICIOUS <= traced / expected <= SUSPICIOUS:
-            yield (
-                f"Traced and closed form disagree in `{phase}`: {unit.text(traced)} and"
-                f" {unit.said(expected)}; treat with care."
-            )
 
 
 def _longest(report: PlanReport, tokens: int) -> str:

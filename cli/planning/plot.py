@@ -37,11 +37,12 @@ def write_plot(path: Path, report: PlanReport, predictor: Predictor) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    job = report.prediction.job
-    phases = [
-        PlottedPhase(name=phase.name, instants=phase.instants, spread_bytes=phase.spread_bytes)
-        for phase in over_a_step(predictor, report.prediction)
-    ]
+    prediction, job = report.prediction, report.prediction.job
+    phases = []
+    for name, instants in over_a_step(predictor, prediction).items():
+        memory = prediction.phases[name]
+        spread = memory.high_bytes - memory.low_bytes
+        phases.append(PlottedPhase(name=name, instants=instants, spread_bytes=spread))
     name = report.model if len(report.model) <= MAX_NAME else f"{report.model[: MAX_NAME - 1]}…"
     picture = MemoryPlot(
         title=f"{_count(report.shape.parameters)} parameters, {job.batch} rows of {job.lengths}",

@@ -67,17 +67,18 @@ def as_json(report: PlanReport) -> dict[str, Any]:
                 "allocated_bytes": round(memory.allocated_bytes),
                 "low_bytes": round(memory.low_bytes),
                 "high_bytes": round(memory.high_bytes),
-                "closed_form_bytes": round(prediction.closed_form[phase])
-                if phase in prediction.closed_form
-                else None,
                 "kinds": {kind: round(memory.traced.get(kind, 0.0)) for kind in KINDS},
-                "added": {name: [round(low), round(high)] for name, (low, high) in memory.extra.items()},
+                "added": {
+                    term.name: [round(term.low_bytes), round(term.high_bytes)]
+                    for term in prediction.terms
+                    if phase in term.phases
+                },
                 "fit": None if (found := prediction.fit_of(phase)) is None else vars(found),
             }
             for phase, memory in prediction.phases.items()
         },
         "first_step_bytes": {phase: round(size) for phase, size in prediction.first_step.items()},
-        "terms": [vars(term) for term in prediction.terms],
+        "terms": [term._asdict() for term in prediction.terms],
         "largest_batch": report.largest_batch,
         "largest_completion": report.largest_completion,
         "changes": [

@@ -19,7 +19,6 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning._traced_trainer import arguments_of, build, set_checkpointing
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import with_layers
-from grpo_run.runtime.planning.timeline import AllocationTimeline
 from grpo_run.runtime.upstream import memory_names
 
 MAX_REASON = 200
@@ -35,12 +34,6 @@ class Trace:
         self._reference = reference
         self._job = job
         self._steps = 0
-
-    @property
-    def timeline(self) -> AllocationTimeline:
-        """Everything recorded so far."""
-        timeline: AllocationTimeline = self.tracker.timeline
-        return timeline
 
     @property
     def trained_parameters(self) -> int:
@@ -142,7 +135,9 @@ class Trace:
             mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
             for name, model in models.items():
                 if model is not None:
-                    with self._adapters_off(name == reference):
+                    # with adapters, the reference is the model that training began with
+                    begun_with = name == reference and self._job.lora_rank
+                    with self.trainer.model.disable_adapter() if begun_with else contextlib.nullcontext():
                         scores = memory_names.score(
                             self.trainer, model, ids, mask, keep=completion, rows=batch
                         )
@@ -174,13 +169,6 @@ class Trace:
                     generation_config=self.trainer.generation_config,
                     past_key_values=cache,
                 )
-
-    def _adapters_off(self, off: bool) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which the model is the one that training began with, if it has adapters."""
-        if off and self._job.lora_rank:
-            disabled: contextlib.AbstractContextManager[Any] = self.trainer.model.disable_adapter()
-            return disabled
-        return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _without_checkpointing(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning.job import NAMED_OPTIMIZERS, TRACED_OPTIMIZERS, Job
-from grpo_run.runtime.upstream import memory_names
+from grpo_run.runtime.upstream import rollout_names
 from grpo_run.runtime.upstream.patches import override_attributes
 
 _ROWS = 8
@@ -50,7 +50,7 @@ def build(job: Job, config: Any, arguments: tuple[Any, Any, Any]) -> tuple[Any, 
         )
     trainer.accelerator.prepare_model(trainer.model, device_placement=False)  # as `train()` does
     _create_optimizer(job, trainer)
-    setattr(trainer, memory_names.ACCUMULATION, 1)
+    setattr(trainer, rollout_names.ACCUMULATION, 1)
     set_checkpointing(trainer, enabled=job.checkpointing)  # a real trainer does it in `train()`
     if not job.reference:
         return trainer, None

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.planning._terms import terms
 from grpo_run.runtime.planning.job import MAX_ROWS, MAX_TOKENS, NAMED_OPTIMIZERS, Job
 from grpo_run.runtime.planning.prediction import Prediction, Predictor
-from grpo_run.runtime.planning.terms import terms
 
 LORA_RANK = 16
 EIGHT_BITS = "adamw_bnb_8bit"
@@ -27,15 +28,14 @@ class Change:
         name: what to set.
         cost: what it costs, in a few words.
         exact: the optimizer takes the same steps; otherwise training is another one.
-        job: with the change.
-        defragments: the allocator's unusable memory is gone.
+        job: with the change; the same one if only the allocator is set otherwise, which has no memory then
+            that it cannot use.
     """
 
     name: str
     cost: str
     exact: bool
     job: Job
-    defragments: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,83 +50,44 @@ class ChangeOutcome:
 
 def candidates(job: Job) -> Iterator[Change]:
     """Yield the changes that apply to a job, the cheapest first."""
+
+    def same(name: str, cost: str, **fields: Any) -> Change:
+        return Change(name=name, cost=cost, exact=True, job=replace(job, **fields))
+
+    def other(name: str, cost: str, **fields: Any) -> Change:
+        return replace(same(name, cost, **fields), exact=False)
+
     if job.device == "cuda":
-        yield Change(
-            name="PYTORCH_ALLOC_CONF=expandable_segments:True",
-            cost="none; less fragmentation",
-            exact=True,
-            job=job,
-            defragments=True,
-        )
+        yield same("PYTORCH_ALLOC_CONF=expandable_segments:True", "none; less fragmentation")
     if job.vllm_share is not None and not job.vllm_sleeps:
-        yield Change(
-            name="vllm_enable_sleep_mode=True",
-            cost="vLLM wakes once per rollout",
-            exact=True,
-            job=replace(job, vllm_sleeps=True),
-        )
+        yield same("vllm_enable_sleep_mode=True", "vLLM wakes once per rollout", vllm_sleeps=True)
     if not job.checkpointing:
-        yield Change(
-            name="gradient_checkpointing=True",
-            cost="one more forward pass",
-            exact=True,
-            job=replace(job, checkpointing=True),
-        )
+        yield same("gradient_checkpointing=True", "one more forward pass", checkpointing=True)
     if job.batch % 2 == 0:
-        halved = job.batch // 2
-        yield Change(
-            name=f"per_device_train_batch_size={halved}, accumulation x2",
-            cost="smaller matrices",
-            exact=True,
-            job=replace(
-                job, batch=halved, accumulation=2 * job.accumulation, rollout_batches=2 * job.rollout_batches
-            ),
-        )
+        half = job.batch // 2
+        yield same(
+            f"per_device_train_batch_size={half}, accumulation x2", "smaller matrices", batch=half,
+            accumulation=2 * job.accumulation, rollout_batches=2 * job.rollout_batches,
+        )  # fmt: skip
     if job.ranks > 1 and job.layout == "ddp":
-        for layout, cost in (("zero2", "none or little"), ("zero3", "weights are gathered per layer")):
-            yield Change(name=f"DeepSpeed {layout}", cost=cost, exact=True, job=replace(job, layout=layout))
+        yield same("DeepSpeed zero2", "none or little", layout="zero2")
+        yield same("DeepSpeed zero3", "weights are gathered per layer", layout="zero3")
     if job.layout == "zero3" and job.gathers and job.transformers_generates:
-        yield Change(
-            name="ds3_gather_for_generation=False",
-            cost="weights are gathered again for every token",
-            exact=True,
-            job=replace(job, gathers=False),
-        )
+        cost = "weights are gathered again for every token"
+        yield same("ds3_gather_for_generation=False", cost, gathers=False)
     if job.optimizer not in NAMED_OPTIMIZERS and not job.deepspeed:
-        yield Change(
-            name=f"optim={EIGHT_BITS!r}",
-            cost="the optimizer's state is rounded to 8 bits",
-            exact=False,
-            job=replace(job, optimizer=EIGHT_BITS),
-        )
+        cost = "the optimizer's state is rounded to 8 bits"
+        yield other(f"optim={EIGHT_BITS!r}", cost, optimizer=EIGHT_BITS)
     if not job.lora_rank:
-        yield Change(
-            name=f"LoRA of rank {LORA_RANK} (peft_config)",
-            cost="only adapters are trained",
-            exact=False,
-            job=replace(job, lora_rank=LORA_RANK),
-        )
+        name = f"LoRA of rank {LORA_RANK} (peft_config)"
+        yield other(name, "only adapters are trained", lora_rank=LORA_RANK)
     if job.as_run.weights == "float32":
-        yield Change(
-            name="weights in bfloat16",
-            cost="updates are rounded to 8 bits",
-            exact=False,
-            job=replace(job, weights="bfloat16"),
-        )
+        yield other("weights in bfloat16", "updates are rounded to 8 bits", weights="bfloat16")
     if job.completion > 3:
-        yield Change(
-            name=f"{'max_completion_length' if job.generates else 'max_length'}={job.completion // 2}",
-            cost="another experiment",
-            exact=False,
-            job=replace(job, completion=job.completion // 2),
-        )
+        name, shorter = "max_completion_length" if job.generates else "max_length", job.completion // 2
+        yield other(f"{name}={shorter}", "another experiment", completion=shorter)
     if job.reference:
-        yield Change(
-            name="beta=0.0, no reference model",
-            cost="another loss",
-            exact=False,
-            job=replace(job, reference=False),
-        )
+        yield other("beta=0.0, no reference model", "another loss", reference=False)
 
 
 def try_changes(predictor: Predictor, before: Prediction) -> list[ChangeOutcome]:
@@ -136,7 +97,7 @@ def try_changes(predictor: Predictor, before: Prediction) -> list[ChangeOutcome]
         try:
             high = (
                 before.high_bytes - before.fragmentation_bytes
-                if change.defragments
+                if change.job == before.job
                 else predictor.predict(change.job).high_bytes
             )
         except ConfigError:  # peft is not installed, or knows no modules of this model

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
+from grpo_run.runtime.planning._terms import counted
 from grpo_run.runtime.planning._trace import Trace, open_trace
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.prediction import Prediction, Predictor
-from grpo_run.runtime.planning.terms import counted
 from grpo_run.runtime.planning.timeline import KINDS, peaks
 
 GENERATED = (2, 4, 6)
@@ -34,16 +34,13 @@ def kept_with_cache(predictor: Predictor, job: Job) -> float:
     rows = job.batch * job.rollout_batches
 
     def measure(trace: Trace) -> list[float]:
-        import torch
-
-        model, sizes, kept = trace.trainer.model, [], []
+        sizes, kept = [], []
         before = trace.tracker.alive_bytes()
         with trace.trainer.accelerator.autocast():
-            prompt = torch.zeros(rows, job.prompt, dtype=torch.long)
-            result = model(input_ids=prompt, use_cache=True, logits_to_keep=1)
+            result = _forward(trace, _zeros(rows, job.prompt), use_cache=True, logits_to_keep=1)
             for number in range(1, GENERATED[-1] + 1):
-                token = torch.zeros(rows, 1, dtype=torch.long)
-                result = model(input_ids=token, past_key_values=result.past_key_values, use_cache=True)
+                cache = result.past_key_values
+                result = _forward(trace, _zeros(rows, 1), past_key_values=cache, use_cache=True)
                 kept.append(result.logits)
                 if number in GENERATED:
                     sizes.append(float(trace.tracker.alive_bytes() - before))
@@ -60,13 +57,10 @@ def kept_without_cache(predictor: Predictor, job: Job) -> float:
         lengths = [job.prompt, job.prompt + 1, job.prompt + 2]
 
     def measure(trace: Trace) -> list[float]:
-        import torch
-
         sizes = []
         for length in lengths:
             before = trace.tracker.alive_bytes()
-            with trace.trainer.accelerator.autocast():
-                logits = trace.trainer.model(input_ids=torch.zeros(rows, length, dtype=torch.long)).logits
+            logits = _forward(trace, _zeros(rows, length)).logits
             sizes.append(float(trace.tracker.alive_bytes() - before))
             del logits
         return sizes
@@ -81,19 +75,17 @@ def kept_by_a_loss(predictor: Predictor, job: Job) -> tuple[float, float]:
     """
 
     def measure(trace: Trace) -> list[float]:
-        import torch
-
         trace.checkpoint()
         before = trace.tracker.alive_bytes()
         loss = trace.loss(job.batch, job.completion)
-        sizes = [float(trace.tracker.alive_bytes() - before)]
+        whole = float(trace.tracker.alive_bytes() - before)
         del loss
-        ids = torch.zeros(job.batch, job.length, dtype=torch.long)
+        ids = _zeros(job.batch, job.length)
         before = trace.tracker.alive_bytes()
-        with trace.trainer.accelerator.autocast():
-            logits = trace.trainer.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-        chosen = logits.log_softmax(-1).gather(-1, ids[:, 1:].unsqueeze(-1))
-        return [*sizes, float(trace.tracker.alive_bytes() - before) + 0 * chosen.numel()]
+        kept = _all_logits(trace, ids)
+        materialized = float(trace.tracker.alive_bytes() - before)
+        del kept
+        return [whole, materialized]
 
     whole, materialized = _all_layers(predictor, job, measure)
     return whole, materialized
@@ -107,32 +99,45 @@ def materialized_logits(predictor: Predictor, job: Job) -> dict[str, float]:
     weigh = counted(job)
 
     def measure(trace: Trace) -> list[float]:
-        import torch
-
         trainer, tracker = trace.trainer, trace.tracker
         trace.step(job.batch, job.completion)  # the optimizer has state afterwards
         trace.checkpoint()
-        ids = torch.zeros(job.batch, job.length, dtype=torch.long)
+        ids = _zeros(job.batch, job.length)
         for _ in range(min(2, job.accumulation)):  # gradients are alive from the second micro-batch on
             tracker.begin("forward", -2)
-            with trainer.accelerator.autocast():
-                logits = trainer.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-            chosen = logits.log_softmax(-1).gather(-1, ids[:, 1:].unsqueeze(-1))
+            logits, chosen = _all_logits(trace, ids)
             tracker.begin("backward", -2)
             chosen.mean().backward()
             del logits, chosen
             gradients = [one.grad for one in trainer.model.parameters() if one.grad is not None]
             tracker.classify(gradients, "gradients")
         tracker.begin("end", -2)
-        found = peaks(trace.timeline, -2, weigh)
+        found = peaks(trace.tracker.timeline, -2, weigh)
         windows[:] = found
         return [peak.total for peak in found.values()]
 
-    sizes = _all_layers(predictor, job, measure)
     by_phase: dict[str, float] = {}
-    for (phase, _), size in zip(windows, sizes, strict=True):
+    for size, (phase, _) in zip(_all_layers(predictor, job, measure), windows, strict=True):
         by_phase[phase] = max(size, by_phase.get(phase, 0.0))
     return by_phase
+
+
+def _zeros(rows: int, length: int) -> Any:
+    import torch
+
+    return torch.zeros(rows, length, dtype=torch.long)
+
+
+def _forward(trace: Trace, ids: Any, **keywords: Any) -> Any:
+    """Call the model as a script's own code does."""
+    with trace.trainer.accelerator.autocast():
+        return trace.trainer.model(input_ids=ids, **keywords)
+
+
+def _all_logits(trace: Trace, ids: Any) -> tuple[Any, Any]:
+    """Return the logits of all tokens, and the log-probabilities of the tokens."""
+    logits = _forward(trace, ids, use_cache=False).logits[:, :-1].float()
+    return logits, logits.log_softmax(-1).gather(-1, ids[:, 1:].unsqueeze(-1))
 
 
 def _all_layers(predictor: Predictor, job: Job, measure: Callable[[Trace], list[float]]) -> list[float]:
@@ -393,30 +398,17 @@ def together(
     pairs.sort(key=lambda pair: abs(math.log(max(pair[2], 1.0) / observed_bytes)))
     found, traced = [], 0
     for one, other, size in pairs:
+        name, assumption = f"{one.name}+{other.name}", f"{one.assumption}, and {other.assumption}"
         if one.changes and other.changes:
             if traced == TRACED:
                 continue
             traced += 1
             job = replace(prediction.job, **one.changes, **other.changes)
-            pair = explained_by_trace(
-                predictor.predict(job),
-                f"{one.name}+{other.name}",
-                f"{one.assumption}, and {other.assumption}",
-            )
+            pair = explained_by_trace(predictor.predict(job), name, assumption)
         else:
-            pair = Explanation(
-                name=f"{one.name}+{other.name}",
-                assumption=f"{one.assumption}, and {other.assumption}",
-                arithmetic=(
-                    "as described ",
-                    base,
-                    f" + {one.name} ",
-                    one.allocated_bytes - base,
-                    f" + {other.name} ",
-                    other.allocated_bytes - base,
-                ),
-                allocated_bytes=size,
-            )
+            added = [(f" + {member.name} ", member.allocated_bytes - base) for member in (one, other)]
+            arithmetic: Arithmetic = ("as described ", base, *added[0], *added[1])
+            pair = Explanation(name=name, assumption=assumption, arithmetic=arithmetic, allocated_bytes=size)
         nearest = min(one.distance(observed_bytes), other.distance(observed_bytes))
         if pair.distance(observed_bytes) < min(nearest, math.log(CLOSE)):
             found.append(pair)
@@ -494,36 +486,25 @@ def kept_each_step(predictor: Predictor, prediction: Prediction, alone: Sequence
         alone: single assumptions about it.
     """
     job = prediction.job.as_run
-    found = [
-        Kept(name=one.name, what=ADDED[one.name], step_bytes=one.allocated_bytes - prediction.allocated_bytes)
+    added = [
+        (one.name, ADDED[one.name], one.allocated_bytes - prediction.allocated_bytes)
         for one in alone
         if one.name in ADDED
     ]
     whole, materialized = kept_by_a_loss(predictor, job)
-    row = 4 * job.tokens * predictor.shape.vocabulary
-    found += [
-        Kept(
-            name="gradients",
-            what="a copy of the gradients",
-            step_bytes=prediction.phases["optimizer"].traced.get("gradients", 0.0),
-        ),
-        Kept(
-            name="loss",
-            what="the graph of TRL's loss (retain_graph=True)",
-            step_bytes=job.accumulation * whole,
-        ),
-        Kept(
-            name="loss-logits",
-            what=(
+    logits = 4 * job.tokens * predictor.shape.vocabulary
+    found = (
+        *added,
+        ("gradients", "a copy of the gradients", prediction.phases["optimizer"].traced.get("gradients", 0.0)),
+        ("loss", "the graph of TRL's loss (retain_graph=True)", job.accumulation * whole),
+        (
+            "loss-logits",
+            (
                 "the graph of a loss that materializes all logits (retain_graph=True, or logits that are kept"
                 " without detach)"
             ),
-            step_bytes=job.accumulation * materialized,
+            job.accumulation * materialized,
         ),
-        Kept(
-            name="logits",
-            what="the logits of all tokens in fp32, without their graph",
-            step_bytes=job.accumulation * row,
-        ),
-    ]
-    return [one for one in found if one.step_bytes > 0]
+        ("logits", "the logits of all tokens in fp32, without their graph", job.accumulation * logits),
+    )
+    return [Kept(name=name, what=what, step_bytes=size) for name, what, size in found if size > 0]

@@ -14,15 +14,9 @@ ALGORITHMS = ("grpo", "rloo", "sft")
 TRACED_OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "adafactor", "sgd")
 """Names of transformers' optimizers whose update can be traced without a GPU."""
 NAMED_OPTIMIZERS = {
-    "adamw_8bit": (2, 1),
-    "adamw_bnb_8bit": (2, 1),
-    "paged_adamw_8bit": (2, 1),
-    "paged_adamw_32bit": (2, 4),
-    "lion_8bit": (1, 1),
-    "paged_lion_8bit": (1, 1),
-    "lion_32bit": (1, 4),
-    "paged_lion_32bit": (1, 4),
-}
+    "adamw_8bit": (2, 1), "adamw_bnb_8bit": (2, 1), "paged_adamw_8bit": (2, 1), "paged_adamw_32bit": (2, 4),
+    "lion_8bit": (1, 1), "paged_lion_8bit": (1, 1), "lion_32bit": (1, 4), "paged_lion_32bit": (1, 4),
+}  # fmt: skip
 """bitsandbytes' optimizers, whose state is modelled by name: number of states, and bytes of each per
 weight.
 """

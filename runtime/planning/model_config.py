@@ -18,15 +18,10 @@ from grpo_run.runtime.upstream import memory_names
 
 MAX_CONFIG_BYTES = 1 << 20
 SIZE_WORDS = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "kv-heads": "num_key_value_heads",
-    "intermediate": "intermediate_size",
-    "vocabulary": "vocab_size",
-    "positions": "max_position_embeddings",
-    "tied": "tie_word_embeddings",
-}
+    "layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads",
+    "kv-heads": "num_key_value_heads", "intermediate": "intermediate_size", "vocabulary": "vocab_size",
+    "positions": "max_position_embeddings", "tied": "tie_word_embeddings",
+}  # fmt: skip
 """Words of a shape, and transformers' attributes for them."""
 DEFAULT_TYPE = "qwen2"
 MAX_SIZE = 1 << 24
@@ -39,14 +34,10 @@ MAX_PARAMETERS = 10**13
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of a model that closed forms use."""
+    """Sizes of a model that terms and limits depend on."""
 
     layers: int
     hidden: int
-    heads: int
-    key_value_heads: int
-    head_size: int
-    intermediate: int
     vocabulary: int
     positions: int | None
     parameters: int
@@ -96,17 +87,9 @@ def shape_of(config: Any) -> Shape:
         ConfigError: no causal language model can be built from it.
     """
     text = config.get_text_config()
-    heads = int(getattr(text, "num_attention_heads", 1))
-    hidden = int(text.hidden_size)
     return Shape(
         layers=int(text.num_hidden_layers),
-        hidden=hidden,
-        heads=heads,
-        key_value_heads=int(getattr(text, "num_key_value_heads", None) or heads),
-        head_size=int(getattr(text, "head_dim", None) or hidden // heads),
-        intermediate=int(
-            getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden
-        ),
+        hidden=int(text.hidden_size),
         vocabulary=int(text.vocab_size),
         positions=getattr(text, "max_position_embeddings", None),
         parameters=count_parameters(config),

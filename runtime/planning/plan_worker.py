@@ -31,12 +31,8 @@ from grpo_run.runtime.planning.model_config import build_config
 from grpo_run.runtime.processes.starting import die_with_parent
 
 LAYOUTS = {
-    "ddp": "ddp",
-    "deepspeed-zero2": "zero2",
-    "deepspeed-zero3": "zero3",
-    "fsdp1": "fsdp",
-    "fsdp2": "fsdp",
-}
+    "ddp": "ddp", "deepspeed-zero2": "zero2", "deepspeed-zero3": "zero3", "fsdp1": "fsdp", "fsdp2": "fsdp",
+}  # fmt: skip
 """Layouts of a manifest, and the job's names for them."""
 AUTOCAST = ("", "bfloat16")
 DEVICES = ("cuda", "cpu")
@@ -183,20 +179,9 @@ def _confine(folder: Path) -> None:
     with contextlib.suppress(OSError):  # a container may forbid it
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     with contextlib.suppress(OSError, ValueError):  # a lower limit is in force
-        limit = _data_bytes() + MEMORY_BYTES
+        data_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+        limit = data_pages * resource.getpagesize() + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def _data_bytes() -> int:
-    """Return the private writable memory of this process.
-
-    Raises:
-        OSError, ValueError: the kernel does not say.
-    """
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError("no VmData")
 
 
 def answers(request: TraceRequest) -> Iterator[TraceReply]:

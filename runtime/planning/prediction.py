@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grpo_run.runtime.memory.closed_form import peaks as closed_form_peaks
 from grpo_run.runtime.planning._allocator import unused_bytes
-from grpo_run.runtime.planning._trace import Trace, open_trace
+from grpo_run.runtime.planning._terms import Term, counted, terms
+from grpo_run.runtime.planning._trace import open_trace
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import (
     Shape,
@@ -22,7 +22,6 @@ from grpo_run.runtime.planning.model_config import (
     shape_of,
     with_layers,
 )
-from grpo_run.runtime.planning.terms import Term, counted, sizes_of, terms
 from grpo_run.runtime.planning.timeline import Peak, extrapolate, highest, peaks
 
 
@@ -98,14 +97,12 @@ class PredictedPhase:
 
     Attributes:
         traced: what torch's allocator holds at the peak, by kind.
-        extra: terms that are added, by name: low and high.
         allocated_bytes: peak of torch's allocator (`max_memory_allocated`).
         low_bytes, high_bytes: range of the whole device memory of the process: without fragmentation and with
             the lowest figures of all terms, and with the fragmentation of the replay and the highest.
     """
 
     traced: Mapping[str, float]
-    extra: Mapping[str, tuple[float, float]]
     allocated_bytes: float
     low_bytes: float
     high_bytes: float
@@ -122,7 +119,6 @@ class Prediction:
         terms: what was added.
         fits: per traced phase and window, over the size of a micro-batch; empty unless asked for. The peak of
             a phase is the highest of its windows, so it is linear in pieces.
-        closed_form: per traced phase, in bytes.
         fragmentation_bytes: reserved, but not allocated, in the replay of torch's default allocator.
         traced_layers: of how many layers, each time.
         trained_parameters: parameters of the model that are trained; with LoRA those of its adapters.
@@ -133,7 +129,6 @@ class Prediction:
     first_step: Mapping[str, float]
     terms: Sequence[Term]
     fits: Mapping[tuple[str, int], Fit]
-    closed_form: Mapping[str, float]
     fragmentation_bytes: int
     traced_layers: tuple[int, ...]
     trained_parameters: int
@@ -210,11 +205,6 @@ class Predictor:
             first_step={phase: peak.total for phase, peak in highest(first).items()},
             terms=added,
             fits=_fits(job, sizes, windows) if fitted else {},
-            closed_form={
-                phase: size
-                for phase, size in closed_form_peaks(sizes_of(run, self.shape, trained)).items()
-                if phase in steady
-            },
             fragmentation_bytes=unused,
             traced_layers=self.depths,
             trained_parameters=trained,
@@ -239,9 +229,10 @@ class Predictor:
         unused, trained = 0, []
         for depth in self.depths:
             with open_trace(job, self.config, depth) as trace:
-                numbers = _steps(trace, sizes)
-                found.append([peaks(trace.timeline, number, weigh) for number in numbers])
-                unused = unused_bytes(trace.timeline)
+                # the first size twice, since the optimizer has no state before its first step
+                numbers = [trace.step(*size) for size in (sizes[0], *sizes)]
+                found.append([peaks(trace.tracker.timeline, number, weigh) for number in numbers])
+                unused = unused_bytes(trace.tracker.timeline)
                 trained.append(trace.trained_parameters)
         if len(found) == 1:
             return found[0], unused, trained[0]
@@ -254,13 +245,6 @@ class Predictor:
             unused,
             trained[1] + (trained[1] - trained[0]) * (self.shape.layers - more) // (more - few),
         )
-
-
-def _steps(trace: Trace, sizes: Sequence[tuple[int, int]]) -> list[int]:
-    """Trace the first size twice, since the optimizer has no state before its first step, and the others
-    once.
-    """
-    return [trace.step(*size) for size in (sizes[0], *sizes)]
 
 
 def _generation(job: Job, steady: Mapping[str, Peak]) -> dict[str, Peak]:
@@ -280,7 +264,6 @@ def _with_terms(phase: str, traced: Peak, added: Sequence[Term], unused: int) ->
     outside = [term for term in extra if not term.in_allocator]
     return PredictedPhase(
         traced=traced.bytes_by_kind,
-        extra={term.name: (term.low_bytes, term.high_bytes) for term in extra},
         allocated_bytes=allocated,
         low_bytes=allocated + sum(term.low_bytes for term in outside),
         high_bytes=high + unused + sum(term.high_bytes for term in outside),
@@ -305,14 +288,11 @@ def _sizes(job: Job) -> list[tuple[int, int]]:
 def _fits(
     job: Job, sizes: Sequence[tuple[int, int]], windows: Sequence[Mapping[tuple[str, int], Peak]]
 ) -> dict[tuple[str, int], Fit]:
-    def points(window: tuple[str, int]) -> list[Point]:
-        return [
+    found = {}
+    for window in windows[0]:
+        base, longer, wider, *checked = [
             Point(rows=rows, length=job.prompt + completion, peak_bytes=step[window].total)
             for (rows, completion), step in zip(sizes, windows, strict=True)
         ]
-
-    found = {}
-    for window in windows[0]:
-        base, longer, wider, *checked = points(window)
         found[window] = fit(base, longer, wider, checked)
     return found

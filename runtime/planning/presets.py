@@ -45,31 +45,17 @@ class Preset:
 PRESETS = {
     "constrained": Preset(
         about="the least memory: small groups, small micro-batches, 15 % of the GPU free",
-        group=4,
-        prompts=4,
-        most_rows=4,
-        recomputes=True,
-        margin=0.15,
+        group=4, prompts=4, most_rows=4, recomputes=True, margin=0.15,
     ),
     "balanced": Preset(
         about="groups of 8, the largest micro-batch with gradient checkpointing, 10 % free",
-        group=8,
-        prompts=8,
-        most_rows=64,
-        recomputes=True,
-        margin=0.10,
+        group=8, prompts=8, most_rows=64, recomputes=True, margin=0.10,
     ),
     "economical": Preset(
-        about=(
-            "the update of `balanced` in the least GPU time: nothing is recomputed if a group fits, 5 % free"
-        ),
-        group=8,
-        prompts=8,
-        most_rows=64,
-        recomputes=False,
-        margin=0.05,
+        about="`balanced` in the least GPU time: nothing is recomputed if a group fits, 5 % free",
+        group=8, prompts=8, most_rows=64, recomputes=False, margin=0.05,
     ),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

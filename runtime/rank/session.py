@@ -240,8 +240,9 @@ class Session:
             self._automatic_collection.changed(begun)
 
     def _trace_memory(self) -> None:
-        from grpo_run.runtime.rank.memory_trace.allocator_history import AllocatorHistory, CudaAllocator
+        from grpo_run.runtime.rank.memory_trace.allocator_history import AllocatorHistory
         from grpo_run.runtime.rank.memory_trace.tracer import trace_memory
+        from grpo_run.runtime.upstream.memory_names import CudaAllocator
 
         folder = self.config.run_directory / memory_findings.FOLDER
         self.memory_trace = trace_memory(

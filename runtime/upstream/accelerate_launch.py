@@ -78,15 +78,8 @@ def compute(path: Path, *, num_processes: int, num_machines: int, has_accelerato
     """
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-    words = [
-        "--config_file",
-        path,
-        "--num_processes",
-        num_processes,
-        "--num_machines",
-        num_machines,
-        "script.py",
-    ]
+    counts = ["--num_processes", num_processes, "--num_machines", num_machines]
+    words = ["--config_file", path, *counts, "script.py"]
     arguments = launch_command_parser().parse_args([str(word) for word in words])
 
     def build() -> RankEnvironment:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+from grpo_run.runtime.upstream import rollout_names
 from grpo_run.runtime.upstream.patches import override_attributes
 
 HEAD_MODULE = "trl.trainer.utils"
@@ -30,44 +31,26 @@ TILES = ("_forward_tile", "_backward_tile", "_addmm_fp32")
 """What the head does with a tile without Triton: fold, differentiate, and multiply in fp32. On CUDA none of
 them allocates.
 """
-TOKENS = "num_items_in_batch"
+TOKENS = rollout_names.ITEMS
 """Tokens of a step: a key of GRPO's micro-batches, and an argument of SFT's `compute_loss`."""
 INPUT_NAMES = (
-    "prompt_ids",
-    "prompt_mask",
-    "completion_ids",
-    "completion_mask",
-    "advantages",
-    TOKENS,
-    "old_per_token_logps",
-    "ref_per_token_logps",
-)
+    "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", TOKENS,
+    "old_per_token_logps", "ref_per_token_logps",
+)  # fmt: skip
 """Keys of a micro-batch that GRPO's `compute_loss` reads; the last two only where they are computed."""
 SFT_INPUT_NAMES = ("input_ids", "attention_mask", "labels")
 """Keys of a micro-batch of SFT."""
-OLD_SUMS = "old_logps"
+OLD_SUMS = rollout_names.OLD_LOGPS
 """Key of a micro-batch that RLOO's `compute_loss` reads: log-probabilities of whole completions under the old
 policy.
 """
-SCORE = "_get_per_token_logps_and_entropies"
-ACCUMULATION = "current_gradient_accumulation_steps"
-"""Trainer attribute that the training loop sets before `compute_loss`."""
 
 LORA_FOLLOWED = frozenset(
     {
-        "r",
-        "lora_alpha",
-        "lora_dropout",
-        "target_modules",
-        "task_type",
-        "use_rslora",
-        "init_lora_weights",
-        "inference_mode",
-        "peft_type",
-        "base_model_name_or_path",
-        "revision",
+        "r", "lora_alpha", "lora_dropout", "target_modules", "task_type", "use_rslora", "init_lora_weights",
+        "inference_mode", "peft_type", "base_model_name_or_path", "revision",
     }
-)
+)  # fmt: skip
 """Settings of peft's `LoraConfig` that are followed, or change no memory; others are refused if they are
 set.
 """
@@ -75,7 +58,7 @@ set.
 
 def score(trainer: Any, model: Any, token_ids: Any, mask: Any, *, keep: int, rows: int) -> Any:
     """Return the log-probabilities of the last `keep` tokens, computed for `rows` rows at a time."""
-    return getattr(trainer, SCORE)(model, token_ids, mask, keep, batch_size=rows)[0]
+    return getattr(trainer, rollout_names.SCORE)(model, token_ids, mask, keep, batch_size=rows)[0]
 
 
 def forget_accelerator() -> None:
@@ -173,43 +156,41 @@ def current_dispatch_mode() -> Any:
     return _python_dispatch._get_current_dispatch_mode()
 
 
-def allocator_records() -> bool:
-    """Whether the CUDA allocator of this process records its history."""
-    return bool(sys.modules["torch"]._C._cuda_isHistoryEnabled())
+class CudaAllocator:
+    """torch's caching allocator of this process, as far as it can record its history.
 
-
-def record_allocations(most_entries: int) -> None:
-    """Let the CUDA allocator record what it gives and takes back, each with the Python stack.
-
-    Args:
-        most_entries: how many the ring buffer has; older ones are overwritten.
-
-    Raises:
-        RuntimeError: the script's allocator has no history.
+    Imports nothing and never initializes CUDA.
     """
-    sys.modules["torch"].cuda.memory._record_memory_history(
-        "all", context="all", stacks="python", max_entries=most_entries
-    )
 
+    def is_ready(self) -> bool:
+        """Whether the script has initialized CUDA, which it does on the devices of its choice."""
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        return cuda is not None and bool(cuda.is_initialized())
 
-def allocator_snapshot() -> dict[str, Any]:
-    """Return the blocks of the CUDA allocator and its history, as PyTorch's viewer takes them. Changes no
-    statistics.
-    """
-    snapshot: dict[str, Any] = sys.modules["torch"].cuda.memory._snapshot()
-    return snapshot
+    def is_recording(self) -> bool:
+        """Whether its history is recorded, by whomever: the script may do that itself."""
+        return bool(sys.modules["torch"]._C._cuda_isHistoryEnabled())
 
+    def record(self, most_entries: int) -> None:
+        """Record from now on what is given and taken back, each with the Python stack.
 
-def observe_out_of_memory(call: Callable[[], None]) -> bool:
-    """Call a function when the CUDA allocator runs out of memory, before it raises. Returns whether this
-    torch can.
-    """
-    attach = getattr(sys.modules["torch"]._C, "_cuda_attach_out_of_memory_observer", None)
-    if attach is None:
-        return False
+        Args:
+            most_entries: how many the ring buffer has; older ones are overwritten.
 
-    def observer(device: int, wanted: int, allocated: int, free: int) -> None:
-        call()
+        Raises:
+            RuntimeError: there is no history, as for `cudaMallocAsync`.
+        """
+        sys.modules["torch"].cuda.memory._record_memory_history(
+            "all", context="all", stacks="python", max_entries=most_entries
+        )
 
-    attach(observer)
-    return True
+    def observe_out_of_memory(self, call: Callable[[], None]) -> None:
+        """Call a function when memory runs out, before that is raised, if this torch can."""
+        attach = getattr(sys.modules["torch"]._C, "_cuda_attach_out_of_memory_observer", None)
+        if attach is not None:
+            attach(lambda device, wanted, allocated, free: call())
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return its blocks and its history, as PyTorch's viewer takes them. Changes no statistics."""
+        snapshot: dict[str, Any] = sys.modules["torch"].cuda.memory._snapshot()
+        return snapshot

@@ -20,17 +20,9 @@ from collections.abc import Iterator
 from typing import Any
 
 AGENT_METHODS = (
-    "_assign_worker_ranks",
-    "_exit_barrier",
-    "_initialize_workers",
-    "_invoke_run",
-    "_monitor_workers",
-    "_rendezvous",
-    "_set_local_rank_env",
-    "_shutdown",
-    "_start_workers",
-    "_stop_workers",
-)
+    "_assign_worker_ranks", "_exit_barrier", "_initialize_workers", "_invoke_run", "_monitor_workers",
+    "_rendezvous", "_set_local_rank_env", "_shutdown", "_start_workers", "_stop_workers",
+)  # fmt: skip
 """Methods of torch's LocalElasticAgent that `processes.agent.Agent` overrides or calls."""
 
 AGENT_ATTRIBUTES = ("_remaining_restarts", "_worker_group")

@@ -13,39 +13,18 @@ from contextlib import contextmanager
 from typing import Any
 
 COLLECTIVE_METHODS = (
-    "allreduce",
-    "allreduce_coalesced",
-    "allgather",
-    "_allgather_base",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "scatter",
-)
+    "allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "all_gather_single",
+    "all_gather_single_coalesced", "allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall",
+    "alltoall_base", "all_to_all_single", "barrier", "broadcast", "gather", "reduce", "reduce_scatter",
+    "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced", "scatter",
+)  # fmt: skip
 """ProcessGroup methods that issue one collective and advance the group's sequence number.
 
 A method that the installed release does not have is not wrapped.
 """
-OUTPUT_FIRST = frozenset(COLLECTIVE_METHODS) - {
-    "allreduce",
-    "allreduce_coalesced",
-    "barrier",
-    "broadcast",
-    "reduce",
-}
+_ONE_TENSOR = {"allreduce", "allreduce_coalesced", "barrier", "broadcast", "reduce"}
+OUTPUT_FIRST = frozenset(COLLECTIVE_METHODS) - _ONE_TENSOR
 """Collective methods whose first two arguments are (outputs, inputs)."""
 UNRECORDED_METHODS = ("send", "recv", "recv_anysource", "monitored_barrier")
 """ProcessGroup methods that the Flight Recorder does not record."""

@@ -44,14 +44,9 @@ TABLES = (METRICS, COMPLETION_LOGS, "_pending_extra_logs", "_pending_metrics")
 TRAIN_TOKENS = "_total_train_tokens"
 """SFT, GRPO and RLOO attribute: a running count of tokens, which SFT logs."""
 LOSS_METHODS = (
-    "compute_loss",
-    "_compute_loss",
-    "training_step",
-    "_prepare_inputs",
-    "get_batch_samples",
-    "get_train_dataloader",
-    GENERATE_AND_SCORE,
-)
+    "compute_loss", "_compute_loss", "training_step", "_prepare_inputs", "get_batch_samples",
+    "get_train_dataloader", GENERATE_AND_SCORE,
+)  # fmt: skip
 """Methods of which each decides what the loss of an optimizer step is."""
 TOOL_CALLS = "_tool_call_loop"
 """GRPO method that calls the tools of a rollout. RLOO has none."""

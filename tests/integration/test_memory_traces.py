@@ -16,7 +16,7 @@ from grpo_run.runtime.planning._trace import open_trace
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import load_model_config
 from grpo_run.runtime.planning.prediction import Predictor
-from grpo_run.runtime.upstream import memory_names
+from grpo_run.runtime.upstream import memory_names, rollout_names
 
 SHALLOW = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
 MODEL = "layers=7,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
@@ -95,7 +95,7 @@ def test_the_private_names_of_the_head_exist() -> None:
         assert callable(getattr(kernels, name))
     assert callable(getattr(utils, memory_names.USES_TRITON))
     assert utils._ChunkedLogProbFunction is head
-    parameters = inspect.signature(getattr(GRPOTrainer, memory_names.SCORE)).parameters
+    parameters = inspect.signature(getattr(GRPOTrainer, rollout_names.SCORE)).parameters
     assert list(parameters)[1:6] == ["model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"]
 
 

@@ -23,7 +23,7 @@ from grpo_run.runtime.rank.rewards import _packing as packing
 from grpo_run.runtime.rank.rewards import host as hosts
 from grpo_run.runtime.rank.rewards._deadlines import CallClock, Learned
 from grpo_run.runtime.rank.rewards._messages import Reply, Task
-from grpo_run.runtime.rank.rewards._pool import RewardCall, WorkerPool
+from grpo_run.runtime.rank.rewards._pool import WorkerPool
 from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
@@ -53,10 +53,9 @@ class Workers:
     ) -> Reply:
         key = self._keys.setdefault(function, len(self._keys))
         arguments = packing.pack_arguments({"prompts": PROMPTS, "log_metric": None, **columns})
-        task = Task(key=key, function=None, arguments=arguments, generators=read_generators())
-        clock = CallClock(Learned(settings, None), seconds)
-        packed = packing.pack_function(function)
-        return self.pool.call(RewardCall(key=key, function=packed.content, task=task, clock=clock))
+        content = packing.pack_function(function).content
+        task = Task(key=key, function=content, arguments=arguments, generators=read_generators())
+        return self.pool.call(task, CallClock(Learned(settings, None), seconds))
 
 
 @pytest.fixture(scope="module")

@@ -6,24 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from grpo_run.cli.planning.report import PlanReport
+from grpo_run.runtime.planning._terms import Term
 from grpo_run.runtime.planning.changes import Change, ChangeOutcome
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import Shape
 from grpo_run.runtime.planning.prediction import Fit, PredictedPhase, Prediction
-from grpo_run.runtime.planning.terms import Term
 
 GIB = 1 << 30
-SHAPE = Shape(
-    layers=24,
-    hidden=896,
-    heads=14,
-    key_value_heads=2,
-    head_size=64,
-    intermediate=4864,
-    vocabulary=151936,
-    positions=32768,
-    parameters=494_000_000,
-)
+SHAPE = Shape(layers=24, hidden=896, vocabulary=151936, positions=32768, parameters=494_000_000)
 JOB = Job(batch=8, prompt=256, completion=768)
 CONTEXT = Term(
     name="CUDA context", low_bytes=0.25 * GIB, high_bytes=0.5 * GIB, provenance="measured by somebody"
@@ -47,7 +37,6 @@ def a_prediction(**changes: Any) -> Prediction:
         "fits": {
             ("backward", 0): Fit(fixed_bytes=5.0 * GIB, token_bytes=340_000.0, pair_bytes=4.0, residual=0.01)
         },
-        "closed_form": {"forward": 7.0 * GIB, "backward": 7.5 * GIB, "optimizer": 7.0 * GIB},
         "fragmentation_bytes": 0,
         "traced_layers": (2, 4),
         "trained_parameters": SHAPE.parameters,
@@ -79,7 +68,6 @@ def _memory(held: dict[str, float]) -> PredictedPhase:
     allocated = sum(held.values())
     return PredictedPhase(
         traced=held,
-        extra={CONTEXT.name: (CONTEXT.low_bytes, CONTEXT.high_bytes)},
         allocated_bytes=allocated,
         low_bytes=allocated + CONTEXT.low_bytes,
         high_bytes=allocated + CONTEXT.high_bytes,

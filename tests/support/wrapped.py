@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
+from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
 from grpo_run.runtime.rank.rollouts.quarantine import PromptQuarantine
 from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
-from grpo_run.runtime.rank.rollouts.sub_batches import in_sub_batches
 from grpo_run.runtime.upstream.patches import wrapped_methods
 
 

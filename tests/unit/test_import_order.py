@@ -44,7 +44,7 @@ DECIDERS = {
     "runtime.launch": {"config", "guard_options", "injections"},
     "runtime.memory": {"closed_form", "facts", "plan"},
     "runtime.rank.memory": {"cleanup_policy"},
-    "runtime.rank.rewards": {"bisection", "deadlines", "returned_values"},
+    "runtime.rank.rewards": {"deadlines"},
     "runtime.rank.rollouts": {"forecast_fit"},
     "runtime.rank.saving": {"cadence"},
     "runtime.snapshots": {"drain_messages"},

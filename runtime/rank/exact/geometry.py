@@ -131,15 +131,15 @@ def resplit(buffer: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]
     Raises:
         CheckpointError: the rows cannot be divided so.
     """
-    # imports TRL, which a script with rollouts has imported
-    from grpo_run.runtime.upstream.rollout_splitting import join_images, split_images, split_rows
+    # a script with rollouts has imported TRL; images of several models are stored by image or by tile
+    from trl.trainer.utils import split_pixel_values_by_grid, split_tensor_dict, unsplit_pixel_values_by_grid
 
-    parts = [split_images(part) for part in buffer]
+    parts = [split_pixel_values_by_grid(part) for part in buffer]
     whole = {name: _joined([part[name] for part in parts]) for name in parts[0]}
     rows = next(len(value) for value in whole.values() if isinstance(value, torch.Tensor) and value.ndim)
     if rows % count:
         raise CheckpointError(f"a rollout of {rows} rows cannot be divided into {count} micro-batches")
-    return [join_images(part) for part in split_rows(whole, count)]
+    return [unsplit_pixel_values_by_grid(part) for part in split_tensor_dict(whole, count)]
 
 
 def _joined(values: Sequence[Any]) -> Any:

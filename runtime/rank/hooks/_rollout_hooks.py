@@ -19,14 +19,14 @@ from grpo_run.runtime.rank.rewards.served import rewards_of
 from grpo_run.runtime.rank.rollouts.capping import Capping, capping_of
 from grpo_run.runtime.rank.rollouts.forecast import Forecasts
 from grpo_run.runtime.rank.rollouts.forecast_splitting import TrainerPasses
+from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
 from grpo_run.runtime.rank.rollouts.quarantine import PromptQuarantine
 from grpo_run.runtime.rank.rollouts.repeated_masking import read_earlier
 from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
-from grpo_run.runtime.rank.rollouts.sub_batches import in_sub_batches
 from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.step_vote import StepVote
-from grpo_run.runtime.upstream import trainer_names, training_passes
+from grpo_run.runtime.upstream import rollout_names, trainer_names
 from grpo_run.runtime.upstream.patches import Handler, wrapped_methods
 from grpo_run.watchdog.observation import Phase
 
@@ -78,7 +78,7 @@ def rollouts_hooked(
                 masking.choose_samples if masking.is_possible else None,
                 marked(Phase.reward, slot, fingerprint),
             ),
-            training_passes.SCORE: (passes.score_in_pieces if passes else None,),
+            rollout_names.SCORE: (passes.score_in_pieces if passes else None,),
             "compute_loss": (passes.train_in_pieces if passes else None,),
             "evaluate": (marked(Phase.eval, slot, fingerprint),),
         }

@@ -15,7 +15,6 @@ import ctypes
 import gc
 import time
 from collections.abc import Callable
-from typing import Any
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
@@ -111,12 +110,7 @@ class StepCleanup:
         outcome, memory = clean(agreed, self._slot, self._device, self._host)
         self._policy.cleaned(outcome, memory)
         if self._journal is not None:
-            fields: dict[str, Any] = {
-                "seconds": outcome.seconds, "garbage": agreed.collect, "caches": agreed.release,
-                "collected": outcome.collected, "freed_bytes": outcome.freed_bytes,
-                "freed_device_bytes": outcome.freed_device_bytes, "released_bytes": outcome.released_bytes,
-            }  # fmt: skip
-            self._journal(step=step, **fields)
+            self._journal(step=step, garbage=agreed.collect, caches=agreed.release, **vars(outcome))
 
 
 class HostCaches:

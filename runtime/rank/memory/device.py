@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -52,51 +52,46 @@ class PeakStatistics:
 
     def hide(self) -> None:
         """Wrap the functions of torch that read and reset these statistics."""
-        package = sys.modules.get("torch.cuda")
 
         @functools.wraps(self._read)
         def read(device: Any = None) -> Statistics:
             statistics = self._read(device=device)
             if self._hidden and statistics:
-                _raise_peaks(statistics, self._hidden.get(self._index(device), {}))
+                hidden = self._hidden.get(self._index(device), {})
+                for name, value in _with_peaks(statistics):
+                    value[_PEAK] = max(value[_PEAK], hidden.get(name, 0))
             return statistics
 
-        @functools.wraps(self._reset)
-        def reset(device: Any = None) -> None:
-            self._discard(device)
-            self._reset(device=device)
-
-        for wrapper in (read, reset):
-            name = wrapper.__name__
-            original = getattr(self._module, name)
-            setattr(self._module, name, wrapper)
-            if package is not None and getattr(package, name, None) is original:
-                setattr(package, name, wrapper)
+        self._wrap(self._module, "torch.cuda", read, self._reset)
 
     def hide_from_accelerator(self, module: ModuleType) -> None:
         """Wrap the functions of `torch.accelerator.memory`, which read the same statistics."""
-        package = sys.modules.get("torch.accelerator")
-        read_all, reset_all = module.memory_stats, module.reset_peak_memory_stats
+        read_all = module.memory_stats
 
         @functools.wraps(read_all)
-        def read(device_index: Any = None, /) -> Statistics:
-            statistics: Statistics = read_all(device_index)
+        def read(device: Any = None, /) -> Statistics:
+            statistics: Statistics = read_all(device)
             if self._hidden and statistics:
-                for name, peak in self._hidden.get(self._index(device_index), {}).items():
+                for name, peak in self._hidden.get(self._index(device), {}).items():
                     key = f"{name}.{_PEAK}"
                     if key in statistics:
                         statistics[key] = max(statistics[key], peak)
             return statistics
 
-        @functools.wraps(reset_all)
-        def reset(device_index: Any = None, /) -> None:
-            self._discard(device_index)
-            reset_all(device_index)
+        self._wrap(module, "torch.accelerator", read, module.reset_peak_memory_stats)
 
-        for wrapper, original in ((read, read_all), (reset, reset_all)):
-            setattr(module, wrapper.__name__, wrapper)
-            if package is not None and getattr(package, wrapper.__name__, None) is original:
-                setattr(package, wrapper.__name__, wrapper)
+    def _wrap(self, module: ModuleType, package: str, read: Any, reset_own: Callable[..., None]) -> None:
+        """Put functions in the place of those of a module and of its package."""
+
+        @functools.wraps(reset_own)
+        def reset(device: Any = None) -> None:
+            self._discard(device)
+            reset_own(device)
+
+        for wrapper in (read, reset):
+            for owner in (module, sys.modules.get(package)):
+                if getattr(owner, wrapper.__name__, None) is wrapper.__wrapped__:
+                    setattr(owner, wrapper.__name__, wrapper)
 
     def _discard(self, device: Any) -> None:
         """The script resets the peaks: nothing is hidden from now on, and the phase keeps what it has had."""
@@ -116,28 +111,19 @@ class PeakStatistics:
         return int(torch.cuda.current_device()) if index is None else int(index)
 
 
-def _peaks(statistics: Statistics, prefix: str = "") -> dict[str, int]:
-    """Return every peak by the names that lead to it, joined as `torch.cuda.memory_stats` joins them."""
-    found: dict[str, int] = {}
+def _with_peaks(statistics: Statistics, prefix: str = "") -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield what has a peak, by the names that lead to it, joined as `torch.cuda.memory_stats` joins them."""
     for key, value in statistics.items():
         if isinstance(value, dict):
             name = prefix + (key if isinstance(key, str) else "_".join(map(str, key)))
             if _PEAK in value:
-                found[name] = value[_PEAK]
+                yield name, value
             else:
-                found.update(_peaks(value, f"{name}."))
-    return found
+                yield from _with_peaks(value, f"{name}.")
 
 
-def _raise_peaks(statistics: Statistics, hidden: dict[str, int], prefix: str = "") -> None:
-    """Raise the peaks in statistics that are about to be returned to those that were hidden."""
-    for key, value in statistics.items():
-        if isinstance(value, dict):
-            name = prefix + (key if isinstance(key, str) else "_".join(map(str, key)))
-            if _PEAK in value:
-                value[_PEAK] = max(value[_PEAK], hidden.get(name, 0))
-            else:
-                _raise_peaks(value, hidden, f"{name}.")
+def _peaks(statistics: Statistics) -> dict[str, int]:
+    return {name: value[_PEAK] for name, value in _with_peaks(statistics)}
 
 
 def _keep_highest(peaks: dict[str, int], others: dict[str, int]) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from grpo_run.runtime.board.memory_area import MemoryAreaWriter
+from grpo_run.runtime.board.memory_area import MemoryAreaWriter, PhaseFigures, Totals
 from grpo_run.runtime.rank.memory.cleanup_policy import StepMemory
 from grpo_run.runtime.rank.memory.device import DeviceReading
 from grpo_run.watchdog.observation import Phase
@@ -175,40 +175,33 @@ class PhaseAccounting:
         # without a new highest of the process, only the end of the phase is known
         peak_resident = most_resident if most_resident > self._most_resident else resident
         self._most_resident = most_resident
-        totals.readings += 1
-        totals.resident_bytes = resident
         retries = 0
         if device is not None:
             totals.has_device = 1
             totals.capacity_bytes = device.capacity
             if ended is not None and self.on_peak is not None:
                 self.on_peak(ended, totals.allocated_bytes, device.peak_allocated)
-            totals.allocated_bytes = device.allocated
-            totals.reserved_bytes = device.reserved
-            totals.inactive_split_bytes = device.inactive_split
-            totals.peak_allocated_bytes = max(totals.peak_allocated_bytes, device.peak_allocated)
             self._step_peak = max(self._step_peak, device.peak_allocated)
-            totals.peak_reserved_bytes = max(totals.peak_reserved_bytes, device.peak_reserved)
             # the script may have reset the allocator's counters
             retries, ooms = (
                 now - before if now >= before else now
                 for now, before in zip((device.retries, device.ooms), self._counters, strict=True)
             )
             self._counters = device.retries, device.ooms
-            totals.retries += retries
             totals.ooms += ooms
-        if ended is None:
-            self._area.publish()
-            return
-        own = self._area.figures(ended)
-        own.readings += 1
-        own.resident_bytes = resident
-        own.peak_resident_bytes = max(own.peak_resident_bytes, peak_resident)
-        if device is not None:
-            own.allocated_bytes = device.allocated
-            own.reserved_bytes = device.reserved
-            own.inactive_split_bytes = device.inactive_split
-            own.retries += retries
-            own.peak_allocated_bytes = max(own.peak_allocated_bytes, device.peak_allocated)
-            own.peak_reserved_bytes = max(own.peak_reserved_bytes, device.peak_reserved)
+        changed: list[Totals | PhaseFigures] = [totals]
+        if ended is not None:
+            own = self._area.figures(ended)
+            own.peak_resident_bytes = max(own.peak_resident_bytes, peak_resident)
+            changed.append(own)
+        for one in changed:
+            one.readings += 1
+            one.resident_bytes = resident
+            if device is not None:
+                one.allocated_bytes = device.allocated
+                one.reserved_bytes = device.reserved
+                one.inactive_split_bytes = device.inactive_split
+                one.retries += retries
+                one.peak_allocated_bytes = max(one.peak_allocated_bytes, device.peak_allocated)
+                one.peak_reserved_bytes = max(one.peak_reserved_bytes, device.peak_reserved)
         self._area.publish(ended)

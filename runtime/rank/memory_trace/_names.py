@@ -8,18 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextvars import ContextVar, copy_context
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from grpo_run.runtime.rank.memory_trace._referrers import (
-    Local,
-    attributes,
-    is_namespace,
-    levels,
-    referrers,
-    suspended_locals,
-)
+from grpo_run.runtime.rank.memory_trace._referrers import Local, attributes, is_namespace, levels, referrers
 from grpo_run.watchdog.evidence.source import is_user_file
 
 NAMED_WITHIN = 5
@@ -78,17 +70,10 @@ def name_of(named: Any, local_variables: dict[int, Local], ignored: Iterable[int
                 best = best or name
         if best is not None:
             return best
-        holding = _context_variables(level)
-        level = [*holding, *(one for one in next(above, ()) if not is_namespace(one))]
+        level = [one for one in next(above, ()) if not is_namespace(one)]
         if not level:
             break
     return None
-
-
-def _context_variables(values: list[Any]) -> list[ContextVar[Any]]:
-    """Return the context variables of this thread whose value is one of some objects."""
-    wanted = set(map(id, values))
-    return [variable for variable, value in copy_context().items() if id(value) in wanted]
 
 
 def _variables(named: Any, local_variables: dict[int, Local], ignored: set[int]) -> Iterator[Variable]:
@@ -96,8 +81,6 @@ def _variables(named: Any, local_variables: dict[int, Local], ignored: set[int])
     local = local_variables.get(id(named))
     parents = referrers([named], {*ignored})
     for parent in parents:
-        for name, code in suspended_locals(parent, named):
-            yield _local(name, code)
         if type(parent) is dict and not is_namespace(parent):
             yield from _attribute_through(parent, named, {*ignored, id(parents)})
         elif not isinstance(parent, (dict, list, tuple, set, frozenset, CellType, FunctionType, ModuleType)):
@@ -124,7 +107,7 @@ def _attribute_of(kind: type, name: str) -> Variable:
 
 
 def _attribute_through(dictionary: dict[Any, Any], named: Any, ignored: set[int]) -> Iterator[Variable]:
-    """The dictionary may be the attributes of an instance or of a class."""
+    """The dictionary may be the attributes of an instance, a class or a function."""
     names = [name for name, value in list(dictionary.items()) if value is named and isinstance(name, str)]
     if not names:
         return
@@ -132,13 +115,12 @@ def _attribute_through(dictionary: dict[Any, Any], named: Any, ignored: set[int]
         if isinstance(owner, type):
             if owner.__dict__.get(names[0]) is named:
                 yield _attribute_of(owner, names[0])
+        elif attributes(owner).get(names[0]) is not named or isinstance(owner, (dict, ModuleType)):
+            continue
         elif isinstance(owner, FunctionType):
-            if owner.__kwdefaults__ is not dictionary:  # otherwise the function itself has a name
-                code = owner.__code__
-                yield _local(names[0], code)._replace(function=None, owner=f"{owner.__qualname__}()")
-        elif isinstance(owner, ModuleType):  # made by the script
-            yield Variable("", names[0], owner=owner.__name__)
-        elif attributes(owner).get(names[0]) is named and type(owner) is not dict:
+            name = f"{owner.__qualname__}()"
+            yield _local(names[0], owner.__code__)._replace(function=None, owner=name)
+        else:
             yield _attribute_of(type(owner), names[0])
 
 

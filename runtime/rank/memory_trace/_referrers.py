@@ -11,15 +11,7 @@ import gc
 import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from types import (
-    AsyncGeneratorType,
-    CodeType,
-    CoroutineType,
-    FrameType,
-    FunctionType,
-    GeneratorType,
-    ModuleType,
-)
+from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any, NamedTuple
 
 from grpo_run.watchdog.evidence.source import OUR_FOLDERS
@@ -74,21 +66,6 @@ def running_locals() -> dict[int, Local]:
                     found.setdefault(identity, Local(name, code))
             frame = frame.f_back
     return found
-
-
-def suspended_locals(holder: Any, named: Any) -> list[Local]:
-    """Return the local variables that have a value in a generator or coroutine which waits to go on."""
-    frame = next(
-        (getattr(holder, f"{one}_frame") for kind, one in _SUSPENDED if isinstance(holder, kind)), None
-    )
-    if frame is None:
-        return []
-    return [
-        Local(name, frame.f_code) for name, identity in _identities_of_locals(frame) if identity == id(named)
-    ]
-
-
-_SUSPENDED = ((GeneratorType, "gi"), (CoroutineType, "cr"), (AsyncGeneratorType, "ag"))
 
 
 def _identities_of_locals(frame: FrameType) -> list[tuple[str, int]]:

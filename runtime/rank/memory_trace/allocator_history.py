@@ -5,21 +5,19 @@ history itself, its settings stay. An attempt saves three snapshots at most: at 
 memory runs out for the first time, and at the end of the script. The last replaces the first, of which it
 shows everything that is still alive.
 
-The allocator is behind an interface that tests replace, because most test machines have no GPU. It imports
-nothing of torch by itself and never initializes CUDA. What fails is a warning: the training goes on.
+What fails is a warning: the training goes on.
 """
 
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from grpo_run.runtime.files import replace_file
-from grpo_run.runtime.upstream import memory_names
+from grpo_run.runtime.upstream.memory_names import CudaAllocator
 
 MOST_ENTRIES = 50_000
 """Entries of the ring buffer, for each device: dozens of steps of a small model, or a few of a large one."""
@@ -75,50 +73,6 @@ def pickled_within(snapshot: dict[str, Any], most_bytes: int) -> tuple[bytes, in
         longest //= 2
 
 
-class Allocator(Protocol):
-    """An allocator that can record its history."""
-
-    def is_ready(self) -> bool:
-        """Whether the script uses it."""
-
-    def is_recording(self) -> bool:
-        """Whether its history is recorded, by whomever."""
-
-    def record(self, most_entries: int) -> None:
-        """Record from now on, in a ring buffer. Raises RuntimeError if it cannot."""
-
-    def observe_out_of_memory(self, call: Callable[[], None]) -> bool:
-        """Call a function when memory runs out, before that is raised. Returns whether it will."""
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return its blocks and its history."""
-
-
-class CudaAllocator:
-    """torch's caching allocator of this process."""
-
-    def is_ready(self) -> bool:
-        """Whether the script has initialized CUDA, which it does on the devices of its choice."""
-        cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        return cuda is not None and bool(cuda.is_initialized())
-
-    def is_recording(self) -> bool:
-        """Whether its history is recorded: the script may do that itself."""
-        return memory_names.allocator_records()
-
-    def record(self, most_entries: int) -> None:
-        """Record from now on. Raises RuntimeError without a history, as for `cudaMallocAsync`."""
-        memory_names.record_allocations(most_entries)
-
-    def observe_out_of_memory(self, call: Callable[[], None]) -> bool:
-        """Call a function when memory runs out."""
-        return memory_names.observe_out_of_memory(call)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return its blocks and its history; peaks and other statistics stay as they are."""
-        return memory_names.allocator_snapshot()
-
-
 class AllocatorHistory:
     """The history of one rank's allocator.
 
@@ -133,7 +87,7 @@ class AllocatorHistory:
 
     def __init__(
         self,
-        allocator: Allocator,
+        allocator: CudaAllocator,
         folder: Path,
         rank: int,
         *,

@@ -19,7 +19,7 @@ from grpo_run.watchdog.stalls.deadlines import (
     deadline_seconds,
     quiet_deadline_seconds,
 )
-from grpo_run.watchdog.stalls.durations import BUCKETS, Durations, bucket_of
+from grpo_run.watchdog.stalls.durations import Durations
 from grpo_run.watchdog.stalls.observed import HEARTBEAT_LATE_SECONDS
 from grpo_run.watchdog.stalls.process_clocks import FrozenClock, QuietClock, ThreadReading, TreeReading
 
@@ -54,18 +54,13 @@ class Learned:
         self._settings = settings
         self._earlier = replace(earlier, ended_seconds=0.0) if earlier is not None else Durations()
         self._limit_seconds = limit_seconds
-        self._counts = [0] * BUCKETS
-        self._first_seconds = 0.0
-        self._longest_seconds = 0.0
-        self._ended_seconds = 0.0
+        self._own = Durations()
         self.calls = 0
-        self.total_seconds = 0.0
 
     @property
     def durations(self) -> Durations:
         """The calls of whole batches so far."""
-        own = Durations(tuple(self._counts), self._first_seconds, self._longest_seconds, self._ended_seconds)
-        return self._earlier.then(own)
+        return self._earlier.then(self._own)
 
     @property
     def longest_seconds(self) -> float:
@@ -76,16 +71,12 @@ class Learned:
     def add(self, seconds: float) -> None:
         """A call of a whole batch has returned."""
         self.calls += 1
-        self.total_seconds += seconds
-        if self.calls == 1:
-            self._first_seconds = max(seconds, 1e-9)
-            return
-        self._counts[bucket_of(seconds)] += 1
-        self._longest_seconds = max(self._longest_seconds, seconds)
+        one = Durations.of([max(seconds, 1e-9)] if self.calls == 1 else [0.0, seconds])
+        self._own = self._own.then(one)
 
     def note_slow(self, seconds: float) -> None:
         """A call was ended after this time, and no part of its batch returned either."""
-        self._ended_seconds = max(self._ended_seconds, seconds * SLOW_FACTOR / self._settings.factor_ended)
+        self._own = self._own.ended_after(seconds * SLOW_FACTOR / self._settings.factor_ended)
 
     def longest_call_seconds(self) -> float:
         """Return the deadline of a call of a whole batch."""

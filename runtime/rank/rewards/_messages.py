@@ -43,7 +43,7 @@ class Task:
 
     Attributes:
         key: identifies the function among those of this rank.
-        function: pickled, for a worker that does not have it yet; None otherwise.
+        function: pickled; None for a worker that has it already.
         arguments: the pickled keyword arguments.
         generators: states before the call.
     """
@@ -88,13 +88,14 @@ def send_frame(sock: socket.socket, content: bytes) -> None:
 
 def receive_frame(sock: socket.socket) -> bytes | None:
     """Block until one frame is there and return it; None if the other side has closed."""
-    header = _receive_exactly(sock, LENGTH.size)
+    header = receive_exactly(sock, LENGTH.size)
     if header is None:
         return None
-    return _receive_exactly(sock, LENGTH.unpack(header)[0])
+    return receive_exactly(sock, LENGTH.unpack(header)[0])
 
 
-def _receive_exactly(sock: socket.socket, size: int) -> bytes | None:
+def receive_exactly(sock: socket.socket, size: int) -> bytes | None:
+    """Block until so many bytes are there and return them; None if the other side has closed."""
     parts = bytearray()
     while len(parts) < size:
         chunk = sock.recv(min(_CHUNK_BYTES, size - len(parts)))

@@ -49,8 +49,7 @@ def pack_function(function: Any) -> Packed:
     """Pickle a reward function.
 
     Raises:
-        StaysInRankError: it cannot be pickled, it holds a model or a device, it changes variables outside
-            itself, or it is too large.
+        StaysInRankError: it cannot be pickled, it holds a model or a device, or it is too large.
     """
     reason = _obvious_reason(function)
     if reason is not None:
@@ -61,12 +60,7 @@ def pack_function(function: Any) -> Packed:
     except StaysInRankError:
         raise
     except Exception:  # noqa: BLE001 - a module beside the script holds something that cannot be pickled
-        try:
-            packed = dump(function)  # the worker imports these modules then
-        except StaysInRankError:
-            raise
-        except Exception as error:
-            raise StaysInRankError(f"cannot be pickled ({_line(error)})") from error
+        packed = _dumped(function, "cannot be pickled")  # the worker imports these modules then
     if len(packed.content) > MAX_PAYLOAD_BYTES:
         raise StaysInRankError(f"is larger than {MAX_PAYLOAD_BYTES // 2**20} MiB")
     return packed
@@ -78,15 +72,19 @@ def pack_arguments(arguments: dict[str, Any]) -> bytes:
     Raises:
         StaysInRankError: they cannot be pickled, or they are too large.
     """
-    try:
-        content = dump(arguments).content
-    except StaysInRankError:
-        raise
-    except Exception as error:
-        raise StaysInRankError(f"gets columns that cannot be pickled ({_line(error)})") from error
+    content = _dumped(arguments, "gets columns that cannot be pickled").content
     if len(content) > MAX_PAYLOAD_BYTES:
         raise StaysInRankError(f"gets more than {MAX_PAYLOAD_BYTES // 2**20} MiB in one call")
     return content
+
+
+def _dumped(value: Any, problem: str) -> Packed:
+    try:
+        return dump(value)
+    except StaysInRankError:
+        raise
+    except Exception as error:
+        raise StaysInRankError(f"{problem} ({_line(error)})") from error
 
 
 def dump(value: Any) -> Packed:
@@ -113,8 +111,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._note(value.__name__)
         elif isinstance(value, (type, types.FunctionType)):
             self._note(str(value.__module__))
-            if isinstance(value, types.FunctionType) and not _is_importable(value) and _rebinds(value):
-                raise StaysInRankError("changes variables outside itself")
         elif isinstance(value, functools._lru_cache_wrapper) and not _is_importable(value.__wrapped__):
             # by default it is looked up by its name, which a worker cannot
             return _cached_again, (value.__wrapped__, value.cache_parameters())
@@ -184,26 +180,6 @@ def _is_importable(function: Any) -> bool:
     for part in function.__qualname__.split("."):
         found = getattr(found, part, None)
     return found is function
-
-
-def _rebinds(function: types.FunctionType) -> bool:
-    """Whether a function assigns to a global variable, or to one of a function around it."""
-    return _code_rebinds(function.__code__, frozenset(function.__code__.co_freevars))
-
-
-def _code_rebinds(code: types.CodeType, outside: frozenset[str]) -> bool:
-    import dis
-
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            return True
-        if instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and instruction.argval in outside:
-            return True
-    return any(
-        _code_rebinds(constant, outside & frozenset(constant.co_freevars))
-        for constant in code.co_consts
-        if isinstance(constant, types.CodeType)
-    )
 
 
 def _modules_of_the_script() -> list[types.ModuleType]:

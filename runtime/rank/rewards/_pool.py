@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.processes import usage
@@ -258,19 +258,11 @@ def _is_connected(members: list[int], tasks: socket.socket) -> bool:
 LOOK_SECONDS = 0.25
 """Time between two looks at the memory of a worker that runs a call."""
 PROGRESS_SECONDS = 1.0
+GONE = (FailureKind.timeout, FailureKind.memory, FailureKind.died)
+"""Failures after which a worker runs no further call."""
 LEAST_LIMIT_BYTES = 2 * 1024**3
 LIMIT_SHARE = 0.5
 """Share of the node's available memory that the workers of all its ranks may take together."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardCall:
-    """One call for the pool: `function` is pickled, `clock` decides when it has taken too long."""
-
-    key: int
-    function: bytes
-    task: Task
-    clock: CallClock
 
 
 class WorkerPool:
@@ -302,20 +294,20 @@ class WorkerPool:
         self._idle: list[WorkerHandle] = []
         self._numbers = itertools.count()
 
-    def call(self, call: RewardCall) -> Reply:
+    def call(self, task: Task, clock: CallClock) -> Reply:
         """Run one call in a worker; a reply with a failure if the worker had to be killed, or died.
+
+        Args:
+            task: with its function.
+            clock: decides when it has taken too long.
 
         Raises:
             OSError: no worker can be started.
         """
         with self._free:
             worker = self._take()
-            reply = self._run(worker, call)
-            if reply.failure is not None and reply.failure.kind in (
-                FailureKind.timeout,
-                FailureKind.memory,
-                FailureKind.died,
-            ):
+            reply = self._run(worker, task, clock)
+            if reply.failure is not None and reply.failure.kind in GONE:
                 worker.end()
                 return reply
             reason = worker.why_replace(reply)
@@ -345,16 +337,16 @@ class WorkerPool:
                 return self._idle.pop()
             return WorkerHandle(self._host)
 
-    def _run(self, worker: WorkerHandle, call: RewardCall) -> Reply:
+    def _run(self, worker: WorkerHandle, task: Task, clock: CallClock) -> Reply:
         began = time.monotonic()
-        known = call.key in worker.functions
-        task = call.task if known else replace(call.task, function=call.function)
+        if task.key in worker.functions:
+            task = replace(task, function=None)
         try:
-            worker.send(pickle.dumps(task), began + call.clock.limit_seconds)
-            worker.functions.add(call.key)
-            return self._await(worker, call.clock, began)
+            worker.send(pickle.dumps(task), began + clock.limit_seconds)
+            worker.functions.add(task.key)
+            return self._await(worker, clock, began)
         except TimeoutError:
-            return _failed(FailureKind.timeout, call.clock.overdue(call.clock.limit_seconds) or "")
+            return _failed(FailureKind.timeout, clock.overdue(clock.limit_seconds) or "")
         except OSError:
             return Reply(failure=worker.how_it_ended(), records=[])
 

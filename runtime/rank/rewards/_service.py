@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -22,11 +22,10 @@ from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.rank.rewards import _packing as packing
-from grpo_run.runtime.rank.rewards._bisection import Bisection
 from grpo_run.runtime.rank.rewards._deadlines import CallClock, Learned
 from grpo_run.runtime.rank.rewards._failures import FailureLog, Sample
 from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task
-from grpo_run.runtime.rank.rewards._pool import RewardCall, WorkerPool
+from grpo_run.runtime.rank.rewards._pool import WorkerPool
 from grpo_run.runtime.rank.rewards.batch import RewardBatch, needs_whole_batch
 from grpo_run.runtime.rank.rewards.generators import GeneratorStates, read_generators, write_generators
 from grpo_run.runtime.rank.rewards.host import WorkerHost, surroundings
@@ -243,15 +242,12 @@ class RewardService:
         assert moved.packed is not None
         task = Task(
             key=moved.key,
-            function=None,
+            function=moved.packed.content,
             arguments=packing.pack_arguments(batch.arguments(part)),
             generators=generators,
         )
-        clock = CallClock(moved.learned, seconds)
         try:
-            return self._pool.call(
-                RewardCall(key=moved.key, function=moved.packed.content, task=task, clock=clock)
-            )
+            return self._pool.call(task, CallClock(moved.learned, seconds))
         except OSError as error:
             raise packing.StaysInRankError(f"has no worker ({error})") from error
 
@@ -259,41 +255,39 @@ class RewardService:
         """Find the samples that the function fails on, and return the rewards; None if the rank is to be
         tried.
         """
-        search: Bisection[Failure] = Bisection(batch.size, failure)
+        failures = dict.fromkeys(batch.all, failure)
         passed: list[tuple[range, Reply]] = []
-        if needs_whole_batch(moved.function):
-            search.give_up(failure)
-        else:
+        if not needs_whole_batch(moved.function):
             self._pool.refresh()
-            self._bisect(moved, batch, search, passed)
+            failures, passed = self._bisect(moved, batch, failure)
         if not passed:
-            kinds = {one.kind for one in (failure, *search.failed.values())}
+            kinds = {one.kind for one in (failure, *failures.values())}
             if kinds <= {FailureKind.timeout, FailureKind.not_tried}:
                 moved.learned.note_slow(moved.learned.longest_call_seconds())
             if kinds == {FailureKind.exception} and not (moved.has_returned or moved.was_tried):
                 moved.was_tried = True
                 moved.trial = Trial(
-                    exclude=lambda: self._rewards(moved, batch, failure, search, passed),
+                    exclude=lambda: self._rewards(moved, batch, failure, failures, passed),
                     stay=lambda: self._keep_in_rank(moved, f"raised {failure.message} in a worker only"),
                 )
                 return None
         else:
             moved.has_returned = True
             self._accept(passed[-1][1].generators)
-        return self._rewards(moved, batch, failure, search, passed)
+        return self._rewards(moved, batch, failure, failures, passed)
 
     def _rewards(
         self,
         moved: MovedFunction,
         batch: RewardBatch,
         failure: Failure,
-        search: Bisection[Failure],
+        failures: Mapping[int, Failure],
         passed: list[tuple[range, Reply]],
     ) -> list[Any]:
         """Report a failed call and return the rewards of the samples that are left."""
         samples = [
             Sample(index=index, failure=one, prompt=batch.prompts[index], completion=batch.completions[index])
-            for index, one in sorted(search.failed.items())
+            for index, one in sorted(failures.items())
         ]
         self._log.failed(moved.name, failure, samples, batch.size)
         batch.replay(passed)
@@ -306,39 +300,56 @@ class RewardService:
         return values
 
     def _bisect(
-        self,
-        moved: MovedFunction,
-        batch: RewardBatch,
-        search: Bisection[Failure],
-        passed: list[tuple[range, Reply]],
-    ) -> None:
+        self, moved: MovedFunction, batch: RewardBatch, failure: Failure
+    ) -> tuple[dict[int, Failure], list[tuple[range, Reply]]]:
+        """Call the function with the halves of a batch that has failed, then with those of each half that
+        fails.
+
+        Returns:
+            By sample, why it failed; and what the parts have returned that did not, from left to right.
+        """
+        failures = dict.fromkeys(batch.all, failure)
+        passed: list[tuple[range, Reply]] = []
         ends_at = time.monotonic() + moved.learned.bisection_seconds(batch.size)
         generators = read_generators()
-        while (part := search.next()) is not None:
+        waiting = _halves(batch.all)
+        while waiting:
+            part = waiting.pop()
             left = ends_at - time.monotonic()
             if left <= 0:
                 text = "was not called again: the search for the samples took too long"
-                search.give_up(Failure(kind=FailureKind.not_tried, message=text))
-                return
+                late = Failure(kind=FailureKind.not_tried, message=text)
+                for one in (part, *waiting):
+                    failures.update(dict.fromkeys(one, late))
+                break
             seconds = moved.learned.part_seconds(left, max(0, (len(part) - 1).bit_length()))
             try:
                 reply = self._call(moved, part, batch, generators, seconds)
             except packing.StaysInRankError as error:
                 reply = Reply(stays=str(error), records=[])
-            failure = reply.failure
+            found = reply.failure
             if reply.stays:
-                failure = Failure(kind=FailureKind.exception, message=reply.stays)
-            if failure is not None:
-                search.fail_part(failure)
+                found = Failure(kind=FailureKind.exception, message=reply.stays)
+            if found is not None:
+                failures.update(dict.fromkeys(part, found))
+                waiting += _halves(part)
                 continue
             assert reply.generators is not None
             generators = reply.generators
             passed.append((part, reply))
-            search.pass_part()
+            for sample in part:
+                del failures[sample]
+        return failures, passed
 
     def _accept(self, generators: GeneratorStates | None) -> None:
         assert generators is not None
         write_generators(generators)
+
+
+def _halves(part: range) -> list[range]:
+    """Return the halves of a part, the left one last; none of a single sample."""
+    middle = len(part) // 2
+    return [part[middle:], part[:middle]] if middle else []
 
 
 def _needs_device(failure: Failure) -> bool:

@@ -25,7 +25,6 @@ from typing import Any, NoReturn
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.rank.rewards import _packing as packing
 from grpo_run.runtime.rank.rewards import _process_group as process_group
-from grpo_run.runtime.rank.rewards import _returned_values as returned_values
 from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task, receive_frame, send_frame
 from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
 
@@ -124,23 +123,19 @@ class _Worker:
         try:
             with process_group.refused() as asked_for_group:
                 returned = self._call(function, arguments)
-            values = returned_values.checked(returned, len(arguments["prompts"]))
+            values = checked(returned, len(arguments["prompts"]))
         except process_group.ProcessGroupUsedError:
             return self._reply(began, records=[], stays=USES_GROUP)
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever the function raises
             if asked_for_group():
                 return self._reply(began, records=[], stays=USES_GROUP)
-            kind = (
-                FailureKind.output
-                if isinstance(error, returned_values.OutputError)
-                else FailureKind.exception
-            )
+            kind = FailureKind.output if isinstance(error, OutputError) else FailureKind.exception
             return self._reply(began, records=records, failure=_failure(kind, error))
         if asked_for_group():
             return self._reply(began, records=[], stays=USES_GROUP)
-        if packing.dump(function).content != before:
+        if not _is_unchanged(function, before):
             return self._reply(began, records=[], stays="changes its own state")
-        if packing.dump(columns).content != given:
+        if not _is_unchanged(columns, given):
             return self._reply(began, records=[], stays="changes the columns that it is given")
         return self._reply(began, values=values, records=records, generators=read_generators())
 
@@ -171,6 +166,13 @@ class _Worker:
             left_processes=count_left_processes(),
             **fields,
         )
+
+
+def _is_unchanged(value: Any, before: bytes) -> bool:
+    try:
+        return packing.dump(value).content == before
+    except Exception:  # noqa: BLE001 - it holds something now that cannot be pickled
+        return False
 
 
 def own_memory_bytes(pid: int | str = "self") -> int:
@@ -238,3 +240,45 @@ def _pickled(reply: Reply) -> bytes:
 
 def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+
+
+class OutputError(ValueError):
+    """A reward function has returned something else than one number or None for each completion."""
+
+
+def checked(output: Any, expected: int) -> list[Any]:
+    """Return the output as a list of int, float, bool and None.
+
+    NaN and infinities are numbers here: what they mean is decided where rewards are combined.
+
+    Args:
+        output: any iterable, also a tensor or an array.
+        expected: the number of completions.
+
+    Raises:
+        OutputError: the number of values is another one, or a value is not a number.
+    """
+    if output is None or isinstance(output, (str, bytes, dict)):
+        raise OutputError(f"returned {_name(output)} instead of a list of {expected} rewards")
+    try:
+        values = list(output)
+    except TypeError:
+        raise OutputError(f"returned {_name(output)} instead of a list of {expected} rewards") from None
+    if len(values) != expected:
+        raise OutputError(f"returned {len(values)} rewards, but {expected} were expected, one per completion")
+    return [_number(value, index) for index, value in enumerate(values)]
+
+
+def _number(value: Any, index: int) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if not isinstance(value, (str, bytes)):
+        try:
+            return float(value)  # a scalar of NumPy or torch
+        except (TypeError, ValueError):
+            pass
+    raise OutputError(f"returned {_name(value)} as reward {index}, which is not a number")
+
+
+def _name(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

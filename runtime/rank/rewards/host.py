@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from grpo_run.runtime.processes.starting import die_with_parent
-from grpo_run.runtime.rank.rewards._messages import receive_frame, send_frame
+from grpo_run.runtime.rank.rewards._messages import receive_exactly, receive_frame, send_frame
 from grpo_run.runtime.rank.rewards._worker import work
 from grpo_run.watchdog.processes import list_processes, read_stat
 
@@ -267,7 +267,10 @@ def _serve(connection: socket.socket) -> NoReturn:
             os._exit(0)  # the rank has closed
         kind, size = _MESSAGE.unpack(header)
         if kind == _PREPARE:
-            _prepare(pickle.loads(_receive(connection, size)))
+            content = receive_exactly(connection, size)
+            if content is None:
+                os._exit(0)
+            _prepare(pickle.loads(content))
             connection.sendall(b"\1")
         else:
             _start_keeper(connection, descriptors)
@@ -310,16 +313,6 @@ def _prepare(surroundings: WorkerEnvironment) -> None:
         from grpo_run.runtime.rank.rewards import _process_group as process_group
 
         process_group.install()
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        chunk = connection.recv(size - len(parts))
-        if not chunk:
-            os._exit(0)
-        parts += chunk
-    return bytes(parts)
 
 
 def _reap_keepers() -> None:

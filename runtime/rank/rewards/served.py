@@ -10,6 +10,7 @@ Reward models are left alone.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import inspect
 import threading
@@ -265,27 +266,17 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
     """Run a call that blocks, without blocking the event loop. The thread ends with the call, which has a
     deadline.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def finish(value: Any, error: BaseException | None) -> None:
-        if future.done():
-            return  # cancelled
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(value)
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # a cancelled caller cannot take it from the thread
 
     def run() -> None:
-        value, error = None, None
         try:
-            value = call()
+            future.set_result(call())
         except BaseException as raised:  # noqa: BLE001 - it is raised in the event loop
-            error = raised
-        loop.call_soon_threadsafe(finish, value, error)
+            future.set_exception(raised)
 
     threading.Thread(target=run, daemon=True, name="grpo-run-reward").start()
-    return await future
+    return await asyncio.wrap_future(future)
 
 
 def _durations(known: dict[str, Any] | None) -> Durations | None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.rollouts._masking_selection import Excluded, MaskingKind, Selection
+from grpo_run.runtime.rank.rollouts.repeated_masking import SampleFault
 from grpo_run.runtime.rank.session import Session
 
 MOST_NUMBERS = 2048
@@ -28,17 +28,8 @@ SENTENCES = {
 """What a reward function did, after its name. Other failures are those of the reward service, which says more
 of them.
 """
-
-
-class OwnSample(NamedTuple):
-    """What a rank knows of an masked sample of its own.
-
-    Attributes:
-        digest: of the completion, if a function's reward of it failed.
-    """
-
-    reason: MaskingReason
-    digest: int | None = None
+SAID_HERE = {*SENTENCES, MaskingReason.length, MaskingReason.repetition, MaskingReason.deadline}
+"""What nobody else says."""
 
 
 class MaskingReporter:
@@ -60,7 +51,7 @@ class MaskingReporter:
     def excluded(
         self,
         selection: Selection,
-        own: Mapping[int, OwnSample],
+        own: Mapping[int, SampleFault],
         *,
         step: int,
         rollout: int,
@@ -165,7 +156,7 @@ class MaskingReporter:
                 " have none"
             )
 
-    def _say_first(self, selection: Selection, own: Mapping[int, OwnSample], step: int) -> None:
+    def _say_first(self, selection: Selection, own: Mapping[int, SampleFault], step: int) -> None:
         """Say the first masking once, on the rank that has the sample, because only this one knows the
         reason.
         """
@@ -177,7 +168,7 @@ class MaskingReporter:
         if first not in own:
             # of a failure, other ranks do not know whether the reward service has said it
             self._said = selection.samples[first].kind is not MaskingKind.failed
-        elif _is_said_here(own[first].reason):
+        elif own[first].reason in SAID_HERE:
             self._said = True
             self._say(self._sentence(selection, first, own[first].reason, step))
 
@@ -203,16 +194,7 @@ class MaskingReporter:
             self._session.warn_in_journal(text)
 
 
-def _digests(samples: Sequence[OwnSample]) -> list[int] | None:
+def _digests(samples: Sequence[SampleFault]) -> list[int] | None:
     """The digests of the samples of one event; None if they have none."""
     digests = [sample.digest for sample in samples if sample.digest is not None]
     return digests if len(digests) == len(samples) else None
-
-
-def _is_said_here(reason: MaskingReason) -> bool:
-    """Whether nobody else says it."""
-    return reason in SENTENCES or reason in (
-        MaskingReason.length,
-        MaskingReason.repetition,
-        MaskingReason.deadline,
-    )

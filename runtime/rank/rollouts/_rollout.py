@@ -1,7 +1,7 @@
 """One rollout under caps: its deadline, its turns, and why and where each completion ended.
 
 `capping.py` makes one for each `_generate` of a trainer. A rollout has one turn, or several if completions
-call tools; the deadline covers all of them. `cut` and `end_reason` are pure. Knows nothing of trainers, and
+call tools; the deadline covers all of them. `end_reason` is pure. Knows nothing of trainers, and
 does not decide whether a completion takes part in the loss.
 """
 
@@ -27,15 +27,6 @@ class Cut:
 
     length: int
     reason: EndReason
-
-
-def cut(tokens: Sequence[int], at: Cut | None) -> list[int]:
-    """Return a completion without what was generated after a cap had ended it: padding, or tokens nobody
-    asked for.
-
-    No end-of-sequence token is added, so the trainer takes the completion for what it is: not finished.
-    """
-    return list(tokens if at is None else tokens[: at.length])
 
 
 def end_reason(
@@ -122,7 +113,11 @@ class CappedRollout:
             completions: as generated.
             cuts: where a cap ended each.
         """
-        result = [cut(tokens, one) for tokens, one in zip(completions, cuts, strict=True)]
+        # no end-of-sequence token is added, so the trainer takes a completion for what it is: not finished
+        result = [
+            list(tokens if one is None else tokens[: one.length])
+            for tokens, one in zip(completions, cuts, strict=True)
+        ]
         if self._completions:
             indices = continued([one.sequence for one in self._completions], prompts)
         else:

@@ -150,19 +150,17 @@ class CapCriteria(StoppingCriteria):  # type: ignore[misc]
         self._repetition = repetition
         self._out_of_time = out_of_time
         self._timed_out = False
-        self._rows = 0
         self._seen = prompt_length
-        self._ended_itself: torch.Tensor | None = None
         self._capped: torch.Tensor | None = None
-        self._length: torch.Tensor | None = None
-        self._reason: torch.Tensor | None = None
+        self._ended_itself: torch.Tensor
+        self._length: torch.Tensor
+        self._reason: torch.Tensor
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """Return which completions a cap has ended."""
         self.steps += 1
         if self._capped is None:
-            self._rows = input_ids.shape[0]
-            zeros = torch.zeros(self._rows, dtype=torch.int64, device=input_ids.device)
+            zeros = torch.zeros(len(input_ids), dtype=torch.int64, device=input_ids.device)
             self._length, self._reason = zeros, zeros
             self._ended_itself = self._capped = zeros.bool()
         if not self._timed_out and self._out_of_time(self.steps):
@@ -175,9 +173,6 @@ class CapCriteria(StoppingCriteria):  # type: ignore[misc]
     def _end(self, rows: torch.Tensor, reason: EndReason, input_ids: torch.Tensor) -> None:
         """End these completions, except those that have ended before."""
         assert self._capped is not None
-        assert self._length is not None
-        assert self._reason is not None
-        assert self._ended_itself is not None
         new = input_ids[:, self._seen :]
         self._seen = input_ids.shape[1]
         for token in self._end_tokens:  # a model has a few
@@ -195,7 +190,7 @@ class CapCriteria(StoppingCriteria):  # type: ignore[misc]
             lengths: of the completions as generated. Where generation looks one step ahead, a completion may
                 have been ended beyond its last token; that does not count.
         """
-        if self._length is None or self._reason is None:
+        if self._capped is None:
             return [None] * len(lengths)
         ended, reasons = torch.stack((self._length, self._reason)).tolist()
         return [

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
+from grpo_run.runtime.memory.facts import split_refusals
 from grpo_run.runtime.memory.files import (
     MOST_ROLLOUTS,
     ForecastFile,
@@ -43,7 +43,7 @@ from grpo_run.runtime.rank.rollouts._forecast_fit import (
 )
 from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.upstream import rollout_names, trainer_names, training_passes
+from grpo_run.runtime.upstream import rollout_names, trainer_names
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.text import size_text
 
@@ -51,72 +51,41 @@ SIMULATED_TOKEN_BYTES = 2**20
 """Any size would do: predictions and limit are in the same unit."""
 
 
-class Memory(Protocol):
-    """The memory of one rank."""
+class ForecastMemory:
+    """The memory of one rank, as its forecasts see it.
 
-    def limit_bytes(self) -> int:
-        """Return what the rank may use in all; 0 if that is not known."""
+    Args:
+        device: the rank's; without an initialized one, no limit is known.
+        tokens: for so many tokens a simulated memory suffices, which is used instead; 0 for none.
+    """
 
-    def allocated_bytes(self) -> int:
-        """Return what is allocated now."""
-
-    def gradient_bytes(self, model: Any) -> int:
-        """Return what the gradients of a model need that are kept between passes."""
-
-    def simulated_peak(self, size: Size) -> int | None:
-        """Return what a pass needs; None if it is measured."""
-
-
-class GpuMemory:
-    """Memory of the rank's GPU; without one, nothing is known."""
-
-    def __init__(self, device: DeviceMemory) -> None:
+    def __init__(self, device: DeviceMemory, tokens: int = 0) -> None:
         self._device = device
-
-    def limit_bytes(self) -> int:
-        """See `Memory`."""
-        return self._device.usable_bytes()
-
-    def allocated_bytes(self) -> int:
-        """See `Memory`."""
-        return self._device.sizes()[0]
-
-    def gradient_bytes(self, model: Any) -> int:
-        """See `Memory`."""
-        return sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad)
-
-    def simulated_peak(self, size: Size) -> int | None:
-        """See `Memory`."""
-        return None
-
-
-class SimulatedMemory:
-    """Memory that suffices for a number of tokens."""
-
-    def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
     def limit_bytes(self) -> int:
-        """See `Memory`."""
-        return self._tokens * SIMULATED_TOKEN_BYTES
+        """Return what the rank may use in all; 0 if that is not known."""
+        return self._tokens * SIMULATED_TOKEN_BYTES if self._tokens else self._device.usable_bytes()
 
     def allocated_bytes(self) -> int:
-        """See `Memory`."""
-        return 0
+        """Return what is allocated now."""
+        return 0 if self._tokens else self._device.sizes()[0]
 
     def gradient_bytes(self, model: Any) -> int:
-        """See `Memory`."""
-        return 0
+        """Return what the gradients of a model need that are kept between passes."""
+        if self._tokens:
+            return 0
+        return sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad)
 
     def simulated_peak(self, size: Size) -> int | None:
-        """See `Memory`."""
-        return size[0] * size[1] * SIMULATED_TOKEN_BYTES
+        """Return what a pass needs; None if it is measured."""
+        return size[0] * size[1] * SIMULATED_TOKEN_BYTES if self._tokens else None
 
 
-def memory_of(session: Session) -> Memory:
+def memory_of(session: Session) -> ForecastMemory:
     """Return the memory of this rank."""
     limits = [one.tokens for one in session.config.injections if one.tokens and one.rank == session.rank]
-    return SimulatedMemory(min(limits)) if limits else GpuMemory(session.device_memory)
+    return ForecastMemory(session.device_memory, min(limits, default=0))
 
 
 FUSED_OPTIMIZERS = ("lomo", "layerwise")
@@ -140,12 +109,9 @@ def refusals(trainer: Any, session: Session, train_call: int) -> tuple[str, ...]
         facts = collect_facts(trainer, train_call, layout=layout, world_size=session.world_size)
     except (AttributeError, TypeError, ValueError) as error:  # pydantic's error is a ValueError
         return (*reasons, f"the trainer cannot be read: {error!r}")
-    return (*reasons, *_of_the_update(facts), *_of_a_step(trainer))
-
-
-def _of_the_update(facts: MemoryFacts) -> tuple[str, ...]:
     # sizes that the script sets elsewhere would contradict a plan, but not a split within a step
-    return split_refusals(facts.model_copy(update={"explicit_sizes": ()}))
+    update = split_refusals(facts.model_copy(update={"explicit_sizes": ()}))
+    return (*reasons, *update, *_of_a_step(trainer))
 
 
 def _of_a_step(trainer: Any) -> list[str]:
@@ -156,19 +122,14 @@ def _of_a_step(trainer: Any) -> list[str]:
         reasons.append("the model takes images")
     if getattr(trainer.args, "n_gpu", 1) > 1:
         reasons.append("DataParallel divides the micro-batch")
-    if getattr(trainer, training_passes.LOSS_IS_SCALED, None) is None:
+    if getattr(trainer, rollout_names.LOSS_IS_SCALED, None) is None:
         reasons.append("what the loss is divided by is not known")
     optimizer = str(getattr(trainer.args.optim, "value", trainer.args.optim)).lower()
     if any(part in optimizer for part in FUSED_OPTIMIZERS):
         reasons.append(f"{optimizer} takes a step in each backward pass")
-    if _has_static_graph(trainer):
+    if getattr(getattr(trainer.accelerator, "ddp_handler", None), "static_graph", False):
         reasons.append("DDP's static_graph fixes the number of passes")
     return reasons
-
-
-def _has_static_graph(trainer: Any) -> bool:
-    handler = getattr(trainer.accelerator, "ddp_handler", None)
-    return bool(getattr(handler, "static_graph", False))
 
 
 PassKind = Literal["pass", "score"]
@@ -225,7 +186,7 @@ class Forecasts:
     def __init__(
         self,
         session: Session,
-        memory: Memory,
+        memory: ForecastMemory,
         train_call: int,
         *,
         reasons: tuple[str, ...],
@@ -246,14 +207,7 @@ class Forecasts:
         """The largest pass of each kind in the phase that runs, and whether gradients were kept beside it."""
         self._plan = session.settings.memory_plan.model_copy(update={"micro_batch_divisor": 1}).text
         earlier = self._earlier()
-        self._fits: dict[PassKind, PeakFit] = {
-            "pass": PeakFit(
-                {(rows, length): peak for rows, length, peak in earlier.passes if rows * length > 0}
-            ),
-            "score": PeakFit(
-                {(rows, length): peak for rows, length, peak in earlier.scoring if rows * length > 0}
-            ),
-        }
+        self._fits: dict[PassKind, PeakFit] = {"pass": _fit(earlier.passes), "score": _fit(earlier.scoring)}
         self._rollouts = OrderedDict((one.rollout, one) for one in earlier.rollouts)
 
     @contextmanager
@@ -324,9 +278,8 @@ class Forecasts:
         self._measured(kind, size, max(0, above), peak_bytes)
 
     def _measured(self, kind: PassKind, size: Size, above_bytes: int, peak_bytes: int) -> None:
-        if self._fits[kind].add(
-            size, above_bytes
-        ):  # kept at once: the next attempt may begin with the next rollout
+        if self._fits[kind].add(size, above_bytes):
+            # kept at once: the next attempt may begin with the next rollout
             self._append(**{"passes" if kind == "pass" else "scoring": [(*size, above_bytes)]})
         figures = self._session.slot.memory_area.forecast
         if peak_bytes > figures.observed_bytes and figures.rollouts:
@@ -448,6 +401,10 @@ class Forecasts:
         if found.plan != self._plan:
             return nothing.model_copy(update={"rollouts": found.rollouts})
         return found
+
+
+def _fit(measured: Iterable[tuple[int, int, int]]) -> PeakFit:
+    return PeakFit({(rows, length): peak for rows, length, peak in measured if rows * length > 0})
 
 
 def _entries(fit: PeakFit) -> tuple[tuple[int, int, int], ...]:

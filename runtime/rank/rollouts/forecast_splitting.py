@@ -21,7 +21,7 @@ from typing import Any
 from grpo_run.runtime.rank.rollouts._forecast_fit import rows_of_pieces
 from grpo_run.runtime.rank.rollouts.forecast import Forecasts, GeneratedRollout
 from grpo_run.runtime.rank.step.step_vote import StepVote
-from grpo_run.runtime.upstream import trainer_names, training_passes
+from grpo_run.runtime.upstream import rollout_names, trainer_names
 
 LOWEST, HIGHEST = ("_min", "/min"), ("_max", "/max")
 """Ends of the names of metrics that are no means."""
@@ -71,7 +71,7 @@ def split_loss(
         keywords: further arguments of `compute_loss`.
     """
     parts = split_rows(inputs, rows, pieces)
-    divisor = 1 if scaled else getattr(trainer, training_passes.ACCUMULATION)
+    divisor = 1 if scaled else getattr(trainer, rollout_names.ACCUMULATION)
     total: Any = 0.0
     with one_entry_each(trainer, [share for _, share in parts]):
         for part, share in parts[:-1]:
@@ -127,20 +127,20 @@ class TrainerPasses:
         self._trainer = trainer
         self._forecasts = forecasts
         self._step_vote = step_vote
-        self._sums = getattr(trainer, "loss_type", None) in training_passes.SUMS
+        self._sums = getattr(trainer, "loss_type", None) in rollout_names.SUMS
 
     def forecast_rollout(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Generate a rollout, and decide with all ranks in how many pieces it is trained."""
         generated = original(*args, **kwargs)
         if self._trainer.model.training:
-            self._decide(training_passes.padded_length(self._trainer, generated))
+            self._decide(rollout_names.padded_length(self._trainer, generated))
         return generated
 
     def score_in_pieces(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Score with no more rows at once than a piece has; a loss computes its log-probabilities without
         `batch_size`.
         """
-        at, pieces = training_passes.BATCH_SIZE, self._forecasts.pieces
+        at, pieces = rollout_names.BATCH_SIZE, self._forecasts.pieces
         given = args[at] if len(args) > at else kwargs.get("batch_size")
         if not given or pieces is None or not self._trainer.model.training:
             return original(*args, **kwargs)
@@ -160,21 +160,21 @@ class TrainerPasses:
         import torch
 
         trainer, forecasts = self._trainer, self._forecasts
-        size = training_passes.size_of(inputs)
+        size = rollout_names.size_of(inputs)
         if size is None or args or not trainer.model.training or not torch.is_grad_enabled():
             return original(model, inputs, *args, **kwargs)
         rows, length = size
         if forecasts.pieces is None:  # resumed inside a rollout
             self._decide(length)
         pieces = min(forecasts.pieces or 1, rows)
-        beside = pieces > 1 or getattr(trainer, training_passes.ACCUMULATION) > 1
+        beside = pieces > 1 or getattr(trainer, rollout_names.ACCUMULATION) > 1
         forecasts.passed("pass", (rows_of_pieces(rows, pieces)[0], length), beside_gradients=beside)
         with self._unless_raised():
             if pieces == 1:
                 return original(model, inputs, **kwargs)
             return split_loss(
                 trainer, original, model, inputs, rows, pieces,
-                sums=self._sums, scaled=bool(getattr(trainer, training_passes.LOSS_IS_SCALED)),
+                sums=self._sums, scaled=bool(getattr(trainer, rollout_names.LOSS_IS_SCALED)),
                 keywords=kwargs,
             )  # fmt: skip
 

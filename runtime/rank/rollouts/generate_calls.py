@@ -4,8 +4,8 @@
 that the script passes, and `in_parts` for which block a call is divided; each part then has a criterion of
 its own. Only the outermost call in this thread is changed: a model that a tool or a reward uses, or an
 assistant model inside the call, generates as ever. Rows keep their padding, so greedy decoding generates
-the same tokens; parts that sample draw other random numbers than the whole. Called by `capping.py` and
-`sub_batches.py`.
+the same tokens; parts that sample draw other random numbers than the whole. Called by `capping.py`, and by
+`runtime/rank/hooks/_rollout_hooks.py`, which puts `in_sub_batches` around each turn, inside the caps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import GenerationMixin, StoppingCriteriaList
@@ -23,6 +23,7 @@ from transformers import GenerationMixin, StoppingCriteriaList
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.rank.rollouts._rollout import Cut
 from grpo_run.runtime.rank.rollouts.criteria import CapCriteria
+from grpo_run.runtime.upstream.patches import Handler
 
 ROWS = frozenset({"inputs", "input_ids", "attention_mask", "token_type_ids", "position_ids"})
 """Tensors with one row for each prompt. Any other, as images have, makes a call that is not divided."""
@@ -168,9 +169,19 @@ class Parts:
         self.whole = 0
 
 
+Value = TypeVar("Value")
 _INSTALLED = "_grpo_run_caps"
 _turn: ContextVar[Turn | None] = ContextVar("grpo_run_turn", default=None)
 _parts: ContextVar[Parts | None] = ContextVar("grpo_run_parts", default=None)
+
+
+@contextmanager
+def _bound(variable: ContextVar[Value | None], value: Value | None) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 @contextmanager
@@ -180,11 +191,8 @@ def turn(present: Turn) -> Iterator[None]:
     Raises:
         ConfigError: the block ended and transformers' `generate` was not called.
     """
-    token = _turn.set(present)
-    try:
+    with _bound(_turn, present):
         yield
-    finally:
-        _turn.reset(token)
     if not present.begun:
         raise ConfigError(
             "caps on repetition and time did not take effect: the model does not generate with transformers'"
@@ -200,11 +208,8 @@ def in_parts(count: int) -> Iterator[Parts]:
         count: parts, at most one for each row.
     """
     parts = Parts(count)
-    token = _parts.set(parts)
-    try:
+    with _bound(_parts, parts):
         yield parts
-    finally:
-        _parts.reset(token)
 
 
 def install() -> None:
@@ -224,12 +229,8 @@ def install() -> None:
         if present is None and parts is None:
             return original(self, *args, **kwargs)
         call = signature.bind_partial(self, *args, **kwargs)
-        tokens = _turn.set(None), _parts.set(None)
-        try:
+        with _bound(_turn, None), _bound(_parts, None):
             return _generate(original, call, present, parts)
-        finally:
-            _turn.reset(tokens[0])
-            _parts.reset(tokens[1])
 
     setattr(generate, _INSTALLED, True)
     GenerationMixin.generate = generate
@@ -251,3 +252,39 @@ def _generate(
         call.arguments = arguments
         results.append(original(*call.args, **call.kwargs))
     return results[0] if len(results) == 1 else joined(results, calls[0])
+
+
+NOT_DIVIDED = (
+    "the memory plan divides generation into {count} parts, but the model's input has images, or it does not"
+    " generate with transformers' `generate`: it is generated in one part"
+)
+
+
+def in_sub_batches(trainer: Any, count: int, *, sharded: bool, warn: Callable[[str], None]) -> Handler | None:
+    """Return a handler that divides the calls of `generate` in a turn, as the memory plan requires; None if
+    they stay whole.
+
+    Every rank makes as many calls as every other: where parameters are sharded, each call gathers them on all
+    ranks, so turns with tools, which not every rank has, are not divided there. What vLLM or a script's own
+    function generates is not divided.
+
+    Args:
+        count: parts of a call; 1 changes nothing.
+        sharded: a call of `generate` is collective.
+        warn: called once with a line if calls cannot be divided.
+    """
+    if count < 2 or getattr(trainer, "use_vllm", False) or (sharded and getattr(trainer, "tools", None)):
+        return None
+    install()
+    warn_once = functools.cache(warn)
+
+    def divide_generation(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Generate a turn in parts."""
+        with in_parts(count) as parts:
+            result = original(*args, **kwargs)
+        completions = result[0] if isinstance(result, tuple) else result
+        if len(completions) > 1 and parts.whole == parts.calls:
+            warn_once(NOT_DIVIDED.format(count=count))
+        return result
+
+    return divide_generation

@@ -22,14 +22,14 @@ MAX_JOURNAL_BYTES = 8 * 1024 * 1024
 """How much of the journal's end is read: thousands of steps, where a recovery repeats some."""
 
 
-class FailedReward(NamedTuple):
-    """A reward that failed: why, and the digest of its completion."""
+class SampleFault(NamedTuple):
+    """Why a sample leaves, and the digest of its completion if a function's reward of it failed."""
 
     reason: MaskingReason
-    digest: int
+    digest: int | None = None
 
 
-Failures = Mapping[int, Mapping[str, Mapping[int, FailedReward]]]
+Failures = Mapping[int, Mapping[str, Mapping[int, SampleFault]]]
 """By rollout, name of the function, and number of the sample in the rollout of all ranks."""
 
 
@@ -63,7 +63,7 @@ class EarlierMasking:
             attempt: the present one; only events of earlier attempts count, and of a rollout those of the
                 last.
         """
-        newest: dict[int, tuple[int, dict[str, dict[int, FailedReward]]]] = {}
+        newest: dict[int, tuple[int, dict[str, dict[int, SampleFault]]]] = {}
         for record in records:
             if (
                 record.get("train_call") != train_call
@@ -79,7 +79,7 @@ class EarlierMasking:
                 )
                 reason = MaskingReason(record["reason"])
                 found = {
-                    int(number): FailedReward(reason, int(digest))
+                    int(number): SampleFault(reason, int(digest))
                     for number, digest in zip(record["samples"], record["digests"], strict=True)
                 }
             except (KeyError, TypeError, ValueError):

@@ -50,8 +50,6 @@ def check(returned: Any, expected: int) -> tuple[Any, dict[int, MaskingReason]]:
     values: Any = returned if hasattr(returned, "__len__") else list(returned)
     if len(values) != expected:
         return _all_failed(expected)
-    if _plain_and_valid(values):
-        return values, {}
     reasons = {position: reason for position, value in enumerate(values) if (reason := fault_of(value))}
     if not reasons:
         return values, {}
@@ -109,17 +107,6 @@ def fault_of(value: Any) -> MaskingReason | None:
     if math.isnan(number):
         return MaskingReason.nan
     return None if abs(number) <= LARGEST else MaskingReason.infinite
-
-
-def _plain_and_valid(values: Any) -> bool:
-    """Whether all values are valid numbers of Python. A tenth of the time of looking at each of them."""
-    if type(values) is not list or not values or not set(map(type, values)) <= {float, int, bool}:
-        return False
-    least, greatest = min(values), max(values)  # of no meaning with NaN, but then the sum is NaN
-    try:
-        return least >= -LARGEST and greatest <= LARGEST and math.isfinite(sum(values))
-    except OverflowError:
-        return False
 
 
 def _all_failed(expected: int) -> tuple[list[Failed], dict[int, MaskingReason]]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,9 +31,9 @@ import torch
 from grpo_run.runtime.errors import RewardError
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.memory_plan.settings import record_of
-from grpo_run.runtime.rank.rollouts._masking_report import MaskingReporter, OwnSample
+from grpo_run.runtime.rank.rollouts._masking_report import MaskingReporter
 from grpo_run.runtime.rank.rollouts._masking_selection import MaskingKind, Selection, select
-from grpo_run.runtime.rank.rollouts.repeated_masking import EarlierMasking, FailedReward, completion_checksum
+from grpo_run.runtime.rank.rollouts.repeated_masking import EarlierMasking, SampleFault, completion_checksum
 from grpo_run.runtime.rank.rollouts.reward_outputs import RETURNED_NAN, check, describe, failed
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
@@ -127,24 +127,17 @@ FailedBefore = Callable[[Sequence[Sequence[int]]], Mapping[int, MaskingReason]]
 """Returns the rewards that failed before, by row, for the tokens of the completions."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class RowFaults:
-    """Why rewards of this rank are not valid, by row and column, and which completions they are of."""
+    """What reward functions of this rank have returned.
 
-    def __init__(self) -> None:
-        self._failed: dict[tuple[int, int], FailedReward] = {}
-        self.returned: dict[int, tuple[Any, int]] = {}
-        """What each function returned, and for how many completions, by column."""
+    Attributes:
+        failed: why rewards are not valid, and of which completions, by row and column; nothing of a model.
+        returned: what each function returned, and for how many completions, by column.
+    """
 
-    def note(
-        self, column: int, reasons: Mapping[int, MaskingReason], completion_ids: Sequence[Sequence[int]]
-    ) -> None:
-        """Note the faults of one function, by row."""
-        for row, reason in reasons.items():
-            self._failed[row, column] = FailedReward(reason, completion_checksum(completion_ids[row]))
-
-    def of(self, row: int, column: int) -> FailedReward | None:
-        """Return what is known of one reward; None if it comes from a model."""
-        return self._failed.get((row, column))
+    failed: dict[tuple[int, int], SampleFault] = field(default_factory=dict)
+    returned: dict[int, tuple[Any, int]] = field(default_factory=dict)
 
 
 def is_model(function: Any) -> bool:
@@ -176,7 +169,8 @@ def checked(
             if row not in reasons:
                 values = list(values)
                 values[row], reasons[row] = failed(reason), reason
-        faults.note(column, reasons, completion_ids)
+        for row, reason in reasons.items():
+            faults.failed[row, column] = SampleFault(reason, completion_checksum(completion_ids[row]))
         return values
 
     if is_coroutine_function(function):
@@ -362,18 +356,18 @@ class SampleMasking:
             steps_without_samples=self._steps_of_a_rollout if nothing_left else 0,
         )
 
-    def _own(self, scored: _Scored, number: int, row: int) -> OwnSample:
+    def _own(self, scored: _Scored, number: int, row: int) -> SampleFault:
         """What this rank knows of one of its masked samples."""
         excluded = scored.selection.samples[number]
         if excluded.kind is MaskingKind.small_group:
-            return OwnSample(MaskingReason.small_group)
+            return SampleFault(MaskingReason.small_group)
         if excluded.kind is MaskingKind.cut:
-            return OwnSample(MaskingReason(self._cut[row]))
+            return SampleFault(MaskingReason(self._cut[row]))
         assert excluded.column is not None
-        failed = scored.faults.of(row, excluded.column)
-        if failed is not None:
-            return OwnSample(failed.reason, failed.digest)
-        return OwnSample(MaskingReason.nan if excluded.kind is MaskingKind.nan else MaskingReason.infinite)
+        unknown = SampleFault(
+            MaskingReason.nan if excluded.kind is MaskingKind.nan else MaskingReason.infinite
+        )
+        return scored.faults.failed.get((row, excluded.column), unknown)
 
     def _count_rollouts_without_reward(self, scored: _Scored) -> None:
         """Warn at the first training rollout without one valid reward, and end the run after too many in a

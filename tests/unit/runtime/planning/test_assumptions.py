@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support.predictions import GIB, SHAPE, a_prediction
 
+from grpo_run.runtime.planning._terms import Term
 from grpo_run.runtime.planning.explaining import explained_by_trace, floor, other_jobs
 from grpo_run.runtime.planning.job import Job
-from grpo_run.runtime.planning.terms import Term
 
 
 def test_rows_of_one_micro_batch_are_generated_as_often_as_before() -> None:
@@ -42,9 +42,7 @@ def test_the_least_that_is_needed_has_no_memory_of_an_update_alone() -> None:
     base = a_prediction()
     update = {**base.phases["optimizer"].traced, "optimizer": 9.0 * GIB}
     phase = base.phases["optimizer"]
-    more = type(phase)(
-        traced=update, extra={}, allocated_bytes=13.0 * GIB, low_bytes=13.0 * GIB, high_bytes=13.0 * GIB
-    )
+    more = type(phase)(traced=update, allocated_bytes=13.0 * GIB, low_bytes=13.0 * GIB, high_bytes=13.0 * GIB)
     found = a_prediction(phases={**base.phases, "optimizer": more})
     assert floor(found, SHAPE.parameters)[0] == (2 + 2 + 4) * GIB
 
@@ -62,7 +60,7 @@ def test_the_arithmetic_of_a_peak_names_what_was_added_to_the_trace() -> None:
         in_allocator=True,
     )
     full = type(phase)(
-        traced=phase.traced, extra={}, allocated_bytes=11.0 * GIB, low_bytes=11.0 * GIB, high_bytes=11.0 * GIB
+        traced=phase.traced, allocated_bytes=11.0 * GIB, low_bytes=11.0 * GIB, high_bytes=11.0 * GIB
     )
     found = explained_by_trace(
         a_prediction(phases={**base.phases, "generate": full}, terms=[cache]), "a", "b"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pytest
 from support.predictions import GIB, a_prediction
 
 from grpo_run.runtime.planning.explaining import Explanation, together
@@ -31,19 +32,14 @@ def _names(alone: list[Explanation], observed: float, predictor: Any = None) -> 
     return [one.name for one in found]
 
 
-def test_a_pair_that_accounts_for_it_is_found() -> None:
-    """10 and 8 GiB on top, 18 observed."""
-    assert _names([_alone("a", 10), _alone("b", 8)], 18) == ["a+b"]
-
-
-def test_a_member_that_contributes_nothing_is_no_pair() -> None:
-    """One of them alone is as close."""
-    assert _names([_alone("a", 18), _alone("b", -1)], 18) == []
-
-
-def test_a_pair_far_away_is_not_returned() -> None:
-    """However it compares with other pairs."""
-    assert _names([_alone("a", 10), _alone("b", 8)], 100) == []
+@pytest.mark.parametrize(
+    ("alone", "observed", "found"), [((10, 8), 18, ["a+b"]), ((18, -1), 18, []), ((10, 8), 100, [])]
+)
+def test_a_pair_accounts_for_it_if_it_is_close_and_both_members_contribute(
+    alone: tuple[float, float], observed: float, found: list[str]
+) -> None:
+    """GiB on top; one of them alone must not be as close."""
+    assert _names([_alone("a", alone[0]), _alone("b", alone[1])], observed) == found
 
 
 def test_what_stands_for_itself_is_not_combined() -> None:
@@ -64,7 +60,6 @@ def test_two_changes_of_a_job_are_predicted_together() -> None:
             phase = a_prediction().phases["backward"]
             more = type(phase)(
                 traced={"activations": (BASE + 30) * GIB},
-                extra={},
                 allocated_bytes=(BASE + 30) * GIB,
                 low_bytes=0.0,
                 high_bytes=0.0,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.memory_cases import GRPO, facts
-from support.runs import SCRIPTS
+from support.tiny_trainers import tiny_trainer
 
 from grpo_run.runtime.memory.facts import Computation, MemoryFacts
 from grpo_run.runtime.memory.files import TracedJob, TraceRequest
@@ -27,26 +26,11 @@ RUN = facts(computation=KNOWN)
 
 def _facts_of(kind: str, folder: Path, peft: dict[str, Any] | None = None, **settings: Any) -> MemoryFacts:
     """Return the facts of a trainer of TRL, as they are read back from the run directory."""
-    import trl
     from peft import LoraConfig
 
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import tiny
-    finally:
-        sys.path.remove(str(SCRIPTS))
-    tokenizer = tiny.tokenizer()
-    rows = {"max_length": 32} if kind == "SFT" else {"num_generations": 4, "max_completion_length": 4}
-    args = getattr(trl, f"{kind}Config")(**{
-        "output_dir": str(folder), "per_device_train_batch_size": 8, "use_cpu": True, "bf16": False,
-        "activation_checkpointing": False, "report_to": [], "disable_tqdm": True, **rows, **settings,
-    })  # fmt: skip
-    trainer = getattr(trl, f"{kind}Trainer")(
-        model=tiny.model(len(tokenizer), 11), args=args, processing_class=tokenizer,
-        train_dataset=tiny.texts(8) if kind == "SFT" else tiny.prompts(8),
-        **({} if kind == "SFT" else {"reward_funcs": [len]}),
-        **({} if peft is None else {"peft_config": LoraConfig(task_type="CAUSAL_LM", **peft)}),
-    )  # fmt: skip
+    rows = {"max_length": 32} if kind == "SFT" else {"max_completion_length": 4, "beta": 0.0}
+    adapters = None if peft is None else LoraConfig(task_type="CAUSAL_LM", **peft)
+    trainer = tiny_trainer(kind, folder, peft=adapters, **{**rows, **settings})
     found = collect_facts(trainer, 1, layout="ddp", world_size=1)
     return MemoryFacts.model_validate_json(found.model_dump_json())
 

@@ -11,11 +11,11 @@ import pytest
 from support.predictions import GIB, SHAPE, a_prediction
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.planning._terms import terms
 from grpo_run.runtime.planning.changes import candidates, estimate, largest_batch
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.prediction import Fit, PredictedPhase, Prediction
 from grpo_run.runtime.planning.presets import PRESETS, choose
-from grpo_run.runtime.planning.terms import terms
 
 JOB = Job(batch=1, prompt=256, completion=768)
 TOKEN_BYTES = 300_000.0
@@ -37,7 +37,7 @@ class Arithmetic:
         token = TOKEN_BYTES / (4 if job.checkpointing else 1)
         size = 8 * GIB + token * job.tokens
         memory = PredictedPhase(
-            traced={"activations": size}, extra={}, allocated_bytes=size, low_bytes=size, high_bytes=size
+            traced={"activations": size}, allocated_bytes=size, low_bytes=size, high_bytes=size
         )
         fit = Fit(fixed_bytes=8 * GIB, token_bytes=token * (0.5 if self.fits_are_low else 1), pair_bytes=0.0)
         return a_prediction(
@@ -112,7 +112,7 @@ def test_the_largest_micro_batch_makes_whole_groups(ranks: int, parts: int, unit
 def test_the_rows_of_a_whole_rollout_are_generated_at_once() -> None:
     """A fit over the micro-batch is asked for the rows of all of them."""
     predictor: Any = Arithmetic(80 * GIB)
-    memory = PredictedPhase(traced={}, extra={}, allocated_bytes=0, low_bytes=0, high_bytes=0)
+    memory = PredictedPhase(traced={}, allocated_bytes=0, low_bytes=0, high_bytes=0)
     fit = Fit(fixed_bytes=0.0, token_bytes=1.0, pair_bytes=0.0)
     job = replace(JOB, device="cpu")
     fitted = a_prediction(job=job, phases={"generate": memory}, terms=[], fits={("generate", 0): fit})

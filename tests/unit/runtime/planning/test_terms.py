@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from support.predictions import SHAPE
 
+from grpo_run.runtime.planning._terms import share_of_rank, terms
 from grpo_run.runtime.planning.job import Job
-from grpo_run.runtime.planning.terms import share_of_rank, terms
 
 JOB = Job(batch=8, prompt=256, completion=512, layout="zero3", ranks=8)
 

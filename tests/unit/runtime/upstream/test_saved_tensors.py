@@ -63,8 +63,9 @@ def test_an_observer_is_attached_only_where_torch_has_them(monkeypatch: pytest.M
     attached: list[Any] = []
     called: list[None] = []
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", attached.append, raising=False)
-    assert memory_names.observe_out_of_memory(lambda: called.append(None))
+    memory_names.CudaAllocator().observe_out_of_memory(lambda: called.append(None))
     attached[0](0, 1 << 20, 1 << 30, 0)
     assert called == [None]
     monkeypatch.delattr(torch._C, "_cuda_attach_out_of_memory_observer")
-    assert not memory_names.observe_out_of_memory(lambda: None)
+    memory_names.CudaAllocator().observe_out_of_memory(lambda: None)
+    assert len(attached) == 1

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo_run.runtime.upstream import rollout_names, trainer_names, training_passes
+from grpo_run.runtime.upstream import rollout_names, trainer_names
 
 
 @functools.cache
@@ -57,16 +57,22 @@ def test_what_scripts_that_train_by_themselves_call_is_public() -> None:
     assert any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(save))
 
 
-def test_the_checkpoint_method_takes_model_and_trial() -> None:
-    """The guard calls it to save the last step."""
-    save = methods("transformers", "trainer.py", "Trainer")[trainer_names.SAVE_CHECKPOINT]
-    assert parameters(save) == ["self", "model", "trial"]
-
-
-def test_train_takes_checkpoint_and_trial_by_position() -> None:
-    """The guard passes both on."""
-    train = methods("transformers", "trainer.py", "Trainer")["train"]
-    assert parameters(train)[:3] == ["self", "resume_from_checkpoint", "trial"]
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [
+        (trainer_names.SAVE_CHECKPOINT, ["self", "model", "trial"], "trial"),
+        ("train", ["self", "resume_from_checkpoint", "trial"], None),
+        (trainer_names.LOAD_RNG, ["self"], "checkpoint"),
+        (trainer_names.FINALIZE, ["self"], "start_time"),
+    ],
+)
+def test_a_method_that_is_called_or_wrapped_has_its_parameters(
+    name: str, first: list[str], last: str | None
+) -> None:
+    """They are passed on by position."""
+    found = parameters(methods("transformers", "trainer.py", "Trainer")[name])
+    assert found[: len(first)] == first
+    assert last in (None, found[-1])
 
 
 def test_rotation_takes_the_limit_and_the_best_checkpoint() -> None:
@@ -81,18 +87,16 @@ def test_rotation_takes_the_limit_and_the_best_checkpoint() -> None:
     assert {"output_dir", "save_total_limit", "best_model_checkpoint", "use_mtime"} <= set(parameters(rotate))
 
 
-@pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
-@pytest.mark.parametrize("method", trainer_names.ROLLOUT_METHODS)
-def test_trl_trainers_have_the_method(file: str, name: str, method: str) -> None:
-    """The guard marks it as generation, scoring or reward."""
-    assert method in methods("trl", f"trainer/{file}.py", name)
+TRL_TRAINERS = [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")]
 
 
-@pytest.mark.parametrize("name", [trainer_names.LOAD_RNG, trainer_names.FINALIZE])
-def test_the_trainer_has_the_methods_of_the_exact_state(name: str) -> None:
-    """One is called, the other is wrapped to add up the training time of all attempts."""
-    expected = {trainer_names.LOAD_RNG: "checkpoint", trainer_names.FINALIZE: "start_time"}[name]
-    assert parameters(methods("transformers", "trainer.py", "Trainer")[name])[-1] == expected
+@pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
+def test_trl_trainers_have_the_methods_and_attributes(file: str, name: str) -> None:
+    """Methods are marked as phases; the exact state saves attributes that TRL does not."""
+    found = methods("trl", f"trainer/{file}.py", name)
+    assert set(trainer_names.ROLLOUT_METHODS) <= found.keys()
+    saved = {trainer_names.MICRO_STEP, trainer_names.BUFFERED_INPUTS, *trainer_names.TABLES}
+    assert {*saved, rollout_names.PAD_TO, "num_iterations"} <= assigned(found["__init__"])
 
 
 @pytest.mark.parametrize("name", trainer_names.TRAINER_ATTRIBUTES)
@@ -122,16 +126,7 @@ def test_the_trainer_loads_random_states_where_the_guard_expects_it() -> None:
     assert source.index("get_batch_samples(") < after_the_batches < source.index("on_step_begin(")
 
 
-@pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
-@pytest.mark.parametrize(
-    "attribute", [trainer_names.MICRO_STEP, trainer_names.BUFFERED_INPUTS, *trainer_names.TABLES]
-)
-def test_trl_trainers_have_the_attribute(file: str, name: str, attribute: str) -> None:
-    """TRL does not save it; the exact state does."""
-    assert attribute in assigned(methods("trl", f"trainer/{file}.py", name)["__init__"])
-
-
-@pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
+@pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
 def test_a_rollout_is_generated_when_the_last_one_is_used_up(file: str, name: str) -> None:
     """The exact state uses the same condition to omit a rollout that is used up."""
     source = ast.unparse(methods("trl", f"trainer/{file}.py", name)["_prepare_inputs"])
@@ -179,7 +174,7 @@ def test_a_rollout_has_the_keys_that_are_masked(file: str, name: str, keys: set[
     assert all(f"inputs['{key}']" in loss for key in keys)
 
 
-@pytest.mark.parametrize(("file", "name"), [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")])
+@pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
 def test_rewards_are_a_table_in_which_nan_stands_for_none(file: str, name: str) -> None:
     """Functions are called with keywords; the table is gathered last, and rows of NaN leave the baseline."""
     found = methods("trl", f"trainer/{file}.py", name)
@@ -219,9 +214,6 @@ def test_the_trainers_that_leave_out_nan_are_where_they_are_looked_for(module: s
     assert methods(package, f"{rest.replace('.', '/')}.py", name)
 
 
-TRL_TRAINERS = [("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer")]
-
-
 @pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
 def test_generation_returns_prompts_and_completions_first(file: str, name: str) -> None:
     generate = methods("trl", f"trainer/{file}.py", name)[trainer_names.GENERATE]
@@ -230,30 +222,23 @@ def test_generation_returns_prompts_and_completions_first(file: str, name: str) 
     for value in returned:
         assert isinstance(value, ast.Tuple)
         names = [one.id for one in value.elts if isinstance(one, ast.Name)]
-        assert names[training_passes.PROMPTS] == "prompt_ids"
-        assert names[training_passes.COMPLETIONS] == "completion_ids"
+        assert names[rollout_names.PROMPTS] == "prompt_ids"
+        assert names[rollout_names.COMPLETIONS] == "completion_ids"
 
 
 @pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
 def test_scoring_takes_rows_at_once_and_a_loss_does_not(file: str, name: str) -> None:
     """Only scoring is limited: a loss is computed in one pass for each piece."""
     found = methods("trl", f"trainer/{file}.py", name)
-    assert parameters(found[training_passes.SCORE])[1 + training_passes.BATCH_SIZE] == "batch_size"
+    assert parameters(found[rollout_names.SCORE])[1 + rollout_names.BATCH_SIZE] == "batch_size"
     loss = ast.unparse(found["_compute_loss"])
-    assert training_passes.SCORE in loss
+    assert rollout_names.SCORE in loss
     assert "batch_size" not in loss
     assert "batch_size" in ast.unparse(found[trainer_names.GENERATE_AND_SCORE])
 
 
-@pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
-def test_the_trainer_has_the_attributes(file: str, name: str) -> None:
-    assert {training_passes.PAD_TO, "num_iterations"} <= assigned(
-        methods("trl", f"trainer/{file}.py", name)["__init__"]
-    )
-
-
 def test_the_training_loop_sets_what_a_loss_is_divided_by() -> None:
-    assert training_passes.ACCUMULATION in assigned(
+    assert rollout_names.ACCUMULATION in assigned(
         methods("transformers", "trainer.py", "Trainer")["_run_epoch"]
     )
 
@@ -262,18 +247,18 @@ def test_losses_that_are_sums_have_a_number_of_the_rollout_as_divisor() -> None:
     """All others are means over the rows of a micro-batch."""
     source = ast.unparse(methods("trl", "trainer/grpo_trainer.py", "GRPOTrainer")["_compute_loss"])
     assert "elif self.loss_type in ['cispo', 'dapo', 'vespo']:" in source
-    assert {"cispo", "dapo", "vespo"} == training_passes.SUMS
+    assert {"cispo", "dapo", "vespo"} == rollout_names.SUMS
 
 
 def test_rows_are_padded_to_the_longest_prompt_and_completion() -> None:
     generated = ([[1, 2], [1]], [[1], [1, 2, 3, 4, 5]], None)
-    assert training_passes.padded_length(SimpleNamespace(pad_to_multiple_of=None), generated) == 7
-    assert training_passes.padded_length(SimpleNamespace(pad_to_multiple_of=4), generated) == 12
+    assert rollout_names.padded_length(SimpleNamespace(pad_to_multiple_of=None), generated) == 7
+    assert rollout_names.padded_length(SimpleNamespace(pad_to_multiple_of=4), generated) == 12
     batch = {"prompt_ids": torch.ones(3, 4), "completion_ids": torch.ones(3, 8)}
-    assert training_passes.size_of(batch) == (3, 12)
+    assert rollout_names.size_of(batch) == (3, 12)
 
 
 def test_what_a_subclass_makes_otherwise_is_left_alone() -> None:
-    assert training_passes.padded_length(SimpleNamespace(), {"completions": []}) == 0
-    assert training_passes.padded_length(SimpleNamespace(), None) == 0
-    assert training_passes.size_of({"input_ids": torch.ones(3, 4)}) is None
+    assert rollout_names.padded_length(SimpleNamespace(), {"completions": []}) == 0
+    assert rollout_names.padded_length(SimpleNamespace(), None) == 0
+    assert rollout_names.size_of({"input_ids": torch.ones(3, 4)}) is None

@@ -19,34 +19,15 @@ from grpo_run.runtime.processes.agent import Agent
 from grpo_run.runtime.upstream import process_names
 
 
-@pytest.mark.parametrize("name", process_names.AGENT_METHODS)
-def test_the_agent_of_torch_has_the_method(name: str) -> None:
-    """What we override or call exists."""
-    assert callable(getattr(LocalElasticAgent, name))
-
-
-@pytest.mark.parametrize(
-    "name", sorted(name for name in vars(Agent) if inspect.isfunction(vars(Agent)[name]))
-)
-def test_every_override_is_listed(name: str) -> None:
-    """The test above checks only listed names."""
-    if hasattr(LocalElasticAgent, name) and name != "__init__":
-        assert name in process_names.AGENT_METHODS
-
-
-@pytest.mark.parametrize("name", process_names.AGENT_METHODS)
-def test_an_override_has_the_parameters_of_torch(name: str) -> None:
-    """In the same order, because torch passes them by position."""
-    if name in vars(Agent):
-        ours = list(inspect.signature(getattr(Agent, name)).parameters)
+def test_the_agent_of_torch_has_what_ours_overrides_calls_and_reads() -> None:
+    """Overrides have torch's parameters, in the same order, because torch passes them by position."""
+    ours = {name for name, value in vars(Agent).items() if inspect.isfunction(value) and name != "__init__"}
+    assert {name for name in ours if hasattr(LocalElasticAgent, name)} <= set(process_names.AGENT_METHODS)
+    for name in process_names.AGENT_METHODS:
         theirs = list(inspect.signature(getattr(LocalElasticAgent, name)).parameters)
-        assert ours == theirs
-
-
-@pytest.mark.parametrize("name", process_names.AGENT_ATTRIBUTES)
-def test_the_agent_of_torch_sets_the_attribute(name: str) -> None:
-    """The constructor sets it."""
-    assert f"self.{name} = " in inspect.getsource(SimpleElasticAgent.__init__)
+        assert name not in ours or list(inspect.signature(getattr(Agent, name)).parameters) == theirs, name
+    for name in process_names.AGENT_ATTRIBUTES:
+        assert f"self.{name} = " in inspect.getsource(SimpleElasticAgent.__init__)
 
 
 @pytest.mark.parametrize("name", process_names.FORKSERVER_ATTRIBUTES)
@@ -122,14 +103,10 @@ def test_the_exit_steps_of_the_interpreter_exist(
     assert called == [1]
 
 
-@pytest.mark.parametrize("name", process_names.GLOO_OPTIONS)
-def test_the_options_of_gloo_have_the_attribute(name: str) -> None:
-    """Otherwise the assignment would leave a group without a name."""
-    assert hasattr(ProcessGroupGloo._Options(), name)
-
-
 def test_a_named_group_reduces() -> None:
     """No default group is needed; its collectives count from 1."""
+    # otherwise the assignment would leave a group without a name
+    assert all(hasattr(ProcessGroupGloo._Options(), name) for name in process_names.GLOO_OPTIONS)
     group = process_names.named_gloo_group(HashStore(), 0, 1, name="grpo_run/vote", timeout_seconds=30.0)
     assert group.options.group_name == "grpo_run/vote"
     assert group.options.global_ranks_in_group == [0]
@@ -140,9 +117,6 @@ def test_a_named_group_reduces() -> None:
     group.allreduce([tensor], options).wait()
     assert tensor.tolist() == [3, -3]
     assert group._get_sequence_number_for_group() == 1
-
-
-# ---- torch's file format ----
 
 
 def test_a_forgotten_child_is_not_waited_for() -> None:

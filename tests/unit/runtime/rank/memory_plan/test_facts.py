@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-from support.runs import SCRIPTS
+from support.tiny_trainers import tiny, tiny_trainer
 
 from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
 from grpo_run.runtime.memory.files import read_facts
@@ -19,33 +17,9 @@ from grpo_run.runtime.rank.memory_plan.facts import TRAINERS, collect_facts, pub
 from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings, kind_of
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Any:
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import tiny as module
-    finally:
-        sys.path.remove(str(SCRIPTS))
-    return module
-
-
-def trainer_of(tiny: Any, kind: str, folder: Path, **settings: Any) -> Any:
-    import trl
-
-    tokenizer = tiny.tokenizer()
-    rollouts = {"num_generations": 4, "max_completion_length": 6, "beta": 0.0} if kind != "SFT" else {}
-    common = {
-        "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2,
-        "use_cpu": True,
-        "bf16": False, "activation_checkpointing": False, "report_to": [], "disable_tqdm": True,
-    }  # fmt: skip
-    configuration = getattr(trl, f"{kind}Config")(**{**common, **rollouts, **settings})
-    rewards = {"reward_funcs": [len]} if kind != "SFT" else {}
-    made = getattr(trl, f"{kind}Trainer")(
-        model=tiny.model(len(tokenizer), 11), args=configuration, processing_class=tokenizer,
-        train_dataset=tiny.texts(20) if kind == "SFT" else tiny.prompts(20), **rewards,
-    )  # fmt: skip
-    apply(configuration, MemoryPlan())[1].keep(made.args)
+def trainer_of(kind: str, folder: Path, **settings: Any) -> Any:
+    made = tiny_trainer(kind, folder, rows=20, **{"gradient_accumulation_steps": 2, **settings})
+    apply(made.args, MemoryPlan())[1].keep(made.args)
     return made
 
 
@@ -53,8 +27,8 @@ def facts(trainer: Any, **changed: Any) -> MemoryFacts:
     return collect_facts(trainer, 1, **{"world_size": 1, "layout": "ddp", **changed})
 
 
-def test_a_grpo_trainer_tells_its_sizes_its_loss_and_its_model(tiny: Any, tmp_path: Path) -> None:
-    trainer = trainer_of(tiny, "GRPO", tmp_path, loss_type="dr_grpo", num_iterations=2)
+def test_a_grpo_trainer_tells_its_sizes_its_loss_and_its_model(tmp_path: Path) -> None:
+    trainer = trainer_of("GRPO", tmp_path, loss_type="dr_grpo", num_iterations=2)
     found = facts(trainer)
     assert (found.trainer, found.loss_type, found.generates) == ("grpo", "dr_grpo", "transformers")
     assert (found.per_device_train_batch_size, found.gradient_accumulation_steps) == (8, 2)
@@ -69,9 +43,9 @@ def test_a_grpo_trainer_tells_its_sizes_its_loss_and_its_model(tiny: Any, tmp_pa
     assert split_refusals(found) == ()
 
 
-def test_a_size_that_is_set_after_the_trainer_was_built_is_not_split(tiny: Any, tmp_path: Path) -> None:
+def test_a_size_that_is_set_after_the_trainer_was_built_is_not_split(tmp_path: Path) -> None:
     """A plan is applied when the trainer is built, so it would not take effect."""
-    trainer = trainer_of(tiny, "SFT", tmp_path)
+    trainer = trainer_of("SFT", tmp_path)
     assert split_refusals(facts(trainer)) == ()
     trainer.args.per_device_train_batch_size = 16
     (refusal,) = split_refusals(facts(trainer))
@@ -79,8 +53,8 @@ def test_a_size_that_is_set_after_the_trainer_was_built_is_not_split(tiny: Any, 
     assert not facts(trainer).checkpointing_set_later
 
 
-def test_a_size_from_which_trl_has_derived_a_rollout_is_not_split(tiny: Any, tmp_path: Path) -> None:
-    trainer = trainer_of(tiny, "GRPO", tmp_path)
+def test_a_size_from_which_trl_has_derived_a_rollout_is_not_split(tmp_path: Path) -> None:
+    trainer = trainer_of("GRPO", tmp_path)
     trainer.args.per_device_train_batch_size = 16
     OriginalSettings(
         per_device_train_batch_size=16, gradient_accumulation_steps=2, gradient_checkpointing=False
@@ -89,25 +63,25 @@ def test_a_size_from_which_trl_has_derived_a_rollout_is_not_split(tiny: Any, tmp
     assert refusal == "the batch is also set by an assignment after GRPOConfig was built"
 
 
-def test_a_configuration_that_no_trainer_was_given_is_out_of_reach(tiny: Any, tmp_path: Path) -> None:
+def test_a_configuration_that_no_trainer_was_given_is_out_of_reach(tmp_path: Path) -> None:
     """As one that a trainer makes itself."""
-    trainer = trainer_of(tiny, "SFT", tmp_path)
+    trainer = trainer_of("SFT", tmp_path)
     del trainer.args._grpo_run_memory_plan
     found = facts(trainer)
     assert found.explicit_sizes == ("SFTTrainer itself, which was given no configuration",)
     assert found.checkpointing_set_later
 
 
-def test_rloo_and_sft_trainers_are_known_and_may_be_split(tiny: Any, tmp_path: Path) -> None:
-    assert split_refusals(facts(trainer_of(tiny, "RLOO", tmp_path), world_size=2)) == ()
-    sft = facts(trainer_of(tiny, "SFT", tmp_path), world_size=2)
+def test_rloo_and_sft_trainers_are_known_and_may_be_split(tmp_path: Path) -> None:
+    assert split_refusals(facts(trainer_of("RLOO", tmp_path), world_size=2)) == ()
+    sft = facts(trainer_of("SFT", tmp_path), world_size=2)
     assert (sft.trainer, sft.loss_type, sft.generates, sft.counts_tokens) == ("sft", "nll", "", True)
     assert split_refusals(sft) == ()
     assert sft.has_ragged_batch
 
 
-def test_what_a_script_computes_itself_is_named(tiny: Any, tmp_path: Path) -> None:
-    trainer = trainer_of(tiny, "GRPO", tmp_path)
+def test_what_a_script_computes_itself_is_named(tmp_path: Path) -> None:
+    trainer = trainer_of("GRPO", tmp_path)
 
     class Own(type(trainer)):  # type: ignore[misc]
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,8 +98,8 @@ def test_a_trainer_of_trl_that_is_not_known_is_no_plain_trainer() -> None:
     assert kind_of(DPOTrainer.__mro__, TRAINERS) == ("other", None)
 
 
-def test_sizes_that_deepspeed_is_given_are_explicit_and_auto_is_not(tiny: Any, tmp_path: Path) -> None:
-    trainer = trainer_of(tiny, "SFT", tmp_path)
+def test_sizes_that_deepspeed_is_given_are_explicit_and_auto_is_not(tmp_path: Path) -> None:
+    trainer = trainer_of("SFT", tmp_path)
     given = {"train_batch_size": 16, "gradient_accumulation_steps": "auto"}
     path = tmp_path / "deepspeed.json"
     path.write_text(json.dumps(given))
@@ -134,10 +108,10 @@ def test_sizes_that_deepspeed_is_given_are_explicit_and_auto_is_not(tiny: Any, t
         assert facts(trainer).explicit_sizes == ("train_batch_size in DeepSpeed's configuration",)
 
 
-def test_dropout_is_seen_in_modules_and_in_attention(tiny: Any, tmp_path: Path) -> None:
+def test_dropout_is_seen_in_modules_and_in_attention(tmp_path: Path) -> None:
     import torch
 
-    trainer = trainer_of(tiny, "SFT", tmp_path)
+    trainer = trainer_of("SFT", tmp_path)
     trainer.model.config.attention_dropout = 0.1
     assert facts(trainer).dropout
     trainer.model.config.attention_dropout = 0.0
@@ -146,10 +120,8 @@ def test_dropout_is_seen_in_modules_and_in_attention(tiny: Any, tmp_path: Path) 
     assert facts(trainer).dropout
 
 
-def test_the_first_rank_of_each_node_publishes_and_a_full_disk_ends_nothing(
-    tiny: Any, tmp_path: Path
-) -> None:
-    trainer = trainer_of(tiny, "SFT", tmp_path / "output")
+def test_the_first_rank_of_each_node_publishes_and_a_full_disk_ends_nothing(tmp_path: Path) -> None:
+    trainer = trainer_of("SFT", tmp_path / "output")
     warned: list[str] = []
 
     def session(rank: int, folder: Path) -> Any:
@@ -169,9 +141,9 @@ def test_the_first_rank_of_each_node_publishes_and_a_full_disk_ends_nothing(
     assert len(warned) == 1
 
 
-def test_a_divided_micro_batch_whose_update_is_not_the_same_is_said(tiny: Any, tmp_path: Path) -> None:
+def test_a_divided_micro_batch_whose_update_is_not_the_same_is_said(tmp_path: Path) -> None:
     """A loss of the script's own shows only on the trainer."""
-    trainer, warned = trainer_of(tiny, "SFT", tmp_path / "output"), list[str]()
+    trainer, warned = trainer_of("SFT", tmp_path / "output"), list[str]()
     session = SimpleNamespace(
         rank=0, world_size=1, local_world_size=1, warn=warned.append,
         config=SimpleNamespace(run_directory=tmp_path), settings=SimpleNamespace(memory_plan=MemoryPlan()),
@@ -191,7 +163,7 @@ def test_a_divided_micro_batch_whose_update_is_not_the_same_is_said(tiny: Any, t
 
 
 def test_only_language_models_of_transformers_are_known_to_divide_by_the_tokens_of_the_step(
-    tiny: Any, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """transformers passes the count to every model that takes further keywords."""
     import torch
@@ -202,20 +174,20 @@ def test_only_language_models_of_transformers_are_known_to_divide_by_the_tokens_
             raise NotImplementedError
 
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
-    for model, expected in ((tiny.model(43, 1), True), (Own(1, 1), False)):
+    for model, expected in ((tiny().model(43, 1), True), (Own(1, 1), False)):
         trainer = Trainer(model, arguments, train_dataset=[])
         assert trainer.model_accepts_loss_kwargs
         assert facts(trainer).counts_tokens is expected
 
 
-def test_a_trainer_like_no_other_is_trained_all_the_same(tiny: Any, tmp_path: Path) -> None:
+def test_a_trainer_like_no_other_is_trained_all_the_same(tmp_path: Path) -> None:
     """Its facts are of other types, or missing."""
     noted: list[str] = []
     session = SimpleNamespace(
         rank=0, world_size=1, local_world_size=1, warn_in_journal=noted.append,
         config=SimpleNamespace(run_directory=tmp_path), settings=SimpleNamespace(memory_plan=MemoryPlan()),
     )  # fmt: skip
-    trainer = trainer_of(tiny, "SFT", tmp_path / "output")
+    trainer = trainer_of("SFT", tmp_path / "output")
     trainer.args.loss_type = ["sigmoid", "sft"]  # as DPO's
     publish_facts(trainer, session, 1, layout="ddp")  # type: ignore[arg-type]
     assert noted == []

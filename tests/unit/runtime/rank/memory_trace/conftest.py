@@ -16,7 +16,6 @@ import torch
 from grpo_run.runtime.rank.memory_trace import tracer
 from grpo_run.runtime.rank.memory_trace._finding import TraceFinding
 
-STEPS = 30
 LAST_STEP = 1000
 """Of the training that a script is at the beginning of."""
 
@@ -46,27 +45,6 @@ def line_of(request: pytest.FixtureRequest) -> Callable[[str], int]:
         return next(number for number, line in enumerate(lines, 1) if line.strip().startswith(text))
 
     return find
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch, no_history: Any) -> Callable[..., list[TraceFinding]]:
-    """Runs steps and returns what is found. Each step is looked at."""
-    monkeypatch.setattr(tracer, "SHARE", 1e9)
-
-    def run(step: Callable[[int], object], steps: int = STEPS, free: int = 0) -> list[TraceFinding]:
-        found: list[TraceFinding] = []
-        trace = tracer.MemoryTrace(found.append, no_history, pytest.fail, lambda device: free)
-        try:
-            for number in range(1, steps + 1):
-                step(number)
-                trace.step_ended(number, last_step=LAST_STEP)
-        finally:
-            trace.end()
-        return found
-
-    gc.collect()
-    gc.freeze()  # not undone: later collections would visit all objects of the libraries
-    return run
 
 
 @pytest.fixture

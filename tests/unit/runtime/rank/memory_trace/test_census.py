@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from grpo_run.runtime.rank.memory_trace._census import Ledger, take_census, tensor_types
+from grpo_run.runtime.rank.memory_trace._census import Ledger, group_of, take_census, tensor_types
 from grpo_run.runtime.rank.memory_trace._sites import SiteRecorder
 
 
@@ -71,8 +71,7 @@ def test_an_entry_has_the_step_in_which_it_was_first_seen() -> None:
 def test_the_line_that_makes_a_tensor_is_recorded() -> None:
     """Also in a backward pass, and for a view's storage once; not for other groups, nor afterwards."""
     weight = torch.zeros(659, requires_grad=True)
-    wanted = {(one.dtype.__str__().removeprefix("torch."), one.dim()) for one in (weight,)}
-    recorder = SiteRecorder({group for group in groups(weight) if (group.dtype, group.dimensions) in wanted})
+    recorder = SiteRecorder({group_of(weight)})
     assert recorder.begin()
     made = weight.detach() + 1
     other = torch.zeros(2, 659)
@@ -107,13 +106,6 @@ def test_a_mode_of_the_script_is_not_disturbed() -> None:
         torch.ones(4, 4) @ torch.ones(4, 4)
     assert counter.get_total_flops() == 128
     assert recorder.end()
-
-
-def groups(tensor: torch.Tensor) -> set[object]:
-    """The group of a tensor."""
-    from grpo_run.runtime.rank.memory_trace._census import group_of
-
-    return {group_of(tensor)}
 
 
 def test_everything_that_a_graph_has_saved_belongs_to_it_in_every_census() -> None:

@@ -75,19 +75,15 @@ def policy(tmp_path: Path) -> Iterator[Any]:
     del sys.modules["policy_of_test"]
 
 
-def test_a_variable_of_a_module_is_named(policy: Any) -> None:
-    """With the file of the module."""
-    found = holder_of(fill(policy.everything.append)).name
+@pytest.mark.parametrize(("owner", "name"), [(None, "everything"), ("Shared", "kept")])
+def test_a_variable_of_a_module_and_an_attribute_of_a_class_are_named(
+    owner: str | None, name: str, policy: Any
+) -> None:
+    """With the file of the module; the attribute is shared by all instances."""
+    kept = getattr(policy if owner is None else getattr(policy, owner), name)
+    found = holder_of(fill(kept.append)).name
     assert found is not None
-    assert (found.variable.name, found.variable.owner) == ("everything", None)
-    assert found.variable.file == policy.__file__
-
-
-def test_an_attribute_of_a_class_is_named(policy: Any) -> None:
-    """It is shared by all instances."""
-    found = holder_of(fill(policy.Shared.kept.append)).name
-    assert found is not None
-    assert (found.variable.name, found.variable.owner) == ("kept", "Shared")
+    assert (found.variable.name, found.variable.owner) == (name, owner)
     assert found.variable.file == policy.__file__
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from grpo_run.runtime.rank.memory_trace._padding import Padded, PaddingWatch, wasteful
@@ -46,29 +47,23 @@ def test_padding_to_the_longest_possible_is_found() -> None:
     assert 0 < found.share < 0.2
 
 
-def test_rows_that_are_padded_to_the_longest_row_are_not() -> None:
-    """Whatever share is real."""
-    assert watched([(64, 1024, 1024)] * 2, 20) is None
+@pytest.mark.parametrize(
+    ("batches", "steps", "rollouts"),
+    [
+        ([(64, 1024, 1024)] * 2, 20, 0),
+        ([(8, 1024, 174)] * 20, 4, 0),
+        ([(4, 16, 7)] * 2, 20, 0),
+        ([(2, width, 30) for width in range(100, 160, 10)], 10, 0),
+        ([(2, 512, 100)] * 2, 10, 1),
+    ],
+    ids=["to the longest row", "in four steps", "to a multiple of 8", "of many widths", "of one rollout"],
+)
+def test_other_padding_is_not(batches: list[tuple[int, int, int]], steps: int, rollouts: int) -> None:
+    """Few columns are lost, or the longest row may be in another micro-batch, or may still come."""
+    assert watched(batches, steps, rollouts=rollouts) is None
 
 
-def test_four_steps_are_no_evidence() -> None:
-    """Nor are many batches in them."""
-    assert watched([(8, 1024, 174)] * 20, 4) is None
-
-
-def test_a_multiple_of_eight_is_no_finding() -> None:
-    """Few columns are lost."""
-    assert watched([(4, 16, 7)] * 2, 20) is None
-
-
-def test_batches_of_many_widths_are_no_finding() -> None:
-    """The longest row of a rollout may be in another micro-batch."""
-    assert watched([(2, width, 30) for width in range(100, 160, 10)], 10) is None
-
-
-def test_one_rollout_in_many_steps_is_no_evidence() -> None:
-    """Its longest row may still come."""
-    assert watched([(2, 512, 100)] * 2, 10, rollouts=1) is None
+def test_padding_of_many_rollouts_is_found() -> None:
     assert watched([(2, 512, 100)] * 2, 10, rollouts=5) is not None
 
 

@@ -13,13 +13,13 @@ import pytest
 from grpo_run.runtime.rank.memory_trace.allocator_history import (
     MOST_ENTRIES,
     AllocatorHistory,
-    CudaAllocator,
     TooLarge,
     pickled_within,
 )
+from grpo_run.runtime.upstream.memory_names import CudaAllocator
 
 
-class FakeAllocator:
+class FakeAllocator(CudaAllocator):
     """An allocator with a ring buffer, and a script that may record by itself."""
 
     def __init__(self, *, ready: bool = True, recording: bool = False) -> None:
@@ -42,9 +42,8 @@ class FakeAllocator:
         self.recording = True
         self.recorded.append(most_entries)
 
-    def observe_out_of_memory(self, call: Callable[[], None]) -> bool:
+    def observe_out_of_memory(self, call: Callable[[], None]) -> None:
         self.observers.append(call)
-        return True
 
     def snapshot(self) -> dict[str, Any]:
         if self.error is not None:

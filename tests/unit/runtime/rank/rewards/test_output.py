@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_run.runtime.rank.rewards._returned_values import OutputError, checked
+from grpo_run.runtime.rank.rewards._worker import OutputError, checked
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,10 @@ import torch
 from grpo_run.runtime.rank.rewards import _packing as packing
 
 Reward = Callable[..., list[float]]
-calls = 0
 
 
 def plain(prompts: list[str], **columns: Any) -> list[float]:
     return [float(len(prompt)) for prompt in prompts]
-
-
-def rebinds_a_global(prompts: list[str], **columns: Any) -> list[float]:
-    global calls
-    calls += 1
-    return plain(prompts)
 
 
 @functools.lru_cache
@@ -39,17 +32,6 @@ def uses_a_cache(prompts: list[str], **columns: Any) -> list[float]:
 
 def draws(prompts: list[str], **columns: Any) -> list[float]:
     return [draw() for _ in prompts]
-
-
-def counting() -> Reward:
-    count = 0
-
-    def reward(prompts: list[str], **columns: Any) -> list[float]:
-        nonlocal count
-        count += 1
-        return plain(prompts)
-
-    return reward
 
 
 def local_state() -> Reward:
@@ -104,8 +86,6 @@ def test_a_function_that_changes_nothing_travels_by_value(function: Reward) -> N
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (rebinds_a_global, "changes variables outside itself"),
-        (counting(), "changes variables outside itself"),
         (WithState(), "has a state_dict, which checkpoints contain"),
         (wrapped_state(), "has a state_dict, which checkpoints contain"),
         (torch.nn.Linear(1, 1), "is a model"),

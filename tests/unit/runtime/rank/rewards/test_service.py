@@ -12,11 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from transformers import TrainerState
 
+from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.rank.rewards import _packing as packing
 from grpo_run.runtime.rank.rewards import host
+from grpo_run.runtime.rank.rewards._deadlines import CallClock, Learned
 from grpo_run.runtime.rank.rewards._failures import FailureLog
+from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task
 from grpo_run.runtime.rank.rewards._service import MovedFunction, RewardService
 from grpo_run.runtime.rank.rollouts.reward_outputs import Failed
 from grpo_run.trainers.rewards import whole_batch
@@ -241,14 +247,98 @@ def test_a_function_that_raises_everywhere_costs_its_samples(serving: Serving) -
     assert len(serving.score(moved) or ()) == 5
 
 
-def test_a_function_that_changes_its_columns_stays_in_the_rank(serving: Serving) -> None:
-    """The functions after it are given the same lists."""
+calls, client = 0, None
 
-    def strips(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
-        completions[:] = [one.strip("c") for one in completions]
-        return [0.0 for _ in prompts]
 
-    assert serving.score(serving.add(strips)) is None
-    assert serving.said == [
-        "reward function strips stays in the rank: it changes the columns that it is given"
-    ]
+def rebinds_a_variable(prompts: list[str], **columns: Any) -> list[float]:
+    global calls
+    calls += 1
+    return [0.0 for _ in prompts]
+
+
+def opens_a_client(prompts: list[str], **columns: Any) -> list[float]:
+    global client
+    client = open(os.devnull)  # noqa: SIM115 - cannot be pickled afterwards
+    return [0.0 for _ in prompts]
+
+
+def strips(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    completions[:] = [one.strip("c") for one in completions]
+    return [0.0 for _ in prompts]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (rebinds_a_variable, "changes its own state"),
+        (opens_a_client, "changes its own state"),
+        (strips, "changes the columns that it is given"),
+    ],
+)
+def test_a_function_that_changes_what_it_has_or_is_given_stays_in_the_rank(
+    function: Any, reason: str, serving: Serving
+) -> None:
+    """A worker that is replaced would forget it; and the functions after it are given the same lists."""
+    assert serving.score(serving.add(function)) is None
+    assert serving.said == [f"reward function {function.__name__} stays in the rank: it {reason}"]
+
+
+class PureWorkers:
+    """Stands for the pool: fails on samples that are known, and notes the parts that it is given."""
+
+    def __init__(self, bad: set[str]) -> None:
+        self.bad = bad
+        self.parts: list[list[str]] = []
+
+    def call(self, task: Task, clock: CallClock) -> Reply:
+        prompts = packing.load(task.arguments)["prompts"]
+        self.parts.append(prompts)
+        if failing := self.bad.intersection(prompts):
+            failure = Failure(kind=FailureKind.died, message=" ".join(sorted(failing)))
+            return Reply(failure=failure, records=[])
+        values = [float(prompt) for prompt in prompts]
+        return Reply(values=values, records=[], generators=task.generators)
+
+    def refresh(self) -> None:
+        """There is nothing to end."""
+
+
+def searched(serving: Serving, samples: int, bad: set[int]) -> tuple[list[Any], PureWorkers]:
+    moved, workers = serving.add(strips), PureWorkers(set(map(str, bad)))
+    prompts = [str(number) for number in range(samples)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving.service, "_pool", workers)
+        values = serving.score(moved, prompts=prompts, completions=prompts, answer=prompts)
+    assert values is not None
+    return values, workers
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
+def test_exactly_the_samples_that_a_function_fails_on_lose_their_rewards(
+    serving: Serving, case: tuple[int, set[int]]
+) -> None:
+    """Each for the reason of its own call; every other one is scored once, from left to right."""
+    samples, bad = case
+    values, workers = searched(serving, samples, bad)
+    assert {number for number, value in enumerate(values) if isinstance(value, Failed)} == bad
+    scored = [prompt for part in workers.parts if not workers.bad.intersection(part) for prompt in part]
+    assert scored == [str(number) for number in range(samples) if number not in bad]
+    for event in serving.events:
+        assert all(one["message"] == str(one["index"]) for one in event["samples"])
+
+
+def test_one_sample_is_found_in_few_calls(serving: Serving) -> None:
+    """The batch, and two parts for each time that it can be halved; a batch of one is not called again."""
+    assert len(searched(serving, 64, {37})[1].parts) == 13
+    assert len(searched(serving, 1, {0})[1].parts) == 1
+
+
+def test_samples_that_are_not_reached_in_time_are_lost(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a reason of their own."""
+    monkeypatch.setattr(Learned, "bisection_seconds", lambda *_: 0.0)
+    values, workers = searched(serving, 8, {7})
+    assert [value.reason for value in values] == ["not_tried"] * 8
+    assert len(workers.parts) == 1

@@ -4,7 +4,6 @@ that are given.
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.runs import SCRIPTS
+from support.tiny_trainers import tiny_trainer
 
 GENERATIONS = 4
 PROMPTS = ["ab12cd", "xy34zw"]
@@ -24,29 +23,9 @@ COMPLETIONS = [
 """Tokens of the completions of both prompts; 1 is EOS."""
 
 
-def _trainer(algorithm: str, folder: Path) -> Any:
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import tiny
-    finally:
-        sys.path.remove(str(SCRIPTS))
-    import torch
-    from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
-
-    configuration, trainer = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer)}[algorithm]
-    torch.set_num_threads(1)  # more only wait for one another with tensors of this size
-    tokenizer = tiny.tokenizer()
-    made = trainer(
-        model=tiny.model(len(tokenizer), 11),
-        reward_funcs=[no_reward],  # TRL makes the loop of async functions only for a trainer that has one
-        args=configuration(
-            output_dir=str(folder), per_device_train_batch_size=len(COMPLETIONS), num_generations=GENERATIONS,
-            max_completion_length=6, use_cpu=True, bf16=False, activation_checkpointing=False, report_to=[],
-            disable_tqdm=True, beta=0.0,
-        ),
-        train_dataset=tiny.prompts(8),
-        processing_class=tokenizer,
-    )  # fmt: skip
+def _trainer(kind: str, folder: Path) -> Any:
+    # TRL makes the loop of async functions only for a trainer that has one
+    made = tiny_trainer(kind, folder, num_generations=GENERATIONS, reward_funcs=[no_reward])
     made.current_gradient_accumulation_steps = 1
     made.model.train()
     return made
@@ -54,12 +33,12 @@ def _trainer(algorithm: str, folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def _grpo(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return _trainer("grpo", tmp_path_factory.mktemp("grpo"))
+    return _trainer("GRPO", tmp_path_factory.mktemp("grpo"))
 
 
 @pytest.fixture(scope="module")
 def _rloo(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return _trainer("rloo", tmp_path_factory.mktemp("rloo"))
+    return _trainer("RLOO", tmp_path_factory.mktemp("rloo"))
 
 
 @contextmanager

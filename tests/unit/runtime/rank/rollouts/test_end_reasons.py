@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.runtime.rank.rollouts._rollout import CappedRollout, Cut, EndReason, continued, cut, end_reason
+from grpo_run.runtime.rank.rollouts._rollout import CappedRollout, Cut, EndReason, continued, end_reason
 from grpo_run.runtime.rank.rollouts.deadline import Deadline, DeadlineDecision, RolloutKey, read_decisions
 
 EOS = 1
@@ -36,13 +36,6 @@ def test_each_completion_has_one_reason(tokens: list[int], at: Cut | None, expec
     assert end_reason(tokens, at, end_tokens={EOS}, max_length=10) is expected
 
 
-def test_a_cut_adds_no_end_of_sequence() -> None:
-    """The trainer takes the completion for unfinished."""
-    at = Cut(length=3, reason=EndReason.repetition)
-    assert cut([5, 5, 5, EOS, EOS], at) == [5, 5, 5]
-    assert cut([5, 5, EOS], None) == [5, 5, EOS]
-
-
 def test_a_turn_is_matched_to_the_completions_that_it_continues() -> None:
     """In their order; equal ones one after the other."""
     sequences = [[1, 2, 7], [1, 2, 8], [1, 2, 8], [3, 4]]
@@ -63,6 +56,7 @@ def test_the_last_turn_says_why_a_completion_ended() -> None:
     assert rollout.reasons == (EndReason.eos,) * 3
     looped = Cut(length=3, reason=EndReason.repetition)
     second = rollout.end_turn([[2, 5, EOS, 50], [4, 7, EOS, 50, 50]], [[9] * 6, [8] * 10], [looped, None])
+    # a cut adds no end-of-sequence token: the trainer takes the completion for unfinished
     assert second == [[9, 9, 9], [8] * 10]
     assert rollout.reasons == (EndReason.repetition, EndReason.eos, EndReason.length)
 

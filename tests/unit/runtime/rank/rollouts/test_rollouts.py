@@ -17,9 +17,10 @@ from grpo_run.runtime.launch.injections import parse_all
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.memory.files import FORECAST_FOLDER, MOST_ROLLOUTS, MOST_SIZES, read_forecast
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.rank.rollouts._forecast_fit import Size
+from grpo_run.runtime.rank.memory.device import DeviceMemory
 from grpo_run.runtime.rank.rollouts.forecast import (
     SIMULATED_TOKEN_BYTES,
+    ForecastMemory,
     Forecasts,
     GeneratedRollout,
     memory_of,
@@ -32,22 +33,19 @@ ROWS = 8
 BASE, GRADIENTS = 1000, 300
 
 
-class Gpu:
+class Gpu(ForecastMemory):
     """Memory of a GPU whose figures the test sets."""
 
     limit = 0
+
+    def __init__(self) -> None:
+        super().__init__(DeviceMemory())
 
     def limit_bytes(self) -> int:
         return self.limit
 
     def allocated_bytes(self) -> int:
         return BASE
-
-    def gradient_bytes(self, model: Any) -> int:
-        return GRADIENTS
-
-    def simulated_peak(self, size: Size) -> int | None:
-        return None
 
 
 def rollout(number: int, length: int, **changes: Any) -> GeneratedRollout:

@@ -43,42 +43,30 @@ def test_a_group_needs_two_survivors(generations: int, left: dict[int, str]) -> 
     assert found.groups == (0,)
 
 
-def test_samples_with_none_only_are_no_survivors_and_are_left_to_trl() -> None:
-    """A group that nothing else has happened to keeps them."""
-    found = of([NONE], [NONE], [1], [2], [FAIL], [NONE], [1], [1], generations=4)
-    assert kinds(found) == {4: "failed"}
-    found = of([FAIL], [NONE], [NONE], [1], generations=4)
-    assert kinds(found) == {0: "failed", 3: "small_group"}
-
-
-def test_nan_is_a_failure_unless_the_whole_group_has_it() -> None:
-    """In the second group the function does not apply, as if it had returned None."""
-    found = of([NAN, 1], [5, 2], [6, 3], [NAN, 1], [NAN, 2], [NAN, 3], generations=3)
-    assert found.samples == {0: Excluded(kind=MaskingKind.nan, column=0)}
-    assert found.not_applicable == {0: 3}
-
-
-def test_a_time_out_beside_nan_of_the_others_is_a_failure() -> None:
-    """The others keep their other reward."""
-    found = of([FAIL, 1], [NAN, 2], [NAN, 3], generations=3)
-    assert kinds(found) == {0: "failed"}
-    assert found.not_applicable == {0: 2}
-
-
-def test_nan_without_any_other_reward_is_a_failure() -> None:
-    """The sample has no valid reward then, and unlike None nobody has said that it should have none."""
-    found = of([NAN, NONE], [NAN, NONE])
-    assert kinds(found) == {0: "nan", 1: "nan"}
-    assert found.groups == (0,)
-    assert not found.not_applicable
-
-
-def test_a_model_cannot_say_that_it_does_not_apply() -> None:
-    """Its NaN and its infinities are failures."""
-    found = of([math.nan, 1], [math.inf, 1], [2, 1], [3, 1], generations=4, models=[0])
-    assert found.samples == {
-        0: Excluded(kind=MaskingKind.nan, column=0), 1: Excluded(kind=MaskingKind.failed, column=0),
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "generations", "models", "left", "not_applicable"),
+    [
+        ([[NONE], [NONE], [1], [2], [FAIL], [NONE], [1], [1]], 4, (), {4: "failed"}, {}),
+        ([[FAIL], [NONE], [NONE], [1]], 4, (), {0: "failed", 3: "small_group"}, {}),
+        ([[NAN, 1], [5, 2], [6, 3], [NAN, 1], [NAN, 2], [NAN, 3]], 3, (), {0: "nan"}, {0: 3}),
+        ([[FAIL, 1], [NAN, 2], [NAN, 3]], 3, (), {0: "failed"}, {0: 2}),
+        ([[NAN, NONE], [NAN, NONE]], 2, (), {0: "nan", 1: "nan"}, {}),
+        ([[math.nan, 1], [math.inf, 1], [2, 1], [3, 1]], 4, [0], {0: "nan", 1: "failed"}, {}),
+    ],
+    ids=[
+        "a group of None only is left to TRL", "None alone is no survivor", "NaN of a whole group is None",
+        "a failure beside NaN of the others", "NaN without any other reward", "a model cannot return None",
+    ],
+)  # fmt: skip
+def test_what_none_and_nan_mean(
+    rows: list[list[float]], generations: int, models: Collection[int], left: dict[int, str],
+    not_applicable: dict[int, int],
+) -> None:  # fmt: skip
+    """NaN is a failure unless the whole group has it: the function does not apply then, as with None."""
+    found = of(*rows, generations=generations, models=models)
+    assert kinds(found) == left
+    assert found.not_applicable == not_applicable
+    assert all(excluded.column in (0, None) for excluded in found.samples.values())
 
 
 def test_cut_completions_do_not_count_as_failures() -> None:

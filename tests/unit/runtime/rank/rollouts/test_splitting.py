@@ -5,13 +5,12 @@ split.
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.runs import SCRIPTS
+from support.tiny_trainers import tiny_trainer
 
 from grpo_run.runtime.memory.facts import EXACT_GRPO_LOSSES, INEXACT_GRPO_LOSSES
 from grpo_run.runtime.rank.rollouts.forecast_splitting import joined, split_loss, split_rows
@@ -20,27 +19,11 @@ ROWS, PROMPT, COMPLETION = 5, 4, 6
 """An odd number of rows, so that pieces differ in size."""
 
 
-def make_trainer(algorithm: str, folder: Path) -> Any:
+def make_trainer(kind: str, folder: Path) -> Any:
     """A real trainer on a tiny model in double precision."""
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import tiny
-    finally:
-        sys.path.remove(str(SCRIPTS))
-    from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
-
-    torch.set_num_threads(1)
-    configuration, trainer = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer)}[algorithm]
-    tokenizer = tiny.tokenizer()
-    made = trainer(
-        model=tiny.model(len(tokenizer), 11),
-        reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
-        args=configuration(
-            output_dir=str(folder), per_device_train_batch_size=ROWS, gradient_accumulation_steps=2,
-            num_generations=ROWS, max_completion_length=COMPLETION, use_cpu=True, bf16=False,
-            activation_checkpointing=False, report_to=[], disable_tqdm=True, beta=0.0,
-        ),
-        train_dataset=tiny.prompts(8), processing_class=tokenizer,
+    made = tiny_trainer(
+        kind, folder, per_device_train_batch_size=ROWS, gradient_accumulation_steps=2, num_generations=ROWS,
+        max_completion_length=COMPLETION,
     )  # fmt: skip
     made.current_gradient_accumulation_steps = 2
     made.model.double().train()
@@ -49,12 +32,12 @@ def make_trainer(algorithm: str, folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def grpo(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return make_trainer("grpo", tmp_path_factory.mktemp("grpo"))
+    return make_trainer("GRPO", tmp_path_factory.mktemp("grpo"))
 
 
 @pytest.fixture(scope="module")
 def rloo(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return make_trainer("rloo", tmp_path_factory.mktemp("rloo"))
+    return make_trainer("RLOO", tmp_path_factory.mktemp("rloo"))
 
 
 def inputs(algorithm: str) -> dict[str, Any]:
