@@ -210,7 +210,7 @@ def _begin_output(
     change = changed_files.since_last_attempt()
     if change is not None:
         terminal.notify(change)
-    terminal.attempt_begins()
+    terminal.show_faults()
 
 
 def _run_agent(
