@@ -23,6 +23,7 @@ from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories, is_abandoned
 from grpo_run.runtime.errors import CheckpointError, ConfigError, RunDirectoryError
 from grpo_run.runtime.history import checkpoint_backups
+from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import read_status
@@ -245,7 +246,8 @@ def _write_and_free(area: Path) -> str | None:
                 os.close(found.lock)
             return "its run uses other memory now"
         reasons: list[str] = []
-        staging.write_kept_checkpoints(found, run, owner.run_id, reasons.append)
+        history = History.of(read_journal(run.journal))
+        staging.write_kept_checkpoints(found, run, owner.run_id, history, reasons.append)
     finally:
         os.close(lock)
     return None if not area.exists() else "; ".join(reasons) or "its snapshots could not be written to disk"
