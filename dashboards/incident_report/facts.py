@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from grpo_run.dashboards.incident_report.contents import IncidentReport
+from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.watchdog.memory.shortage import described_in
 from grpo_run.watchdog.text import rank_names, size_text
 
@@ -42,13 +43,13 @@ def utc_time(wall_seconds: float | None) -> str:
     return datetime.fromtimestamp(wall_seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def relative_time(wall_seconds: Any, incident_at: float | None) -> str:
-    """Seconds before or after the incident; the time of day if the incident's time is unknown."""
+def relative_time(wall_seconds: Any, fault: Recovery | None) -> str:
+    """Seconds before or after the fault; the time of day if the fault's time is unknown."""
     if not isinstance(wall_seconds, (int, float)):
         return ""
-    if incident_at is None:
+    if fault is None:
         return datetime.fromtimestamp(wall_seconds, timezone.utc).strftime("%H:%M:%S")
-    return f"{wall_seconds - incident_at:+.2f}".replace("-", "−")
+    return f"{wall_seconds - fault.at:+.2f}".replace("-", "−")
 
 
 def spaced(name: Any) -> str:
@@ -148,8 +149,9 @@ def tags_of(report: IncidentReport) -> tuple[Tag, ...]:
     """Cause, confidence and result; empty without a verdict."""
     if not report.verdict:
         return ()
-    recovered = report.recovery is not None and report.recovery.recovery_seconds is not None
-    action = spaced(report.action.name) if report.action else "result unknown"
+    recovery = report.recovery
+    recovered = recovery is not None and recovery.recovery_seconds is not None
+    action = spaced(recovery.action) if recovery and recovery.action else "result unknown"
     return (
         Tag(text=spaced(report.verdict.get("cause")), alarm=True),
         Tag(text=str(report.verdict.get("confidence") or "confidence unknown"), alarm=False),
@@ -170,9 +172,10 @@ def _confidence(verdict: Mapping[str, Any]) -> str:
 
 
 def _action(report: IncidentReport) -> str:
-    if report.action is None:
+    recovery = report.recovery
+    if recovery is None or not recovery.action:
         return "not recorded in the journal"
-    return spaced(report.action.name) + (f": {report.action.reason}" if report.action.reason else "")
+    return spaced(recovery.action) + (f": {recovery.reason}" if recovery.reason else "")
 
 
 def _repeated_steps(report: IncidentReport) -> str:

@@ -6,7 +6,6 @@ Reads the run's history and each incident's `verdict.json`. Called by `terminal.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from grpo_run.dashboards.terminal._progress import count
 from grpo_run.runtime.files import short_path
 from grpo_run.runtime.history.no_trainer_script import RESTART
 from grpo_run.runtime.history.recovery import Recovery
+from grpo_run.watchdog.evidence.incident_files import read_verdict
 from grpo_run.watchdog.memory.shortage import usage_in
 from grpo_run.watchdog.text import rank_names
 
@@ -32,7 +32,7 @@ ACTIONS = {
 
 def fault_lines(recovery: Recovery) -> list[str]:
     """Return the lines of one fault: its sentence, then one `label value` line per known fact."""
-    verdict = _read_verdict(recovery.incident)
+    verdict = read_verdict(recovery.incident)
     action = ACTIONS.get(recovery.action, recovery.action.replace("_", " "))
     if recovery.reason.startswith(RESTART):
         action = recovery.reason
@@ -77,16 +77,6 @@ def inspection_line(recovery: Recovery, run_directory: Path) -> str:
     run = short_path(run_directory)
     evidence = f"evidence in {short_path(recovery.incident)}; show it with" if recovery.incident else "see"
     return f"{evidence} `grpo-run report {run}` or `grpo-run status {run}`"
-
-
-def _read_verdict(folder: str | None) -> Mapping[str, Any]:
-    if folder is None:
-        return {}
-    try:
-        value = json.loads((Path(folder) / "verdict.json").read_bytes())
-    except (OSError, ValueError):
-        return {}  # the disk took no evidence
-    return value if isinstance(value, dict) else {}
 
 
 def _where(verdict: Mapping[str, Any], rank: int | None) -> str:

@@ -92,6 +92,7 @@ def test_all_known_facts_are_on_the_page(tmp_path: Path) -> None:
         "checkpoint_published",
         "GPU 3",
         "83.9 GiB of 125.0 GiB",
+        "rank 0 7.7 GiB 9.2 GiB",
         "rank 0 forward backward 73.0 GiB 31.0 GiB 77.0 GiB 17 9.0 GiB 8.0 GiB",
         "rank 3 forward backward – – – – 9.0 GiB 8.0 GiB",
     ):
