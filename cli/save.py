@@ -19,7 +19,7 @@ from grpo_run.runtime.errors import CheckpointError, RunDirectoryError, UsageErr
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import JournalReader, read_journal
 from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
-from grpo_run.runtime.history.run_directory import RunDirectory, require_same_machine
+from grpo_run.runtime.history.run_directory import RunDirectory, supervisor_to_ask
 
 EXIT_NOT_SAVED = 1
 DEFAULT_WAIT_SECONDS = 600.0
@@ -40,9 +40,7 @@ def main(arguments: Sequence[str]) -> int:
             " prune` do not delete it."
         ),
     )
-    parser.add_argument(
-        "run", nargs="?", help="run directory or run id (default: the newest run under runs/)"
-    )
+    parser.add_run()
     parser.add_argument(
         "--wait",
         nargs="?",
@@ -56,10 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     name, seconds = _wait_option(options.run, options.wait)
     run = find_run(name)
-    supervisor = run.supervisor()
-    if supervisor is None:
-        raise RunDirectoryError(f"no run is active in {run.path}")
-    require_same_machine(run, supervisor)
+    supervisor_to_ask(run)
     own = History.of(read_journal(run.journal)).no_trainer
     if own.current:
         print(_nothing_can_be_saved(own))

@@ -337,21 +337,11 @@ def test_resume_shows_the_command_of_the_run(make_run: MakeRun, here: Path, caps
     assert shown == f"grpo-run: in {here}: SEED=2 grpo-run launch {command}\n"
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"typed": ["train.py"]}, "does not say where"),
-        ({"working_directory": "."}, "does not hold the command"),
-        ({"typed": ["train.py"], "working_directory": "/nonexistent/place"}, "does not exist any more"),
-    ],
-)  # fmt: skip
-def test_resume_refuses_what_it_cannot_restore(
-    make_run: MakeRun, here: Path, fields: dict[str, Any], message: str, capsys: Captured
-) -> None:
-    """One line that says what is missing."""
-    make_run(here / "runs" / "night", 75, **fields)
+def test_resume_refuses_a_directory_that_is_gone(make_run: MakeRun, here: Path, capsys: Captured) -> None:
+    """One line that says so."""
+    make_run(here / "runs" / "night", 75, typed=["train.py"], working_directory="/nonexistent/place")
     shown = output_of(capsys, "resume", "night", code=2)
-    assert message in shown
+    assert "does not exist any more" in shown
     assert shown.count("\n") == 1
 
 
