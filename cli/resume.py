@@ -69,7 +69,7 @@ def launch_words(run: RunDirectory, typed: Sequence[str], *, accept_change: bool
     words = ["--run-dir", str(run.path.resolve())]
     if accept_change:
         words.append("--accept-change")
-    rest = splitter.split_generation(typed)
+    rest = list(typed)
     while option := splitter.next_option(rest):
         if option[0].partition("=")[0] not in ("--fresh", "--run-id", "--run-dir", "--accept-change"):
             words += option

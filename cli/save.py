@@ -44,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--wait",
         nargs="?",
-        const=str(DEFAULT_WAIT_SECONDS),
+        type=float,
+        const=DEFAULT_WAIT_SECONDS,
         metavar="SECONDS",
         help=(
             "wait until the checkpoint is on disk and print its path only; exit code 1 if that takes longer"
@@ -52,8 +53,10 @@ def main(arguments: Sequence[str]) -> int:
         ),
     )
     options = parser.parse_args(arguments)
-    name, seconds = _wait_option(options.run, options.wait)
-    run = find_run(name)
+    seconds = options.wait
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise UsageError(f"--wait {seconds:g}: give a number of seconds above 0")
+    run = find_run(options.run)
     supervisor_to_ask(run)
     own = History.of(read_journal(run.journal)).no_trainer
     if own.current:
@@ -71,21 +74,6 @@ def _nothing_can_be_saved(own: NoTrainerScript) -> str:
     """Return why, if the script trains by itself."""
     saved = "" if own.checkpoint is None else f"; {own.checkpoint.sentence(time.time())}"
     return f"nothing can be saved: {own.what_trains()}{saved}"
-
-
-def _wait_option(run: str | None, wait: str | None) -> tuple[str | None, float | None]:
-    """Return the run and the seconds to wait. In `save --wait RUN` the word after `--wait` is the run."""
-    if wait is None:
-        return run, None
-    try:
-        seconds = float(wait)
-    except ValueError:
-        if run is None:
-            return wait, DEFAULT_WAIT_SECONDS
-        raise UsageError(f"--wait {wait!r}: give a number of seconds") from None
-    if not 0 < seconds < float("inf"):
-        raise UsageError(f"--wait {wait}: give a number of seconds above 0")
-    return run, seconds
 
 
 def _save_and_wait(run: RunDirectory, board: Board, seconds: float) -> int:

@@ -46,12 +46,11 @@ def split(arguments: Sequence[str], words: OptionWords) -> TrainCommand:
     recipes: list[str] = []
     overrides: list[str] = []
     options: list[str] = []
-    rest = words.split_generation(arguments)
+    rest = list(arguments)
     while rest:
         option = words.next_option(rest)
         if not option:
             recipes.append(rest.pop(0))
-            rest = words.split_generation(rest)
         elif option[0].partition("=")[0] == "--set":
             setting = option[1] if len(option) == 2 else option[0].partition("=")[2]
             overrides.append(setting)

@@ -71,8 +71,8 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         UsageError: something is wrong; the message is the one line the user sees.
     """
     parser = build_parser()
-    words = OptionWords(parser)
-    options = parser.parse_args(words.split_generation(arguments))
+    command = OptionWords(parser).identity(arguments)
+    options = parser.parse_args(arguments)
     for sentence in check_versions(allow_untested=options.allow_untested):
         _warn(f"{sentence}; accepted because of --allow-untested")
     _check_torchrun_options(options)
@@ -97,7 +97,6 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         _warn(ranks.replaced)
     check_injections(injections, ranks.per_node * nodes[1])
     check_descriptors(ranks.per_node, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    command = words.identity(arguments)
     token = secrets.token_hex(TOKEN_BYTES)
     location = locate(options, command, nodes[1], token, starts_over=starts_over > 0)
     series, run_id, directory = location

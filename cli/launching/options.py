@@ -318,7 +318,7 @@ def _add_generation(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help=f"cap generation: {', '.join(caps.KEYS)}; may be repeated, or followed by several KEY=VALUE",
+        help=f"cap generation: {', '.join(caps.KEYS)}; may be repeated",
     )
 
 
@@ -548,27 +548,6 @@ class OptionWords:
         hint = f"did you mean {near[0]}?" if near else "see grpo-run launch --help"
         raise UsageError(f"no option {name}; {hint}")
 
-    def split_generation(self, arguments: Sequence[str]) -> list[str]:
-        """Return the words with `--generation a=1 b=2` written as one option per value.
-
-        The list ends at the first word that is not KEY=VALUE.
-
-        Raises:
-            UsageError: an option is unknown, or no KEY=VALUE follows `--generation`.
-        """
-        result: list[str] = []
-        words = list(arguments)
-        while words and words[0].startswith("-") and words[0] != "--":
-            if words[0] != "--generation":
-                result += self.next_option(words)
-                continue
-            words.pop(0)
-            if not _is_setting(words):
-                raise UsageError("--generation: write KEY=VALUE after it")
-            while _is_setting(words):
-                result.append(f"--generation={words.pop(0)}")
-        return result + words
-
     def identity(self, arguments: Sequence[str]) -> list[str]:
         """Return the words that identify the run: the script or `-m` with a module, and its arguments.
 
@@ -576,7 +555,7 @@ class OptionWords:
         is relative to the working directory, without symbolic links, so that `cli/train.py` and `./train.py`
         are one script.
         """
-        words = self.split_generation(arguments)
+        words = list(arguments)
         module: list[str] = []
         while option := self.next_option(words):
             if option[0] in MODULE_OPTIONS:
@@ -585,7 +564,3 @@ class OptionWords:
         if not words or module:
             return [*module, *words]
         return [os.path.relpath(os.path.realpath(words[0])), *words[1:]]
-
-
-def _is_setting(words: Sequence[str]) -> bool:
-    return bool(words) and "=" in words[0] and not words[0].startswith("-")

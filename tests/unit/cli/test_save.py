@@ -95,12 +95,10 @@ def published(here: Path, step: int, *, kept: bool, **fields: Any) -> dict[str, 
 
 
 def test_wait_prints_the_path_of_the_checkpoint(run: RunDirectory, here: Path, capsys: Captured) -> None:
-    """Of the one that was asked for, not of a scheduled one in between. The word after --wait may be the
-    run.
-    """
+    """Of the one that was asked for, not of a scheduled one in between."""
     lock = run.acquire()
     writer = Writer(run, published(here, 2, kept=False), published(here, 3, kept=True, asked=False))
-    assert main(["save", "--wait", "night"]) == 0
+    assert main(["save", "night", "--wait"]) == 0
     writer.join()
     os.close(lock)
     assert capsys.readouterr().out == f"{here / 'out' / 'checkpoint-3'}\n"
@@ -139,11 +137,11 @@ def test_wait_ends_with_the_run(run: RunDirectory, capsys: Captured) -> None:
     assert "has ended before it saved" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "night"])
 def test_a_wrong_time_is_refused(run: RunDirectory, seconds: str, capsys: Captured) -> None:
-    """One line; no request is made."""
+    """One line; no request is made. The word after --wait is never the run."""
     lock = run.acquire()
     assert main(["save", "night", f"--wait={seconds}"]) == 2
     os.close(lock)
-    assert "give a number of seconds" in capsys.readouterr().err
+    assert "--wait" in capsys.readouterr().err
     assert Board.open(run.board).requests == (False, 0)

@@ -45,14 +45,6 @@ def test_there_must_be_exactly_one_recipe(words: OptionWords, arguments: list[st
         train.split(arguments, words)
 
 
-def test_generation_caps_may_be_a_list(words: OptionWords) -> None:
-    """The list may precede or follow the recipe."""
-    for arguments in (["--generation", "max_time=3", "max_completion_length=9", "arithmetic"],
-                      ["arithmetic", "--generation", "max_time=3", "max_completion_length=9"]):  # fmt: skip
-        command = train.split(arguments, words)
-        assert command.options == ("--generation=max_time=3", "--generation=max_completion_length=9")
-
-
 def test_the_number_of_ranks_has_a_default(words: OptionWords, monkeypatch: pytest.MonkeyPatch) -> None:
     """One per GPU, or one; never beside a number that was given."""
     monkeypatch.setattr(train, "_default_ranks", lambda: "gpu")

@@ -30,7 +30,7 @@ from grpo_run.runtime.errors import UsageError
         (["--no-such-flag", "train.py"], "--no-such-flag"),
         (["--generation", "max_lenght=3", "train.py"], "max_lenght"),
         (["--generation", "max_time=x", "train.py"], "max_time=x"),
-        (["--generation", "train.py"], "--generation"),
+        (["--generation", "3", "train.py"], "--generation 3: expected KEY=VALUE"),
         (["--generation", "max_completion_lenght=3", "train.py"], "did you mean max_completion_length"),
         (["--cleanup-every", "-1", "train.py"], "--cleanup-every"),
         (["--cleanup-every", "often", "train.py"], "--cleanup-every"),

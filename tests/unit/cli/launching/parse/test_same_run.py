@@ -39,7 +39,6 @@ def identity(words: list[str]) -> list[str]:
         ["--snapshot-every", "5"],
         ["--cleanup-every", "7"],
         ["--generation", "max_time=3"],
-        ["--generation", "max_time=3", "max_completion_length=5"],
         ["--accelerate-config", "zero2.yaml"],
         ["--resume-from", "x"],
         ["--require-resume"],

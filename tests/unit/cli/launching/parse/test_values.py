@@ -11,7 +11,6 @@ import pytest
 
 from grpo_run.cli.launching import _values as values
 from grpo_run.cli.launching.command import LaunchCommand, parse
-from grpo_run.cli.launching.options import OptionWords, build_parser
 from grpo_run.runtime.launch.config import Output
 
 
@@ -59,53 +58,12 @@ def test_words_after_the_script_are_its_arguments(arguments: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("at_home")
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--generation", "max_time=3", "max_completion_length=64", "train.py"],
-        ["--generation=max_time=3", "--generation=max_completion_length=64", "train.py"],
-        [
-            "--generation",
-            "max_time=3",
-            "--generation",
-            "max_completion_length=64",
-            "--standalone",
-            "train.py",
-        ],
-        ["--standalone", "--generation", "max_time=3", "max_completion_length=64", "--", "train.py"],
-    ],
-)
-def test_generation_caps_may_be_a_list_or_repeated(words: list[str]) -> None:
-    """A list ends at the first word that is not KEY=VALUE."""
-    config = parse([*words, "--generation", "mine=1"]).config
+def test_generation_caps_may_be_repeated() -> None:
+    """The same words after the script are the script's."""
+    words = ["--generation", "max_time=3", "--generation=max_completion_length=64", "--standalone"]
+    config = parse([*words, "--", "train.py", "--generation", "mine=1"]).config
     assert config.generation == {"max_time": 3.0, "max_completion_length": 64}
-    assert config.arguments[-2:] == ("--generation", "mine=1")
-
-
-@pytest.mark.parametrize(
-    ("words", "split"),
-    [
-        (["--generation", "a=1", "b=2", "s.py"], ["--generation=a=1", "--generation=b=2", "s.py"]),
-        (["-m", "module", "--generation", "a=1"], ["-m", "module", "--generation", "a=1"]),
-        (
-            ["--nproc-per-node", "2", "s.py", "--generation", "a=1"],
-            ["--nproc-per-node", "2", "s.py", "--generation", "a=1"],
-        ),
-        (
-            ["-r3", "--generation", "a=1", "s.py", "--generation", "b=2"],
-            ["-r3", "--generation=a=1", "s.py", "--generation", "b=2"],
-        ),
-        (["-r", "3", "--generation", "a=1", "s.py"], ["-r", "3", "--generation=a=1", "s.py"]),
-        (
-            ["--nproc-per-node=2", "s.py", "--generation", "a=1"],
-            ["--nproc-per-node=2", "s.py", "--generation", "a=1"],
-        ),
-        (["--fresh", "s.py", "--generation", "a=1"], ["--fresh", "s.py", "--generation", "a=1"]),
-    ],
-)
-def test_only_a_list_before_the_script_is_split(words: list[str], split: list[str]) -> None:
-    """Words after the script are unchanged."""
-    assert OptionWords(build_parser()).split_generation(words) == split
+    assert config.arguments == ("--generation", "mine=1")
 
 
 @pytest.mark.usefixtures("at_home")
