@@ -1,7 +1,5 @@
 """Argument parser of the subcommands: a wrong argument is a one-line error with exit code 2, like every other
-usage error.
-
-Used by every subcommand except `launch`, whose parser is in `cli/launching/options.py`.
+usage error. Used by every subcommand.
 """
 
 from __future__ import annotations
