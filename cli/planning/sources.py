@@ -18,7 +18,7 @@ from typing import Any
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.upstream.unloaded import QUANTIZED
 from grpo_run.trainers.recipes.recipe import PACKAGED, find_recipe, load_recipe
-from grpo_run.trainers.recipes.settings import Setting, read_settings
+from grpo_run.trainers.recipes.settings import read_settings
 
 _MODEL_SETTINGS = (("torch_dtype", "dtype"), ("dtype", "dtype"), ("attn_implementation", "attention"))
 
@@ -94,7 +94,7 @@ def read_file(source: str, algorithm: str | None = None) -> JobSource:
     """
     path = find_recipe(source)
     if path.parent != PACKAGED:
-        values = Setting.values(read_settings(path))
+        values = read_settings(path)
         if _is_trl_file(values):
             return _read_trl_file(source, values, algorithm)
         if not RECIPE_KEYS & values.keys():

@@ -139,14 +139,12 @@ def test_an_unknown_override_gets_a_hint(override: str, near: str) -> None:
     assert f"{near}'?" in message
 
 
-def test_an_unknown_key_in_a_file_is_located(tmp_path: Path) -> None:
-    """File, line, key and nearest key, at the top level and in a section."""
+def test_an_unknown_key_in_a_file_is_named(tmp_path: Path) -> None:
+    """File, key and nearest key, at the top level and in a section."""
     path = write_recipe(tmp_path, MINIMAL + "  num_generation: 4\n")
-    assert (
-        error(path) == f"{path}:10: unknown key 'grpo.num_generation'; did you mean 'grpo.num_generations'?"
-    )
+    assert error(path) == f"{path}: unknown key 'grpo.num_generation'; did you mean 'grpo.num_generations'?"
     path = write_recipe(tmp_path, MINIMAL + "sed: 4\n")
-    assert error(path) == f"{path}:10: unknown key 'sed'; did you mean 'seed'?"
+    assert error(path) == f"{path}: unknown key 'sed'; did you mean 'seed'?"
 
 
 @pytest.mark.parametrize(
@@ -176,10 +174,10 @@ def test_a_wrong_value_is_shown_with_what_is_expected(override: str, words: tupl
         assert word in message
 
 
-def test_a_wrong_value_in_a_file_is_located(tmp_path: Path) -> None:
-    """File, line, key, value and expectation."""
+def test_a_wrong_value_in_a_file_is_named(tmp_path: Path) -> None:
+    """File, key, value and expectation."""
     path = write_recipe(tmp_path, MINIMAL.replace("max_steps: 10", "max_steps: ten"))
-    assert error(path) == f"{path}:4: grpo.max_steps = 'ten', expected a valid integer"
+    assert error(path) == f"{path}: grpo.max_steps = 'ten', expected a valid integer"
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
@@ -200,13 +198,11 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         ("a: 1\n---\nb: 2\n", ", line 2, column 1: but found another document"),
         ("seed: \x00\n", ": invalid YAML: unacceptable character"),
         ("seed: 2020-99-99\n", ": invalid YAML: month must be in 1..12"),
-        ("seed: &a [*a]\n", ", line 1, column 7: found unconstructable recursive node"),
-        ("seed: 1\nseed: 2\n", ":2: duplicate key 'seed'; it is first set on line 1"),
-        ("grpo.beta: 1\n", ":1: expected a key without dots, found 'grpo.beta'"),
-        ("1: 2\n", ":1: expected a key without dots, found 1"),
-        ("- a\n", ": expected a mapping of keys to values, found a list"),
-        ("hello\n", ": expected a mapping of keys to values, found a single value"),
-        ("", ": expected a mapping of keys to values, found an empty file"),
+        ("seed: 1\nseed: 2\n", ", line 2, column 1: duplicate key 'seed'"),
+        ("grpo.beta: 1\n", ": expected a key without dots, found 'grpo.beta'"),
+        ("1: 2\n", ": expected a key without dots, found 1"),
+        ("- a\n", ": expected a mapping of keys to values"),
+        ("", ": expected a mapping of keys to values"),
         ("seed: " + "[" * 5000, ": invalid YAML: "),
     ],
 )
@@ -267,7 +263,7 @@ def test_keys_that_do_not_fit_the_task_are_errors(tmp_path: Path) -> None:
     text = MINIMAL.replace("arithmetic", "gsm8k")
     text += "sft:\n  max_steps: 1\n  per_device_train_batch_size: 1\n  learning_rate: 1\n  save_steps: 1\n"
     path = write_recipe(tmp_path, text)
-    assert error(path) == f"{path}:11: the gsm8k task has no warm start; remove 'sft'"
+    assert error(path) == f"{path}: the gsm8k task has no warm start; remove 'sft'"
 
 
 def test_local_models_and_data_must_exist(tmp_path: Path) -> None:
