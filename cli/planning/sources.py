@@ -90,18 +90,13 @@ def read_file(source: str, algorithm: str | None = None) -> JobSource:
         algorithm: for which script of TRL a configuration is.
 
     Raises:
-        ConfigError: the file cannot be read, is neither of them, or uses what is not covered.
+        ConfigError: the file cannot be read, or uses what is not covered.
     """
     path = find_recipe(source)
     if path.parent != PACKAGED:
         values = read_settings(path)
-        if _is_trl_file(values):
-            return _read_trl_file(source, values, algorithm)
         if not RECIPE_KEYS & values.keys():
-            raise ConfigError(
-                f"{source} is no recipe (it has no 'task') and no configuration of TRL's scripts (it has no"
-                f" {MODEL!r})"
-            )
+            return _read_trl_file(source, values, algorithm)
     recipe = load_recipe(source)
     settings = {key: value for key, value in recipe.grpo.model_dump().items() if value is not None}
     refuse_quantized(source, settings)
@@ -119,26 +114,8 @@ def notes_of(found: JobSource) -> Iterator[str]:
 
 
 MODEL = "model_name_or_path"
-KNOWN_KEYS = frozenset(
-    {
-        MODEL,
-        "dataset_name",
-        "datasets",
-        "reward_funcs",
-        "use_peft",
-        "learning_rate",
-        "num_train_epochs",
-        "max_steps",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "num_generations",
-        "max_completion_length",
-        "max_length",
-    }
-)
-"""Keys of which a configuration has one. No recipe has them at its top level."""
 RECIPE_KEYS = frozenset({"task", "grpo", "sft", "caps"})
-"""Keys of recipes that no configuration of TRL has."""
+"""Keys of recipes that no configuration of TRL has; a file without them is one."""
 SFT_KEYS = frozenset(
     {
         "max_length",
@@ -155,13 +132,6 @@ LORA_RANK, LORA_DROPOUT = 16, 0.05
 """Defaults of `ModelConfig`, which are not those of `LoraConfig`."""
 LORA_REFUSED = ("use_dora", "lora_modules_to_save", "lora_target_parameters")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-_WORDS = {"true": True, "yes": True, "false": False, "no": False, "none": None, "null": None}
-_MAX_DIGITS = 64
-
-
-def _is_trl_file(values: Mapping[str, Any]) -> bool:
-    """Whether a mapping is a configuration of TRL's scripts rather than a recipe."""
-    return not RECIPE_KEYS & values.keys() and bool(KNOWN_KEYS & values.keys())
 
 
 def _read_trl_file(path: str, values: Mapping[str, Any], algorithm: str | None) -> JobSource:
@@ -198,12 +168,10 @@ def _read_trl_file(path: str, values: Mapping[str, Any], algorithm: str | None) 
 
 
 def _typed(value: Any) -> Any:
-    """Return a value as TRL's parser takes it: a text that says a number or a truth value is one."""
-    if not isinstance(value, str):
+    """Return a value as TRL's parser takes it: YAML reads `4e-2` as text."""
+    if not isinstance(value, str) or not _NUMBER.fullmatch(value):
         return value
-    if len(value) <= _MAX_DIGITS and _NUMBER.fullmatch(value):
-        return float(value) if re.search(r"[.eE]", value) else int(value)
-    return _WORDS.get(value.lower(), value)
+    return float(value) if re.search(r"[.eE]", value) else int(value)
 
 
 def _read_loading(path: str, source: JobSource) -> None:

@@ -88,10 +88,7 @@ def test_what_is_not_covered_is_refused(text: str, expected: str, tmp_path: Path
     ("text", "expected"),
     [
         ("num_generations: 4\nper_device_train_batch_size: 4\n", "plan needs --model"),
-        (
-            "compute_environment: LOCAL_MACHINE\n",
-            "is no recipe (it has no 'task') and no configuration of TRL",
-        ),
+        ("compute_environment: LOCAL_MACHINE\n", "plan needs --model"),
         ("grpo:\n  max_steps: 3\n", "the key 'task' is missing"),
         ("- a\n", "expected a mapping"),
     ],
