@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_run.dashboards.terminal._progress import count
 from grpo_run.runtime.files import short_path
 from grpo_run.runtime.history.no_trainer_script import RESTART
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.watchdog.evidence.incident_files import read_verdict
 from grpo_run.watchdog.memory.shortage import usage_in
-from grpo_run.watchdog.text import rank_names
+from grpo_run.watchdog.text import counted, rank_names
 
 LABEL_WIDTH = 10
 MAX_FILE_CHARACTERS = 40
@@ -68,7 +67,7 @@ def recovered_line(recovery: Recovery, *, faults: int = 1) -> str:
     if recovery.from_checkpoint is not None:
         parts.append(f"resumed from step {recovery.from_checkpoint}")
     if recovery.lost_steps is not None:
-        parts.append(f"{count(recovery.lost_steps, 'step')} repeated")
+        parts.append(f"{counted(recovery.lost_steps, 'step')} repeated")
     return ", ".join(parts)
 
 

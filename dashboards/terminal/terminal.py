@@ -24,13 +24,13 @@ from rich.live import Live
 from rich.text import Text
 
 from grpo_run.dashboards.terminal._incidents import LABEL_WIDTH, fault_lines, inspection_line, recovered_line
-from grpo_run.dashboards.terminal._progress import LineKind, count, progress_line
+from grpo_run.dashboards.terminal._progress import LineKind, progress_line
 from grpo_run.dashboards.terminal.background_output import BackgroundStream
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.memory_findings import FindingLines
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.status import RunStatus
-from grpo_run.watchdog.text import duration_text
+from grpo_run.watchdog.text import counted, duration_text
 
 INTERVAL_SECONDS = 15.0
 """Shortest time between two lines of a run that trains."""
@@ -279,7 +279,7 @@ class Terminal:
         seconds = history.step_seconds()
         if seconds is not None and history.step + steps < history.target_steps:
             self._event(
-                f"a snapshot is taken in memory every {count(steps, 'step')}: a fault repeats at most about"
+                f"a snapshot is taken in memory every {counted(steps, 'step')}: a fault repeats at most about"
                 f" {duration_text(steps * seconds)} of training"
             )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.dashboards.terminal._progress import LineKind, ProgressLine, count, progress_line
+from grpo_run.dashboards.terminal._progress import LineKind, ProgressLine, progress_line
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.progress import StepTimes
 from grpo_run.runtime.history.recovery import Checkpoint, Recovery
@@ -222,8 +222,3 @@ def test_a_narrow_terminal_gets_the_most_important_facts() -> None:
     assert line.text(80) == "step 12345/20000 · 20.0 s/step · 42 h 32 min left · reward -0.500 · 2 ranks"
     assert line.text(40) == "step 12345/20000 · 42 h 32 min left"
     assert line.text(5) == "step 12345/20000"
-
-
-def test_one_is_singular() -> None:
-    """`1 rank`, `2 ranks`."""
-    assert (count(1, "rank"), count(2, "rank"), count(0, "step")) == ("1 rank", "2 ranks", "0 steps")
