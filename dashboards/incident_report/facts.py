@@ -78,29 +78,12 @@ CONFIDENCE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceLine:
-    """A line of user code. `place` is `file:line`, or None if unknown; `rank` is set in a list by rank."""
-
-    place: str | None
-    function: str | None = None
-    rank: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Fact:
-    """One row of the facts, with one of the values set; which one determines its layout."""
+    """One row of the facts. `code` marks names and places of code."""
 
     name: str
-    text: str = ""
-    code: str = ""
-    block: str = ""
-    items: tuple[str, ...] = ()
-    line: SourceLine | None = None
-    lines: tuple[SourceLine, ...] = ()
-
-    def is_known(self) -> bool:
-        """Whether the row has a value to show."""
-        return bool(self.text or self.code or self.block or self.items or self.line or self.lines)
+    lines: tuple[str, ...]
+    code: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,28 +104,32 @@ def facts_of(report: IncidentReport) -> tuple[Fact, ...]:
     verdict = report.verdict
     if not verdict:
         return ()
-    culprits = ranks_in(verdict.get("culprits"))
-    recovery = report.recovery
-    locations = verdict.get("locations")
-    by_rank: Mapping[str, Any] = locations if isinstance(locations, Mapping) else {}
+    culprits, waiters = ranks_in(verdict.get("culprits")), ranks_in(verdict.get("waiters"))
+    recovery, location, mismatch = report.recovery, verdict.get("location"), verdict.get("mismatch")
+    places = (_place(location),) if isinstance(location, Mapping) else _places(culprits, verdict)
+    waiting = _places(waiters, verdict)
     rows = (
-        Fact(name="Cause", code=str(verdict.get("cause") or "unknown")),
-        Fact(name="Culprit", text=rank_names(culprits) if culprits else "no rank of this node is named"),
-        Fact(name="Step and phase", text=_step_and_phase(verdict)),
-        _culprit_lines(verdict.get("location"), culprits, by_rank),
-        Fact(name="Confidence", text=_confidence(verdict)),
-        Fact(name="Memory", text=described_in(verdict)),
-        Fact(name="Mismatch", block=plain(verdict["mismatch"]) if verdict.get("mismatch") else ""),
-        _waiting(ranks_in(verdict.get("waiters")), by_rank),
-        Fact(name="Action taken", text=_action(report)),
-        Fact(name="Time to detect", text=duration(recovery.detection_seconds) if recovery else ""),
-        Fact(name="Time to recover", text=duration(recovery.recovery_seconds) if recovery else ""),
-        Fact(name="Repeated steps", text=_repeated_steps(report)),
-        Fact(name="Excluded from the loss", text=report.excluded),
-        Fact(name="Not resumed", text=recovery.mismatch if recovery else ""),
-        Fact(name="Tried before", items=tuple(map(str, verdict.get("tried") or ()))),
+        _fact("Cause", str(verdict.get("cause") or "unknown"), code=True),
+        _fact("Culprit", rank_names(culprits) if culprits else "no rank of this node is named"),
+        _fact("Step and phase", _step_and_phase(verdict)),
+        _fact("Source line", *places, code=True),
+        _fact("Confidence", _confidence(verdict)),
+        _fact("Memory", described_in(verdict)),
+        _fact("Mismatch", plain(mismatch) if mismatch else "", code=True),
+        _fact("Waiting", *(waiting or [rank_names(waiters) if waiters else ""]), code=bool(waiting)),
+        _fact("Action taken", _action(report)),
+        _fact("Time to detect", duration(recovery.detection_seconds) if recovery else ""),
+        _fact("Time to recover", duration(recovery.recovery_seconds) if recovery else ""),
+        _fact("Repeated steps", _repeated_steps(report)),
+        _fact("Excluded from the loss", report.excluded),
+        _fact("Not resumed", recovery.mismatch if recovery else ""),
+        _fact("Tried before", *map(str, verdict.get("tried") or ())),
     )
-    return tuple(fact for fact in rows if fact.is_known())
+    return tuple(fact for fact in rows if fact.lines)
+
+
+def _fact(name: str, *lines: str, code: bool = False) -> Fact:
+    return Fact(name=name, lines=tuple(filter(None, lines)), code=code)
 
 
 def tags_of(report: IncidentReport) -> tuple[Tag, ...]:
@@ -183,26 +170,17 @@ def _repeated_steps(report: IncidentReport) -> str:
     return str(recovery.lost_steps) if recovery and recovery.lost_steps is not None else ""
 
 
-def _source_line(location: Any, rank: int | None = None) -> SourceLine:
+def _place(location: Any) -> str:
+    """A line of user code."""
     if not isinstance(location, Mapping):
-        return SourceLine(place=None, rank=rank)
-    place = f"{location.get('file')}:{location.get('line')}"
-    return SourceLine(place=place, function=str(location.get("function")), rank=rank)
+        return "unknown"
+    return f"{location.get('file')}:{location.get('line')} in {location.get('function')}"
 
 
-def _culprit_lines(location: Any, culprits: Sequence[int], by_rank: Mapping[str, Any]) -> Fact:
-    if isinstance(location, Mapping):
-        return Fact(name="Source line", line=_source_line(location))
-    return Fact(name="Source line", lines=_lines(culprits, by_rank))
-
-
-def _waiting(waiters: Sequence[int], by_rank: Mapping[str, Any]) -> Fact:
-    lines = _lines(waiters, by_rank)
-    return Fact(name="Waiting", lines=lines, text=rank_names(waiters) if waiters and not lines else "")
-
-
-def _lines(ranks: Sequence[int], by_rank: Mapping[str, Any]) -> tuple[SourceLine, ...]:
-    """The source line of each rank; empty if none of them is known."""
+def _places(ranks: Sequence[int], verdict: Mapping[str, Any]) -> tuple[str, ...]:
+    """The line of each rank; empty if none of them is known."""
+    locations = verdict.get("locations")
+    by_rank: Mapping[str, Any] = locations if isinstance(locations, Mapping) else {}
     if not any(by_rank.get(str(rank)) for rank in ranks):
         return ()
-    return tuple(_source_line(by_rank.get(str(rank)), rank) for rank in ranks)
+    return tuple(f"rank {rank}: {_place(by_rank.get(str(rank)))}" for rank in ranks)
