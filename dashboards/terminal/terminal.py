@@ -24,7 +24,7 @@ from rich.live import Live
 from rich.text import Text
 
 from grpo_run.dashboards.terminal._incidents import LABEL_WIDTH, fault_lines, inspection_line, recovered_line
-from grpo_run.dashboards.terminal._progress import LineKind, progress_line
+from grpo_run.dashboards.terminal._progress import progress_line
 from grpo_run.dashboards.terminal.background_output import BackgroundStream
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.memory_findings import FindingLines
@@ -56,23 +56,23 @@ class PipeSchedule:
         self._wait: Hashable = None
         self._interval_seconds = INTERVAL_SECONDS
 
-    def due(self, kind: LineKind, text: str, wait: Hashable, now: float) -> bool:
+    def due(self, starting: bool, text: str, wait: Hashable, now: float) -> bool:
         """Return whether to print this line, and assume that it is printed.
 
         Args:
-            kind, text: of the line.
+            starting, text: of the line.
             wait: identifies who is waited for and where; None outside a wait.
             now: monotonic seconds.
         """
         began, self._wait = wait is not None and wait != self._wait, wait
         if began or wait is None:
             self._interval_seconds = INTERVAL_SECONDS
-        first = kind is LineKind.training and not self._trained
+        first = wait is None and not (starting or self._trained)
         if not (began or first) and (text == self._last or now - self._printed_at < self._interval_seconds):
             return False
         if wait is not None and not began:
             self._interval_seconds = min(2 * self._interval_seconds, LONGEST_INTERVAL_SECONDS)
-        self._trained |= kind is not LineKind.starting
+        self._trained |= not starting
         self._last, self._printed_at = text, now
         return True
 
@@ -267,7 +267,7 @@ class Terminal:
                     shown = Text(text, style="dim", no_wrap=True, overflow="ellipsis")
                     with contextlib.suppress(OSError, ValueError):
                         self._live.update(shown, refresh=True)
-            elif line.parts and schedule.due(line.kind, line.text(), line.wait, time.monotonic()):
+            elif line.parts and schedule.due(line.starting, line.text(), line.wait, time.monotonic()):
                 self._event(line.text())
 
     def _show_interval(self, history: History) -> None:
