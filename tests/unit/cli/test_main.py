@@ -60,6 +60,18 @@ def test_a_wrong_argument_is_one_line(capsys: Captured, words: list[str]) -> Non
     assert f"grpo-run {words[0]}" in shown.err
 
 
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("words", [[], ["no-such-run"]])
+@pytest.mark.parametrize("command", [["save"], ["stop"], ["status"], ["status", "--json"], ["report"]])
+def test_an_unknown_run_is_refused(capsys: Captured, command: list[str], words: list[str]) -> None:
+    """Exit code 2, one line with the name, and nothing on standard output."""
+    assert main([*command, *words]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("grpo-run: ")
+    assert shown.err.count("\n") == 1
+
+
 def test_no_command_exits_with_2_and_help_with_0(capsys: Captured) -> None:
     """Both print the list of commands."""
     assert main([]) == 2

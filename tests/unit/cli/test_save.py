@@ -47,16 +47,6 @@ def test_an_inactive_run_is_refused(run: RunDirectory, capsys: Captured) -> None
     assert Board.open(run.board).requests == (False, 0)
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("words", [[], ["no-such-run"]])
-def test_an_unknown_run_is_refused(capsys: Captured, words: list[str]) -> None:
-    """Exit code 2 and one line with the name."""
-    assert main(["save", *words]) == 2
-    shown = capsys.readouterr().err
-    assert shown.startswith("grpo-run: ")
-    assert shown.count("\n") == 1
-
-
 class Writer(threading.Thread):
     """Plays a run: once a save is requested, write these events, with a checkpoint for each that is
     published.

@@ -94,17 +94,6 @@ def test_a_run_whose_supervisor_vanished_is_unknown(run: RunDirectory, capsys: C
     assert capsys.readouterr().out.startswith("Unknown")
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("words", [[], ["no-such-run"], ["--json"]])
-def test_an_unknown_run_is_refused(capsys: Captured, words: list[str]) -> None:
-    """Exit code 2 and nothing on standard output."""
-    assert main(["status", *words]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("grpo-run: ")
-    assert shown.err.count("\n") == 1
-
-
 def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys: Captured) -> None:
     """While a supervisor is alive."""
     journal = Journal(run.journal, "night")

@@ -52,7 +52,7 @@ def test_no_option_of_ours_or_torchruns_makes_another_run(extra: list[str]) -> N
     assert identity([*extra, "-m", "jobs.train", "x"]) == ["-m", "jobs.train", "x"]
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 def test_a_script_is_recognized_by_its_file() -> None:
     """Other spellings of its path and links to it are the same script; another script or a module is not."""
     Path("link.py").symlink_to("train.py")

@@ -14,7 +14,7 @@ from grpo_run.cli.launching.command import LaunchCommand, parse
 from grpo_run.runtime.launch.config import Output
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 def test_a_plain_command_has_the_defaults() -> None:
     """torchrun's and ours."""
     made: LaunchCommand = parse(["--nproc-per-node", "2", "train.py", "--lr", "1e-6"])
@@ -28,7 +28,7 @@ def test_a_plain_command_has_the_defaults() -> None:
 
 
 def test_a_number_of_ranks_on_the_command_line_wins_over_the_accelerate_config(
-    at_home: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line says so."""
     Path("ddp.yaml").write_text("distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 8\n")
@@ -38,7 +38,7 @@ def test_a_number_of_ranks_on_the_command_line_wins_over_the_accelerate_config(
     assert said == "grpo-run: --nproc-per-node 2 replaces num_processes 8 of ddp.yaml\n"
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -57,7 +57,7 @@ def test_words_after_the_script_are_its_arguments(arguments: list[str]) -> None:
     assert config.run_id != "mine"
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 def test_generation_caps_may_be_repeated() -> None:
     """The same words after the script are the script's."""
     words = ["--generation", "max_time=3", "--generation=max_completion_length=64", "--standalone"]
@@ -66,7 +66,7 @@ def test_generation_caps_may_be_repeated() -> None:
     assert config.arguments == ("--generation", "mine=1")
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 def test_no_preload_disables_preloading() -> None:
     """Ranks start as fresh interpreters."""
     assert parse(["--no-preload", "train.py"]).config.preload is False
@@ -113,7 +113,7 @@ def test_the_form_of_the_output_follows_from_where_the_streams_lead(
     assert (tmp_path / "form").read_text() == output.value
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     "words", [["--log-dir", "logs"], ["--redirects", "3"], ["--tee", "3"], ["--start-method", "fork"]]
 )
@@ -125,7 +125,7 @@ def test_ignored_options_of_torchrun_cause_a_warning(
     assert f"{words[0]} is ignored" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("ranks", "threads"), [("1", None), ("2", "1")])
 def test_several_ranks_get_one_thread_each(ranks: str, threads: str | None) -> None:
     """The environment may set another number, as under torchrun."""
@@ -141,7 +141,7 @@ def test_deadline_exit_sets_one_deadline(here: Path) -> None:
     assert replace(said, exit_seconds=60.0) == default
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("words", "every"),
     [
@@ -154,3 +154,18 @@ def test_deadline_exit_sets_one_deadline(here: Path) -> None:
 def test_snapshot_every_is_a_number_or_auto(words: list[str], every: int | None) -> None:
     """auto is the default."""
     assert parse([*words, "train.py"]).config.snapshot_every == every
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("words", "ends", "share"),
+    [
+        ([], ("repetition", "deadline"), 0.5),
+        (["--mask-capped", "none", "--repeat-rewards-above", "1"], (), 1.0),
+        (["--mask-capped", "length,deadline"], ("length", "deadline"), 0.5),
+    ],
+)
+def test_masking(words: list[str], ends: tuple[str, ...], share: float) -> None:
+    """Which completions leave the loss, and when rewards are computed once more."""
+    masking = parse([*words, "train.py"]).config.masking
+    assert (masking.masked_ends, masking.repeat_rewards_above) == (ends, share)
