@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,11 +40,16 @@ def run(here: Path) -> RunDirectory:
     return directory
 
 
+def write(run: RunDirectory, event: str, **fields: Any) -> None:
+    """Add one event to the journal."""
+    journal = Journal(run.journal, "night")
+    journal.write(event, **fields)
+    journal.close()
+
+
 def end(run: RunDirectory, sentence: str) -> None:
     """Record that the run gave up with this sentence."""
-    journal = Journal(run.journal, "night")
-    journal.write("run_ended", exit_code=93, sentence=sentence)
-    journal.close()
+    write(run, "run_ended", exit_code=93, sentence=sentence)
 
 
 def test_the_summary_is_the_first_line(run: RunDirectory, capsys: Captured) -> None:
@@ -151,9 +157,7 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
 
 def test_a_rank_that_has_not_started_is_not_called_unobservable(run: RunDirectory, capsys: Captured) -> None:
     """Fresh interpreters import for many seconds."""
-    journal = Journal(run.journal, "night")
-    journal.write("state_changed", to="starting")
-    journal.close()
+    write(run, "state_changed", to="starting")
     lock = run.acquire()
     Board.create(run.board, 1)
     main(["status"])
@@ -169,10 +173,8 @@ def test_a_script_without_a_trainer_is_not_at_a_step(
     directory = RunDirectory(path=here / "runs" / "plain")
     directory.create()
     directory.write_run({"run_id": "plain"})
-    journal = Journal(directory.journal, "plain")
-    journal.write("run_started")
-    journal.write("run_ended", exit_code=code, sentence="")
-    journal.close()
+    write(directory, "run_started")
+    write(directory, "run_ended", exit_code=code, sentence="")
     assert main(["status", "plain"]) == 0
     shown = capsys.readouterr().out
     assert f"state       {state}" in shown
@@ -184,11 +186,9 @@ def test_excluded_samples_are_counted_by_reason(run: RunDirectory, capsys: Captu
     """Nothing is said of them if there are none."""
     assert main(["status", "night"]) == 0
     assert "masked" not in capsys.readouterr().out
-    journal = Journal(run.journal, "night")
-    journal.write("sample_masked", rank=1, step=8, function="accuracy", reason="nan", samples=[5, 6], count=2)
-    journal.write("sample_masked", rank=0, step=8, function=None, reason="deadline", samples=[1], count=1)
-    journal.write("group_masked", rank=0, step=8, groups=[1], count=1, of=2, steps_without_samples=0)
-    journal.close()
+    write(run, "sample_masked", rank=1, step=8, function="accuracy", reason="nan", samples=[5, 6], count=2)
+    write(run, "sample_masked", rank=0, step=8, function=None, reason="deadline", samples=[1], count=1)
+    write(run, "group_masked", rank=0, step=8, groups=[1], count=1, of=2, steps_without_samples=0)
     assert main(["status", "night"]) == 0
     assert "3 samples (nan 2, deadline 1), 1 whole group" in capsys.readouterr().out
     assert main(["status", "night", "--json"]) == 0
@@ -199,9 +199,7 @@ def test_a_memory_plan_is_shown_where_there_is_one(run: RunDirectory, capsys: Ca
     """In text and as JSON; a run that has the script's own settings shows nothing."""
     main(["status", "night"])
     assert "memory plan" not in capsys.readouterr().out
-    journal = Journal(run.journal, "night")
-    journal.write("plan_changed", plan={"micro_batch_divisor": 4})
-    journal.close()
+    write(run, "plan_changed", plan={"micro_batch_divisor": 4})
     main(["status", "night"])
     assert "micro-batch=4" in capsys.readouterr().out
     main(["status", "night", "--json"])
