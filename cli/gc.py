@@ -83,14 +83,13 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{verb} {leftover.path} ({size_text(leftover.size_bytes)}): {problem or leftover.what}")
     total = sum(leftover.size_bytes for leftover in freed)
     if options.json:
-        names = ("freed", "would_free")
         value = {
-            name: [_as_json(one) for one in freed] for name in names[options.dry_run : options.dry_run + 1]
+            "would_free" if options.dry_run else "freed": [_freed_json(one) for one in freed],
+            "not_freed": [_kept_json(one) for one in failed],
+            "kept": [_kept_json(one) for one in kept],
+            "bytes": total,
         }
-        lists = {"not_freed": failed, "kept": kept}
-        shown = {name: [{"path": str(k.path), "bytes": k.size_bytes, "reason": k.reason} for k in v] for name,
-        v in lists.items()}  # fmt: skip
-        print(json.dumps({**value, **shown, "bytes": total}, indent=2))
+        print(json.dumps(value, indent=2))
     else:
         for one in kept:
             print(f"kept {one.path} ({size_text(one.size_bytes)}): {one.reason}")
@@ -99,13 +98,12 @@ def main(arguments: Sequence[str]) -> int:
     return EXIT_INCOMPLETE if failed else 0
 
 
-def _as_json(leftover: Leftover) -> dict[str, object]:
-    return {
-        "kind": leftover.kind,
-        "path": str(leftover.path),
-        "bytes": leftover.size_bytes,
-        "what": leftover.what,
-    }
+def _freed_json(one: Leftover) -> dict[str, object]:
+    return {"kind": one.kind, "path": str(one.path), "bytes": one.size_bytes, "what": one.what}
+
+
+def _kept_json(one: KeptMemory) -> dict[str, object]:
+    return {"path": str(one.path), "bytes": one.size_bytes, "reason": one.reason}
 
 
 def find_leftovers(days: float, *, disks_are_mounted: bool) -> tuple[list[Leftover], list[KeptMemory]]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SMOOTHING_STEPS = 11
 SMOOTHED_FRACTION = 1 / 50
-"""Long curves are smoothed over this fraction of their steps, short curves over `SMOOTHING_STEPS`."""
+"""Long curves are smoothed over this fraction of what was logged, short curves over `SMOOTHING_STEPS`."""
 
 Numbers = NDArray[np.float64]
 
@@ -83,22 +83,10 @@ def series_of(values: dict[tuple[int, int], float], call: int) -> tuple[Numbers,
     )
 
 
-def running_mean(steps: Numbers, values: Numbers, window_steps: int) -> tuple[Numbers, Numbers]:
-    """Return the mean of the values within half a window of each step.
-
-    The window counts steps, not values, because the journal may lack steps. A NaN is inserted into every gap
-    wider than the window, so that no line is drawn across it. The window is truncated at both ends.
-    """
-    reach = window_steps // 2
-    means = np.array([values[np.abs(steps - step) <= reach].mean() for step in steps])
-    gaps = np.flatnonzero(np.diff(steps) > window_steps) + 1
-    return np.insert(steps, gaps, np.nan), np.insert(means, gaps, np.nan)
-
-
-def smoothing_window(steps: Numbers) -> int:
-    """Return the width of the running mean's window in steps; always odd."""
-    span = int(steps[-1] - steps[0]) if len(steps) else 0
-    return max(SMOOTHING_STEPS, int(span * SMOOTHED_FRACTION) | 1)
+def running_mean(values: Numbers) -> Numbers:
+    """Return the mean of the values around each one; at both ends of fewer."""
+    reach = max(SMOOTHING_STEPS, int(len(values) * SMOOTHED_FRACTION)) // 2
+    return np.array([values[max(0, at - reach) : at + reach + 1].mean() for at in range(len(values))])
 
 
 COMPARED_STEPS = 20
@@ -254,8 +242,8 @@ def _curve(axes: Axes, steps: Numbers, values: Numbers, color: str, number_forma
         return
     size = 3.4 if len(steps) <= MANY_STEPS else 2.0
     axes.plot(steps, values, linestyle="none", marker="o", markersize=size, color=color, alpha=0.28, mew=0)
-    where, means = running_mean(steps, values, smoothing_window(steps))
-    axes.plot(where, means, color=color, linewidth=2.1, solid_capstyle="round", solid_joinstyle="round")
+    means = running_mean(values)
+    axes.plot(steps, means, color=color, linewidth=2.1, solid_capstyle="round", solid_joinstyle="round")
     axes.annotate(
         number_format.format(values[-min(COMPARED_STEPS, len(values)) :].mean()),
         (steps[-1], means[-1]),
