@@ -13,7 +13,7 @@ def page(text: str) -> str:
     from grpo_run.cli.launching.options import EXIT_CODES, TORCHRUN_TITLE, build_parser
 
     options, _, rest = build_parser().format_help().partition(f"\n{TORCHRUN_TITLE}:")
-    ours = f"{options}\n{rest[rest.index(EXIT_CODES):].rstrip()}"
+    ours = f"{options}\n{rest[rest.index(EXIT_CODES) :].rstrip()}"
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n```\n{ours}\n```\n\n{END}{after}"

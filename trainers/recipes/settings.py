@@ -31,7 +31,9 @@ class _Loader(yaml.SafeLoader):
         keys: list[Any] = []
         for key, _ in node.value:
             if key.value in keys:
-                raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark
+                )
             keys.append(key.value)
         return super().construct_mapping(node, deep)
 

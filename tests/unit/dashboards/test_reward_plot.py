@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grpo_run.dashboards.reward_plot import (
-    Curves,
-    draw_run,
-    recovery_label,
-    running_mean,
-    series_of,
-)
+from grpo_run.dashboards.reward_plot import Curves, draw_run, recovery_label, running_mean, series_of
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.history.recovery import Recovery
 

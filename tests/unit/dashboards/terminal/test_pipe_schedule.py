@@ -48,9 +48,7 @@ def test_a_short_start_is_not_reported() -> None:
 
 def test_a_long_start_is_reported() -> None:
     """Once, while it says the same."""
-    shown = printed(
-        200, lambda now: (True, "starting" if now < 100 else "the script runs", None)
-    )
+    shown = printed(200, lambda now: (True, "starting" if now < 100 else "the script runs", None))
     assert shown == [(15.0, "starting"), (100.0, "the script runs")]
 
 

@@ -40,9 +40,7 @@ def test_several_nodes_do_not_stage_checkpoints(here: Path) -> None:
     assert parse(words).snapshot_folder is None
 
 
-def test_an_unusable_default_directory_disables_staging(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_default_directory_disables_staging(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not exist, or cannot be written; the user did not ask for it, so it is no error."""
     memory = here / "memory"
     monkeypatch.setattr(values, "SHARED_MEMORY_ROOT", memory)
