@@ -7,9 +7,8 @@ The checkpoint is kept from rotation and pruning: somebody wanted it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.board.board import Board
@@ -78,76 +77,35 @@ def _nothing_can_be_saved(own: NoTrainerScript) -> str:
 
 def _save_and_wait(run: RunDirectory, board: Board, seconds: float) -> int:
     """Request a checkpoint, and wait until one that was taken after the request is on disk."""
-    journal = JournalReader(run.journal)
-    waiting = _Waiting()
-    waiting.read(journal.new())
-    waiting.begin()
+    journal, history = JournalReader(run.journal), History()
+    for record in journal.new():
+        history.apply(record)
+    requested_at, attempts, trouble = (history.train_call, history.step), history.attempts, ""
     board.request_save()
     deadline = time.monotonic() + seconds
     while True:
         ended = run.owner() is None
-        path = waiting.read(journal.new())
-        if path is not None:
-            print(path)
-            return 0
+        for record in journal.new():
+            history.apply(record)
+            if record["event"] == "step_committed" and history.attempts != attempts:
+                attempts = history.attempts
+                board.request_save()  # ranks that were started since do not know of the request
+            elif record["event"] == "checkpoint_failed":
+                trouble = f": {record.get('reason')}"
+            elif record["event"] == "checkpoint_published":
+                position = (int(record.get("train_call") or 0), int(record["step"]))
+                if position > requested_at and _is_kept(Path(record["path"])):
+                    print(record["path"])
+                    return 0
         if ended:
             raise RunDirectoryError(f"the run in {run.path} has ended before it saved the checkpoint")
-        if waiting.own.current:
-            print(_nothing_can_be_saved(waiting.own))
+        if history.no_trainer.current:
+            print(_nothing_can_be_saved(history.no_trainer))
             return EXIT_NOT_SAVED
-        if waiting.restarted:
-            waiting.restarted = False
-            board.request_save()  # ranks that were started since do not know of the request
         if time.monotonic() >= deadline:
-            trouble = f": {waiting.failure}" if waiting.failure else ""
             print(f"no checkpoint is on disk {seconds:g} s after the request{trouble}")
             return EXIT_NOT_SAVED
         time.sleep(POLL_SECONDS)
-
-
-class _Waiting:
-    """What the journal says since the request.
-
-    `restarted` is set when the ranks of a new attempt have committed a step, and `failure` is why a
-    checkpoint could not be written.
-    """
-
-    def __init__(self) -> None:
-        self.restarted = False
-        self.failure: str | None = None
-        self._history = History()
-        self._position = (0, 0)
-        self._requested_at: tuple[int, int] | None = None
-        self._attempt_is_new = False
-
-    @property
-    def own(self) -> NoTrainerScript:
-        """What the script trains by itself."""
-        return self._history.no_trainer
-
-    def begin(self) -> None:
-        """The request is made now."""
-        self._requested_at = self._position
-        self._attempt_is_new = False
-
-    def read(self, records: Iterable[dict[str, Any]]) -> Path | None:
-        """Take new events into account; return the checkpoint that was asked for, once it is on disk."""
-        for record in records:
-            self._history.apply(record)
-            name = record["event"]
-            if name == "attempt_started":
-                self._attempt_is_new = True
-            elif name == "step_committed":
-                self._position = (int(record.get("train_call") or 0), int(record.get("step") or 0))
-                self.restarted |= self._attempt_is_new
-                self._attempt_is_new = False
-            elif name == "checkpoint_failed":
-                self.failure = str(record.get("reason"))
-            elif name == "checkpoint_published" and self._requested_at is not None:
-                position = (int(record.get("train_call") or 0), int(record["step"]))
-                if position > self._requested_at and _is_kept(Path(record["path"])):
-                    return Path(record["path"])
-        return None
 
 
 def _is_kept(path: Path) -> bool:

@@ -61,6 +61,7 @@ class Writer(threading.Thread):
     def run(self) -> None:
         """Wait for the request, then write."""
         board, journal = Board.open(self.run_directory.board), Journal(self.run_directory.journal, "night")
+        journal.attempt = 1
         for event in self.events:
             seen = self.requests_seen[-1] if self.requests_seen else 0
             deadline = time.monotonic() + 30
