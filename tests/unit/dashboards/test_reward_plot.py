@@ -35,10 +35,6 @@ def _killed(step: int) -> list[Record]:
     return [{**incident, "time": step + 0.5}, {"event": "action", "action": "restart", "time": step + 0.5}]
 
 
-def _flat(steps: int) -> list[Record]:
-    return [_begun()] + [record for step in range(1, steps + 1) for record in _logged(step, 0.5)]
-
-
 def _rising(steps: int) -> list[Record]:
     return [_begun()] + [record for step in range(1, steps + 1) for record in _logged(step, step / steps)]
 
@@ -110,10 +106,10 @@ def test_a_journal_without_rewards_is_refused(tmp_path: Path) -> None:
 def test_an_unwritable_path_is_an_error(tmp_path: Path) -> None:
     """The error names the path, and no temporary file remains."""
     with pytest.raises(RunDirectoryError, match=r"none/run\.png"):
-        draw_run(_flat(2), tmp_path / "none" / "run.png")
+        draw_run(_rising(2), tmp_path / "none" / "run.png")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(RunDirectoryError, match=r"folder\.png"):
-        draw_run(_flat(2), tmp_path / "folder.png")
+        draw_run(_rising(2), tmp_path / "folder.png")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
 
 

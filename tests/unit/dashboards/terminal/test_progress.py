@@ -54,6 +54,9 @@ def recovery(seconds: float | None) -> Recovery:
     return Recovery(cause="signal", rank=1, step=7, action="restart", recovery_seconds=seconds)
 
 
+CHECKPOINT = Checkpoint(step=5, path="x", verified=True)
+
+
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
@@ -62,27 +65,11 @@ def recovery(seconds: float | None) -> Recovery:
         ({"step": 7, "reward": 0.5236, "loss": 0.1}, "step 7 · reward 0.524 · 2 ranks"),
         ({"step": 7, "loss": 2.25}, "step 7 · loss 2.250 · 2 ranks"),
         ({"step": 7, "snapshot_step": 6}, "step 7 · 2 ranks · snapshot 6"),
-        (
-            {"step": 7, "checkpoint": Checkpoint(step=5, path="x", verified=True)},
-            "step 7 · 2 ranks · checkpoint 5",
-        ),
-        (
-            {"step": 7, "snapshot_step": 6, "checkpoint": Checkpoint(step=5, path="x", verified=True)},
-            "step 7 · 2 ranks · snapshot 6",
-        ),
-        (
-            {"step": 7, "snapshot_step": 4, "checkpoint": Checkpoint(step=5, path="x", verified=True)},
-            "step 7 · 2 ranks · checkpoint 5",
-        ),
+        ({"step": 7, "checkpoint": CHECKPOINT}, "step 7 · 2 ranks · checkpoint 5"),
+        ({"step": 7, "snapshot_step": 6, "checkpoint": CHECKPOINT}, "step 7 · 2 ranks · snapshot 6"),
+        ({"step": 7, "snapshot_step": 4, "checkpoint": CHECKPOINT}, "step 7 · 2 ranks · checkpoint 5"),
         ({"step": 7, "train_call": 2, "snapshot_step": 50}, "step 7 · 2 ranks"),
-        (
-            {
-                "step": 7,
-                "train_call": 2,
-                "checkpoint": Checkpoint(step=5, path="x", verified=True, train_call=1),
-            },
-            "step 7 · 2 ranks",
-        ),
+        ({"step": 7, "train_call": 2, "checkpoint": CHECKPOINT}, "step 7 · 2 ranks"),
         ({"step": 7, "recoveries": [recovery(None)]}, "step 7 · 2 ranks"),
         ({"step": 7, "recoveries": [recovery(1.0)]}, "step 7 · 2 ranks · 1 fault recovered"),
         ({"step": 7, "recoveries": [recovery(1.0)] * 2}, "step 7 · 2 ranks · 2 faults recovered"),

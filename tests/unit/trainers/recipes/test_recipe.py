@@ -173,9 +173,6 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     [
         ("grpo:\n  learning_rate: [1\nseed: 3\n", ", line 3, column 5: expected ',' or ']'"),
         ("task: a\n  b: c\n", ", line 2, column 4: mapping values are not allowed"),
-        ("task: 'open\n", ", line 2, column 1: found unexpected end of stream"),
-        ("\tx: 1\n", ", line 1, column 1: found character '\\t'"),
-        ("seed: *nowhere\n", ", line 1, column 7: found undefined alias 'nowhere'"),
         ("seed: !!python/object:os.system x\n", ", line 1, column 7: could not determine a constructor"),
         ("a: 1\n---\nb: 2\n", ", line 2, column 1: but found another document"),
         ("seed: \x00\n", ": invalid YAML: unacceptable character"),
