@@ -190,7 +190,7 @@ def _explain(
     steps: tuple[int, int] | None,
     notes: Sequence[str],
 ) -> int:
-    from grpo_run.cli.planning.explained import Explained, accounted_for, explained_json, print_explained
+    from grpo_run.cli.planning.explained import Explained, explained_json, print_explained
     from grpo_run.runtime.planning.explaining import (
         GrowthPerStep,
         explanations,
@@ -207,15 +207,10 @@ def _explain(
     prediction = predictor.predict(job)
     alone = explanations(predictor, prediction, padded_to=options.pad_to)
     same = without_effect(alone)
-    order = ranked([one for one in alone if one not in same], observed_bytes)
-    pairs = (
-        [] if accounted_for(order, observed_bytes) else together(predictor, prediction, alone, observed_bytes)
-    )
     found = Explained(
-        order=order,
+        order=ranked([one for one in alone if one not in same], observed_bytes),
         observed_bytes=observed_bytes,
         floor=floor(prediction, predictor.shape.parameters),
-        pairs=pairs,
         same=same,
         growth=None
         if steps is None
@@ -225,6 +220,8 @@ def _explain(
             kept=kept_each_step(predictor, prediction, alone),
         ),
     )
+    if not found.accounted_for:
+        found = replace(found, pairs=together(predictor, prediction, alone, observed_bytes))
     if options.json:
         print(json.dumps({**explained_json(found), "notes": list(notes)}, indent=2))
     else:

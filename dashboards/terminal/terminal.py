@@ -255,7 +255,7 @@ class Terminal:
             status = self._status()
             if status is None:
                 continue
-            self._show_faults_of(status)
+            self.show_faults(status)
             self._show_interval(status.history)
             self._show_findings(status)
             line = progress_line(status)
@@ -293,17 +293,13 @@ class Terminal:
             for line in lines:
                 self._event(line)
 
-    def show_faults(self, *, final: bool = False) -> None:
+    def show_faults(self, status: RunStatus | None = None, *, final: bool = False) -> None:
         """Print every fault once its action is decided, and every recovery once training continues.
 
         A fault that ends the run is printed at the end (`final`), below the culprit's traceback.
         """
-        status = self._status()
-        if status is not None:
-            self._show_faults_of(status, final=final)
-
-    def _show_faults_of(self, status: RunStatus, *, final: bool = False) -> None:
-        if self._faults_at_start is None:
+        status = status or self._status()
+        if status is None or self._faults_at_start is None:
             return
         with self._lock:
             recoveries = status.history.recoveries
