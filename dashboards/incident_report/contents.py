@@ -1,8 +1,8 @@
 """Read an incident's files for its report: verdict, action taken, evidence, and the ranks' collectives.
 
-Called by `grpo-run report`. Collectives come from the ranks' own logs and from dumps of torch's Flight
-Recorder. Evidence may be missing or malformed; that is never an error, and the page reports it. Does not
-format anything (`page.py`).
+Called by `grpo-run report`. Collectives come from the ranks' own logs; dumps of torch's Flight Recorder are
+left to the reader. Evidence may be missing or malformed; that is never an error, and the page reports it.
+Does not format anything (`page.py`).
 """
 
 from __future__ import annotations
@@ -84,18 +84,8 @@ class CollectiveCall:
 
 
 def read_collectives(folder: Path) -> dict[int, tuple[CollectiveCall, ...]]:
-    """Return the collectives of each rank.
-
-    A rank's own log has source lines; the Flight Recorder's dump is used if there is no log.
-    """
+    """Return the last collectives of each rank, from its own log."""
     by_rank: dict[int, tuple[CollectiveCall, ...]] = {}
-    for rank, path in files_by_rank(folder, ".json"):
-        dump = read_json(path)
-        entries = (dump.get("entries") or ()) if isinstance(dump, dict) else ()
-        # Sends and receives have no sequence number within the group.
-        by_rank[rank] = tuple(
-            _from_recorder(entry) for entry in entries if isinstance(entry, dict) and not entry.get("is_p2p")
-        )
     for rank, path in files_by_rank(folder, ".notes.json"):
         log = read_json(path)
         calls = tuple(
@@ -103,19 +93,7 @@ def read_collectives(folder: Path) -> dict[int, tuple[CollectiveCall, ...]]:
         )
         if calls:
             by_rank[rank] = calls
-    return dict(sorted(by_rank.items()))
-
-
-def _from_recorder(entry: Mapping[str, Any]) -> CollectiveCall:
-    group = entry.get("process_group") or ["?"]
-    completed = entry.get("retired") or entry.get("state") == "completed"
-    name = str(entry.get("profiling_name") or "?")
-    return CollectiveCall(
-        group=str(group[0] if isinstance(group, list) else group),
-        sequence=_integer(entry.get("collective_seq_id")),
-        text=_call_text(name.partition(":")[2] or name, entry.get("input_sizes"), entry.get("input_dtypes")),
-        state="completed" if completed else "enqueued",
-    )
+    return by_rank
 
 
 def _from_log(entry: Mapping[str, Any]) -> CollectiveCall:
