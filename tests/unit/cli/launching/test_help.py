@@ -56,11 +56,6 @@ def test_every_option_with_a_value_says_its_default() -> None:
     assert set(silent) == nothing
 
 
-def test_no_docstring_is_shown(lines: list[str]) -> None:
-    """The description is written for the user."""
-    assert "`launch.py`" not in "\n".join(lines)
-
-
 def test_the_short_help_has_a_dozen_options_and_three_examples(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,10 @@ from grpo_run.runtime.errors import UsageError
         (["--snapshot-every=-1", "train.py"], "--snapshot-every -1"),
         (["--snapshot-every", "1.5", "train.py"], "--snapshot-every 1.5"),
         (["--snapshot-every", "", "train.py"], "--snapshot-every"),
+        (
+            ["--snapshot-dir", "/proc", "train.py"],
+            "--snapshot-dir /proc: a folder that only this user can access",
+        ),
         (["--snapshot-dir", "missing", "train.py"], "--snapshot-dir missing: not a directory"),
         (["--snapshot-dir", "train.py", "train.py"], "--snapshot-dir train.py: not a directory"),
         (["--stop-timeout", "0", "train.py"], "--stop-timeout"),

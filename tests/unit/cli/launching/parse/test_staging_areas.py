@@ -6,11 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from support.builders.refused_commands import error
 
 from grpo_run.cli.launching import _values as values
 from grpo_run.cli.launching.command import parse
-from grpo_run.cli.launching.options import build_parser
 
 
 def test_staging_areas_are_in_a_folder_of_the_user(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,20 +22,8 @@ def test_staging_areas_are_in_a_folder_of_the_user(here: Path, monkeypatch: pyte
         assert folder == root / f"grpo-run-{os.getuid()}"
         assert list(folder.iterdir()) == []
     assert parse(["--snapshot-dir", "off", "train.py"]).snapshot_folder is None
-
-
-@pytest.mark.usefixtures("here")
-def test_snapshots_default_to_dev_shm() -> None:
-    """The file system in memory that Linux has."""
-    assert build_parser().get_default("snapshot_dir") == "/dev/shm"
-
-
-def test_several_nodes_do_not_stage_checkpoints(here: Path) -> None:
-    """Each node would hold a part, so ranks write directly to disk."""
-    memory = here / "memory"
-    memory.mkdir()
-    words = ["--snapshot-dir", str(memory), "--nnodes", "2", "train.py"]
-    assert parse(words).snapshot_folder is None
+    # each of several nodes would hold a part, so ranks write directly to disk
+    assert parse(["--snapshot-dir", str(memory), "--nnodes", "2", "train.py"]).snapshot_folder is None
 
 
 def test_an_unusable_default_directory_disables_staging(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,11 +33,3 @@ def test_an_unusable_default_directory_disables_staging(here: Path, monkeypatch:
     assert parse(["--snapshot-dir", str(memory), "train.py"]).snapshot_folder is None
     monkeypatch.setattr(values, "SHARED_MEMORY_ROOT", Path("/proc"))  # no user can create a folder there
     assert parse(["--snapshot-dir", "/proc", "train.py"]).snapshot_folder is None
-
-
-@pytest.mark.usefixtures("here")
-def test_an_unusable_named_directory_is_refused() -> None:
-    """The user asked for it."""
-    assert "--snapshot-dir /proc: a folder that only this user can access" in error(
-        "--snapshot-dir", "/proc", "train.py"
-    )

@@ -21,10 +21,11 @@ def test_a_plain_command_has_the_defaults() -> None:
     config = made.config
     assert (config.target, config.module, config.arguments) == ("train.py", False, ("--lr", "1e-6"))
     assert config.preload
+    assert not parse(["--no-preload", "train.py"]).config.preload
     assert config.run_directory == Path("runs").resolve() / config.run_id
     assert config.run_id.startswith("train-")
     assert (config.cleanup_every, config.budget.failures_without_progress) == (10, 3)
-    assert made.elastic.nproc_per_node == "2"
+    assert (made.elastic.nproc_per_node, made.elastic.snapshot_dir) == ("2", "/dev/shm")
 
 
 def test_a_number_of_ranks_on_the_command_line_wins_over_the_accelerate_config(
@@ -64,12 +65,6 @@ def test_generation_caps_may_be_repeated() -> None:
     config = parse([*words, "--", "train.py", "--generation", "mine=1"]).config
     assert config.generation == {"max_time": 3.0, "max_completion_length": 64}
     assert config.arguments == ("--generation", "mine=1")
-
-
-@pytest.mark.usefixtures("here")
-def test_no_preload_disables_preloading() -> None:
-    """Ranks start as fresh interpreters."""
-    assert parse(["--no-preload", "train.py"]).config.preload is False
 
 
 @pytest.mark.parametrize(
