@@ -57,14 +57,14 @@ def main(arguments: Sequence[str]) -> int:
     out = make_empty(Path(options.out))
     run = RunDirectory(path=out / "run")
     started = time.monotonic()
-    command = [
-        _executable(), "train", "arithmetic", "--nproc-per-node", "2", "--run-dir", str(run.path),
+    words = [
+        "train", "arithmetic", "--nproc-per-node", "2", "--run-dir", str(run.path),
         "--show-ranks", "none",
         "--set", f"output_dir={out / 'model'}",
         *(word for setting in options.settings for word in ("--set", setting)),
     ]  # fmt: skip
-    print("$ " + " ".join(["grpo-run", *command[1:]]), flush=True)
-    with subprocess.Popen(command) as process:
+    print("$ " + " ".join(["grpo-run", *words]), flush=True)
+    with subprocess.Popen([sys.executable, "-P", "-m", "grpo_run.cli.main", *words]) as process:
         try:
             killed_after = _kill_half_way(run, process, started + DEADLINE_SECONDS)
             code = process.wait(timeout=max(1.0, DEADLINE_SECONDS - (time.monotonic() - started)))
@@ -76,16 +76,6 @@ def main(arguments: Sequence[str]) -> int:
                 process.kill()  # the ranks exit with it
             raise
     return _report(run, out, code, killed_after, time.monotonic() - started)
-
-
-def _executable() -> str:
-    """Return the path of the `grpo-run` command of this Python environment."""
-    found = shutil.which("grpo-run", path=str(Path(sys.executable).parent)) or shutil.which("grpo-run")
-    if found is None:
-        raise ConfigError(
-            "the grpo-run command is not in the environment of this Python; install the package"
-        )
-    return found
 
 
 def make_empty(out: Path) -> Path:

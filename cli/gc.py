@@ -23,6 +23,7 @@ from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories, is_abandoned
 from grpo_run.runtime.errors import CheckpointError, ConfigError, RunDirectoryError
 from grpo_run.runtime.history import checkpoint_backups
+from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import read_status
@@ -82,14 +83,13 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{verb} {leftover.path} ({size_text(leftover.size_bytes)}): {problem or leftover.what}")
     total = sum(leftover.size_bytes for leftover in freed)
     if options.json:
-        names = ("freed", "would_free")
         value = {
-            name: [_as_json(one) for one in freed] for name in names[options.dry_run : options.dry_run + 1]
+            "would_free" if options.dry_run else "freed": [_freed_json(one) for one in freed],
+            "not_freed": [_kept_json(one) for one in failed],
+            "kept": [_kept_json(one) for one in kept],
+            "bytes": total,
         }
-        lists = {"not_freed": failed, "kept": kept}
-        shown = {name: [{"path": str(k.path), "bytes": k.size_bytes, "reason": k.reason} for k in v] for name,
-        v in lists.items()}  # fmt: skip
-        print(json.dumps({**value, **shown, "bytes": total}, indent=2))
+        print(json.dumps(value, indent=2))
     else:
         for one in kept:
             print(f"kept {one.path} ({size_text(one.size_bytes)}): {one.reason}")
@@ -98,13 +98,12 @@ def main(arguments: Sequence[str]) -> int:
     return EXIT_INCOMPLETE if failed else 0
 
 
-def _as_json(leftover: Leftover) -> dict[str, object]:
-    return {
-        "kind": leftover.kind,
-        "path": str(leftover.path),
-        "bytes": leftover.size_bytes,
-        "what": leftover.what,
-    }
+def _freed_json(one: Leftover) -> dict[str, object]:
+    return {"kind": one.kind, "path": str(one.path), "bytes": one.size_bytes, "what": one.what}
+
+
+def _kept_json(one: KeptMemory) -> dict[str, object]:
+    return {"path": str(one.path), "bytes": one.size_bytes, "reason": one.reason}
 
 
 def find_leftovers(days: float, *, disks_are_mounted: bool) -> tuple[list[Leftover], list[KeptMemory]]:
@@ -245,7 +244,8 @@ def _write_and_free(area: Path) -> str | None:
                 os.close(found.lock)
             return "its run uses other memory now"
         reasons: list[str] = []
-        staging.write_kept_checkpoints(found, run, owner.run_id, reasons.append)
+        history = History.of(read_journal(run.journal))
+        staging.write_kept_checkpoints(found, run, owner.run_id, history, reasons.append)
     finally:
         os.close(lock)
     return None if not area.exists() else "; ".join(reasons) or "its snapshots could not be written to disk"

@@ -133,7 +133,7 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
     register(directory.path, registry_folder())
     from grpo_run.cli.launching.supervise import supervise
 
-    with staging.staged(launch, directory, fields) as staged:
+    with staging.staged(launch, directory, history, fields) as staged:
         renew_record(directory.imports)
         return supervise(staged, directory, listener, ChangedFiles(directory, inputs))
 
@@ -153,9 +153,8 @@ def _write_the_rest(run_id: str, directory: RunDirectory, history: History) -> i
     if kept is not None:
         signals = note_signals()
         left = staging.write_kept_checkpoints(
-            kept, directory, run_id, history=history, wait_seconds=WAIT_SECONDS,
-            interrupted=lambda: bool(signals),
-        )  # fmt: skip
+            kept, directory, run_id, history, wait_seconds=WAIT_SECONDS, interrupted=lambda: bool(signals)
+        )
         if left is not None and left.required:
             print(f"grpo-run: {writing_command(directory.path)}")
             return EXIT_GAVE_UP

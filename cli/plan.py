@@ -12,19 +12,22 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_run.cli.planning.options import build_parser, parse_size, parse_steps, split_arguments
-from grpo_run.cli.planning.output import print_plan
-from grpo_run.cli.planning.plot import check_path, write_plot
+from grpo_run.cli.planning.output import count_text, print_plan
 from grpo_run.cli.planning.report import PlanReport, as_json
 from grpo_run.cli.planning.requested_job import job_of
 from grpo_run.cli.planning.script import check_script, read_script
 from grpo_run.cli.planning.sources import JobSource, notes_of, read_file
 from grpo_run.cli.text import print_paragraph
 from grpo_run.runtime.errors import ConfigError, UsageError
+from grpo_run.runtime.files import replace_file
 from grpo_run.runtime.planning.job import MAX_TOKENS, Job
 from grpo_run.runtime.upstream.versions import check_versions
+
+if TYPE_CHECKING:
+    from grpo_run.runtime.planning.prediction import Predictor
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.preset is not None:
         _check_preset(options, job, observed)
     if options.plot is not None:
-        check_path(options.plot)
+        _plot_path(options.plot)
         if observed is not None:
             raise UsageError("--plot draws a prediction; leave out --explain")
     if options.attention is None and "attention" not in source.settings:
@@ -171,7 +174,7 @@ def _plan(
         notes=notes,
     )
     if options.plot is not None:
-        write_plot(check_path(options.plot), report, predictor)
+        _write_plot(_plot_path(options.plot), report, predictor)
     if options.json:
         print(json.dumps(as_json(report), indent=2))
     else:
@@ -187,7 +190,7 @@ def _explain(
     steps: tuple[int, int] | None,
     notes: Sequence[str],
 ) -> int:
-    from grpo_run.cli.planning.explained import Explained, accounted_for, explained_json, print_explained
+    from grpo_run.cli.planning.explained import Explained, explained_json, print_explained
     from grpo_run.runtime.planning.explaining import (
         GrowthPerStep,
         explanations,
@@ -204,15 +207,10 @@ def _explain(
     prediction = predictor.predict(job)
     alone = explanations(predictor, prediction, padded_to=options.pad_to)
     same = without_effect(alone)
-    order = ranked([one for one in alone if one not in same], observed_bytes)
-    pairs = (
-        [] if accounted_for(order, observed_bytes) else together(predictor, prediction, alone, observed_bytes)
-    )
     found = Explained(
-        order=order,
+        order=ranked([one for one in alone if one not in same], observed_bytes),
         observed_bytes=observed_bytes,
         floor=floor(prediction, predictor.shape.parameters),
-        pairs=pairs,
         same=same,
         growth=None
         if steps is None
@@ -222,6 +220,8 @@ def _explain(
             kept=kept_each_step(predictor, prediction, alone),
         ),
     )
+    if not found.accounted_for:
+        found = replace(found, pairs=together(predictor, prediction, alone, observed_bytes))
     if options.json:
         print(json.dumps({**explained_json(found), "notes": list(notes)}, indent=2))
     else:
@@ -229,3 +229,50 @@ def _explain(
             print_paragraph(f"Note: {note}")
         print_explained(found)
     return 0
+
+
+MAX_NAME = 48
+"""Characters of the model's name that are drawn."""
+
+
+def _plot_path(name: str) -> Path:
+    """Return where to draw, before anything is traced.
+
+    Raises:
+        UsageError: the name does not end in .svg, or there is no such folder.
+    """
+    path = Path(name)
+    if path.suffix != ".svg":
+        raise UsageError(f"--plot {name!r}: expected a file name that ends in .svg")
+    if not path.parent.is_dir():
+        raise UsageError(f"--plot {name!r}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise UsageError(f"--plot {name!r} is a folder")
+    return path
+
+
+def _write_plot(path: Path, report: PlanReport, predictor: Predictor) -> None:
+    """Trace the whole model, draw memory over a step, and write the picture.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    from grpo_run.dashboards.memory_plot import draw
+    from grpo_run.runtime.planning.series import over_a_step
+
+    job = report.prediction.job
+    name = report.model if len(report.model) <= MAX_NAME else f"{report.model[: MAX_NAME - 1]}…"
+    picture = draw(
+        over_a_step(predictor, report.prediction),
+        title=f"{count_text(report.shape.parameters)} parameters, {job.batch} rows of {job.lengths}",
+        subtitle=(
+            f"{name} · {job.weights} weights{', bf16 autocast' if job.autocast else ''}, {job.optimizer}"
+            f"{', gradient checkpointing' if job.checkpointing else ''}"
+            f"{f', LoRA {job.lora_rank}' if job.lora_rank else ''}"
+        ),
+        limit_bytes=None if report.gpu_bytes is None else float(report.gpu_bytes),
+    )
+    try:
+        replace_file(path, picture.encode(), mode=0o644)
+    except OSError as error:
+        raise UsageError(f"--plot: cannot write {path}: {error.strerror or error}") from None

@@ -17,9 +17,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="grpo-run report",
         description="Write one incident as an HTML page: verdict, timeline, stacks, collectives, memory.",
     )
-    parser.add_argument(
-        "run", nargs="?", help="run directory or run id (default: the newest run under runs/)"
-    )
+    parser.add_run()
     parser.add_argument("--incident", metavar="N", help="number of the incident (default: the latest)")
     parser.add_argument(
         "--output",

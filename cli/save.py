@@ -7,9 +7,8 @@ The checkpoint is kept from rotation and pruning: somebody wanted it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.board.board import Board
@@ -19,7 +18,7 @@ from grpo_run.runtime.errors import CheckpointError, RunDirectoryError, UsageErr
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import JournalReader, read_journal
 from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
-from grpo_run.runtime.history.run_directory import RunDirectory, require_same_machine
+from grpo_run.runtime.history.run_directory import RunDirectory, supervisor_to_ask
 
 EXIT_NOT_SAVED = 1
 DEFAULT_WAIT_SECONDS = 600.0
@@ -40,13 +39,12 @@ def main(arguments: Sequence[str]) -> int:
             " prune` do not delete it."
         ),
     )
-    parser.add_argument(
-        "run", nargs="?", help="run directory or run id (default: the newest run under runs/)"
-    )
+    parser.add_run()
     parser.add_argument(
         "--wait",
         nargs="?",
-        const=str(DEFAULT_WAIT_SECONDS),
+        type=float,
+        const=DEFAULT_WAIT_SECONDS,
         metavar="SECONDS",
         help=(
             "wait until the checkpoint is on disk and print its path only; exit code 1 if that takes longer"
@@ -54,12 +52,11 @@ def main(arguments: Sequence[str]) -> int:
         ),
     )
     options = parser.parse_args(arguments)
-    name, seconds = _wait_option(options.run, options.wait)
-    run = find_run(name)
-    supervisor = run.supervisor()
-    if supervisor is None:
-        raise RunDirectoryError(f"no run is active in {run.path}")
-    require_same_machine(run, supervisor)
+    seconds = options.wait
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise UsageError(f"--wait {seconds:g}: give a number of seconds above 0")
+    run = find_run(options.run)
+    supervisor_to_ask(run)
     own = History.of(read_journal(run.journal)).no_trainer
     if own.current:
         print(_nothing_can_be_saved(own))
@@ -78,93 +75,37 @@ def _nothing_can_be_saved(own: NoTrainerScript) -> str:
     return f"nothing can be saved: {own.what_trains()}{saved}"
 
 
-def _wait_option(run: str | None, wait: str | None) -> tuple[str | None, float | None]:
-    """Return the run and the seconds to wait. In `save --wait RUN` the word after `--wait` is the run."""
-    if wait is None:
-        return run, None
-    try:
-        seconds = float(wait)
-    except ValueError:
-        if run is None:
-            return wait, DEFAULT_WAIT_SECONDS
-        raise UsageError(f"--wait {wait!r}: give a number of seconds") from None
-    if not 0 < seconds < float("inf"):
-        raise UsageError(f"--wait {wait}: give a number of seconds above 0")
-    return run, seconds
-
-
 def _save_and_wait(run: RunDirectory, board: Board, seconds: float) -> int:
     """Request a checkpoint, and wait until one that was taken after the request is on disk."""
-    journal = JournalReader(run.journal)
-    waiting = _Waiting()
-    waiting.read(journal.new())
-    waiting.begin()
+    journal, history = JournalReader(run.journal), History()
+    for record in journal.new():
+        history.apply(record)
+    requested_at, attempts, trouble = (history.train_call, history.step), history.attempts, ""
     board.request_save()
     deadline = time.monotonic() + seconds
     while True:
         ended = run.owner() is None
-        path = waiting.read(journal.new())
-        if path is not None:
-            print(path)
-            return 0
+        for record in journal.new():
+            history.apply(record)
+            if record["event"] == "step_committed" and history.attempts != attempts:
+                attempts = history.attempts
+                board.request_save()  # ranks that were started since do not know of the request
+            elif record["event"] == "checkpoint_failed":
+                trouble = f": {record.get('reason')}"
+            elif record["event"] == "checkpoint_published":
+                position = (int(record.get("train_call") or 0), int(record["step"]))
+                if position > requested_at and _is_kept(Path(record["path"])):
+                    print(record["path"])
+                    return 0
         if ended:
             raise RunDirectoryError(f"the run in {run.path} has ended before it saved the checkpoint")
-        if waiting.own.current:
-            print(_nothing_can_be_saved(waiting.own))
+        if history.no_trainer.current:
+            print(_nothing_can_be_saved(history.no_trainer))
             return EXIT_NOT_SAVED
-        if waiting.restarted:
-            waiting.restarted = False
-            board.request_save()  # ranks that were started since do not know of the request
         if time.monotonic() >= deadline:
-            trouble = f": {waiting.failure}" if waiting.failure else ""
             print(f"no checkpoint is on disk {seconds:g} s after the request{trouble}")
             return EXIT_NOT_SAVED
         time.sleep(POLL_SECONDS)
-
-
-class _Waiting:
-    """What the journal says since the request.
-
-    `restarted` is set when the ranks of a new attempt have committed a step, and `failure` is why a
-    checkpoint could not be written.
-    """
-
-    def __init__(self) -> None:
-        self.restarted = False
-        self.failure: str | None = None
-        self._history = History()
-        self._position = (0, 0)
-        self._requested_at: tuple[int, int] | None = None
-        self._attempt_is_new = False
-
-    @property
-    def own(self) -> NoTrainerScript:
-        """What the script trains by itself."""
-        return self._history.no_trainer
-
-    def begin(self) -> None:
-        """The request is made now."""
-        self._requested_at = self._position
-        self._attempt_is_new = False
-
-    def read(self, records: Iterable[dict[str, Any]]) -> Path | None:
-        """Take new events into account; return the checkpoint that was asked for, once it is on disk."""
-        for record in records:
-            self._history.apply(record)
-            name = record["event"]
-            if name == "attempt_started":
-                self._attempt_is_new = True
-            elif name == "step_committed":
-                self._position = (int(record.get("train_call") or 0), int(record.get("step") or 0))
-                self.restarted |= self._attempt_is_new
-                self._attempt_is_new = False
-            elif name == "checkpoint_failed":
-                self.failure = str(record.get("reason"))
-            elif name == "checkpoint_published" and self._requested_at is not None:
-                position = (int(record.get("train_call") or 0), int(record["step"]))
-                if position > self._requested_at and _is_kept(Path(record["path"])):
-                    return Path(record["path"])
-        return None
 
 
 def _is_kept(path: Path) -> bool:

@@ -18,9 +18,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         prog="grpo-run status", description="Show the state of a run, its ranks and its faults."
     )
-    parser.add_argument(
-        "run", nargs="?", help="run directory or run id (default: the newest run under runs/)"
-    )
+    parser.add_run()
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     status = read_status(find_run(options.run))

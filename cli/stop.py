@@ -10,7 +10,7 @@ from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.board import stop_requests
 from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.history.run_directory import RunDirectory, require_same_machine
+from grpo_run.runtime.history.run_directory import RunDirectory, supervisor_to_ask
 from grpo_run.runtime.processes.identity import ProcessIdentity
 
 
@@ -23,7 +23,6 @@ def request(run: RunDirectory, supervisor: ProcessIdentity) -> str:
     Raises:
         RunDirectoryError: it cannot be asked from here; nothing was signaled.
     """
-    require_same_machine(run, supervisor)
     try:
         if supervisor.send(signal.SIGTERM):
             return str(supervisor.pid)
@@ -58,9 +57,7 @@ def main(arguments: Sequence[str]) -> int:
             " Trainer and no loop gets SIGTERM: at once, or after its next Accelerator.save_state."
         ),
     )
-    parser.add_argument(
-        "run", nargs="?", help="run directory or run id (default: the newest run under runs/)"
-    )
+    parser.add_run()
     parser.add_argument(
         "--wait",
         type=float,
@@ -70,9 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     run = find_run(options.run)
-    supervisor = run.supervisor()
-    if supervisor is None:
-        raise RunDirectoryError(f"no run is active in {run.path}")
+    supervisor = supervisor_to_ask(run)
     print(f"requested a stop of the run in {run.path} (supervisor {request(run, supervisor)})")
     deadline = time.monotonic() + options.wait
     while options.wait and run.owner() is not None:

@@ -6,7 +6,6 @@ Separates the recipe from the options, checks both, and hands over to `launch.py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_run.cli import launch
@@ -19,26 +18,17 @@ from grpo_run.trainers.recipes.recipe import load_recipe, packaged_recipes
 MODULE = "grpo_run.trainers.recipes"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainCommand:
-    """A command line of `train`: the recipe, its overrides, and the options for `launch`."""
-
-    recipe: str
-    overrides: tuple[str, ...]
-    options: tuple[str, ...]
-
-
 def main(arguments: Sequence[str]) -> int:
     """Check the recipe, then launch the module that trains it; returns the run's exit code."""
     _help_parser().parse_args([word for word in arguments if word in ("-h", "--help")][:1] or ["recipe"])
     words = OptionWords(build_parser(), extra=("--set",))
-    command = split(arguments, words)
-    recipe = load_recipe(command.recipe, list(command.overrides))
-    return launch.main(launch_arguments(command, guards=recipe.guards))
+    name, overrides, options = split(arguments, words)
+    guards = load_recipe(name, overrides).guards
+    return launch.main(launch_arguments(name, overrides, options, guards=guards))
 
 
-def split(arguments: Sequence[str], words: OptionWords) -> TrainCommand:
-    """Separate the recipe and its overrides from the options of `launch`, in any order.
+def split(arguments: Sequence[str], words: OptionWords) -> tuple[str, list[str], list[str]]:
+    """Return the recipe, its overrides and the options of `launch`, which may be in any order.
 
     Raises:
         UsageError: an option is unknown, or there is not exactly one recipe.
@@ -46,12 +36,11 @@ def split(arguments: Sequence[str], words: OptionWords) -> TrainCommand:
     recipes: list[str] = []
     overrides: list[str] = []
     options: list[str] = []
-    rest = words.split_generation(arguments)
+    rest = list(arguments)
     while rest:
         option = words.next_option(rest)
         if not option:
             recipes.append(rest.pop(0))
-            rest = words.split_generation(rest)
         elif option[0].partition("=")[0] == "--set":
             setting = option[1] if len(option) == 2 else option[0].partition("=")[2]
             overrides.append(setting)
@@ -62,21 +51,23 @@ def split(arguments: Sequence[str], words: OptionWords) -> TrainCommand:
         raise UsageError(
             f"train takes one recipe, {found}; packaged recipes: {', '.join(packaged_recipes())}"
         )
-    return TrainCommand(recipe=recipes[0], overrides=tuple(overrides), options=tuple(options))
+    return recipes[0], overrides, options
 
 
-def launch_arguments(command: TrainCommand, *, guards: Sequence[str] = ()) -> list[str]:
+def launch_arguments(
+    name: str, overrides: Sequence[str], options: Sequence[str], *, guards: Sequence[str] = ()
+) -> list[str]:
     """Return the arguments for `launch`; without `--nproc-per-node`, one rank per GPU, or one.
 
     Args:
-        command: of the user.
+        name, overrides, options: as `split` returns them.
         guards: of the recipe, which the options override.
     """
-    recipe = [command.recipe, *(f"--set={setting}" for setting in command.overrides)]
-    options = [*(f"--guard={guard}" for guard in guards), *command.options]
+    recipe = [name, *(f"--set={setting}" for setting in overrides)]
+    options = [*(f"--guard={guard}" for guard in guards), *options]
     given = {option.partition("=")[0].replace("_", "-") for option in options}
     if "--run-id" not in given:
-        options += ["--run-id", default_run_id(Path(command.recipe).stem, recipe)]
+        options += ["--run-id", default_run_id(Path(name).stem, recipe)]
     if "--reward-workers" not in given:
         options += ["--reward-workers", "1"]
     if not given & {"--nproc-per-node", "--accelerate-config"}:

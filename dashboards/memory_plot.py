@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +16,8 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from grpo_run.runtime.planning.series import StepPhase
 
 COLORS = {
     "outside torch": "#c5ced6",
@@ -51,40 +52,15 @@ STYLE = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlottedPhase:
-    """A phase.
+def draw(phases: Sequence[StepPhase], *, title: str, subtitle: str, limit_bytes: float | None) -> str:
+    """Return the picture as the text of an SVG file.
 
-    Attributes:
-        name: written below it.
-        instants: bytes by kind, in order.
-        spread_bytes: how much more may be needed than the instants say.
-    """
-
-    name: str
-    instants: Sequence[dict[str, float]]
-    spread_bytes: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryPlot:
-    """What is drawn.
-
-    Attributes:
+    Args:
+        phases: in order.
         title: one line.
         subtitle: one line, smaller.
-        phases: in order.
         limit_bytes: memory of the GPU, if it is known.
     """
-
-    title: str
-    subtitle: str
-    phases: Sequence[PlottedPhase]
-    limit_bytes: float | None
-
-
-def draw(plot: MemoryPlot) -> str:
-    """Return the picture as the text of an SVG file."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -92,18 +68,18 @@ def draw(plot: MemoryPlot) -> str:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 5.8))
         axes = figure.add_axes((0.07, 0.12, 0.90, 0.66))
-        for height, size, color, text in ((0.94, 13, INK, plot.title), (0.90, 9, QUIET, plot.subtitle)):
+        for height, size, color, text in ((0.94, 13, INK, title), (0.90, 9, QUIET, subtitle)):
             figure.text(0.03, height, text, fontsize=size, color=color, parse_math=False)
-        _compose(axes, plot)
+        _compose(axes, phases, limit_bytes)
         figure.savefig(content, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return content.getvalue()
 
 
-def _compose(axes: Axes, plot: MemoryPlot) -> None:
-    highest = max(sum(held.values()) + phase.spread_bytes for phase in plot.phases for held in phase.instants)
-    ends = np.cumsum([0.0, *(SHARES.get(phase.name, 1.0) for phase in plot.phases)])
+def _compose(axes: Axes, phases: Sequence[StepPhase], limit_bytes: float | None) -> None:
+    highest = max(sum(held.values()) + phase.spread_bytes for phase in phases for held in phase.instants)
+    ends = np.cumsum([0.0, *(SHARES.get(phase.name, 1.0) for phase in phases)])
     listed: set[str] = set()
-    for phase, left, right in zip(plot.phases, ends, ends[1:], strict=False):
+    for phase, left, right in zip(phases, ends, ends[1:], strict=False):
         edges = np.linspace(left, right, len(phase.instants) + 1).repeat(2)[1:-1]
         floor = np.zeros(len(phase.instants))
         for kind, color in COLORS.items():
@@ -123,20 +99,20 @@ def _compose(axes: Axes, plot: MemoryPlot) -> None:
                 edges, floor.repeat(2), upper, facecolor="none", hatch="////", linewidth=0, label=label
             )
         axes.axvline(right, color="white", linewidth=2)
-    _mark_highest(axes, plot, ends)
+    _mark_highest(axes, phases, ends)
     top = highest
-    if plot.limit_bytes is not None:
-        text = f"GPU: {plot.limit_bytes / GIB:.1f} GiB"
-        if plot.limit_bytes > FAR * highest:
+    if limit_bytes is not None:
+        text = f"GPU: {limit_bytes / GIB:.1f} GiB"
+        if limit_bytes > FAR * highest:
             axes.text(1, 1.01, f"{text}, far above", transform=axes.transAxes, ha="right", color=LIMIT)
         else:
-            top = max(top, plot.limit_bytes)
-            axes.axhline(plot.limit_bytes / GIB, color=LIMIT, linestyle="--")
-            axes.text(0.06, plot.limit_bytes / GIB, text, va="bottom", color=LIMIT, weight="bold")
+            top = max(top, limit_bytes)
+            axes.axhline(limit_bytes / GIB, color=LIMIT, linestyle="--")
+            axes.text(0.06, limit_bytes / GIB, text, va="bottom", color=LIMIT, weight="bold")
     axes.set_xlim(0, ends[-1])
     axes.set_ylim(0, 1.08 * top / GIB)
     axes.set_ylabel("GiB", color=QUIET)
-    axes.set_xticks((ends[:-1] + ends[1:]) / 2, [phase.name for phase in plot.phases])
+    axes.set_xticks((ends[:-1] + ends[1:]) / 2, [phase.name for phase in phases])
     axes.set_xlabel(
         "phases of one optimizer step; within a phase allocations are in order, not to the scale of time",
         color=QUIET,
@@ -151,12 +127,12 @@ def _compose(axes: Axes, plot: MemoryPlot) -> None:
     )
 
 
-def _mark_highest(axes: Axes, plot: MemoryPlot, ends: NDArray[np.float64]) -> None:
+def _mark_highest(axes: Axes, phases: Sequence[StepPhase], ends: NDArray[np.float64]) -> None:
     """Mark the instant that binds, and write what it holds beside it."""
     instants = [
         (sum(held.values()) + phase.spread_bytes, left + (right - left) * (index + 0.5) / len(phase.instants),
         phase, held)
-        for phase, left, right in zip(plot.phases, ends, ends[1:], strict=False)
+        for phase, left, right in zip(phases, ends, ends[1:], strict=False)
         for index, held in enumerate(phase.instants)
     ]  # fmt: skip
     size, x, phase, held = max(instants, key=lambda one: one[0])

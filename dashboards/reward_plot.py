@@ -20,6 +20,7 @@ from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import replace_file
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Recovery
+from grpo_run.watchdog.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 SMOOTHING_STEPS = 11
 SMOOTHED_FRACTION = 1 / 50
-"""Long curves are smoothed over this fraction of their steps, short curves over `SMOOTHING_STEPS`."""
+"""Long curves are smoothed over this fraction of what was logged, short curves over `SMOOTHING_STEPS`."""
 
 Numbers = NDArray[np.float64]
 
@@ -82,33 +83,16 @@ def series_of(values: dict[tuple[int, int], float], call: int) -> tuple[Numbers,
     )
 
 
-def running_mean(steps: Numbers, values: Numbers, window_steps: int) -> tuple[Numbers, Numbers]:
-    """Return the mean of the values within half a window of each step.
-
-    The window counts steps, not values, because the journal may lack steps. A NaN is inserted into every gap
-    wider than the window, so that no line is drawn across it. The window is truncated at both ends.
-    """
-    reach = window_steps // 2
-    means = np.array([values[np.abs(steps - step) <= reach].mean() for step in steps])
-    gaps = np.flatnonzero(np.diff(steps) > window_steps) + 1
-    return np.insert(steps, gaps, np.nan), np.insert(means, gaps, np.nan)
-
-
-def smoothing_window(steps: Numbers) -> int:
-    """Return the width of the running mean's window in steps; always odd."""
-    span = int(steps[-1] - steps[0]) if len(steps) else 0
-    return max(SMOOTHING_STEPS, int(span * SMOOTHED_FRACTION) | 1)
+def running_mean(values: Numbers) -> Numbers:
+    """Return the mean of the values around each one; at both ends of fewer."""
+    reach = max(SMOOTHING_STEPS, int(len(values) * SMOOTHED_FRACTION)) // 2
+    return np.array([values[max(0, at - reach) : at + reach + 1].mean() for at in range(len(values))])
 
 
 COMPARED_STEPS = 20
 """The summary compares the mean rewards of this many first and last steps."""
 MANY_STEPS = 400
 """Beyond this number of steps the dots are smaller."""
-MAX_LABELS = 3
-"""More recoveries than this share one label."""
-LABEL_POINTS = 14
-LABELS_ON_LEFT_FROM = 0.6
-"""Labels of recoveries beyond this fraction of the steps are placed on the left of their line."""
 
 INK, QUIET, RULE = "#22303c", "#6b7a88", "#e3e8ec"
 REWARD, LENGTH, RECOVERY = "#1f6f8b", "#8a6d3b", "#b3423a"
@@ -140,22 +124,27 @@ class Summary:
     recoveries: int
 
 
-def recovery_label(recovery: Recovery) -> str:
-    """Return a label, for example `rank 1 killed · recovered in 1.1 s · 3 steps repeated`.
+FAULTS = {"signal": "killed", "exception": "failed"}
+"""Words for causes; other causes are their own."""
 
-    Omits what is unknown.
+
+def recovery_label(recoveries: Sequence[Recovery]) -> str:
+    """Return one line about the marked faults, for example `rank 1 killed · recovered in 1.1 s · 3 steps
+    repeated`. Omits what is unknown; empty without faults.
     """
-    what = {"signal": "killed", "exception": "failed", "node_lost": "lost"}.get(
-        recovery.cause, f"· {recovery.cause.replace('_', ' ')}"
-    )
-    who = f"rank {recovery.rank}" if recovery.rank is not None else "the run" if what[0] != "·" else ""
-    parts = [f"{who} {what}".lstrip(" ·")]
-    if recovery.recovery_seconds is not None:
-        parts.append(f"recovered in {_seconds(recovery.recovery_seconds)}")
-        if recovery.lost_steps is not None:
-            parts.append(f"{_counted(recovery.lost_steps, 'step')} repeated")
+    if not recoveries:
+        return ""
+    first = recoveries[0]
+    seconds = [one.recovery_seconds for one in recoveries if one.recovery_seconds is not None]
+    repeated = sum(one.lost_steps or 0 for one in recoveries)
+    if len(recoveries) == 1:
+        parts = [FAULTS.get(first.cause, first.cause.replace("_", " "))]
+        parts = parts if first.rank is None else [f"rank {first.rank} {parts[0]}"]
+        parts.append(f"recovered in {seconds[0]:.1f} s" if seconds else "not recovered")
     else:
-        parts.append("not recovered")
+        parts = [f"{len(recoveries)} failures", f"{len(seconds)} recovered in {sum(seconds):.1f} s"]
+    if repeated:
+        parts.append(f"{counted(repeated, 'step')} repeated")
     return " · ".join(parts)
 
 
@@ -197,11 +186,9 @@ def _compose(figure: Figure, curves: Curves, call: int, summary: Summary) -> Non
     steps, rewards = series_of(curves.rewards, call)
     length_steps, lengths = series_of(curves.lengths, call)
     recoveries = [recovery for of_call, recovery in curves.recoveries if of_call == call]
-    labels = recovery_labels(recoveries)
     grid = figure.add_gridspec(
-        2, 1, height_ratios=(1.75, 1), hspace=0.30, left=0.075, right=0.93, bottom=0.095,
-        top=0.80 - LABEL_POINTS * len(labels) / 72 / figure.get_figheight(),
-    )  # fmt: skip
+        2, 1, height_ratios=(1.75, 1), hspace=0.30, left=0.075, right=0.93, bottom=0.095, top=0.80
+    )
     upper = figure.add_subplot(grid[0])
     lower = figure.add_subplot(grid[1], sharex=upper)
     for axes in (upper, lower):
@@ -210,7 +197,7 @@ def _compose(figure: Figure, curves: Curves, call: int, summary: Summary) -> Non
     headline = f"Reward {summary.first_reward:.2f} → {summary.last_reward:.2f}".replace("-", "−")
     figure.text(0.075, 0.935, headline, fontsize=17, weight="bold", va="baseline")
     subtitle = (
-        f"first and last {summary.compared_steps} of {_counted(summary.steps, 'GRPO step')}"
+        f"first and last {summary.compared_steps} of {counted(summary.steps, 'GRPO step')}"
         "  ·  dots: steps, lines: running means"
     )
     if any(recovery.lost_steps for recovery in recoveries):
@@ -218,7 +205,8 @@ def _compose(figure: Figure, curves: Curves, call: int, summary: Summary) -> Non
     figure.text(0.075, 0.893, subtitle, fontsize=9.5, color=QUIET)
 
     _curve(upper, steps, rewards, REWARD, "{:.2f}")
-    _heading(upper, "Mean reward", rows_below=len(labels))
+    _heading(upper, "Mean reward")
+    upper.set_title(recovery_label(recoveries), loc="right", fontsize=9, color=RECOVERY, pad=9)
     # Rewards between 0 and 1 are drawn on the full scale, so that a small increase does not look large.
     if rewards.min() >= 0 and rewards.max() <= 1:
         upper.set_ylim(0, 1.02)
@@ -234,7 +222,6 @@ def _compose(figure: Figure, curves: Curves, call: int, summary: Summary) -> Non
     lower.locator_params(axis="x", integer=True)
     upper.set_xlim(0, steps[-1] * 1.005 + 0.5)
     _mark_recoveries((upper, lower), recoveries)
-    _write_labels(upper, labels)
 
 
 def _remove_frame(axes: Axes) -> None:
@@ -244,9 +231,8 @@ def _remove_frame(axes: Axes) -> None:
     axes.tick_params(length=0, pad=6)
 
 
-def _heading(axes: Axes, text: str, rows_below: int = 0) -> None:
-    pad = 9 + LABEL_POINTS * rows_below
-    axes.set_title(text, loc="left", fontsize=10, color=INK, weight="bold", pad=pad)
+def _heading(axes: Axes, text: str) -> None:
+    axes.set_title(text, loc="left", fontsize=10, color=INK, weight="bold", pad=9)
 
 
 def _curve(axes: Axes, steps: Numbers, values: Numbers, color: str, number_format: str) -> None:
@@ -256,8 +242,8 @@ def _curve(axes: Axes, steps: Numbers, values: Numbers, color: str, number_forma
         return
     size = 3.4 if len(steps) <= MANY_STEPS else 2.0
     axes.plot(steps, values, linestyle="none", marker="o", markersize=size, color=color, alpha=0.28, mew=0)
-    where, means = running_mean(steps, values, smoothing_window(steps))
-    axes.plot(where, means, color=color, linewidth=2.1, solid_capstyle="round", solid_joinstyle="round")
+    means = running_mean(values)
+    axes.plot(steps, means, color=color, linewidth=2.1, solid_capstyle="round", solid_joinstyle="round")
     axes.annotate(
         number_format.format(values[-min(COMPARED_STEPS, len(values)) :].mean()),
         (steps[-1], means[-1]),
@@ -270,57 +256,12 @@ def _curve(axes: Axes, steps: Numbers, values: Numbers, color: str, number_forma
     )
 
 
-def recovery_labels(recoveries: Sequence[Recovery]) -> list[tuple[int, str]]:
-    """Return the step and text of each label: one label per recovery, or a single label for many
-    recoveries.
-    """
-    if len(recoveries) <= MAX_LABELS:
-        return sorted((recovery.step, recovery_label(recovery)) for recovery in recoveries)
-    seconds = sum(recovery.recovery_seconds or 0.0 for recovery in recoveries)
-    repeated = sum(recovery.lost_steps or 0 for recovery in recoveries)
-    recovered = sum(recovery.recovery_seconds is not None for recovery in recoveries)
-    text = (
-        f"{len(recoveries)} failures, {recovered} recovered · {_seconds(seconds)} in total"
-        f" · {_counted(repeated, 'step')} repeated"
-    )
-    return [(recoveries[0].step, text)]
-
-
 def _mark_recoveries(all_axes: Sequence[Axes], recoveries: Sequence[Recovery]) -> None:
     for axes in all_axes:
         for recovery in recoveries:
             if recovery.from_checkpoint is not None and recovery.lost_steps:
                 axes.axvspan(recovery.from_checkpoint, recovery.step, color=RECOVERY, alpha=0.10, linewidth=0)
             axes.axvline(recovery.step, color=RECOVERY, linewidth=1.1)
-
-
-def _write_labels(axes: Axes, labels: Sequence[tuple[int, str]]) -> None:
-    """Write each label in its own row above the axes, with a line down to its recovery."""
-    _, end = axes.get_xlim()
-    rightwards = [label for label in labels if label[0] <= LABELS_ON_LEFT_FROM * end]
-    # In this order no text crosses the line of another label on the same side.
-    rows = [*reversed(rightwards), *labels[len(rightwards) :]]
-    for row, (step, text) in enumerate(rows):
-        height = 5 + LABEL_POINTS * row
-        leftwards = step > LABELS_ON_LEFT_FROM * end
-        axes.annotate(
-            text,
-            (step, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(-6 if leftwards else 6, height),
-            textcoords="offset points",
-            ha="right" if leftwards else "left",
-            color=RECOVERY,
-            fontsize=9,
-        )
-        axes.annotate(
-            "",
-            (step, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, height + 7),
-            textcoords="offset points",
-            arrowprops={"arrowstyle": "-", "color": RECOVERY, "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0},
-        )
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -331,11 +272,3 @@ def _write(path: Path, content: bytes) -> None:
         raise RunDirectoryError(
             f"cannot write the picture {str(path)!r}: {error.strerror or error}"
         ) from None
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.1f} min"

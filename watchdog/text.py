@@ -104,6 +104,11 @@ def join_words(words: Iterable[str], *, last: str = "and") -> str:
     return f" {last} ".join([", ".join(listed[:-1]), listed[-1]] if len(listed) > 1 else listed)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `1 rank` or `2 ranks`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 _TOOL = "tool "
 _RESET = "reset of "
 

@@ -13,7 +13,7 @@ import resource
 import secrets
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from grpo_run.cli.launching.identity import check_resume_from, locate
 from grpo_run.cli.launching.options import OptionWords, build_parser
 from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.launch.accelerate import Parallelism, load_parallelism
 from grpo_run.runtime.launch.config import Budget, RunConfig
 from grpo_run.runtime.launch.guard_options import parse_guards
 from grpo_run.runtime.launch.injections import check as check_injections
@@ -71,8 +72,8 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         UsageError: something is wrong; the message is the one line the user sees.
     """
     parser = build_parser()
-    words = OptionWords(parser)
-    options = parser.parse_args(words.split_generation(arguments))
+    command = OptionWords(parser).identity(arguments)
+    options = parser.parse_args(arguments)
     for sentence in check_versions(allow_untested=options.allow_untested):
         _warn(f"{sentence}; accepted because of --allow-untested")
     _check_torchrun_options(options)
@@ -92,12 +93,11 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
             "--on-resume-failure fresh: one node only, because several cannot agree on the new run"
         )
     ranks = parallelism(options, nodes[0])
-    options.nproc_per_node = str(ranks.per_node)
+    options.nproc_per_node = str(ranks.ranks_per_node)
     if ranks.replaced:
         _warn(ranks.replaced)
-    check_injections(injections, ranks.per_node * nodes[1])
-    check_descriptors(ranks.per_node, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    command = words.identity(arguments)
+    check_injections(injections, ranks.ranks_per_node * nodes[1])
+    check_descriptors(ranks.ranks_per_node, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     token = secrets.token_hex(TOKEN_BYTES)
     location = locate(options, command, nodes[1], token, starts_over=starts_over > 0)
     series, run_id, directory = location
@@ -111,7 +111,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         module=bool(options.module),
         arguments=tuple(options.training_script_args),
         command=tuple(command),
-        environment=ranks.environment,
+        environment=dict(ranks.environment),
         preload=not options.no_preload,
         budget=Budget()
         if options.max_restarts is None
@@ -139,7 +139,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         allow_untested=options.allow_untested,
         expected_distributed_type=ranks.expected_distributed_type,
         keep=tuple(options.keep),
-        shown_ranks=values.shown_ranks(options.show_ranks, output, ranks.per_node * nodes[1]),
+        shown_ranks=values.shown_ranks(options.show_ranks, output, ranks.ranks_per_node * nodes[1]),
         output=output,
     )
     return LaunchCommand(
@@ -183,24 +183,6 @@ def _warn(text: str) -> None:
     print(f"grpo-run: {text}", file=sys.stderr)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ranks:
-    """Ranks of one node.
-
-    Args:
-        per_node: how many.
-        environment: their environment variables, without those that torch elastic sets.
-        expected_distributed_type: accelerate's `DistributedType` that must result; None to accept any.
-        replaced: what the command line replaces of the accelerate configuration, as a sentence; "" for
-            nothing.
-    """
-
-    per_node: int
-    environment: dict[str, str]
-    expected_distributed_type: str | None
-    replaced: str
-
-
 def node_range(options: argparse.Namespace) -> tuple[int, int]:
     """Return the smallest and the largest number of nodes.
 
@@ -218,7 +200,7 @@ def node_range(options: argparse.Namespace) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def parallelism(options: argparse.Namespace, nodes: int) -> Ranks:
+def parallelism(options: argparse.Namespace, nodes: int) -> Parallelism:
     """Return the ranks of this node, from `--nproc-per-node` and `--accelerate-config`.
 
     Args:
@@ -237,11 +219,9 @@ def parallelism(options: argparse.Namespace, nodes: int) -> Ranks:
         raise UsageError(f"--nproc-per-node {options.nproc_per_node}: {error}") from None
     if processes < 1:
         raise UsageError(f"--nproc-per-node {processes}: must be at least 1")
-    environment, expected, replaced = dict(os.environ), None, ""
+    loaded = Parallelism(environment={}, ranks_per_node=processes)
     if options.accelerate_config:
         import torch
-
-        from grpo_run.runtime.launch.accelerate import load_parallelism
 
         loaded = load_parallelism(
             Path(options.accelerate_config),
@@ -250,14 +230,10 @@ def parallelism(options: argparse.Namespace, nodes: int) -> Ranks:
             has_accelerator=torch.accelerator.is_available(),
             allow_ineffective=options.allow_untested,
         )
-        environment.update(loaded.environment)
-        expected, processes = loaded.expected_distributed_type, loaded.ranks_per_node
-        replaced = loaded.replaced
-    if processes > 1:
+    environment = {**os.environ, **loaded.environment}
+    if loaded.ranks_per_node > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")
-    return Ranks(
-        per_node=processes, environment=environment, expected_distributed_type=expected, replaced=replaced
-    )
+    return replace(loaded, environment=environment)
 
 
 def source_of(target: str, *, module: bool) -> Path:

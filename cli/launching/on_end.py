@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus, read_status
+from grpo_run.watchdog.evidence.incident_files import read_verdict
 from grpo_run.watchdog.text import duration_text
 
 if TYPE_CHECKING:
@@ -88,8 +89,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 SCHEMA = 1
-MAX_VERDICT_BYTES = 1 << 20
-"""A verdict has a few kilobytes; with the tracebacks of all ranks, some hundred."""
 STATUS_FIELDS = (
     "step", "target_steps", "attempts", "goodput", "checkpoint", "snapshot_step", "trains_without_trainer",
     "script_checkpoint", "recoveries", "warnings",
@@ -126,18 +125,8 @@ def end_record(
         "sentence": sentence,
         **fields,
         "incident": incident,
-        "verdict": read_verdict(Path(incident)) if incident is not None else None,
+        "verdict": read_verdict(incident) or None,
     }
-
-
-def read_verdict(incident: Path) -> dict[str, Any] | None:
-    """Return the verdict of an incident; None if its file is missing or not valid."""
-    try:
-        with open(incident / "verdict.json", "rb") as file:
-            value = json.loads(file.read(MAX_VERDICT_BYTES))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def status_or_none(directory: RunDirectory) -> RunStatus | None:

@@ -1,7 +1,7 @@
 """The options of `grpo-run launch` and its help: torchrun's and ours, and where the script begins among the
 words.
 
-`-h` shows the most used options, `--help` all of them: ours by group, exit codes, examples, then torchrun's.
+`-h` shows the most used options, `--help` all of them: ours by group, torchrun's, exit codes, examples.
 torchrun's are declared again so that help and a wrong option are answered without importing torch; a contract
 test compares them with torch's own parser, and `_ranks.py` adds what a newer torch has. Options come before
 the script; every word after it belongs to the script, even if it looks like an option. Used by `command.py`,
@@ -15,8 +15,9 @@ import copy
 import difflib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.launching._values import HELP as MEMORY_PLAN_HELP
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
 from grpo_run.runtime.errors import UsageError
@@ -58,8 +59,9 @@ examples:
 Each rank's output is in attempts/NNN/rankN.log of the run directory, and its
 standard error in rankN.err if both streams of this command are apart. Ranks
 inherit standard input, as under torchrun."""
+TORCHRUN_TITLE = "torchrun's options"
 TORCHRUN = """\
-torchrun's options. These differ under grpo-run:
+These differ under grpo-run:
   --max-restarts    counts failures in a row without a newer checkpoint;
                     default 3
   --log-dir, --redirects, --tee, --start-method
@@ -79,58 +81,6 @@ MOST_USED = (
     "--metrics-addr",
 )  # fmt: skip
 """Options that `-h` shows."""
-TORCHRUN_GROUPS = frozenset({"positional arguments", "options", "optional arguments"})
-
-
-class LaunchParser(argparse.ArgumentParser):
-    """Argument parser that prints our options first and raises `UsageError` instead of exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise the one line that the user sees."""
-        raise UsageError(f"{message} (see grpo-run launch --help)")
-
-    def format_help(self) -> str:
-        """Return the whole help text."""
-        groups = [group for group in self._action_groups if group.title not in TORCHRUN_GROUPS]
-        torchruns = [group for group in self._action_groups if group.title in TORCHRUN_GROUPS]
-        ours = self._section(groups)
-        return (
-            "\n\n".join(
-                [
-                    f"usage: {USAGE}",
-                    DESCRIPTION,
-                    ours,
-                    EXIT_CODES,
-                    EXAMPLES,
-                    TORCHRUN,
-                    self._section(torchruns),
-                ]
-            ).rstrip("\n")
-            + "\n"
-        )
-
-    def format_short_help(self) -> str:
-        """Return the help text of `-h`: the most used options."""
-        used = [
-            _shortened(action)
-            for name in MOST_USED
-            for action in self._actions
-            if name in action.option_strings
-        ]
-        formatter = self._get_formatter()
-        formatter.start_section("most used options")
-        formatter.add_arguments(used)
-        formatter.end_section()
-        options = formatter.format_help().strip("\n")
-        return "\n\n".join([f"usage: {USAGE}", DESCRIPTION, options, SHORT_EXAMPLES]) + "\n"
-
-    def _section(self, groups: list[argparse._ArgumentGroup]) -> str:
-        formatter = self._get_formatter()
-        for group in groups:
-            formatter.start_section(group.title)
-            formatter.add_arguments(group._group_actions)
-            formatter.end_section()
-        return formatter.format_help().strip("\n")
 
 
 def _shortened(action: argparse.Action) -> argparse.Action:
@@ -147,8 +97,12 @@ class _ShortHelp(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
     ) -> None:
-        assert isinstance(parser, LaunchParser)
-        print(parser.format_short_help(), end="")
+        actions = {name: action for action in parser._actions for name in action.option_strings}
+        short = _empty_parser(SHORT_EXAMPLES)
+        group = short.add_argument_group("most used options")
+        for name in MOST_USED:
+            group._add_action(_shortened(actions[name]))
+        short.print_help()
         parser.exit()
 
 
@@ -164,18 +118,30 @@ class _Inject(argparse.Action):
         setattr(namespace, self.dest, [*getattr(namespace, self.dest), values])
 
 
-def build_parser() -> LaunchParser:
-    """Return torchrun's options with ours added."""
-    # no abbreviations, as torchrun, whose scripts would otherwise break with each option that is added here
-    parser = LaunchParser(prog="grpo-run launch", allow_abbrev=False, add_help=False)
+def _empty_parser(epilog: str) -> CommandParser:
+    return CommandParser(
+        prog="grpo-run launch",
+        usage=USAGE,
+        description=DESCRIPTION,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # as torchrun, whose scripts would otherwise break with each option that is added here
+        allow_abbrev=False,
+        add_help=False,
+    )
+
+
+def build_parser() -> CommandParser:
+    """Return our options, and torchrun's after them."""
+    parser = _empty_parser(f"{EXIT_CODES}\n\n{EXAMPLES}")
     parser.add_argument("-h", action=_ShortHelp, nargs=0, help="show the most used options and exit")
     parser.add_argument("--help", action="help", help="show all options and exit")
-    add_options(parser)
     _add_run(parser.add_argument_group("run"))
     _add_checkpoints(parser.add_argument_group("checkpoints and training"))
     _add_limits(parser.add_argument_group("hang detection and time limits (seconds)"))
     _add_display(parser.add_argument_group("display"))
     _add_injection(parser.add_argument_group("fault injection"))
+    _add_torchruns(parser.add_argument_group(TORCHRUN_TITLE, TORCHRUN))
     return parser
 
 
@@ -318,7 +284,7 @@ def _add_generation(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help=f"cap generation: {', '.join(caps.KEYS)}; may be repeated, or followed by several KEY=VALUE",
+        help=f"cap generation: {', '.join(caps.KEYS)}; may be repeated",
     )
 
 
@@ -487,20 +453,20 @@ WITHOUT_VARIABLE = frozenset({"logs_specs", "numa_binding"})
 """Options that torchrun does not take from a variable."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def _add_torchruns(group: argparse._ArgumentGroup) -> None:
     """Declare torchrun's options and the script. A variable `PET_<NAME>` sets a default, as for torchrun."""
     for names, default, kind, text in OPTIONS:
         name = names[-1][2:].replace("-", "_")
         if name not in WITHOUT_VARIABLE:
             default = os.environ.get(f"PET_{name.upper()}", default)
-        parser.add_argument(
+        group.add_argument(
             *_spellings(names), default=default, type=kind, choices=CHOICES.get(names[-1]), help=text
         )
     for names, text in SWITCHES:
         given = bool(int(os.environ.get(f"PET_{names[-1][2:].replace('-', '_').upper()}", "0")))
-        parser.add_argument(*_spellings(names), action="store_true", default=given, help=text)
-    parser.add_argument("training_script", help="script or module that each rank runs")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
+        group.add_argument(*_spellings(names), action="store_true", default=given, help=text)
+    group.add_argument("training_script", help="script or module that each rank runs")
+    group.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
 
 
 def _spellings(names: tuple[str, ...]) -> list[str]:
@@ -548,27 +514,6 @@ class OptionWords:
         hint = f"did you mean {near[0]}?" if near else "see grpo-run launch --help"
         raise UsageError(f"no option {name}; {hint}")
 
-    def split_generation(self, arguments: Sequence[str]) -> list[str]:
-        """Return the words with `--generation a=1 b=2` written as one option per value.
-
-        The list ends at the first word that is not KEY=VALUE.
-
-        Raises:
-            UsageError: an option is unknown, or no KEY=VALUE follows `--generation`.
-        """
-        result: list[str] = []
-        words = list(arguments)
-        while words and words[0].startswith("-") and words[0] != "--":
-            if words[0] != "--generation":
-                result += self.next_option(words)
-                continue
-            words.pop(0)
-            if not _is_setting(words):
-                raise UsageError("--generation: write KEY=VALUE after it")
-            while _is_setting(words):
-                result.append(f"--generation={words.pop(0)}")
-        return result + words
-
     def identity(self, arguments: Sequence[str]) -> list[str]:
         """Return the words that identify the run: the script or `-m` with a module, and its arguments.
 
@@ -576,7 +521,7 @@ class OptionWords:
         is relative to the working directory, without symbolic links, so that `cli/train.py` and `./train.py`
         are one script.
         """
-        words = self.split_generation(arguments)
+        words = list(arguments)
         module: list[str] = []
         while option := self.next_option(words):
             if option[0] in MODULE_OPTIONS:
@@ -585,7 +530,3 @@ class OptionWords:
         if not words or module:
             return [*module, *words]
         return [os.path.relpath(os.path.realpath(words[0])), *words[1:]]
-
-
-def _is_setting(words: Sequence[str]) -> bool:
-    return bool(words) and "=" in words[0] and not words[0].startswith("-")

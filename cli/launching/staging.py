@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_run.cli.launching.command import LaunchCommand
 from grpo_run.runtime.errors import EXIT_FINISHED
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.journal import Journal, read_journal
+from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.summary import lacks_model_of_script, model_place, summarize
 from grpo_run.runtime.snapshots.area import StagingArea
@@ -43,11 +43,14 @@ def _notify(text: str) -> None:
 
 
 @contextmanager
-def staged(launch: LaunchCommand, directory: RunDirectory, fields: dict[str, Any]) -> Iterator[LaunchCommand]:
+def staged(
+    launch: LaunchCommand, directory: RunDirectory, history: History, fields: dict[str, Any]
+) -> Iterator[LaunchCommand]:
     """Write `run.json`, and hold the run's staging area during the block.
 
     Args:
         directory: of the run, locked by the caller.
+        history: of the run; contains what is written meanwhile.
         fields: of `run.json`, beside the configuration.
 
     Yields:
@@ -61,7 +64,7 @@ def staged(launch: LaunchCommand, directory: RunDirectory, fields: dict[str, Any
     earlier: Path | None = None
     if found is not None and found.path.parent != folder:
         # another --snapshot-dir than before: a file cannot be renamed across file systems
-        write_kept_checkpoints(found, directory, config.run_id, _notify)
+        write_kept_checkpoints(found, directory, config.run_id, history)
         earlier = found.path if found.path.exists() else None
         found = None
 
@@ -105,9 +108,9 @@ def write_kept_checkpoints(
     area: LockedArea,
     directory: RunDirectory,
     run_id: str,
+    history: History,
     notify: Callable[[str], None] = _notify,
     *,
-    history: History | None = None,
     wait_seconds: float = 0.0,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> OnlyInMemory | None:
@@ -118,7 +121,7 @@ def write_kept_checkpoints(
     in memory.
 
     Args:
-        history: of the run, which contains what is written afterwards; None to replay the journal.
+        history: of the run, which contains what is written afterwards.
         wait_seconds, interrupted: as of `write_last`.
 
     Returns:
@@ -128,7 +131,6 @@ def write_kept_checkpoints(
     from grpo_run.runtime.snapshots.last_writes import write_last
 
     journal = Journal(directory.journal, run_id)
-    history = history if history is not None else History.of(read_journal(directory.journal))
     written: list[str] = []
 
     def write(event: str, **fields: Any) -> None:

@@ -30,7 +30,7 @@ from grpo_run.cli.launching.stop_signals import (
     note_signals,
     stop_by_signal,
 )
-from grpo_run.dashboards.metrics.server import MetricsServer
+from grpo_run.dashboards.metrics.server import MetricsServer, start
 from grpo_run.runtime.board.stop_requests import StopRequests
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_USAGE, ProcessError, UsageError
 from grpo_run.runtime.files import short_path
@@ -46,7 +46,6 @@ from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 
 if TYPE_CHECKING:
     from grpo_run.dashboards.metrics.address import Listener
-    from grpo_run.dashboards.metrics.server import MetricsServer
     from grpo_run.dashboards.terminal.background_output import BackgroundStream
     from grpo_run.dashboards.terminal.terminal import Terminal
     from grpo_run.runtime.processes.agent import Agent
@@ -67,8 +66,6 @@ def announce(
     if listener is None:
         terminal.notify(place)
     else:
-        from grpo_run.dashboards.metrics.server import start
-
         server = start(supervisor.status, listener)
         host, port = server.address
         terminal.notify(f"{place}, metrics on http://{host}:{port}/metrics")
@@ -204,7 +201,7 @@ def _begin_output(
     change = changed_files.since_last_attempt()
     if change is not None:
         terminal.notify(change)
-    terminal.attempt_begins()
+    terminal.show_faults()
 
 
 def _run_agent(

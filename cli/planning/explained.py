@@ -43,7 +43,7 @@ class Explained:
     @property
     def accounted_for(self) -> bool:
         """Whether a single assumption comes close to the observation."""
-        return accounted_for(self.order, self.observed_bytes)
+        return self.order[0].distance(self.observed_bytes) <= math.log(CLOSE)
 
 
 def print_explained(found: Explained) -> None:
@@ -130,11 +130,6 @@ def _verdict(found: Explained) -> Iterator[str]:
         if abs(one.allocated_bytes - best.allocated_bytes) <= ALIKE * best.allocated_bytes
     ]:
         yield f"Within {100 * ALIKE:.0f} % of that, and not to be told apart from it: {'; '.join(near)}."
-
-
-def accounted_for(order: Sequence[Explanation], observed_bytes: int) -> bool:
-    """Whether a single assumption comes close to an observation."""
-    return order[0].distance(observed_bytes) <= math.log(CLOSE)
 
 
 def explained_json(found: Explained) -> dict[str, Any]:

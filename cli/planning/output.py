@@ -73,13 +73,13 @@ def print_plan(report: PlanReport) -> None:
     prediction, shape = report.prediction, report.shape
     job, unit = prediction.job.as_run, unit_of(prediction.allocated_bytes)
     adapters = (
-        f"LoRA of rank {job.lora_rank} ({_count_text(prediction.trained_parameters)} trained)"
+        f"LoRA of rank {job.lora_rank} ({count_text(prediction.trained_parameters)} trained)"
         if job.lora_rank
         else ""
     )
     print_paragraph(verdict(report))
     print_paragraph(
-        f"{report.model}: {_count_text(shape.parameters)} parameters, {shape.layers} layers;"
+        f"{report.model}: {count_text(shape.parameters)} parameters, {shape.layers} layers;"
         f" {job.algorithm.upper()}; micro-batch of {job.batch} rows of {job.lengths}, {job.weights}"
         f" weights{', bf16 autocast' if job.autocast else ''}, {'with' if job.checkpointing else 'without'}"
         f" gradient checkpointing, {job.optimizer}{', ' + adapters if adapters else ''}"
@@ -143,7 +143,8 @@ def _print_choice(choice: Choice) -> None:
     print("    ...\n)")
 
 
-def _count_text(parameters: int) -> str:
+def count_text(parameters: int) -> str:
+    """Return a number of parameters."""
     return f"{parameters / 1e6:,.1f} M" if parameters >= 100_000 else f"{parameters:,}"
 
 

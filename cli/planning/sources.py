@@ -13,12 +13,15 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.upstream.unloaded import QUANTIZED
 from grpo_run.trainers.recipes.recipe import PACKAGED, find_recipe, load_recipe
-from grpo_run.trainers.recipes.settings import Setting, read_settings
+from grpo_run.trainers.recipes.settings import read_settings, validation_error
 
 _MODEL_SETTINGS = (("torch_dtype", "dtype"), ("dtype", "dtype"), ("attn_implementation", "attention"))
 
@@ -90,18 +93,13 @@ def read_file(source: str, algorithm: str | None = None) -> JobSource:
         algorithm: for which script of TRL a configuration is.
 
     Raises:
-        ConfigError: the file cannot be read, is neither of them, or uses what is not covered.
+        ConfigError: the file cannot be read, or uses what is not covered.
     """
     path = find_recipe(source)
     if path.parent != PACKAGED:
-        values = Setting.values(read_settings(path))
-        if _is_trl_file(values):
-            return _read_trl_file(source, values, algorithm)
+        values = read_settings(path)
         if not RECIPE_KEYS & values.keys():
-            raise ConfigError(
-                f"{source} is no recipe (it has no 'task') and no configuration of TRL's scripts (it has no"
-                f" {MODEL!r})"
-            )
+            return _read_trl_file(source, values, algorithm)
     recipe = load_recipe(source)
     settings = {key: value for key, value in recipe.grpo.model_dump().items() if value is not None}
     refuse_quantized(source, settings)
@@ -119,26 +117,8 @@ def notes_of(found: JobSource) -> Iterator[str]:
 
 
 MODEL = "model_name_or_path"
-KNOWN_KEYS = frozenset(
-    {
-        MODEL,
-        "dataset_name",
-        "datasets",
-        "reward_funcs",
-        "use_peft",
-        "learning_rate",
-        "num_train_epochs",
-        "max_steps",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "num_generations",
-        "max_completion_length",
-        "max_length",
-    }
-)
-"""Keys of which a configuration has one. No recipe has them at its top level."""
 RECIPE_KEYS = frozenset({"task", "grpo", "sft", "caps"})
-"""Keys of recipes that no configuration of TRL has."""
+"""Keys of recipes that no configuration of TRL has; a file without them is one."""
 SFT_KEYS = frozenset(
     {
         "max_length",
@@ -151,17 +131,8 @@ SFT_KEYS = frozenset(
     }
 )
 """Keys of `SFTConfig` that the other configurations do not have."""
-LORA_RANK, LORA_DROPOUT = 16, 0.05
-"""Defaults of `ModelConfig`, which are not those of `LoraConfig`."""
 LORA_REFUSED = ("use_dora", "lora_modules_to_save", "lora_target_parameters")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-_WORDS = {"true": True, "yes": True, "false": False, "no": False, "none": None, "null": None}
-_MAX_DIGITS = 64
-
-
-def _is_trl_file(values: Mapping[str, Any]) -> bool:
-    """Whether a mapping is a configuration of TRL's scripts rather than a recipe."""
-    return not RECIPE_KEYS & values.keys() and bool(KNOWN_KEYS & values.keys())
 
 
 def _read_trl_file(path: str, values: Mapping[str, Any], algorithm: str | None) -> JobSource:
@@ -198,12 +169,10 @@ def _read_trl_file(path: str, values: Mapping[str, Any], algorithm: str | None) 
 
 
 def _typed(value: Any) -> Any:
-    """Return a value as TRL's parser takes it: a text that says a number or a truth value is one."""
-    if not isinstance(value, str):
+    """Return a value as TRL's parser takes it: YAML reads `4e-2` as text."""
+    if not isinstance(value, str) or not _NUMBER.fullmatch(value):
         return value
-    if len(value) <= _MAX_DIGITS and _NUMBER.fullmatch(value):
-        return float(value) if re.search(r"[.eE]", value) else int(value)
-    return _WORDS.get(value.lower(), value)
+    return float(value) if re.search(r"[.eE]", value) else int(value)
 
 
 def _read_loading(path: str, source: JobSource) -> None:
@@ -222,26 +191,30 @@ def _read_loading(path: str, source: JobSource) -> None:
     source.take_model_settings(given)
 
 
+class _Adapters(pydantic.BaseModel):
+    """The settings of adapters in `ModelConfig`, with its defaults, which are not those of `LoraConfig`."""
+
+    model_config = pydantic.ConfigDict(strict=True)
+
+    use_peft: bool = False
+    lora_r: pydantic.PositiveInt = 16
+    lora_dropout: Annotated[float, pydantic.Field(ge=0, lt=1)] = 0.05
+    lora_target_modules: list[str] | str | None = None
+
+
 def _read_adapters(path: str, source: JobSource) -> None:
     settings = source.settings
-    if settings.get("use_peft") is not True:
-        if settings.get("use_peft"):
-            raise ConfigError(f"{path}: use_peft is {settings['use_peft']!r}, expected True or False")
+    try:
+        adapters = _Adapters.model_validate(settings)
+    except pydantic.ValidationError as invalid:
+        raise validation_error(invalid, (), Path(path), ()) from None
+    if not adapters.use_peft:
         if any(name in settings for name in ("lora_r", "lora_target_modules")):
             source.notes.append("It has settings of LoRA without use_peft: all weights are trained.")
         return
     for name in LORA_REFUSED:
         if settings.get(name):
             raise ConfigError(f"{path}: {name} is not covered by plan")
-    rank, dropout = settings.get("lora_r", LORA_RANK), settings.get("lora_dropout", LORA_DROPOUT)
-    targets = settings.get("lora_target_modules")
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise ConfigError(f"{path}: lora_r is {rank!r}, expected a whole number from 1 on")
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-        raise ConfigError(f"{path}: lora_dropout is {dropout!r}, expected a number from 0 to below 1")
-    if isinstance(targets, str):
-        targets = [targets]
-    if not isinstance(targets, (list, type(None))) or not all(isinstance(one, str) for one in targets or ()):
-        raise ConfigError(f"{path}: lora_target_modules is {targets!r}, expected names of modules")
-    source.lora_rank, source.lora_dropout = rank, float(dropout)
-    source.lora_targets = tuple(targets or ())
+    targets = adapters.lora_target_modules or ()
+    source.lora_rank, source.lora_dropout = adapters.lora_r, adapters.lora_dropout
+    source.lora_targets = (targets,) if isinstance(targets, str) else tuple(targets)

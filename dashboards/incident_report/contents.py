@@ -1,29 +1,75 @@
 """Read an incident's files for its report: verdict, action taken, evidence, and the ranks' collectives.
 
-Called by `grpo-run report`. Collectives come from the ranks' own logs and from dumps of torch's Flight
-Recorder. Evidence may be missing or malformed; that is never an error, and the page reports it. Does not
-format anything (`page.py`).
+Called by `grpo-run report`. Collectives come from the ranks' own logs; dumps of torch's Flight Recorder are
+left to the reader. Evidence may be missing or malformed; that is never an error, and the page reports it.
+Does not format anything (`page.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_run.dashboards.incident_report.evidence_files import (
-    files_by_rank,
-    read_events,
-    read_json,
-    read_sizes,
-    read_text,
-)
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.run_directory import RunDirectory
+
+MAX_FILE_BYTES = 4 * 1024 * 1024
+
+
+def read_text(path: Path) -> str:
+    """The first 4 MiB of a file; empty if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(MAX_FILE_BYTES).decode(errors="replace")
+    except OSError:
+        return ""  # was not gathered; the page reports it
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value of a file; None if the file is missing or malformed."""
+    try:
+        return json.loads(read_text(path))
+    except ValueError:
+        return None
+
+
+def read_events(path: Path, last: int) -> tuple[dict[str, Any], ...]:
+    """The last `last` objects of a JSON Lines file; truncated lines are skipped."""
+    events = []
+    for line in read_text(path).splitlines()[-last:]:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            events.append(value)
+    return tuple(events)
+
+
+def read_sizes(path: Path) -> dict[str, int]:
+    """The lines `Name:  123 kB` of a file from /proc, in bytes."""
+    sizes = {}
+    for line in read_text(path).splitlines():
+        words = line.split()
+        if len(words) == 3 and words[2] == "kB" and words[1].isdecimal():
+            sizes[words[0].rstrip(":")] = int(words[1]) * 1024
+    return sizes
+
+
+def files_by_rank(folder: Path, suffix: str) -> list[tuple[int, Path]]:
+    """The files `rank<N><suffix>` of a folder, by rank."""
+    if not folder.is_dir():
+        return []
+    named = [
+        (path.name.removeprefix("rank").removesuffix(suffix), path) for path in folder.glob(f"rank*{suffix}")
+    ]
+    return sorted((int(number), path) for number, path in named if number.isdecimal())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +84,8 @@ class CollectiveCall:
 
 
 def read_collectives(folder: Path) -> dict[int, tuple[CollectiveCall, ...]]:
-    """Return the collectives of each rank.
-
-    A rank's own log has source lines; the Flight Recorder's dump is used if there is no log.
-    """
+    """Return the last collectives of each rank, from its own log."""
     by_rank: dict[int, tuple[CollectiveCall, ...]] = {}
-    for rank, path in files_by_rank(folder, ".json"):
-        dump = read_json(path)
-        entries = (dump.get("entries") or ()) if isinstance(dump, dict) else ()
-        # Sends and receives have no sequence number within the group.
-        by_rank[rank] = tuple(
-            _from_recorder(entry) for entry in entries if isinstance(entry, dict) and not entry.get("is_p2p")
-        )
     for rank, path in files_by_rank(folder, ".notes.json"):
         log = read_json(path)
         calls = tuple(
@@ -57,19 +93,7 @@ def read_collectives(folder: Path) -> dict[int, tuple[CollectiveCall, ...]]:
         )
         if calls:
             by_rank[rank] = calls
-    return dict(sorted(by_rank.items()))
-
-
-def _from_recorder(entry: Mapping[str, Any]) -> CollectiveCall:
-    group = entry.get("process_group") or ["?"]
-    completed = entry.get("retired") or entry.get("state") == "completed"
-    name = str(entry.get("profiling_name") or "?")
-    return CollectiveCall(
-        group=str(group[0] if isinstance(group, list) else group),
-        sequence=_integer(entry.get("collective_seq_id")),
-        text=_call_text(name.partition(":")[2] or name, entry.get("input_sizes"), entry.get("input_dtypes")),
-        state="completed" if completed else "enqueued",
-    )
+    return by_rank
 
 
 def _from_log(entry: Mapping[str, Any]) -> CollectiveCall:
@@ -97,19 +121,11 @@ SHOWN_EVENTS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionTaken:
-    """The supervisor's action on an incident and its reason, as recorded in the journal."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class IncidentReport:
     """Everything a report shows, as plain data.
 
-    `verdict` is the content of `verdict.json`, or None if the supervisor ended before writing it. `at` is the
-    wall time of the incident in seconds. `resident` and `peak` are the current and highest memory of each
+    `verdict` is the content of `verdict.json`, or None if the supervisor ended before writing it. `recovery`
+    is what the journal has of the incident. `resident` and `peak` are the current and highest memory of each
     rank in bytes, `phase_memory` what it has measured by phase (`RankMemory.as_json`). `timeline` is the
     content of `timeline.json`. `excluded` sums up the samples that the run has left out of the loss.
     `memory_trace` has what `--memory-trace` has found in the run, as lines.
@@ -118,9 +134,7 @@ class IncidentReport:
     name: str
     run_id: str
     verdict: Mapping[str, Any] | None
-    at: float | None = None
     recovery: Recovery | None = None
-    action: ActionTaken | None = None
     timeline: Mapping[str, Any] | None = None
     folded_stacks: str = ""
     resident: Mapping[int, int] = field(default_factory=dict)
@@ -165,18 +179,17 @@ def read_report(run: RunDirectory, incident: Path) -> IncidentReport:
     Raises:
         RunDirectoryError: its `verdict.json` is damaged.
     """
-    record = _IncidentRecord.from_journal(read_journal(run.journal), incident.name)
+    history = History.of(read_journal(run.journal))
+    recoveries = [one for one in history.recoveries if Path(one.incident or "").name == incident.name]
     memory = {rank: read_sizes(path) for rank, path in files_by_rank(incident / "memory", ".status")}
     node = read_sizes(incident / "memory" / "node.txt")
     gpus = read_json(incident / "memory" / "gpu.json")
     timeline = read_json(incident / "timeline.json")
     return IncidentReport(
         name=incident.name,
-        run_id=record.history.run_id or run.path.name,
+        run_id=history.run_id or run.path.name,
         verdict=_read_verdict(incident / "verdict.json"),
-        at=record.at,
-        recovery=record.recovery,
-        action=record.action,
+        recovery=recoveries[-1] if recoveries else None,
         timeline=timeline if isinstance(timeline, dict) else None,
         folded_stacks=read_text(incident / "stacks" / "folded.txt"),
         resident={rank: sizes["VmRSS"] for rank, sizes in memory.items() if "VmRSS" in sizes},
@@ -187,37 +200,9 @@ def read_report(run: RunDirectory, incident: Path) -> IncidentReport:
         gpus=tuple(gpus.get("devices", ())) if isinstance(gpus, dict) else None,
         collectives=read_collectives(incident / "collectives"),
         events=read_events(incident / "events.jsonl", SHOWN_EVENTS),
-        excluded=record.history.masked.summary,
-        memory_trace=tuple(record.history.memory_trace.lines()),
+        excluded=history.masked.summary,
+        memory_trace=tuple(history.memory_trace.lines()),
     )
-
-
-@dataclass(kw_only=True)
-class _IncidentRecord:
-    """What the journal records about one incident."""
-
-    history: History
-    at: float | None = None
-    recovery: Recovery | None = None
-    action: ActionTaken | None = None
-
-    @classmethod
-    def from_journal(cls, events: Iterable[Mapping[str, Any]], name: str) -> _IncidentRecord:
-        record = cls(history=History())
-        awaiting_action = False
-        for event in events:
-            record.history.apply(dict(event))
-            if event["event"] == "incident":
-                awaiting_action = Path(event.get("incident") or "").name == name
-                if awaiting_action:
-                    record.at = event.get("time")
-                    record.recovery = record.history.recoveries[-1]
-            elif event["event"] == "action" and awaiting_action:
-                record.action = ActionTaken(
-                    name=str(event.get("action") or ""), reason=str(event.get("reason") or "")
-                )
-                awaiting_action = False
-        return record
 
 
 def _by_rank(value: Any) -> dict[int, Mapping[str, Any]]:

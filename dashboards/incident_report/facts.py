@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from grpo_run.dashboards.incident_report.contents import IncidentReport
+from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.watchdog.memory.shortage import described_in
 from grpo_run.watchdog.text import rank_names, size_text
 
@@ -42,13 +43,13 @@ def utc_time(wall_seconds: float | None) -> str:
     return datetime.fromtimestamp(wall_seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def relative_time(wall_seconds: Any, incident_at: float | None) -> str:
-    """Seconds before or after the incident; the time of day if the incident's time is unknown."""
+def relative_time(wall_seconds: Any, fault: Recovery | None) -> str:
+    """Seconds before or after the fault; the time of day if the fault's time is unknown."""
     if not isinstance(wall_seconds, (int, float)):
         return ""
-    if incident_at is None:
+    if fault is None:
         return datetime.fromtimestamp(wall_seconds, timezone.utc).strftime("%H:%M:%S")
-    return f"{wall_seconds - incident_at:+.2f}".replace("-", "−")
+    return f"{wall_seconds - fault.at:+.2f}".replace("-", "−")
 
 
 def spaced(name: Any) -> str:
@@ -77,29 +78,12 @@ CONFIDENCE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceLine:
-    """A line of user code. `place` is `file:line`, or None if unknown; `rank` is set in a list by rank."""
-
-    place: str | None
-    function: str | None = None
-    rank: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Fact:
-    """One row of the facts, with one of the values set; which one determines its layout."""
+    """One row of the facts. `code` marks names and places of code."""
 
     name: str
-    text: str = ""
-    code: str = ""
-    block: str = ""
-    items: tuple[str, ...] = ()
-    line: SourceLine | None = None
-    lines: tuple[SourceLine, ...] = ()
-
-    def is_known(self) -> bool:
-        """Whether the row has a value to show."""
-        return bool(self.text or self.code or self.block or self.items or self.line or self.lines)
+    lines: tuple[str, ...]
+    code: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,36 +104,41 @@ def facts_of(report: IncidentReport) -> tuple[Fact, ...]:
     verdict = report.verdict
     if not verdict:
         return ()
-    culprits = ranks_in(verdict.get("culprits"))
-    recovery = report.recovery
-    locations = verdict.get("locations")
-    by_rank: Mapping[str, Any] = locations if isinstance(locations, Mapping) else {}
+    culprits, waiters = ranks_in(verdict.get("culprits")), ranks_in(verdict.get("waiters"))
+    recovery, location, mismatch = report.recovery, verdict.get("location"), verdict.get("mismatch")
+    places = (_place(location),) if isinstance(location, Mapping) else _places(culprits, verdict)
+    waiting = _places(waiters, verdict)
     rows = (
-        Fact(name="Cause", code=str(verdict.get("cause") or "unknown")),
-        Fact(name="Culprit", text=rank_names(culprits) if culprits else "no rank of this node is named"),
-        Fact(name="Step and phase", text=_step_and_phase(verdict)),
-        _culprit_lines(verdict.get("location"), culprits, by_rank),
-        Fact(name="Confidence", text=_confidence(verdict)),
-        Fact(name="Memory", text=described_in(verdict)),
-        Fact(name="Mismatch", block=plain(verdict["mismatch"]) if verdict.get("mismatch") else ""),
-        _waiting(ranks_in(verdict.get("waiters")), by_rank),
-        Fact(name="Action taken", text=_action(report)),
-        Fact(name="Time to detect", text=duration(recovery.detection_seconds) if recovery else ""),
-        Fact(name="Time to recover", text=duration(recovery.recovery_seconds) if recovery else ""),
-        Fact(name="Repeated steps", text=_repeated_steps(report)),
-        Fact(name="Excluded from the loss", text=report.excluded),
-        Fact(name="Not resumed", text=recovery.mismatch if recovery else ""),
-        Fact(name="Tried before", items=tuple(map(str, verdict.get("tried") or ()))),
+        _fact("Cause", str(verdict.get("cause") or "unknown"), code=True),
+        _fact("Culprit", rank_names(culprits) if culprits else "no rank of this node is named"),
+        _fact("Step and phase", _step_and_phase(verdict)),
+        _fact("Source line", *places, code=True),
+        _fact("Confidence", _confidence(verdict)),
+        _fact("Memory", described_in(verdict)),
+        _fact("Mismatch", plain(mismatch) if mismatch else "", code=True),
+        _fact("Waiting", *(waiting or [rank_names(waiters) if waiters else ""]), code=bool(waiting)),
+        _fact("Action taken", _action(report)),
+        _fact("Time to detect", duration(recovery.detection_seconds) if recovery else ""),
+        _fact("Time to recover", duration(recovery.recovery_seconds) if recovery else ""),
+        _fact("Repeated steps", _repeated_steps(report)),
+        _fact("Excluded from the loss", report.excluded),
+        _fact("Not resumed", recovery.mismatch if recovery else ""),
+        _fact("Tried before", *map(str, verdict.get("tried") or ())),
     )
-    return tuple(fact for fact in rows if fact.is_known())
+    return tuple(fact for fact in rows if fact.lines)
+
+
+def _fact(name: str, *lines: str, code: bool = False) -> Fact:
+    return Fact(name=name, lines=tuple(filter(None, lines)), code=code)
 
 
 def tags_of(report: IncidentReport) -> tuple[Tag, ...]:
     """Cause, confidence and result; empty without a verdict."""
     if not report.verdict:
         return ()
-    recovered = report.recovery is not None and report.recovery.recovery_seconds is not None
-    action = spaced(report.action.name) if report.action else "result unknown"
+    recovery = report.recovery
+    recovered = recovery is not None and recovery.recovery_seconds is not None
+    action = spaced(recovery.action) if recovery and recovery.action else "result unknown"
     return (
         Tag(text=spaced(report.verdict.get("cause")), alarm=True),
         Tag(text=str(report.verdict.get("confidence") or "confidence unknown"), alarm=False),
@@ -170,9 +159,10 @@ def _confidence(verdict: Mapping[str, Any]) -> str:
 
 
 def _action(report: IncidentReport) -> str:
-    if report.action is None:
+    recovery = report.recovery
+    if recovery is None or not recovery.action:
         return "not recorded in the journal"
-    return spaced(report.action.name) + (f": {report.action.reason}" if report.action.reason else "")
+    return spaced(recovery.action) + (f": {recovery.reason}" if recovery.reason else "")
 
 
 def _repeated_steps(report: IncidentReport) -> str:
@@ -180,26 +170,17 @@ def _repeated_steps(report: IncidentReport) -> str:
     return str(recovery.lost_steps) if recovery and recovery.lost_steps is not None else ""
 
 
-def _source_line(location: Any, rank: int | None = None) -> SourceLine:
+def _place(location: Any) -> str:
+    """A line of user code."""
     if not isinstance(location, Mapping):
-        return SourceLine(place=None, rank=rank)
-    place = f"{location.get('file')}:{location.get('line')}"
-    return SourceLine(place=place, function=str(location.get("function")), rank=rank)
+        return "unknown"
+    return f"{location.get('file')}:{location.get('line')} in {location.get('function')}"
 
 
-def _culprit_lines(location: Any, culprits: Sequence[int], by_rank: Mapping[str, Any]) -> Fact:
-    if isinstance(location, Mapping):
-        return Fact(name="Source line", line=_source_line(location))
-    return Fact(name="Source line", lines=_lines(culprits, by_rank))
-
-
-def _waiting(waiters: Sequence[int], by_rank: Mapping[str, Any]) -> Fact:
-    lines = _lines(waiters, by_rank)
-    return Fact(name="Waiting", lines=lines, text=rank_names(waiters) if waiters and not lines else "")
-
-
-def _lines(ranks: Sequence[int], by_rank: Mapping[str, Any]) -> tuple[SourceLine, ...]:
-    """The source line of each rank; empty if none of them is known."""
+def _places(ranks: Sequence[int], verdict: Mapping[str, Any]) -> tuple[str, ...]:
+    """The line of each rank; empty if none of them is known."""
+    locations = verdict.get("locations")
+    by_rank: Mapping[str, Any] = locations if isinstance(locations, Mapping) else {}
     if not any(by_rank.get(str(rank)) for rank in ranks):
         return ()
-    return tuple(_source_line(by_rank.get(str(rank)), rank) for rank in ranks)
+    return tuple(f"rank {rank}: {_place(by_rank.get(str(rank)))}" for rank in ranks)

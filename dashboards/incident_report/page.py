@@ -24,7 +24,7 @@ from markupsafe import Markup
 from grpo_run.dashboards.incident_report import facts
 from grpo_run.dashboards.incident_report.contents import CollectiveCall, IncidentReport
 from grpo_run.dashboards.incident_report.facts import facts_of, ranks_in, tags_of
-from grpo_run.dashboards.incident_report.timeline_chart import memory_figure, timeline_figure
+from grpo_run.dashboards.incident_report.timeline_chart import timeline_figure
 
 SHOWN_CALLS = 10
 
@@ -139,11 +139,8 @@ def build(report: IncidentReport, plotly_script: str) -> str:
     """
     verdict = report.verdict or {}
     culprits = ranks_in(verdict.get("culprits"))
-    charts = {
-        "timeline": timeline_figure(report.timeline, culprits) if report.timeline else None,
-        "memory": memory_figure(report.resident, report.peak, culprits),
-    }
-    figures = {name: figure for name, figure in charts.items() if figure is not None}
+    figure = timeline_figure(report.timeline, culprits) if report.timeline else None
+    figures = {"timeline": figure} if figure is not None else {}
     scripts = [plotly_script, _template_source("charts.js")] if figures else []
     number = report.name.partition("-")[0]
     return _environment().get_template("report.html").render(

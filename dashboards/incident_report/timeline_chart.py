@@ -1,6 +1,6 @@
-"""The report's two charts as plotly figures: the phases of each rank before the incident, and memory by rank.
+"""The report's chart as a plotly figure: the phases of each rank before the incident.
 
-Called by `page.py`, which embeds the figures in the page as JSON. Colors that depend on the browser's light
+Called by `page.py`, which embeds the figure in the page as JSON. Colors that depend on the browser's light
 or dark scheme are given as names of CSS variables (for example `--ink`), which the page's script resolves.
 Pure; does not import plotly.
 """
@@ -34,7 +34,6 @@ MIN_SHOWN_SECONDS = 15.0
 SHOWN_OPEN_PHASES = 1.4
 """The initial view covers the longest open phase times this factor; dragging the chart shows earlier phases.
 """
-GIBIBYTE = 1024**3
 
 
 def timeline_figure(timeline: Mapping[str, Any], culprits: Collection[int]) -> PlotlyFigure | None:
@@ -109,70 +108,6 @@ def timeline_figure(timeline: Mapping[str, Any], culprits: Collection[int]) -> P
             ],
         },
     }  # fmt: skip
-
-
-def memory_figure(
-    resident: Mapping[int, int], peak: Mapping[int, int], culprits: Collection[int]
-) -> PlotlyFigure | None:
-    """Return resident memory by rank with its peak as a tick, or None if no rank's memory is known."""
-    if not resident:
-        return None
-    ranks = sorted(resident)
-    labels = [_label(rank, culprits) for rank in ranks]
-    peaks = [rank for rank in ranks if rank in peak]
-    return {
-        "data": [
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": "resident",
-                "y": labels,
-                "x": [resident[rank] / GIBIBYTE for rank in ranks],
-                "text": [f"{resident[rank] / GIBIBYTE:.2f} GiB" for rank in ranks],
-                "textposition": "auto",
-                "insidetextanchor": "end",
-                "marker": {"color": PHASE_COLORS["generate"], "line": {"width": 0}},
-                "hovertemplate": "%{y}: %{x:.3f} GiB resident<extra></extra>",
-            },
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "peak",
-                "y": [_label(rank, culprits) for rank in peaks],
-                "x": [peak[rank] / GIBIBYTE for rank in peaks],
-                "marker": {
-                    "symbol": "line-ns-open",
-                    "size": 20,
-                    "color": "--alarm",
-                    "line": {"width": 2, "color": "--alarm"},
-                },
-                "hovertemplate": "%{y}: %{x:.3f} GiB peak<extra></extra>",
-            },
-        ],
-        "layout": {
-            "bargap": 0.34,
-            "height": FRAME_PIXELS + BAR_PIXELS * len(ranks),
-            "margin": {"l": 64, "r": 24, "t": 40, "b": 42},
-            "dragmode": False,
-            "hovermode": "closest",
-            "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "yref": "paper"},
-            "xaxis": {
-                "title": {"text": "GiB", "standoff": 8},
-                "rangemode": "tozero",
-                "fixedrange": True,
-                "zeroline": False,
-                "gridcolor": "--rule",
-            },
-            "yaxis": {
-                "categoryorder": "array",
-                "categoryarray": labels[::-1],
-                "fixedrange": True,
-                "showgrid": False,
-                "ticklen": 0,
-                "ticklabelstandoff": 8,
-            },
-        },
-    }
 
 
 def _phase_bars(phase: str, spans: list[tuple[str, float, float, bool]]) -> PlotlyFigure:

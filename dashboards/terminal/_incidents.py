@@ -6,17 +6,16 @@ Reads the run's history and each incident's `verdict.json`. Called by `terminal.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_run.dashboards.terminal._progress import count
 from grpo_run.runtime.files import short_path
 from grpo_run.runtime.history.no_trainer_script import RESTART
 from grpo_run.runtime.history.recovery import Recovery
+from grpo_run.watchdog.evidence.incident_files import read_verdict
 from grpo_run.watchdog.memory.shortage import usage_in
-from grpo_run.watchdog.text import rank_names
+from grpo_run.watchdog.text import counted, rank_names
 
 LABEL_WIDTH = 10
 MAX_FILE_CHARACTERS = 40
@@ -32,7 +31,7 @@ ACTIONS = {
 
 def fault_lines(recovery: Recovery) -> list[str]:
     """Return the lines of one fault: its sentence, then one `label value` line per known fact."""
-    verdict = _read_verdict(recovery.incident)
+    verdict = read_verdict(recovery.incident)
     action = ACTIONS.get(recovery.action, recovery.action.replace("_", " "))
     if recovery.reason.startswith(RESTART):
         action = recovery.reason
@@ -68,7 +67,7 @@ def recovered_line(recovery: Recovery, *, faults: int = 1) -> str:
     if recovery.from_checkpoint is not None:
         parts.append(f"resumed from step {recovery.from_checkpoint}")
     if recovery.lost_steps is not None:
-        parts.append(f"{count(recovery.lost_steps, 'step')} repeated")
+        parts.append(f"{counted(recovery.lost_steps, 'step')} repeated")
     return ", ".join(parts)
 
 
@@ -77,16 +76,6 @@ def inspection_line(recovery: Recovery, run_directory: Path) -> str:
     run = short_path(run_directory)
     evidence = f"evidence in {short_path(recovery.incident)}; show it with" if recovery.incident else "see"
     return f"{evidence} `grpo-run report {run}` or `grpo-run status {run}`"
-
-
-def _read_verdict(folder: str | None) -> Mapping[str, Any]:
-    if folder is None:
-        return {}
-    try:
-        value = json.loads((Path(folder) / "verdict.json").read_bytes())
-    except (OSError, ValueError):
-        return {}  # the disk took no evidence
-    return value if isinstance(value, dict) else {}
 
 
 def _where(verdict: Mapping[str, Any], rank: int | None) -> str:

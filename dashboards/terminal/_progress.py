@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from enum import Enum
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import RankState, all_returned
-from grpo_run.watchdog.text import duration_text, step_time_text
+from grpo_run.watchdog.text import counted, duration_text, step_time_text
 
 SEPARATOR = " · "
 STATE_NOTES = {
@@ -20,28 +19,18 @@ STATE_NOTES = {
 """What the supervisor is doing, in the states in which training may stand still."""
 
 
-class LineKind(Enum):
-    """What a progress line says, from which `terminal.py` derives when it is worth a line of its own."""
-
-    starting = "starting"
-    """No step has been committed since the ranks were started."""
-    training = "training"
-    waiting = "waiting"
-    """A rank is waited for."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProgressLine:
     """One state of the progress line.
 
     Args:
-        kind: what it says.
+        starting: no step has been committed since the ranks were started, and no rank is waited for.
         parts: the facts in the order of the line, each with its rank among the facts: on a narrow terminal
             those with the highest number are left out first.
         wait: identifies who is waited for and where; None if no rank is.
     """
 
-    kind: LineKind
+    starting: bool
     parts: tuple[tuple[int, str], ...]
     wait: Hashable = None
 
@@ -61,22 +50,21 @@ def progress_line(status: RunStatus) -> ProgressLine:
     say.
     """
     history, wait = status.history, status.wait
-    kind, key = LineKind.training, None
+    key = None if wait is None else wait.key
     parts: list[tuple[int, str]] = []
     starting = _starting(status)
     if wait is not None:
-        kind, key = LineKind.waiting, wait.key
         parts.append((0, wait.text))
     elif status.state == "recovering":
-        parts.append((0, f"restarting {count(len(status.slots), 'rank')}"))
+        parts.append((0, f"restarting {counted(len(status.slots), 'rank')}"))
     elif status.state in STATE_NOTES:
         parts.append((0, STATE_NOTES[status.state]))
     if starting is None and history.no_trainer.current and status.state == "running":
-        parts.append((1, f"training with no Trainer and no loop on {count(len(status.slots), 'rank')}"))
-        return ProgressLine(kind=kind, parts=tuple(parts), wait=key)
+        parts.append((1, f"training with no Trainer and no loop on {counted(len(status.slots), 'rank')}"))
+        return ProgressLine(starting=False, parts=tuple(parts), wait=key)
     if starting is not None or not history.step:
         parts += [(1, starting)] if starting is not None else []
-        return ProgressLine(kind=LineKind.starting if wait is None else kind, parts=tuple(parts), wait=key)
+        return ProgressLine(starting=wait is None, parts=tuple(parts), wait=key)
     steps = f"step {history.step}"
     parts.append((1, f"{steps}/{history.target_steps}" if history.target_steps else steps))
     seconds, remaining = history.step_seconds(), status.remaining_seconds
@@ -88,12 +76,12 @@ def progress_line(status: RunStatus) -> ProgressLine:
         parts.append((3, f"reward {history.reward:.3f}"))
     elif history.loss is not None:
         parts.append((3, f"loss {history.loss:.3f}"))
-    parts.append((5, count(len(status.slots), "rank")))
+    parts.append((5, counted(len(status.slots), "rank")))
     parts += [(7, point) for point in _recovery_point(history)]
     recovered = sum(recovery.recovery_seconds is not None for recovery in history.recoveries)
     if recovered:
-        parts.append((6, f"{count(recovered, 'fault')} recovered"))
-    return ProgressLine(kind=kind, parts=tuple(parts), wait=key)
+        parts.append((6, f"{counted(recovered, 'fault')} recovered"))
+    return ProgressLine(starting=False, parts=tuple(parts), wait=key)
 
 
 def _starting(status: RunStatus) -> str | None:
@@ -102,7 +90,7 @@ def _starting(status: RunStatus) -> str | None:
         return None
     history = status.history
     verb = "restarting" if history.restarting else "starting"
-    ranks = count(len(status.slots), "rank")
+    ranks = counted(len(status.slots), "rank")
     slots = [slot for slot in status.slots if slot is not None]
     if len(slots) < len(status.slots) or not slots:
         return f"{verb} {ranks}" + (
@@ -133,8 +121,3 @@ def _recovery_point(history: History) -> list[str]:
 
 def _joined(parts: list[tuple[int, str]]) -> str:
     return SEPARATOR.join(text for _, text in parts)
-
-
-def count(number: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -4,8 +4,8 @@ On a terminal the progress line stays at the bottom and long lines are folded. I
 every printed line stays, `PipeSchedule` says when the line is printed (asked twice a second; pure, the
 clock is passed in), every event is one line, and no control codes are written. Events go to
 standard error. Output of ranks is passed on byte for byte where it is not a terminal that takes it, as
-under torchrun. A terminal gets lines, with the rank before each, and without tracebacks that end a rank
-(`_tracebacks.py`) if it gets all that the ranks print. Made by `cli/launching/supervise.py`; thread-safe.
+under torchrun. A terminal gets lines, with the rank before each. Made by `cli/launching/supervise.py`;
+thread-safe.
 """
 
 from __future__ import annotations
@@ -15,24 +15,22 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from grpo_run.dashboards.terminal._incidents import LABEL_WIDTH, fault_lines, inspection_line, recovered_line
-from grpo_run.dashboards.terminal._progress import LineKind, count, progress_line
-from grpo_run.dashboards.terminal._tracebacks import HeldTracebacks
+from grpo_run.dashboards.terminal._progress import progress_line
+from grpo_run.dashboards.terminal.background_output import BackgroundStream
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.memory_findings import FindingLines
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.status import RunStatus
-from grpo_run.watchdog.observation import RankState
-from grpo_run.watchdog.text import duration_text
+from grpo_run.watchdog.text import counted, duration_text
 
 INTERVAL_SECONDS = 15.0
 """Shortest time between two lines of a run that trains."""
@@ -58,23 +56,23 @@ class PipeSchedule:
         self._wait: Hashable = None
         self._interval_seconds = INTERVAL_SECONDS
 
-    def due(self, kind: LineKind, text: str, wait: Hashable, now: float) -> bool:
+    def due(self, starting: bool, text: str, wait: Hashable, now: float) -> bool:
         """Return whether to print this line, and assume that it is printed.
 
         Args:
-            kind, text: of the line.
+            starting, text: of the line.
             wait: identifies who is waited for and where; None outside a wait.
             now: monotonic seconds.
         """
         began, self._wait = wait is not None and wait != self._wait, wait
         if began or wait is None:
             self._interval_seconds = INTERVAL_SECONDS
-        first = kind is LineKind.training and not self._trained
+        first = wait is None and not (starting or self._trained)
         if not (began or first) and (text == self._last or now - self._printed_at < self._interval_seconds):
             return False
         if wait is not None and not began:
             self._interval_seconds = min(2 * self._interval_seconds, LONGEST_INTERVAL_SECONDS)
-        self._trained |= kind is not LineKind.starting
+        self._trained |= not starting
         self._last, self._printed_at = text, now
         return True
 
@@ -97,20 +95,6 @@ class _Console(Console):
         self.quiet = True
 
 
-class ByteStream(Protocol):
-    """A stream that output of ranks is passed on to (`background_output.BackgroundStream`)."""
-
-    def write_bytes(self, data: bytes) -> None:
-        """Let bytes be written."""
-
-    def write_file(self, path: Path, start: int) -> None:
-        """Let a file be written from a position to its present end."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the reader has taken most of what was written."""
-
-
 class Terminal:
     """Writes what the user sees of a run.
 
@@ -126,7 +110,7 @@ class Terminal:
         *,
         shown_ranks: frozenset[int],
         status: Callable[[], RunStatus | None],
-        passed_on: Mapping[int, ByteStream] = MappingProxyType({}),
+        passed_on: Mapping[int, BackgroundStream] = MappingProxyType({}),
     ) -> None:
         self._shown_ranks = shown_ranks
         self._passed_on = passed_on
@@ -141,8 +125,6 @@ class Terminal:
         self._faults_shown = 0
         self._unrecovered: list[Recovery] = []
         self._guard_lines: dict[str, int] = {}
-        self._tracebacks = HeldTracebacks(self._has_failed)
-        self._faults_before_attempt = 0
         self._interval_shown = False
         self._finding_lines = FindingLines()
         self._stop = threading.Event()
@@ -152,7 +134,6 @@ class Terminal:
         """Start to show progress and faults. Faults that are already in the history are not shown again."""
         status = self._status()
         self._faults_at_start = self._faults_shown = len(status.history.recoveries) if status else 0
-        self._faults_before_attempt = self._faults_shown
         self._interval_shown = status is not None and status.history.snapshot_interval is not None
         if status is not None:
             self._finding_lines.skip(status.history.memory_trace)
@@ -170,7 +151,7 @@ class Terminal:
         """Show the last events and remove the progress line."""
         self._stop.set()
         self._thread.join(2.0)
-        self._show_faults()
+        self.show_faults()
         status = self._status()
         if status is not None:
             self._show_findings(status, final=True)
@@ -190,12 +171,11 @@ class Terminal:
                 self._event(text)
         if rank not in self._shown_ranks:
             return
-        if descriptor == 2:  # a terminal, and what the rank prints to standard output goes elsewhere
-            self._print_output([(rank, line)], sys.stderr)
-            return
-        with self._lock:
-            lines = self._tracebacks.hold(rank, line)
-        self._print_output((rank, text) for text in lines)
+        stream = sys.stderr if descriptor == 2 else sys.stdout
+        # the reader is gone, or there never was one; the rank's file has the line
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.write(f"[rank{rank}] {line}\n")
+            stream.flush()
 
     def takes_bytes(self, descriptor: int) -> bool:
         """Whether output of ranks to a descriptor is passed on byte for byte."""
@@ -235,21 +215,13 @@ class Terminal:
         """The descriptor of the ranks' output that goes where events go."""
         return None if self._is_screen else max(self._passed_on, default=None)
 
-    def attempt_begins(self) -> None:
-        """Print what remains of the ranks of the last attempt; call it before ranks are started."""
-        self._show_faults()
-        self._release_tracebacks()
-
     def notify(self, text: str) -> None:
         """Print a message of the supervisor, after the faults that came before it.
 
         Args:
             text: one line; several lines, such as a traceback, are printed as they are.
         """
-        self._show_faults()
-        with self._lock:
-            if "\n" in text:
-                self._tracebacks.note_shown(text)
+        self.show_faults()
         self._event(text)
 
     def show_end(self, sentence: str, *, wrong_usage: bool, run_directory: Path) -> None:
@@ -267,10 +239,8 @@ class Terminal:
         if wrong_usage or status is None:
             if sentence not in self._guard_lines:
                 self._event(sentence)
-            self._release_tracebacks()
             return
-        self._show_faults(final=True)
-        self._release_tracebacks()
+        self.show_faults(final=True)
         faults = status.history.recoveries[self._faults_at_start or 0 :]
         # a run that gave up repeats the sentence of its last fault
         rest = sentence.removeprefix(faults[-1].sentence).lstrip(". ") if faults else sentence
@@ -285,7 +255,7 @@ class Terminal:
             status = self._status()
             if status is None:
                 continue
-            self._show_faults_of(status)
+            self.show_faults(status)
             self._show_interval(status.history)
             self._show_findings(status)
             line = progress_line(status)
@@ -297,7 +267,7 @@ class Terminal:
                     shown = Text(text, style="dim", no_wrap=True, overflow="ellipsis")
                     with contextlib.suppress(OSError, ValueError):
                         self._live.update(shown, refresh=True)
-            elif line.parts and schedule.due(line.kind, line.text(), line.wait, time.monotonic()):
+            elif line.parts and schedule.due(line.starting, line.text(), line.wait, time.monotonic()):
                 self._event(line.text())
 
     def _show_interval(self, history: History) -> None:
@@ -309,7 +279,7 @@ class Terminal:
         seconds = history.step_seconds()
         if seconds is not None and history.step + steps < history.target_steps:
             self._event(
-                f"a snapshot is taken in memory every {count(steps, 'step')}: a fault repeats at most about"
+                f"a snapshot is taken in memory every {counted(steps, 'step')}: a fault repeats at most about"
                 f" {duration_text(steps * seconds)} of training"
             )
 
@@ -323,17 +293,13 @@ class Terminal:
             for line in lines:
                 self._event(line)
 
-    def _show_faults(self, *, final: bool = False) -> None:
+    def show_faults(self, status: RunStatus | None = None, *, final: bool = False) -> None:
         """Print every fault once its action is decided, and every recovery once training continues.
 
         A fault that ends the run is printed at the end (`final`), below the culprit's traceback.
         """
-        status = self._status()
-        if status is not None:
-            self._show_faults_of(status, final=final)
-
-    def _show_faults_of(self, status: RunStatus, *, final: bool = False) -> None:
-        if self._faults_at_start is None:
+        status = status or self._status()
+        if status is None or self._faults_at_start is None:
             return
         with self._lock:
             recoveries = status.history.recoveries
@@ -378,28 +344,4 @@ class Terminal:
             subsequent_indent=INDENT + " " * LABEL_WIDTH if line.startswith(INDENT) else INDENT,
             break_long_words=False,
             break_on_hyphens=False,
-        )
-
-    def _release_tracebacks(self) -> None:
-        """Print what was held back of the ranks' output, except for what the fault block says."""
-        with self._lock:
-            explained = self._faults_shown > self._faults_before_attempt
-            self._faults_before_attempt = self._faults_shown
-            lines = self._tracebacks.release(explained=explained)
-        self._print_output(lines)
-
-    def _print_output(self, lines: Iterable[tuple[int, str]], stream: TextIO | None = None) -> None:
-        """Print lines of ranks to standard output, or to another stream."""
-        stream = stream or sys.stdout
-        # the reader is gone, or there never was one; the rank's file has the line
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            for rank, line in lines:
-                stream.write(f"[rank{rank}] {line}\n")
-            stream.flush()
-
-    def _has_failed(self, rank: int) -> bool:
-        """Whether a rank's script has raised an exception that ended it."""
-        status = self._status()
-        return status is not None and any(
-            slot is not None and slot.rank == rank and slot.state is RankState.failed for slot in status.slots
         )

@@ -291,17 +291,21 @@ class RunDirectory:
         return value
 
 
-def require_same_machine(run: RunDirectory, supervisor: ProcessIdentity) -> None:
-    """Refuse to ask a supervisor that does not share memory with this process.
+def supervisor_to_ask(run: RunDirectory) -> ProcessIdentity:
+    """Return the live supervisor of a run, which shares memory with this process.
 
     Raises:
-        RunDirectoryError: it runs on another machine.
+        RunDirectoryError: there is none, or it runs on another machine.
     """
+    supervisor = run.supervisor()
+    if supervisor is None:
+        raise RunDirectoryError(f"no run is active in {run.path}")
     if not supervisor.is_on_this_machine:
         raise RunDirectoryError(
             f"the run in {run.path} is supervised on another machine ({supervisor.host or 'unknown'}, pid"
             f" {supervisor.pid}); use this command there"
         )
+    return supervisor
 
 
 def _first_line(descriptor: int) -> str:

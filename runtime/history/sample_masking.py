@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from grpo_run.watchdog.text import counted
+
 
 class MaskingReason(str, Enum):
     """Why a sample is excluded. The value is the metric label and the journal's word."""
@@ -89,19 +91,15 @@ class MaskedSamples:
         if not self.samples:
             return ""
         reasons = ", ".join(f"{reason} {number}" for reason, number in self.samples.most_common())
-        parts = [f"{_counted(sum(self.samples.values()), 'sample')} ({reasons})"]
+        parts = [f"{counted(sum(self.samples.values()), 'sample')} ({reasons})"]
         if self.groups:
-            parts.append(_counted(self.groups, "whole group"))
+            parts.append(counted(self.groups, "whole group"))
         if self.steps_without_samples:
-            parts.append(f"{_counted(self.steps_without_samples, 'step')} without any sample")
+            parts.append(f"{counted(self.steps_without_samples, 'step')} without any sample")
         if self.repeated_rewards:
-            parts.append(f"rewards of {_counted(self.repeated_rewards, 'rollout')} computed again")
+            parts.append(f"rewards of {counted(self.repeated_rewards, 'rollout')} computed again")
         return ", ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
         return {**vars(self), "samples": dict(self.samples)}
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -39,13 +39,13 @@ class Parallelism:
         environment: variables to add to the launcher's environment in every rank, without those that torch
             elastic sets (RANK, MASTER_ADDR and others) and those that the launcher has with the same value.
         ranks_per_node: number of ranks to start on every node.
-        expected_distributed_type: accelerate's `DistributedType` that `check_took_effect` expects.
+        expected_distributed_type: accelerate's `DistributedType` that `check_took_effect` expects, if any.
         replaced: what the command line replaces of the file, as a sentence; "" for nothing.
     """
 
     environment: Mapping[str, str]
     ranks_per_node: int
-    expected_distributed_type: str
+    expected_distributed_type: str | None = None
     replaced: str = ""
 
 

@@ -7,7 +7,8 @@ The order of allocations is known, their times are not: instants are spread even
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from grpo_run.runtime.planning._terms import counted
@@ -22,10 +23,26 @@ INSIDE, OUTSIDE = "buffers", "outside torch"
 """Kinds of the terms that torch's allocator holds, and of those that it does not."""
 
 
-def over_a_step(predictor: Predictor, prediction: Prediction) -> dict[str, list[dict[str, float]]]:
-    """Return the instants of each phase of a later step in order: bytes by kind.
+@dataclass(frozen=True, kw_only=True)
+class StepPhase:
+    """A phase of the step.
 
-    Generation comes first if there is one. Traces all layers of the model.
+    Attributes:
+        name: of the phase.
+        instants: bytes by kind, in order.
+        spread_bytes: what the highest figure of the device's memory is above the lowest: fragmentation, and
+            terms that are ranges.
+    """
+
+    name: str
+    instants: Sequence[dict[str, float]]
+    spread_bytes: float
+
+
+def over_a_step(predictor: Predictor, prediction: Prediction) -> list[StepPhase]:
+    """Return the phases of a later step in order, generation first if there is one.
+
+    Traces all layers of the model.
 
     Args:
         predictor: of the model.
@@ -39,8 +56,14 @@ def over_a_step(predictor: Predictor, prediction: Prediction) -> dict[str, list[
     found = _traced(timeline, number, counted(job))
     if GENERATE in prediction.phases and GENERATE not in found:  # by vLLM, which is not traced
         found[GENERATE] = [prediction.phases[GENERATE].traced] * INSTANTS
-    added = {phase: _terms(prediction, phase) for phase in PHASES}
-    return {phase: [{**held, **added[phase]} for held in found[phase]] for phase in PHASES if phase in found}
+    phases = []
+    for name in PHASES:
+        if name in found:
+            added, memory = _terms(prediction, name), prediction.phases[name]
+            instants = [{**held, **added} for held in found[name]]
+            spread = memory.high_bytes - memory.low_bytes
+            phases.append(StepPhase(name=name, instants=instants, spread_bytes=spread))
+    return phases
 
 
 def _traced(timeline: AllocationTimeline, step: int, weigh: Weigh) -> dict[str, list[Mapping[str, float]]]:

@@ -21,7 +21,7 @@ from grpo_run.runtime.history.recovery import RESTARTS, Action, Decision
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.rewards import FAILURES_TO_MOVE
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.launch.config import Output, RunConfig
+from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.supervisor.attempt import Attempt, Exits
 from grpo_run.runtime.supervisor.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
 from grpo_run.runtime.supervisor.memory.policy import MemoryDecision
@@ -231,16 +231,12 @@ class FaultHandler:
         )
 
     def _show_traceback(self, verdict: Verdict, *, restart: bool, stopping: bool) -> None:
-        """Show the culprit's traceback before the fault, unless the fault's own lines suffice.
-
-        The terminal holds back the tracebacks of the ranks whose lines it shows, so theirs come from here
-        too. In a pipe or a file, what a shown rank prints is there already.
+        """Show the culprit's traceback before the fault, unless the fault's own lines suffice, or its rank is
+        shown: then it is there already.
         """
         shown = self._config.shown_ranks
-        if self._config.output is not Output.lines and verdict.culprit in shown:
-            return
-        wanted = bool(shown) if restart else not stopping or verdict.culprit in shown
-        if verdict.traceback and verdict.culprit is not None and wanted:
+        wanted = bool(shown) if restart else not stopping
+        if verdict.traceback and verdict.culprit is not None and verdict.culprit not in shown and wanted:
             self._reporter.notify(verdict.traceback.rstrip())
 
     def _end_exit_hang(self, context: IncidentContext, verdict: Verdict) -> Resolution:

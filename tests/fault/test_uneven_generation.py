@@ -24,7 +24,7 @@ def test_a_slow_rank_is_cut_and_no_rank_hangs(mode: str, runs: Callable[..., Run
     run = runs(
         *(("--allow-untested",) if mode == "fsdp2" else ()),
         *(word for fault in slow for word in ("--inject", fault)),
-        "--generation", f"max_time={DEADLINE_SECONDS}", "repetition=64",
+        "--generation", f"max_time={DEADLINE_SECONDS}", "--generation", "repetition=64",
         "--accelerate-config", str(CONFIGS / f"{mode}.yaml"), "--nproc-per-node", "2",
         str(SCRIPTS / "grpo.py"), "--output-dir", str(tmp_path / "out"), "--max-steps", "6", "--save-steps",
         "3",

@@ -14,12 +14,17 @@ from support.runs import SCRIPTS, Run, digest
 from grpo_run.runtime.board.board import Board
 
 
+def caps(*settings: str) -> list[str]:
+    """The options that set caps."""
+    return [f"--generation={setting}" for setting in settings]
+
+
 def test_caps_reach_generation_and_are_journaled(runs: Callable[..., Run], tmp_path: Path) -> None:
     """`--generation` limits completions, and the journal records the old and new values."""
     run = runs(
-        "--nproc-per-node", "2", "--generation", "max_completion_length=3", "no_repeat_ngram_size=2",
-        "repetition_penalty=1.1", "max_time=30", "repetition=64", str(SCRIPTS / "grpo.py"), "--output-dir",
-        "out", "--max-steps", "12",
+        "--nproc-per-node", "2",
+        *caps("max_completion_length=3", "no_repeat_ngram_size=2", "repetition_penalty=1.1", "max_time=30"),
+        *caps("repetition=64"), str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "12",
         "--save-steps", "4",
     ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()
@@ -40,7 +45,7 @@ def test_caps_that_are_never_hit_change_no_weight(
 ) -> None:
     """The run ends as under plain ranks without grpo-run; every rollout was watched."""
     run = runs(
-        "--nproc-per-node", "2", "--generation", "repetition=8", "max_time=1000", str(SCRIPTS / script),
+        "--nproc-per-node", "2", *caps("repetition=8", "max_time=1000"), str(SCRIPTS / script),
         "--output-dir", "out", "--max-steps", "12", "--save-steps", "4",
     ).start()  # fmt: skip
     assert run.wait() == 0, run.tail()

@@ -52,7 +52,7 @@ def test_next_launch_writes_kept_snapshots(
     found = module.find(run, "night")
     assert found is not None
     assert found.path == kept
-    module.write_kept_checkpoints(found, run, "night")
+    module.write_kept_checkpoints(found, run, "night", History.of(read_journal(run.journal)))
     path = tmp_path / "out" / "checkpoint-5"
     verify_digests(path, read_manifest(path).files)
     assert not kept.exists()
@@ -77,7 +77,8 @@ def test_a_run_whose_script_ran_to_its_end_has_finished_when_everything_is_writt
     journal.write("run_ended", exit_code=93, sentence="only in memory", snapshots_kept=True, completed=True)
     found = module.find(run, "night")
     assert found is not None
-    assert module.write_kept_checkpoints(found, run, "night") is None
+    before = History.of(read_journal(run.journal))
+    assert module.write_kept_checkpoints(found, run, "night", before) is None
     history = History.of(read_journal(run.journal))
     assert history.completed
     assert history.finished is not lost

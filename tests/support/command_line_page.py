@@ -10,9 +10,10 @@ BEGIN, END = "<!-- generated: launch -->", "<!-- end: launch -->"
 
 def page(text: str) -> str:
     """Return the page with the current help text, without torchrun's own options."""
-    from grpo_run.cli.launching.options import TORCHRUN, build_parser
+    from grpo_run.cli.launching.options import EXIT_CODES, TORCHRUN_TITLE, build_parser
 
-    ours = build_parser().format_help().partition(TORCHRUN)[0].rstrip()
+    options, _, rest = build_parser().format_help().partition(f"\n{TORCHRUN_TITLE}:")
+    ours = f"{options}\n{rest[rest.index(EXIT_CODES) :].rstrip()}"
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n```\n{ours}\n```\n\n{END}{after}"

@@ -47,7 +47,6 @@ def final_answer(text: str) -> Decimal | None:
 
 
 TRAIN_FILE = "train.jsonl"
-MAX_LINE_BYTES = 1 << 20
 
 
 class Problem(NamedTuple):
@@ -68,16 +67,13 @@ def read_problems(path_or_directory: str) -> list[Problem]:
     path = Path(path_or_directory).expanduser()
     if path.is_dir():
         path = path / TRAIN_FILE
-    problems = []
     try:
         with open(path, "rb") as file:
-            number = 0
-            while line := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                if len(line) > MAX_LINE_BYTES:
-                    raise ConfigError(f"{path}:{number}: the line is longer than {MAX_LINE_BYTES} bytes")
-                if line.strip():
-                    problems.append(_problem_of(line, f"{path}:{number}"))
+            problems = [
+                _problem_of(line, f"{path}:{number}")
+                for number, line in enumerate(file, start=1)
+                if line.strip()
+            ]
     except OSError as error:
         raise ConfigError(f"cannot read the data file {str(path)!r}: {error.strerror or error}") from None
     if not problems:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.launch.guard_options import parse_guards
 from grpo_run.runtime.rank.rollouts.caps_settings import MIN_WINDOW
 from grpo_run.trainers.recipes.problems import read_problems
-from grpo_run.trainers.recipes.settings import Setting, apply_overrides, read_settings, validation_error
+from grpo_run.trainers.recipes.settings import apply_overrides, origin_of, read_settings, validation_error
 
 PACKAGED = Path(__file__).parent
 PATH_PREFIXES = ("/", "./", "../", "~")
@@ -167,39 +167,37 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
             expected.
     """
     path = find_recipe(name_or_path)
-    settings = read_settings(path)
-    settings = apply_overrides(settings, overrides, setting_keys())
+    settings = apply_overrides(read_settings(path), overrides, setting_keys())
     try:
-        recipe = Recipe.model_validate(Setting.values(settings))
+        recipe = Recipe.model_validate(settings)
     except ValidationError as invalid:
-        raise validation_error(invalid, settings, str(path), setting_keys()) from None
-    _check_combinations(recipe, {key: setting.origin for key, setting in settings.items()})
+        raise validation_error(invalid, overrides, path, setting_keys()) from None
+    _check_combinations(recipe, lambda key: origin_of(key, overrides, path))
     return recipe
 
 
-def _check_combinations(recipe: Recipe, origins: Mapping[str, str]) -> None:
+def _check_combinations(recipe: Recipe, origin: Callable[[str], str]) -> None:
     """Check what depends on several keys.
 
     Args:
-        origins: where each key was set.
+        origin: returns where a key was set.
     """
     if recipe.task == "arithmetic" and recipe.data is not None:
-        raise ConfigError(f"{origins['data']}: the arithmetic task generates its own data; remove 'data'")
+        raise ConfigError(f"{origin('data')}: the arithmetic task generates its own data; remove 'data'")
     if recipe.task == "gsm8k" and recipe.sft is not None:
-        origin = next(origin for key, origin in origins.items() if key.startswith("sft"))
-        raise ConfigError(f"{origin}: the gsm8k task has no warm start; remove 'sft'")
+        raise ConfigError(f"{origin('sft')}: the gsm8k task has no warm start; remove 'sft'")
     try:
         parse_guards(recipe.guards)
     except ConfigError as error:
-        raise ConfigError(f"{origins.get('guards', 'guards')}: {error}") from None
+        raise ConfigError(f"{origin('guards')}: {error}") from None
     weights, rewards = recipe.grpo.reward_weights, REWARD_COUNTS[recipe.task]
     if weights is not None and len(weights) != rewards:
         raise ConfigError(
-            f"{origins['grpo.reward_weights']}: grpo.reward_weights has length {len(weights)},"
+            f"{origin('grpo.reward_weights')}: grpo.reward_weights has length {len(weights)},"
             f" expected {rewards}: one weight per reward function of the {recipe.task} task"
         )
     for key, text in {"model": recipe.model, "grpo.deepspeed": recipe.grpo.deepspeed}.items():
         if text is not None and text.startswith(PATH_PREFIXES) and not Path(text).expanduser().exists():
-            raise ConfigError(f"{origins.get(key, key)}: {key} = {text!r} does not exist")
+            raise ConfigError(f"{origin(key)}: {key} = {text!r} does not exist")
     if recipe.data is not None:
         read_problems(recipe.data)

@@ -1,15 +1,14 @@
-"""Parsing of recipe settings: YAML with line numbers, `--set` overrides, and validation errors as one line.
+"""Parsing of recipe settings: YAML, `--set` overrides, and validation errors as one line.
 
-Called by `recipe.py` only. Handles YAML and pydantic's errors; does not know which settings a recipe may
-contain.
+Called by `recipe.py`, and by `grpo-run plan` to read files of TRL's scripts. Handles YAML and pydantic's
+errors; does not know which settings a recipe may contain.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +24,22 @@ _PREFIX = re.compile(r"^(Input|String|List|Dictionary) should (be|have) ")
 """Beginning of pydantic's messages about a value, which the one-line message replaces."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """A value and where it was set: `file:line` or `--set`."""
+class _Loader(yaml.SafeLoader):
+    """Loader that refuses a key that is given twice, of which YAML would take the last."""
 
-    value: Any
-    origin: str
-
-    @staticmethod
-    def values(settings: Mapping[str, Setting]) -> dict[str, Any]:
-        """Return the values as nested mappings, one level per part of a dotted key."""
-        nested: dict[str, Any] = {}
-        for key, setting in settings.items():
-            section, _, inner = key.rpartition(".")
-            if section:
-                nested.setdefault(section, {})[inner] = setting.value
-            else:
-                nested[key] = setting.value
-        return nested
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys: list[Any] = []
+        for key, _ in node.value:
+            if key.value in keys:
+                raise yaml.MarkedYAMLError(
+                    problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark
+                )
+            keys.append(key.value)
+        return super().construct_mapping(node, deep)
 
 
-def read_settings(path: Path) -> dict[str, Setting]:
-    """Read a YAML file with two levels into settings with dotted keys.
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read a YAML file whose top level is a mapping.
 
     Raises:
         ConfigError: the file cannot be read, is not valid YAML, is not a mapping, or has a duplicate key.
@@ -59,56 +52,24 @@ def read_settings(path: Path) -> dict[str, Setting]:
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"{path}: the file is larger than {MAX_FILE_BYTES} bytes, so it is not a recipe")
     try:
-        loader = yaml.SafeLoader(content)
-        try:
-            root = loader.get_single_node()
-            if not isinstance(root, yaml.MappingNode):
-                found = (
-                    "an empty file"
-                    if root is None
-                    else "a list"
-                    if root.tag.endswith(":seq")
-                    else "a single value"
-                )
-                raise ConfigError(f"{path}: expected a mapping of keys to values, found {found}")
-            return _settings_of(loader, root, str(path), "")
-        finally:
-            loader.dispose()
+        found = yaml.load(content, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{path}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(path)
         raise ConfigError(f"{place}: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"{path}: invalid YAML: {' '.join(str(error).split())}") from None
-
-
-def _settings_of(
-    loader: yaml.SafeLoader, node: yaml.MappingNode, path: str, prefix: str
-) -> dict[str, Setting]:
-    settings: dict[str, Setting] = {}
-    seen: dict[str, int] = {}
-    for key_node, value_node in node.value:
-        line = key_node.start_mark.line + 1
-        key = loader.construct_object(key_node, deep=True)
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys to values")
+    for key in found:
         if not isinstance(key, str) or "." in key:
-            raise ConfigError(f"{path}:{line}: expected a key without dots, found {key!r}")
-        key = prefix + key
-        if key in seen:
-            raise ConfigError(f"{path}:{line}: duplicate key {key!r}; it is first set on line {seen[key]}")
-        seen[key] = line
-        if isinstance(value_node, yaml.MappingNode) and value_node.value and not prefix:
-            settings.update(_settings_of(loader, value_node, path, f"{key}."))
-        else:
-            value = loader.construct_object(value_node, deep=True)
-            settings[key] = Setting(value=value, origin=f"{path}:{line}")
-    return settings
+            raise ConfigError(f"{path}: expected a key without dots, found {key!r}")
+    return found
 
 
 def apply_overrides(
-    settings: Mapping[str, Setting], overrides: Sequence[str], known: Sequence[str]
-) -> dict[str, Setting]:
+    settings: Mapping[str, Any], overrides: Sequence[str], known: Sequence[str]
+) -> dict[str, Any]:
     """Return the settings with `key=value` overrides applied in order.
 
     A section that is set as a whole replaces its keys, and vice versa, so `sft=null` disables the warm start.
@@ -124,11 +85,20 @@ def apply_overrides(
             raise ConfigError(f"--set {text!r}: expected key=value")
         if key not in known:
             raise ConfigError(f"--set {text!r}: unknown key {key!r}{_nearest(key, known)}")
-        result.pop(key.rpartition(".")[0], None)
-        for inner in [other for other in result if other.startswith(f"{key}.")]:
-            del result[inner]
-        result[key] = Setting(value=_value_of(text, value_text), origin="--set")
+        section, _, inner = key.rpartition(".")
+        value = _value_of(text, value_text)
+        if section:
+            present = result.get(section)
+            result[section] = {**(present if isinstance(present, dict) else {}), inner: value}
+        else:
+            result[key] = value
     return result
+
+
+def origin_of(key: str, overrides: Sequence[str], path: Path) -> str:
+    """Return where a key was set: `--set`, or the file."""
+    given = {text.partition("=")[0].strip() for text in overrides}
+    return "--set" if {key, key.partition(".")[0]} & given else str(path)
 
 
 def _value_of(text: str, value_text: str) -> Any:
@@ -149,17 +119,14 @@ def _value_of(text: str, value_text: str) -> Any:
 
 
 def validation_error(
-    invalid: ValidationError, settings: Mapping[str, Setting], path: str, known: Sequence[str]
+    invalid: ValidationError, overrides: Sequence[str], path: Path, known: Sequence[str]
 ) -> ConfigError:
     """Return pydantic's first error as one line: location, key, value, and what is expected."""
     error = invalid.errors(include_url=False)[0]
     parts = [str(part) for part in error["loc"]]
     key = ".".join(parts[:2])
-    setting = settings.get(key) or settings.get(parts[0])
-    origin = setting.origin if setting else path
+    origin = origin_of(key, overrides, path)
     if error["type"] == "extra_forbidden":
-        inner = [other for other in settings if other.startswith(f"{key}.")]
-        origin = settings[inner[0]].origin if inner else origin
         return ConfigError(f"{origin}: unknown key {key!r}{_nearest(key, known)}")
     if error["type"] == "missing":
         return ConfigError(f"{path}: the key {key!r} is missing")

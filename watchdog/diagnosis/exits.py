@@ -18,7 +18,6 @@ from grpo_run.watchdog.causes import Cause, Origin, origin_of
 from grpo_run.watchdog.diagnosis._out_of_memory import memory_advice, memory_sentence, memory_signature
 from grpo_run.watchdog.diagnosis._place import last_step, phase_of, phases_of, position_of
 from grpo_run.watchdog.learning_rules import LearningGuard
-from grpo_run.watchdog.memory.error_patterns import recognize
 from grpo_run.watchdog.memory.shortage import Shortage, shortage_of, shortage_of_bus_error
 from grpo_run.watchdog.observation import Exit, Phase, ProcessEnd, RankError, Slot
 from grpo_run.watchdog.text import rank_names
@@ -29,8 +28,6 @@ _PEER_ERROR = re.compile(
     r"|Broken pipe|DistNetworkError|DistStoreError|NCCL (?:error|communicator was aborted)|ncclRemoteError",
     re.IGNORECASE,
 )
-_ERROR_LINE = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$", re.DOTALL)
-"""The line of a traceback that names the exception: it is not indented."""
 _TORCH_ERRORS = frozenset(
     {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "TimeoutError"}
 )
@@ -45,23 +42,8 @@ def is_victim(exit: Exit) -> bool:
 
 def is_lost_peer(error: RankError) -> bool:
     """Whether the error only reports that a peer exited."""
-    return _reports_lost_peer(error.type, error.message) and shortage_of(error, None) is None
-
-
-def reports_lost_peer(traceback: Sequence[str]) -> bool:
-    """Whether the lines of a printed traceback end in an error that only reports that a peer exited."""
-    frames = [number for number, line in enumerate(traceback) if line.startswith('  File "')]
-    for number in range(frames[-1] + 1 if frames else 0, len(traceback)):
-        found = _ERROR_LINE.match(traceback[number])
-        if found is not None:
-            message = "\n".join([found[2] or "", *traceback[number + 1 :]])
-            lost = _reports_lost_peer(found[1].rpartition(".")[2], message)
-            return lost and recognize(("builtins.RuntimeError",), message) is None
-    return False
-
-
-def _reports_lost_peer(error_type: str, message: str) -> bool:
-    return error_type in _TORCH_ERRORS and bool(_PEER_ERROR.search(f"{error_type}: {message}"))
+    found = error.type in _TORCH_ERRORS and _PEER_ERROR.search(f"{error.type}: {error.message}")
+    return bool(found) and shortage_of(error, None) is None
 
 
 NOT_OF_SCRIPT = frozenset({"KeyboardInterrupt", "InjectedFault"})

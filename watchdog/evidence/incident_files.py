@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from grpo_run.watchdog.verdict import Verdict
 
@@ -42,6 +43,21 @@ def close_incident(path: Path, verdict: Verdict, missing: list[str]) -> Path:
     named = path.with_name(f"{path.name[:4]}-{verdict.cause}")
     path.rename(named)
     return named
+
+
+def read_verdict(folder: str | None) -> dict[str, Any]:
+    """Return the contents of the `verdict.json` of an incident; empty if it has none that can be read.
+
+    Args:
+        folder: of the incident; None if the disk took no evidence.
+    """
+    if folder is None:
+        return {}
+    try:
+        value = json.loads((Path(folder) / "verdict.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 MAX_FILE_BYTES = 1024 * 1024

@@ -60,6 +60,18 @@ def test_a_wrong_argument_is_one_line(capsys: Captured, words: list[str]) -> Non
     assert f"grpo-run {words[0]}" in shown.err
 
 
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("words", [[], ["no-such-run"]])
+@pytest.mark.parametrize("command", [["save"], ["stop"], ["status"], ["status", "--json"], ["report"]])
+def test_an_unknown_run_is_refused(capsys: Captured, command: list[str], words: list[str]) -> None:
+    """Exit code 2, one line with the name, and nothing on standard output."""
+    assert main([*command, *words]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("grpo-run: ")
+    assert shown.err.count("\n") == 1
+
+
 def test_no_command_exits_with_2_and_help_with_0(capsys: Captured) -> None:
     """Both print the list of commands."""
     assert main([]) == 2
@@ -87,43 +99,52 @@ def test_every_command_has_its_file(name: str) -> None:
     assert [argument.arg for argument in function.args.args] == ["arguments"]
 
 
-def test_only_the_given_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It receives the arguments after its name, and its exit code is returned."""
-    imported: list[str] = []
-    given: list[list[str]] = []
+def stand_in(monkeypatch: pytest.MonkeyPatch, outcome: int | BaseException) -> list[object]:
+    """Let every command return a code or raise; return what is imported and given."""
+    seen: list[object] = []
 
     def command(words: list[str]) -> int:
-        given.append(words)
-        return 75
+        seen.append(words)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     def load(name: str) -> SimpleNamespace:
-        imported.append(name)
+        seen.append(name)
         return SimpleNamespace(main=command)
 
     monkeypatch.setattr(importlib, "import_module", load)
+    return seen
+
+
+def test_only_the_given_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It receives the arguments after its name, and its exit code is returned."""
+    seen = stand_in(monkeypatch, 75)
     assert main(["launch", "train.py", "--lr", "1"]) == 75
-    assert imported == ["grpo_run.cli.launch"]
-    assert given == [["train.py", "--lr", "1"]]
+    assert seen == ["grpo_run.cli.launch", ["train.py", "--lr", "1"]]
 
 
-def test_a_usage_error_is_one_line(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 2, no traceback."""
-
-    def command(words: list[str]) -> int:
-        raise ConfigError("--stop-timeout 0: must be above 0")
-
-    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=command))
-    assert main(["launch"]) == 2
-    assert capsys.readouterr().err == "grpo-run: --stop-timeout 0: must be above 0\n"
+@pytest.mark.parametrize(
+    ("name", "raised", "code", "line"),
+    [
+        ("launch", ConfigError("--stop-timeout 0: must be above 0"), 2, "--stop-timeout 0: must be above 0"),
+        ("launch", KeyboardInterrupt(), 75, "interrupted"),
+        ("train", KeyboardInterrupt(), 75, "interrupted"),
+        ("status", KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_usage_errors_and_interrupts_are_one_line(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, name: str, raised: BaseException, code: int, line: str
+) -> None:
+    """The same command resumes a run that was interrupted; other commands exit as shells report SIGINT."""
+    stand_in(monkeypatch, raised)
+    assert main([name]) == code
+    assert capsys.readouterr().err == f"grpo-run: {line}\n"
 
 
 def test_an_internal_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug report needs the traceback."""
-
-    def command(words: list[str]) -> int:
-        raise KeyError("bug")
-
-    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=command))
+    stand_in(monkeypatch, KeyError("bug"))
     with pytest.raises(KeyError):
         main(["launch"])
 
@@ -133,20 +154,6 @@ def test_arguments_default_to_the_command_line(capsys: Captured, monkeypatch: py
     monkeypatch.setattr(main_module.sys, "argv", ["grpo-run", "--version"])
     assert main() == 0
     assert capsys.readouterr().out.startswith("grpo-run ")
-
-
-@pytest.mark.parametrize(("name", "code"), [("launch", 75), ("train", 75), ("status", 130)])
-def test_an_interrupt_is_one_line(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch, name: str, code: int
-) -> None:
-    """The same command resumes a run; other commands exit as shells report SIGINT."""
-
-    def command(words: list[str]) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(main=command))
-    assert main([name]) == code
-    assert capsys.readouterr().err == "grpo-run: interrupted\n"
 
 
 @pytest.mark.parametrize("lines", [1, 100_000])

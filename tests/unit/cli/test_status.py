@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,10 +39,15 @@ def run(here: Path) -> RunDirectory:
     return directory
 
 
+def write(run: RunDirectory, event: str, **fields: Any) -> None:
+    """Add one event to the journal."""
+    journal = Journal(run.journal, "night")
+    journal.write(event, **fields)
+
+
 def end(run: RunDirectory, sentence: str) -> None:
     """Record that the run gave up with this sentence."""
-    journal = Journal(run.journal, "night")
-    journal.write("run_ended", exit_code=93, sentence=sentence)
+    write(run, "run_ended", exit_code=93, sentence=sentence)
 
 
 def test_the_summary_is_the_first_line(run: RunDirectory, capsys: Captured) -> None:
@@ -53,17 +59,16 @@ def test_the_summary_is_the_first_line(run: RunDirectory, capsys: Captured) -> N
     assert "7 of 10" in "\n".join(lines[1:])
 
 
-def test_a_long_summary_is_one_line(run: RunDirectory, capsys: Captured) -> None:
-    """A pipe gets unfolded lines, so that a program can read the first."""
-    sentence = "Rank 1 raised ValueError in step 8 (phase reward): " + "a long story " * 12 + "ends."
-    end(run, sentence)
-    main(["status", "night"])
-    assert capsys.readouterr().out.splitlines()[0].strip() == sentence
-
-
-@pytest.mark.parametrize("words", ["unbalanced [/INST] in the answer", "KeyError: [rank1] [bold]x[/bold]"])
-def test_brackets_in_a_sentence_are_not_markup(run: RunDirectory, capsys: Captured, words: str) -> None:
-    """Chat templates and tensors contain them; they are printed as they are."""
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Rank 1 raised ValueError in step 8 (phase reward): " + "a long story " * 12 + "ends.",
+        "unbalanced [/INST] in the answer",
+        "KeyError: [rank1] [bold]x[/bold]",
+    ],
+)
+def test_a_summary_is_one_line_without_markup(run: RunDirectory, capsys: Captured, words: str) -> None:
+    """A pipe gets unfolded lines, so that a program can read the first. Chat templates have brackets."""
     end(run, words)
     assert main(["status", "night"]) == 0
     assert capsys.readouterr().out.splitlines()[0].strip() == words
@@ -75,12 +80,8 @@ def test_json_output_is_one_object(run: RunDirectory, capsys: Captured) -> None:
     assert main(["status", "--json"]) == 0
     shown = capsys.readouterr()
     value = json.loads(shown.out)
-    assert (value["run_id"], value["step"], value["exit_code"], value["sentence"]) == (
-        "night",
-        7,
-        93,
-        "Gave up.",
-    )
+    found = [value[name] for name in ("run_id", "step", "exit_code", "sentence")]
+    assert found == ["night", 7, 93, "Gave up."]
     assert shown.err == ""
 
 
@@ -90,17 +91,6 @@ def test_a_run_whose_supervisor_vanished_is_unknown(run: RunDirectory, capsys: C
     assert json.loads(capsys.readouterr().out)["state"] == "unknown"
     main(["status"])
     assert capsys.readouterr().out.startswith("Unknown")
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("words", [[], ["no-such-run"], ["--json"]])
-def test_an_unknown_run_is_refused(capsys: Captured, words: list[str]) -> None:
-    """Exit code 2 and nothing on standard output."""
-    assert main(["status", *words]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("grpo-run: ")
-    assert shown.err.count("\n") == 1
 
 
 def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys: Captured) -> None:
@@ -159,8 +149,7 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
 
 def test_a_rank_that_has_not_started_is_not_called_unobservable(run: RunDirectory, capsys: Captured) -> None:
     """Fresh interpreters import for many seconds."""
-    journal = Journal(run.journal, "night")
-    journal.write("state_changed", to="starting")
+    write(run, "state_changed", to="starting")
     lock = run.acquire()
     Board.create(run.board, 1)
     main(["status"])
@@ -176,9 +165,8 @@ def test_a_script_without_a_trainer_is_not_at_a_step(
     directory = RunDirectory(path=here / "runs" / "plain")
     directory.create()
     directory.write_run({"run_id": "plain"})
-    journal = Journal(directory.journal, "plain")
-    journal.write("run_started")
-    journal.write("run_ended", exit_code=code, sentence="")
+    write(directory, "run_started")
+    write(directory, "run_ended", exit_code=code, sentence="")
     assert main(["status", "plain"]) == 0
     shown = capsys.readouterr().out
     assert f"state       {state}" in shown
@@ -190,10 +178,9 @@ def test_excluded_samples_are_counted_by_reason(run: RunDirectory, capsys: Captu
     """Nothing is said of them if there are none."""
     assert main(["status", "night"]) == 0
     assert "masked" not in capsys.readouterr().out
-    journal = Journal(run.journal, "night")
-    journal.write("sample_masked", rank=1, step=8, function="accuracy", reason="nan", samples=[5, 6], count=2)
-    journal.write("sample_masked", rank=0, step=8, function=None, reason="deadline", samples=[1], count=1)
-    journal.write("group_masked", rank=0, step=8, groups=[1], count=1, of=2, steps_without_samples=0)
+    write(run, "sample_masked", rank=1, step=8, function="accuracy", reason="nan", samples=[5, 6], count=2)
+    write(run, "sample_masked", rank=0, step=8, function=None, reason="deadline", samples=[1], count=1)
+    write(run, "group_masked", rank=0, step=8, groups=[1], count=1, of=2, steps_without_samples=0)
     assert main(["status", "night"]) == 0
     assert "3 samples (nan 2, deadline 1), 1 whole group" in capsys.readouterr().out
     assert main(["status", "night", "--json"]) == 0
@@ -204,8 +191,7 @@ def test_a_memory_plan_is_shown_where_there_is_one(run: RunDirectory, capsys: Ca
     """In text and as JSON; a run that has the script's own settings shows nothing."""
     main(["status", "night"])
     assert "memory plan" not in capsys.readouterr().out
-    journal = Journal(run.journal, "night")
-    journal.write("plan_changed", plan={"micro_batch_divisor": 4})
+    write(run, "plan_changed", plan={"micro_batch_divisor": 4})
     main(["status", "night"])
     assert "micro-batch=4" in capsys.readouterr().out
     main(["status", "night", "--json"])

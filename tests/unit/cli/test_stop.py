@@ -188,13 +188,3 @@ def test_an_inactive_run_is_refused(sent: list[tuple[int, int]], capsys: Capture
     assert main(["stop", "night"]) == 2
     assert "no run is active" in capsys.readouterr().err
     assert sent == []
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("words", [[], ["no-such-run"]])
-def test_an_unknown_run_is_refused(capsys: Captured, words: list[str]) -> None:
-    """Exit code 2 and one line with the name."""
-    assert main(["stop", *words]) == 2
-    shown = capsys.readouterr().err
-    assert shown.startswith("grpo-run: ")
-    assert shown.count("\n") == 1

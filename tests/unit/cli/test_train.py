@@ -26,9 +26,7 @@ def words() -> OptionWords:
 )
 def test_the_recipe_may_be_in_any_place(words: OptionWords, arguments: list[str]) -> None:
     """The value of an option is never taken for the recipe."""
-    command = train.split(arguments, words)
-    assert (command.recipe, command.overrides) == ("arithmetic", ("seed=3",))
-    assert command.options == ("--nproc-per-node", "2")
+    assert train.split(arguments, words) == ("arithmetic", ["seed=3"], ["--nproc-per-node", "2"])
 
 
 @pytest.mark.parametrize("option", ["--nproc-per-nod", "--nproc-per-nodes"])
@@ -45,21 +43,13 @@ def test_there_must_be_exactly_one_recipe(words: OptionWords, arguments: list[st
         train.split(arguments, words)
 
 
-def test_generation_caps_may_be_a_list(words: OptionWords) -> None:
-    """The list may precede or follow the recipe."""
-    for arguments in (["--generation", "max_time=3", "max_completion_length=9", "arithmetic"],
-                      ["arithmetic", "--generation", "max_time=3", "max_completion_length=9"]):  # fmt: skip
-        command = train.split(arguments, words)
-        assert command.options == ("--generation=max_time=3", "--generation=max_completion_length=9")
-
-
 def test_the_number_of_ranks_has_a_default(words: OptionWords, monkeypatch: pytest.MonkeyPatch) -> None:
     """One per GPU, or one; never beside a number that was given."""
     monkeypatch.setattr(train, "_default_ranks", lambda: "gpu")
-    made = train.launch_arguments(train.split(["arithmetic"], words))
+    made = train.launch_arguments(*train.split(["arithmetic"], words))
     assert made[made.index("--nproc-per-node") + 1] == "gpu"
     for given in (["--nproc_per_node=2"], ["--nproc-per-node", "2"], ["--accelerate-config", "ddp.yaml"]):
-        made = train.launch_arguments(train.split(["arithmetic", *given], words))
+        made = train.launch_arguments(*train.split(["arithmetic", *given], words))
         assert "gpu" not in made
 
 
@@ -67,7 +57,7 @@ def test_the_same_command_has_the_same_run_id(words: OptionWords) -> None:
     """Options that only affect what is shown do not change it; overrides do."""
 
     def run_id(*arguments: str) -> str:
-        made = train.launch_arguments(train.split(["arithmetic", *arguments], words))
+        made = train.launch_arguments(*train.split(["arithmetic", *arguments], words))
         return made[made.index("--run-id") + 1]
 
     assert run_id() == run_id("--show-ranks", "all")
@@ -78,5 +68,5 @@ def test_the_same_command_has_the_same_run_id(words: OptionWords) -> None:
 def test_the_guards_of_a_recipe_come_before_those_of_the_command(words: OptionWords) -> None:
     """A later setting of the same guard wins."""
     command = train.split(["arithmetic", "--guard", "kl=off"], words)
-    made = train.launch_arguments(command, guards=["kl=stop", "reward=stop:0.3"])
+    made = train.launch_arguments(*command, guards=["kl=stop", "reward=stop:0.3"])
     assert made[:4] == ["--guard=kl=stop", "--guard=reward=stop:0.3", "--guard", "kl=off"]

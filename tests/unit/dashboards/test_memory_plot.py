@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from grpo_run.dashboards.memory_plot import MemoryPlot, PlottedPhase, draw
+from grpo_run.dashboards.memory_plot import draw
+from grpo_run.runtime.planning.series import StepPhase
 
 GIB = float(1 << 30)
 NAMESPACE = {"svg": "http://www.w3.org/2000/svg"}
@@ -15,13 +16,13 @@ NAMESPACE = {"svg": "http://www.w3.org/2000/svg"}
 
 def _picture(limit_gib: float | None, title: str = "A job") -> str:
     phases = [
-        PlottedPhase(name="forward",
+        StepPhase(name="forward",
         instants=[{"weights": GIB, "activations": size * GIB} for size in (0, 2)], spread_bytes=0),
-        PlottedPhase(name="backward", instants=[{"weights": GIB, "logits": size * GIB} for size in (3, 1)],
+        StepPhase(name="backward", instants=[{"weights": GIB, "logits": size * GIB} for size in (3, 1)],
         spread_bytes=GIB / 2),
     ]  # fmt: skip
     limit = None if limit_gib is None else limit_gib * GIB
-    return draw(MemoryPlot(title=title, subtitle="of a model", phases=phases, limit_bytes=limit))
+    return draw(phases, title=title, subtitle="of a model", limit_bytes=limit)
 
 
 def _texts(picture: str) -> list[str]:

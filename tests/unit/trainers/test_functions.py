@@ -11,7 +11,6 @@ from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.rank import consensus as exchange
 from grpo_run.runtime.rank.consensus import ConsensusCall
 from grpo_run.trainers import consensus
-from grpo_run.trainers import consensus as functions
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[ConsensusCall]:
         made.append(call)
         return [call.encode(), call.encode()]
 
-    monkeypatch.setattr(functions, "exchange", answer)
+    monkeypatch.setattr(consensus, "exchange", answer)
     return made
 
 

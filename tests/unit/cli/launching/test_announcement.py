@@ -13,30 +13,19 @@ from grpo_run.cli.launching.supervise import announce
 from grpo_run.runtime.history.run_directory import RunDirectory
 
 
-class Notes:
-    """A terminal that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def notify(self, text: str) -> None:
-        """Keep a message."""
-        self.lines.append(text)
-
-
 def announced(here: Path, *words: str, mode: int = 0o700) -> list[str]:
     """What is printed when a run in a directory of this mode starts."""
     command = parse([*words, "train.py"])
     directory = RunDirectory(path=command.config.run_directory)
     directory.create()
     directory.path.chmod(mode)
-    notes = Notes()
-    supervisor = SimpleNamespace(status=None)
+    lines: list[str] = []
+    supervisor, terminal = SimpleNamespace(status=None), SimpleNamespace(notify=lines.append)
     listener = open_listener(command)
-    server = announce(command, directory, supervisor, notes, listener)  # type: ignore[arg-type]
+    server = announce(command, directory, supervisor, terminal, listener)  # type: ignore[arg-type]
     if server is not None:
         server.stop(5.0)
-    return notes.lines
+    return lines
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o750, 0o755])

@@ -17,20 +17,6 @@ def test_a_script_is_its_own_source(tmp_path: Path) -> None:
     assert source_of(str(script), module=False) == script
 
 
-@pytest.mark.parametrize(("target", "why"), [("missing.py", "does not exist"), (".", "is a directory")])
-def test_a_missing_script_is_refused_in_one_line(target: str, why: str) -> None:
-    """The line says why and mentions -m."""
-    with pytest.raises(UsageError, match=rf"{target} {why}.*-m"):
-        source_of(target, module=False)
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory that is not on `sys.path`, as for an installed command."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_a_module_in_the_working_directory_is_found(here: Path) -> None:
     """`python -m` finds it too."""
     (here / "my_training.py").write_text("")

@@ -54,6 +54,7 @@ SHAPE = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
         (["--model", SHAPE, "--lora-rank", "-1"], "rank of LoRA is -1"),
         (["--model", SHAPE, "--vllm-share", "nan", "--gpu", "8GiB"], "between 0 and 1"),
         (["--model", SHAPE, "--explain", "1GB", "--pad-to", "0"], "--pad-to is 0"),
+        (["--model", SHAPE, "--batch", "4", "--explain", "22.65"], "give a unit"),
         (["--model", SHAPE, "--steps", "3"], "--steps is for --explain"),
         (["--model", SHAPE, "--explain", "1GB", "--steps", "24..12"], "a range such as 12..24"),
         (["--model", SHAPE, "--num-generations", "0"], "generations are 1 or more"),
@@ -172,12 +173,6 @@ def test_what_is_not_covered_is_refused(algorithm: str, settings: dict[str, Any]
     """A figure for another job would be wrong without a word."""
     with pytest.raises(ConfigError, match=expected):
         _job(settings, algorithm=algorithm)
-
-
-def test_an_explanation_needs_a_size_with_a_unit(capsys: pytest.CaptureFixture[str]) -> None:
-    """As `--gpu` does."""
-    assert main(["plan", "--model", SHAPE, "--batch", "4", "--explain", "22.65"]) == 2
-    assert "give a unit" in capsys.readouterr().err
 
 
 def test_untested_versions_are_refused_in_one_line(

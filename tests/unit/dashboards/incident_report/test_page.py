@@ -92,6 +92,7 @@ def test_all_known_facts_are_on_the_page(tmp_path: Path) -> None:
         "checkpoint_published",
         "GPU 3",
         "83.9 GiB of 125.0 GiB",
+        "rank 0 7.7 GiB 9.2 GiB",
         "rank 0 forward backward 73.0 GiB 31.0 GiB 77.0 GiB 17 9.0 GiB 8.0 GiB",
         "rank 3 forward backward – – – – 9.0 GiB 8.0 GiB",
     ):
@@ -113,21 +114,6 @@ def test_identical_collectives_share_a_cell_and_others_are_highlighted(tmp_path:
     assert len(highlighted) == 2
     assert highlighted[0].startswith("all_gather [8] Float")
     assert highlighted[1] == "not called"
-
-
-def test_flight_recorder_entries_are_shown_without_a_collective_log(tmp_path: Path) -> None:
-    """They have no source line, but the operation and its state."""
-    run = write_incident(tmp_path)
-    incident = find_incident(run, None)
-    for file in (incident / "collectives").iterdir():
-        file.unlink()
-    entry = {
-        "collective_seq_id": 7, "input_sizes": [[3, 4]], "input_dtypes": ["Float"], "retired": False,
-        "state": "scheduled", "process_group": ["0", "default_pg"], "profiling_name": "gloo:all_reduce",
-    }  # fmt: skip
-    (incident / "collectives" / "rank0.json").write_text(json.dumps({"entries": [entry]}))
-    text = Page(build(read_report(run, incident), PLOTLY)).text
-    assert "all_reduce [3, 4] Float enqueued" in text
 
 
 def test_markup_in_values_is_escaped(tmp_path: Path) -> None:

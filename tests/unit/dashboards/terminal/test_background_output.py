@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import threading
@@ -23,10 +24,8 @@ def pipe() -> Iterator[tuple[int, int]]:
     reader, writer = os.pipe()
     yield reader, writer
     for descriptor in (reader, writer):
-        try:
+        with contextlib.suppress(OSError):  # closed by the test
             os.close(descriptor)
-        except OSError:
-            continue  # closed by the test
 
 
 def read_all(reader: int, size: int) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.dashboards.terminal._progress import LineKind, ProgressLine, count, progress_line
+from grpo_run.dashboards.terminal._progress import ProgressLine, progress_line
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.progress import StepTimes
 from grpo_run.runtime.history.recovery import Checkpoint, Recovery
@@ -15,17 +15,24 @@ from grpo_run.watchdog.observation import Phase, RankState, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 
-def status(state: str = "running", ranks: int = 2, **fields: Any) -> RunStatus:
-    """A run with these fields in its history."""
-    return RunStatus(
-        run_id="night", state=state, sentence="", history=History(**fields), slots=(None,) * ranks,
-        supervisor_pid=1
+def line(
+    state: str = "running",
+    slots: tuple[Slot | None, ...] = (None, None),
+    awaited: AwaitedRank | None = None,
+    read_at_seconds: float = 996.0,
+    **fields: Any,
+) -> ProgressLine:
+    """The progress line of a run with these fields in its history."""
+    status = RunStatus(
+        run_id="night", state=state, sentence="", history=History(**fields), slots=slots, supervisor_pid=1,
+        awaited=awaited, read_at_seconds=read_at_seconds,
     )  # fmt: skip
+    return progress_line(status)
 
 
 def line_of(state: str = "running", **fields: Any) -> str:
-    """The progress line of such a run."""
-    return progress_line(status(state, **fields)).text()
+    """The same as text."""
+    return line(state, **fields).text()
 
 
 def pace(step_seconds: float) -> StepTimes:
@@ -47,6 +54,9 @@ def recovery(seconds: float | None) -> Recovery:
     return Recovery(cause="signal", rank=1, step=7, action="restart", recovery_seconds=seconds)
 
 
+CHECKPOINT = Checkpoint(step=5, path="x", verified=True)
+
+
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
@@ -55,27 +65,11 @@ def recovery(seconds: float | None) -> Recovery:
         ({"step": 7, "reward": 0.5236, "loss": 0.1}, "step 7 · reward 0.524 · 2 ranks"),
         ({"step": 7, "loss": 2.25}, "step 7 · loss 2.250 · 2 ranks"),
         ({"step": 7, "snapshot_step": 6}, "step 7 · 2 ranks · snapshot 6"),
-        (
-            {"step": 7, "checkpoint": Checkpoint(step=5, path="x", verified=True)},
-            "step 7 · 2 ranks · checkpoint 5",
-        ),
-        (
-            {"step": 7, "snapshot_step": 6, "checkpoint": Checkpoint(step=5, path="x", verified=True)},
-            "step 7 · 2 ranks · snapshot 6",
-        ),
-        (
-            {"step": 7, "snapshot_step": 4, "checkpoint": Checkpoint(step=5, path="x", verified=True)},
-            "step 7 · 2 ranks · checkpoint 5",
-        ),
+        ({"step": 7, "checkpoint": CHECKPOINT}, "step 7 · 2 ranks · checkpoint 5"),
+        ({"step": 7, "snapshot_step": 6, "checkpoint": CHECKPOINT}, "step 7 · 2 ranks · snapshot 6"),
+        ({"step": 7, "snapshot_step": 4, "checkpoint": CHECKPOINT}, "step 7 · 2 ranks · checkpoint 5"),
         ({"step": 7, "train_call": 2, "snapshot_step": 50}, "step 7 · 2 ranks"),
-        (
-            {
-                "step": 7,
-                "train_call": 2,
-                "checkpoint": Checkpoint(step=5, path="x", verified=True, train_call=1),
-            },
-            "step 7 · 2 ranks",
-        ),
+        ({"step": 7, "train_call": 2, "checkpoint": CHECKPOINT}, "step 7 · 2 ranks"),
         ({"step": 7, "recoveries": [recovery(None)]}, "step 7 · 2 ranks"),
         ({"step": 7, "recoveries": [recovery(1.0)]}, "step 7 · 2 ranks · 1 fault recovered"),
         ({"step": 7, "recoveries": [recovery(1.0)] * 2}, "step 7 · 2 ranks · 2 faults recovered"),
@@ -114,14 +108,9 @@ def test_without_a_target_no_time_is_left() -> None:
 
 def starting(*slots: Slot | None, **fields: Any) -> str:
     """The line of a run that is starting, with these slots."""
-    made = RunStatus(
-        run_id="night", state="starting", sentence="", history=History(**fields), slots=slots,
-        supervisor_pid=1,
-        read_at_seconds=996.0,
-    )  # fmt: skip
-    line = progress_line(made)
-    assert line.kind is LineKind.starting
-    return line.text()
+    made = line("starting", slots, **fields)
+    assert made.starting
+    return made.text()
 
 
 def test_ranks_that_do_not_run_yet_are_not_shown_as_training(make_slot: Any) -> None:
@@ -160,27 +149,22 @@ def waiting(
         rank=1, phase=phase, callback=callback, since_seconds=1000.0, deadline_at_seconds=1000.0 + deadline,
         busy=None, waiters=(0,),
     )  # fmt: skip
-    made = RunStatus(
-        run_id="night", state=state, sentence="", history=History(**fields), slots=(None, None),
-        supervisor_pid=1,
-        awaited=awaited, read_at_seconds=1000.0 + seconds,
-    )  # fmt: skip
-    return progress_line(made)
+    return line(state, awaited=awaited, read_at_seconds=1000.0 + seconds, **fields)
 
 
 def test_the_line_says_who_is_waited_for() -> None:
     """Where, for how long and until when; the time left is not known meanwhile."""
-    line = waiting(step=70, target_steps=200, steps=pace(0.13), reward=0.97)
-    assert line.kind is LineKind.waiting
+    long = waiting(step=70, target_steps=200, steps=pace(0.13), reward=0.97)
+    assert (long.starting, long.wait is None) == (False, False)
     assert (
-        line.text()
+        long.text()
         == "waiting for rank 1: reward, 6 min (deadline 27 min) · step 70/200 · 0.13 s/step · reward 0.970 ·"
         " 2 ranks"
     )
-    assert line.text(80) == "waiting for rank 1: reward, 6 min (deadline 27 min) · step 70/200 · reward 0.970"
+    assert long.text(80) == "waiting for rank 1: reward, 6 min (deadline 27 min) · step 70/200 · reward 0.970"
     callback = waiting(callback="MyCallback.on_step_end", seconds=41.0, step=70, target_steps=200)
     assert callback.text(80) == "waiting for rank 1: callback MyCallback.on_step_end, 41 s (deadline 60 s)"
-    assert callback.wait != line.wait
+    assert callback.wait != long.wait
 
 
 @pytest.mark.parametrize("state", ["starting", "suspect", "stopping"])
@@ -194,9 +178,9 @@ def test_a_wait_is_shown_in_every_state_in_which_ranks_run(state: str) -> None:
 @pytest.mark.parametrize("state", ["collecting", "recovering", "finished", "stopped", "failed"])
 def test_no_wait_is_shown_while_no_rank_runs(state: str) -> None:
     """The supervisor handles the fault, or the run has ended."""
-    line = waiting(state, step=70)
-    assert "waiting" not in line.text()
-    assert (line.kind, line.wait) == (LineKind.training, None)
+    made = waiting(state, step=70)
+    assert "waiting" not in made.text()
+    assert (made.starting, made.wait) == (False, None)
 
 
 def test_a_short_wait_is_not_shown() -> None:
@@ -213,17 +197,12 @@ FULL: dict[str, Any] = {
 
 def test_a_narrow_terminal_gets_the_most_important_facts() -> None:
     """Whole facts are left out; the step stays whatever the width."""
-    line = progress_line(status(**FULL))
+    full = line(**FULL)
     assert (
-        line.text()
+        full.text()
         == "step 12345/20000 · 20.0 s/step · 42 h 32 min left · reward -0.500 · 2 ranks · snapshot 12340"
         " · 2 faults recovered"
     )
-    assert line.text(80) == "step 12345/20000 · 20.0 s/step · 42 h 32 min left · reward -0.500 · 2 ranks"
-    assert line.text(40) == "step 12345/20000 · 42 h 32 min left"
-    assert line.text(5) == "step 12345/20000"
-
-
-def test_one_is_singular() -> None:
-    """`1 rank`, `2 ranks`."""
-    assert (count(1, "rank"), count(2, "rank"), count(0, "step")) == ("1 rank", "2 ranks", "0 steps")
+    assert full.text(80) == "step 12345/20000 · 20.0 s/step · 42 h 32 min left · reward -0.500 · 2 ranks"
+    assert full.text(40) == "step 12345/20000 · 42 h 32 min left"
+    assert full.text(5) == "step 12345/20000"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pydantic import ValidationError
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.recipes.recipe import (
@@ -47,30 +46,18 @@ def error(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize("name", packaged_recipes())
-def test_every_packaged_recipe_loads(name: str) -> None:
-    """Each is loaded under its own name."""
+def test_packaged_recipes_load_and_train_on_rollout_boundaries(name: str) -> None:
+    """Plain TRL does not save a rollout in progress, and rejects one that is no multiple of a group."""
     recipe = load_recipe(name)
-    assert recipe.task == name
-    assert recipe.output_dir == f"runs-output/{name}"
-
-
-@pytest.mark.parametrize("name", packaged_recipes())
-def test_packaged_recipes_save_on_rollout_boundaries(name: str) -> None:
-    """Plain TRL does not save a rollout in progress."""
-    grpo = load_recipe(name).grpo
+    assert (recipe.task, recipe.output_dir) == (name, f"runs-output/{name}")
+    grpo = recipe.grpo
     rollout = (grpo.steps_per_generation or grpo.gradient_accumulation_steps) * (grpo.num_iterations or 1)
     assert grpo.save_steps * grpo.gradient_accumulation_steps % rollout == 0
     assert grpo.max_steps % grpo.save_steps == 0
     assert grpo.save_total_limit >= 2
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("name", packaged_recipes())
-def test_packaged_batches_contain_whole_groups(name: str, ranks: int) -> None:
-    """TRL rejects a rollout that is not a multiple of the group size."""
-    grpo = load_recipe(name).grpo
-    rollout = grpo.per_device_train_batch_size * (grpo.steps_per_generation or 1) * ranks
-    assert rollout % grpo.num_generations == 0
+    for ranks in (1, 2, 4):
+        rows = grpo.per_device_train_batch_size * (grpo.steps_per_generation or 1) * ranks
+        assert rows % grpo.num_generations == 0
 
 
 def test_loading_imports_no_training_library() -> None:
@@ -101,25 +88,20 @@ def test_a_recipe_file_is_found_by_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("arithmatic", "arithmetic"), ("gsm8", "gsm8k"), ("GSM8K", "gsm8k")]
+    ("name", "words"),
+    [
+        ("arithmatic", "did you mean 'arithmetic'?"),
+        ("gsm8", "did you mean 'gsm8k'?"),
+        ("GSM8K", "did you mean 'gsm8k'?"),
+        ("zzzzz", "unknown recipe 'zzzzz'; available: arithmetic, gsm8k"),
+        ("", "unknown recipe ''"),
+        ("none.yaml", "'none.yaml' does not exist"),
+        ("..", "'..' is a directory"),
+    ],
 )
-def test_an_unknown_recipe_gets_a_hint(name: str, near: str) -> None:
-    """The error names the nearest packaged recipe."""
-    message = error(name)
-    assert repr(name) in message
-    assert repr(near) in message
-
-
-def test_an_unknown_recipe_without_a_near_name_lists_all() -> None:
-    """The error names all packaged recipes."""
-    assert "available: arithmetic, gsm8k" in error("zzzzz")
-
-
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    """So is a directory, and an empty name."""
-    assert "does not exist" in error(str(tmp_path / "none.yaml"))
-    assert "directory" in error(str(tmp_path))
-    assert "unknown recipe ''" in error("")
+def test_an_unknown_recipe_is_one_line(name: str, words: str) -> None:
+    """The error names the nearest packaged recipe, or all of them."""
+    assert words in error(name)
 
 
 @pytest.mark.parametrize(
@@ -139,14 +121,12 @@ def test_an_unknown_override_gets_a_hint(override: str, near: str) -> None:
     assert f"{near}'?" in message
 
 
-def test_an_unknown_key_in_a_file_is_located(tmp_path: Path) -> None:
-    """File, line, key and nearest key, at the top level and in a section."""
+def test_an_unknown_key_in_a_file_is_named(tmp_path: Path) -> None:
+    """File, key and nearest key, at the top level and in a section."""
     path = write_recipe(tmp_path, MINIMAL + "  num_generation: 4\n")
-    assert (
-        error(path) == f"{path}:10: unknown key 'grpo.num_generation'; did you mean 'grpo.num_generations'?"
-    )
+    assert error(path) == f"{path}: unknown key 'grpo.num_generation'; did you mean 'grpo.num_generations'?"
     path = write_recipe(tmp_path, MINIMAL + "sed: 4\n")
-    assert error(path) == f"{path}:10: unknown key 'sed'; did you mean 'seed'?"
+    assert error(path) == f"{path}: unknown key 'sed'; did you mean 'seed'?"
 
 
 @pytest.mark.parametrize(
@@ -176,10 +156,10 @@ def test_a_wrong_value_is_shown_with_what_is_expected(override: str, words: tupl
         assert word in message
 
 
-def test_a_wrong_value_in_a_file_is_located(tmp_path: Path) -> None:
-    """File, line, key, value and expectation."""
+def test_a_wrong_value_in_a_file_is_named(tmp_path: Path) -> None:
+    """File, key, value and expectation."""
     path = write_recipe(tmp_path, MINIMAL.replace("max_steps: 10", "max_steps: ten"))
-    assert error(path) == f"{path}:4: grpo.max_steps = 'ten', expected a valid integer"
+    assert error(path) == f"{path}: grpo.max_steps = 'ten', expected a valid integer"
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
@@ -193,20 +173,15 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     [
         ("grpo:\n  learning_rate: [1\nseed: 3\n", ", line 3, column 5: expected ',' or ']'"),
         ("task: a\n  b: c\n", ", line 2, column 4: mapping values are not allowed"),
-        ("task: 'open\n", ", line 2, column 1: found unexpected end of stream"),
-        ("\tx: 1\n", ", line 1, column 1: found character '\\t'"),
-        ("seed: *nowhere\n", ", line 1, column 7: found undefined alias 'nowhere'"),
         ("seed: !!python/object:os.system x\n", ", line 1, column 7: could not determine a constructor"),
         ("a: 1\n---\nb: 2\n", ", line 2, column 1: but found another document"),
         ("seed: \x00\n", ": invalid YAML: unacceptable character"),
         ("seed: 2020-99-99\n", ": invalid YAML: month must be in 1..12"),
-        ("seed: &a [*a]\n", ", line 1, column 7: found unconstructable recursive node"),
-        ("seed: 1\nseed: 2\n", ":2: duplicate key 'seed'; it is first set on line 1"),
-        ("grpo.beta: 1\n", ":1: expected a key without dots, found 'grpo.beta'"),
-        ("1: 2\n", ":1: expected a key without dots, found 1"),
-        ("- a\n", ": expected a mapping of keys to values, found a list"),
-        ("hello\n", ": expected a mapping of keys to values, found a single value"),
-        ("", ": expected a mapping of keys to values, found an empty file"),
+        ("seed: 1\nseed: 2\n", ", line 2, column 1: duplicate key 'seed'"),
+        ("grpo.beta: 1\n", ": expected a key without dots, found 'grpo.beta'"),
+        ("1: 2\n", ": expected a key without dots, found 1"),
+        ("- a\n", ": expected a mapping of keys to values"),
+        ("", ": expected a mapping of keys to values"),
         ("seed: " + "[" * 5000, ": invalid YAML: "),
     ],
 )
@@ -267,7 +242,7 @@ def test_keys_that_do_not_fit_the_task_are_errors(tmp_path: Path) -> None:
     text = MINIMAL.replace("arithmetic", "gsm8k")
     text += "sft:\n  max_steps: 1\n  per_device_train_batch_size: 1\n  learning_rate: 1\n  save_steps: 1\n"
     path = write_recipe(tmp_path, text)
-    assert error(path) == f"{path}:11: the gsm8k task has no warm start; remove 'sft'"
+    assert error(path) == f"{path}: the gsm8k task has no warm start; remove 'sft'"
 
 
 def test_local_models_and_data_must_exist(tmp_path: Path) -> None:
@@ -277,13 +252,6 @@ def test_local_models_and_data_must_exist(tmp_path: Path) -> None:
     bad = tmp_path / "train.jsonl"
     bad.write_text('{"question": "1+1?", "answer": "#### 2"}\n{"question": \n', encoding="utf-8")
     assert f"{bad}:2: invalid JSON" in error("gsm8k", [f"data={tmp_path}"])
-
-
-def test_a_recipe_is_immutable() -> None:
-    """What was validated is what runs."""
-    recipe = load_recipe("arithmetic")
-    with pytest.raises(ValidationError):
-        recipe.seed = 3
 
 
 def test_every_known_key_is_accepted(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from grpo_run.cli.main import main
 from grpo_run.runtime.errors import UsageError
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["missing.py"], "script missing.py does not exist"),
+        (["missing.py"], "missing.py does not exist; give the path of a Python file, or a module"),
         (["."], "script . is a directory"),
         (["-m", "no_such_module"], "module no_such_module cannot be found"),
         (["--nproc-per-node", "two", "train.py"], "--nproc-per-node two"),
@@ -30,7 +30,7 @@ from grpo_run.runtime.errors import UsageError
         (["--no-such-flag", "train.py"], "--no-such-flag"),
         (["--generation", "max_lenght=3", "train.py"], "max_lenght"),
         (["--generation", "max_time=x", "train.py"], "max_time=x"),
-        (["--generation", "train.py"], "--generation"),
+        (["--generation", "3", "train.py"], "--generation 3: expected KEY=VALUE"),
         (["--generation", "max_completion_lenght=3", "train.py"], "did you mean max_completion_length"),
         (["--cleanup-every", "-1", "train.py"], "--cleanup-every"),
         (["--cleanup-every", "often", "train.py"], "--cleanup-every"),
@@ -38,6 +38,10 @@ from grpo_run.runtime.errors import UsageError
         (["--snapshot-every=-1", "train.py"], "--snapshot-every -1"),
         (["--snapshot-every", "1.5", "train.py"], "--snapshot-every 1.5"),
         (["--snapshot-every", "", "train.py"], "--snapshot-every"),
+        (
+            ["--snapshot-dir", "/proc", "train.py"],
+            "--snapshot-dir /proc: a folder that only this user can access",
+        ),
         (["--snapshot-dir", "missing", "train.py"], "--snapshot-dir missing: not a directory"),
         (["--snapshot-dir", "train.py", "train.py"], "--snapshot-dir train.py: not a directory"),
         (["--stop-timeout", "0", "train.py"], "--stop-timeout"),
@@ -64,6 +68,9 @@ from grpo_run.runtime.errors import UsageError
             ["--deadline-floor", "90", "--deadline-ceiling", "80", "train.py"],
             "--deadline-floor 90: must not be above --deadline-ceiling (80 s)",
         ),
+        (["--mask-capped", "eos", "train.py"], "--mask-capped eos: give none, or some of length, repetition"),
+        (["--repeat-rewards-above", "2", "train.py"], "--repeat-rewards-above 2: must be a share"),
+        (["--repeat-rewards-above", "nan", "train.py"], "--repeat-rewards-above nan: must be a share"),
         (["--deadline-first", "-1", "train.py"], "--deadline-first -1: must be a number of seconds above 0"),
         (["--deadline-exit", "nan", "train.py"], "--deadline-exit nan"),
         (["--resume-from", "nope", "train.py"], "--resume-from nope: no such run"),
@@ -81,7 +88,7 @@ def test_a_wrong_option_is_refused_in_one_line(words: list[str], says: str) -> N
     assert says in error(*words)
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 def test_a_wrong_command_line_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     """`main` turns the refusal into the exit code."""
     assert main(["launch", "--no-such-flag", "train.py"]) == 2
@@ -90,7 +97,7 @@ def test_a_wrong_command_line_exits_with_2(capsys: pytest.CaptureFixture[str]) -
     assert shown.count("\n") == 1
 
 
-def test_untested_versions_are_refused(at_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untested_versions_are_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--allow-untested` accepts them."""
     from packaging.specifiers import SpecifierSet
 

@@ -28,29 +28,29 @@ def where(*words: str) -> Path:
     return parse([*words, "train.py"]).config.run_directory
 
 
-def test_the_same_command_uses_the_same_directory(at_home: Path) -> None:
+def test_the_same_command_uses_the_same_directory(here: Path) -> None:
     """Finished or not."""
     first = where()
-    finished(at_home / first)
+    finished(here / first)
     assert where() == first
 
 
 @pytest.mark.parametrize("words", [[], ["--run-id", "exp"]])
-def test_fresh_starts_the_next_run_of_the_series(at_home: Path, words: list[str]) -> None:
+def test_fresh_starts_the_next_run_of_the_series(here: Path, words: list[str]) -> None:
     """Finished or not; the plain command then finds the newest."""
     first = where(*words)
-    finished(at_home / first, *words)
+    finished(here / first, *words)
     second = where("--fresh", *words)
     assert second.name == f"{first.name}-2"
-    finished(at_home / second, *words, code=75)
+    finished(here / second, *words, code=75)
     assert where(*words) == second
     assert where("--fresh", *words).name == f"{first.name}-3"
 
 
 @pytest.mark.parametrize("option", ["--run-dir", "--run-id"])
-def test_the_directory_of_another_command_is_refused(at_home: Path, option: str) -> None:
+def test_the_directory_of_another_command_is_refused(here: Path, option: str) -> None:
     """Another script, or other arguments; the message shows the recorded command."""
-    finished(at_home / ("mine" if option == "--run-dir" else "runs/mine"), option, "mine")
+    finished(here / ("mine" if option == "--run-dir" else "runs/mine"), option, "mine")
     for words in (["train.py", "--lr", "2"], ["-m", "json.tool"]):
         assert f"another command (train.py); give another {option}" in error(option, "mine", *words)
     assert parse([option, "mine", "train.py"]).config.run_id == (
@@ -58,9 +58,9 @@ def test_the_directory_of_another_command_is_refused(at_home: Path, option: str)
     )
 
 
-def test_fresh_does_not_leave_a_live_run(at_home: Path) -> None:
+def test_fresh_does_not_leave_a_live_run(here: Path) -> None:
     """Two runs would write into one output directory."""
-    finished(at_home / where(), code=75)
+    finished(here / where(), code=75)
     lock = RunDirectory(path=where()).acquire()
     try:
         assert "is running (pid" in error("--fresh", "train.py")
@@ -68,21 +68,21 @@ def test_fresh_does_not_leave_a_live_run(at_home: Path) -> None:
         os.close(lock)
 
 
-def test_a_run_id_names_that_run_only(at_home: Path) -> None:
+def test_a_run_id_names_that_run_only(here: Path) -> None:
     """`exp-2` may be another run, not a continuation of `exp`."""
-    finished(at_home / "runs" / "exp", "--run-id", "exp")
-    finished(at_home / "runs" / "exp-2", "--run-id", "exp-2", code=75)
+    finished(here / "runs" / "exp", "--run-id", "exp")
+    finished(here / "runs" / "exp-2", "--run-id", "exp-2", code=75)
     assert where("--run-id", "exp") == Path("runs/exp").resolve()
     assert where("--run-id", "exp", "--fresh") == Path("runs/exp-3").resolve()
 
 
-def test_fresh_with_the_directory_of_a_run_is_refused(at_home: Path) -> None:
+def test_fresh_with_the_directory_of_a_run_is_refused(here: Path) -> None:
     """The directory is given, so there is no next one to use."""
-    finished(at_home / "mine")
+    finished(here / "mine")
     assert "--run-dir" in error("--fresh", "--run-dir", "mine", "train.py")
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 def test_fresh_in_a_directory_of_the_users_choice_is_a_run_with_an_id_of_its_own() -> None:
     """Checkpoints in the output directory belong to the id; the plain command then finds it by the
     directory.
@@ -97,7 +97,7 @@ def test_fresh_in_a_directory_of_the_users_choice_is_a_run_with_an_id_of_its_own
     assert parse(["--run-dir", "a", "train.py"]).config.run_id == first.run_id
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 def test_fresh_nodes_in_directories_of_their_own_need_an_id_that_all_of_them_have() -> None:
     """They have not met, so none can choose it."""
     words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400", "--fresh"]
@@ -112,7 +112,7 @@ def test_fresh_nodes_in_directories_of_their_own_need_an_id_that_all_of_them_hav
 @pytest.mark.parametrize(
     "words", [[], ["--run-dir", "mine"], ["--run-dir", "mine", "--run-id", "exp"], ["--run-id", "exp"]]
 )
-def test_a_run_that_starts_over_has_a_directory_and_an_id_of_its_own(at_home: Path, words: list[str]) -> None:
+def test_a_run_that_starts_over_has_a_directory_and_an_id_of_its_own(here: Path, words: list[str]) -> None:
     """Each time anew. The plain command then finds the newest, and knows how often."""
     ids, directories = set(), set()
     for number in range(3):
@@ -131,7 +131,7 @@ def test_a_run_that_starts_over_has_a_directory_and_an_id_of_its_own(at_home: Pa
     assert len(ids) == len(directories) == 3
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 def test_how_often_a_run_starts_over_is_bounded() -> None:
     """By the restart budget, and only if the user wants it."""
     fresh = ["--on-resume-failure", "fresh"]

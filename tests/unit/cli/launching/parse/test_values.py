@@ -11,25 +11,25 @@ import pytest
 
 from grpo_run.cli.launching import _values as values
 from grpo_run.cli.launching.command import LaunchCommand, parse
-from grpo_run.cli.launching.options import OptionWords, build_parser
 from grpo_run.runtime.launch.config import Output
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 def test_a_plain_command_has_the_defaults() -> None:
     """torchrun's and ours."""
     made: LaunchCommand = parse(["--nproc-per-node", "2", "train.py", "--lr", "1e-6"])
     config = made.config
     assert (config.target, config.module, config.arguments) == ("train.py", False, ("--lr", "1e-6"))
     assert config.preload
+    assert not parse(["--no-preload", "train.py"]).config.preload
     assert config.run_directory == Path("runs").resolve() / config.run_id
     assert config.run_id.startswith("train-")
     assert (config.cleanup_every, config.budget.failures_without_progress) == (10, 3)
-    assert made.elastic.nproc_per_node == "2"
+    assert (made.elastic.nproc_per_node, made.elastic.snapshot_dir) == ("2", "/dev/shm")
 
 
 def test_a_number_of_ranks_on_the_command_line_wins_over_the_accelerate_config(
-    at_home: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line says so."""
     Path("ddp.yaml").write_text("distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 8\n")
@@ -39,7 +39,7 @@ def test_a_number_of_ranks_on_the_command_line_wins_over_the_accelerate_config(
     assert said == "grpo-run: --nproc-per-node 2 replaces num_processes 8 of ddp.yaml\n"
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -58,60 +58,13 @@ def test_words_after_the_script_are_its_arguments(arguments: list[str]) -> None:
     assert config.run_id != "mine"
 
 
-@pytest.mark.usefixtures("at_home")
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--generation", "max_time=3", "max_completion_length=64", "train.py"],
-        ["--generation=max_time=3", "--generation=max_completion_length=64", "train.py"],
-        [
-            "--generation",
-            "max_time=3",
-            "--generation",
-            "max_completion_length=64",
-            "--standalone",
-            "train.py",
-        ],
-        ["--standalone", "--generation", "max_time=3", "max_completion_length=64", "--", "train.py"],
-    ],
-)
-def test_generation_caps_may_be_a_list_or_repeated(words: list[str]) -> None:
-    """A list ends at the first word that is not KEY=VALUE."""
-    config = parse([*words, "--generation", "mine=1"]).config
+@pytest.mark.usefixtures("here")
+def test_generation_caps_may_be_repeated() -> None:
+    """The same words after the script are the script's."""
+    words = ["--generation", "max_time=3", "--generation=max_completion_length=64", "--standalone"]
+    config = parse([*words, "--", "train.py", "--generation", "mine=1"]).config
     assert config.generation == {"max_time": 3.0, "max_completion_length": 64}
-    assert config.arguments[-2:] == ("--generation", "mine=1")
-
-
-@pytest.mark.parametrize(
-    ("words", "split"),
-    [
-        (["--generation", "a=1", "b=2", "s.py"], ["--generation=a=1", "--generation=b=2", "s.py"]),
-        (["-m", "module", "--generation", "a=1"], ["-m", "module", "--generation", "a=1"]),
-        (
-            ["--nproc-per-node", "2", "s.py", "--generation", "a=1"],
-            ["--nproc-per-node", "2", "s.py", "--generation", "a=1"],
-        ),
-        (
-            ["-r3", "--generation", "a=1", "s.py", "--generation", "b=2"],
-            ["-r3", "--generation=a=1", "s.py", "--generation", "b=2"],
-        ),
-        (["-r", "3", "--generation", "a=1", "s.py"], ["-r", "3", "--generation=a=1", "s.py"]),
-        (
-            ["--nproc-per-node=2", "s.py", "--generation", "a=1"],
-            ["--nproc-per-node=2", "s.py", "--generation", "a=1"],
-        ),
-        (["--fresh", "s.py", "--generation", "a=1"], ["--fresh", "s.py", "--generation", "a=1"]),
-    ],
-)
-def test_only_a_list_before_the_script_is_split(words: list[str], split: list[str]) -> None:
-    """Words after the script are unchanged."""
-    assert OptionWords(build_parser()).split_generation(words) == split
-
-
-@pytest.mark.usefixtures("at_home")
-def test_no_preload_disables_preloading() -> None:
-    """Ranks start as fresh interpreters."""
-    assert parse(["--no-preload", "train.py"]).config.preload is False
+    assert config.arguments == ("--generation", "mine=1")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +108,7 @@ def test_the_form_of_the_output_follows_from_where_the_streams_lead(
     assert (tmp_path / "form").read_text() == output.value
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     "words", [["--log-dir", "logs"], ["--redirects", "3"], ["--tee", "3"], ["--start-method", "fork"]]
 )
@@ -167,7 +120,7 @@ def test_ignored_options_of_torchrun_cause_a_warning(
     assert f"{words[0]} is ignored" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("ranks", "threads"), [("1", None), ("2", "1")])
 def test_several_ranks_get_one_thread_each(ranks: str, threads: str | None) -> None:
     """The environment may set another number, as under torchrun."""
@@ -183,7 +136,7 @@ def test_deadline_exit_sets_one_deadline(here: Path) -> None:
     assert replace(said, exit_seconds=60.0) == default
 
 
-@pytest.mark.usefixtures("at_home")
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("words", "every"),
     [
@@ -196,3 +149,18 @@ def test_deadline_exit_sets_one_deadline(here: Path) -> None:
 def test_snapshot_every_is_a_number_or_auto(words: list[str], every: int | None) -> None:
     """auto is the default."""
     assert parse([*words, "train.py"]).config.snapshot_every == every
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("words", "ends", "share"),
+    [
+        ([], ("repetition", "deadline"), 0.5),
+        (["--mask-capped", "none", "--repeat-rewards-above", "1"], (), 1.0),
+        (["--mask-capped", "length,deadline"], ("length", "deadline"), 0.5),
+    ],
+)
+def test_masking(words: list[str], ends: tuple[str, ...], share: float) -> None:
+    """Which completions leave the loss, and when rewards are computed once more."""
+    masking = parse([*words, "train.py"]).config.masking
+    assert (masking.masked_ends, masking.repeat_rewards_above) == (ends, share)

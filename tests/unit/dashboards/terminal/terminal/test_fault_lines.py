@@ -62,3 +62,17 @@ def test_a_recovery_to_the_first_step_says_so() -> None:
     """Without a checkpoint, training repeats every step."""
     line = recovered_line(fault(seconds=1.0, from_checkpoint=0, lost_steps=1))
     assert line == "training continues 1.00 s after the fault, resumed from step 0, 1 step repeated"
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("train.py", "where     train.py:88 in reward"),
+        (f"/home/user/{'x' * 60}/rewards/math.py", "where     …/rewards/math.py:88 in reward"),
+    ],
+)
+def test_the_line_of_a_fault_fits_on_a_terminal(tmp_path: Path, file: str, shown: str) -> None:
+    """A long path keeps its last folder and its line number; verdict.json has all of it."""
+    location = {"file": file, "line": 88, "function": "reward"}
+    (tmp_path / "verdict.json").write_text(json.dumps({"location": location}))
+    assert shown in fault_lines(fault(incident=str(tmp_path)))

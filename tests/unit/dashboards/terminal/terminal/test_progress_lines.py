@@ -43,34 +43,16 @@ def test_an_unchanged_progress_line_is_not_drawn_again(monkeypatch: pytest.Monke
     made.terminal.stop()
 
 
-def test_the_snapshot_interval_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each train() call and each attempt chooses one; the first is representative."""
-    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
-    made = Screen(width=None, shown=frozenset())
-    made.history = History(step=7, target_steps=500)
-    made.history.steps.begin(0, 0, 0.0)
-    for step in range(1, 8):
-        made.history.steps.commit(0, step, 2.0 * step)
-    made.terminal.start()
-    made.history.snapshot_interval = 20
-    while not any("snapshot is" in line for line in made.lines()):
-        pass
-    made.history.snapshot_interval = 60
-    made.terminal._stop.wait(0.1)
-    made.terminal.stop()
-    assert [line for line in made.lines() if "snapshot is" in line] == [
-        (
-            "grpo-run: a snapshot is taken in memory every 20 steps: a fault repeats at most about 40 s of"
-            " training"
-        )
-    ]
-
-
-@pytest.mark.parametrize(("interval", "known_before"), [(20, True), (600, False)])
-def test_a_snapshot_interval_without_use_is_not_printed(
-    monkeypatch: pytest.MonkeyPatch, interval: int, known_before: bool
+@pytest.mark.parametrize(
+    ("interval", "known_before", "printed"), [(20, False, True), (20, True, False), (600, False, False)]
+)
+def test_the_snapshot_interval_is_printed_once(
+    monkeypatch: pytest.MonkeyPatch, interval: int, known_before: bool, printed: bool
 ) -> None:
-    """It was printed by an earlier supervisor, or the call ends before the next snapshot."""
+    """Each train() call and each attempt chooses one; the first is representative.
+
+    Not at all if an earlier supervisor has printed it, or the call ends before the next snapshot.
+    """
     monkeypatch.setattr(module, "REFRESH_SECONDS", 0.005)
     made = Screen(width=None, shown=frozenset())
     made.history = History(step=7, target_steps=500, snapshot_interval=20 if known_before else None)
@@ -79,6 +61,11 @@ def test_a_snapshot_interval_without_use_is_not_printed(
         made.history.steps.commit(0, step, 2.0 * step)
     made.terminal.start()
     made.history.snapshot_interval = interval
+    while printed and not any("snapshot is" in line for line in made.lines()):
+        pass
+    made.history.snapshot_interval = 60 if printed else interval
     made.terminal._stop.wait(0.1)
     made.terminal.stop()
-    assert not any("snapshot is" in line for line in made.lines())
+    said = [line for line in made.lines() if "snapshot is taken in memory every" in line]
+    text = "20 steps: a fault repeats at most about 40 s of training"
+    assert said == [f"grpo-run: a snapshot is taken in memory every {text}"] * printed

@@ -1,64 +1,13 @@
-"""The culprit's traceback is shown first and once; other output only of ranks that are shown."""
+"""Output of ranks is shown if they are; lines of the guard always."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.builders.screen import Open, fault
+from support.builders.screen import Open
 
-from grpo_run.watchdog.observation import RankState
-
-LOST = [
-    "Traceback (most recent call last):",
-    '  File "train.py", line 90, in <module>',
-    "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4182",
-]
-OWN = ["Traceback (most recent call last):", '  File "train.py", line 31, in reward', "ValueError: bad"]
-
-
-@pytest.mark.parametrize("ends", [False, True])
-def test_the_culprits_traceback_is_shown_first_and_once(
-    screen: Open, capsys: pytest.CaptureFixture[str], make_slot: Any, ends: bool
-) -> None:
-    """Connection errors of the other ranks are one line of the fault, whenever they arrive."""
-    made = screen(shown=frozenset({0, 1, 2}))
-    made.slots = tuple(make_slot(rank, state=RankState.failed) for rank in (0, 1, 2))
-    for line in ["{'loss': 0.1}", *LOST]:
-        made.terminal.rank_line(0, 1, line)
-    for line in OWN:
-        made.terminal.rank_line(1, 1, line)
-    sentence = "Rank 1 raised ValueError in step 8 (phase reward): bad"
-    made.history.recoveries.append(fault(action="", sentence=sentence, lost_connection=(0, 2)))
-    made.terminal.notify("\n".join(OWN))
-    made.history.recoveries[0].action = "stop" if ends else "restart"
-    for line in LOST:
-        made.terminal.rank_line(2, 1, line)
-    if ends:
-        made.end(f"{sentence}. Gave up: again.")
-    else:
-        made.terminal.attempt_begins()
-        made.terminal.stop()
-    assert made.lines()[:5] == [*OWN, f"grpo-run: FAULT {sentence}", "         detected  after 0.12 s"]
-    assert "         others    ranks 0 and 2 lost their connection to rank 1" in made.lines()
-    assert capsys.readouterr().out == "[rank0] {'loss': 0.1}\n"
-
-
-def test_output_after_a_recovery_is_shown_again(
-    screen: Open, capsys: pytest.CaptureFixture[str], make_slot: Any
-) -> None:
-    """What was held back belongs to the attempt before."""
-    made = screen(shown=frozenset({0}))
-    made.slots = (make_slot(0, state=RankState.failed), None)
-    for line in LOST:
-        made.terminal.rank_line(0, 1, line)
-    made.history.recoveries.append(fault())
-    made.terminal.attempt_begins()
-    made.slots = (make_slot(0), None)
-    made.terminal.rank_line(0, 1, "again")
-    made.terminal.stop()
-    assert capsys.readouterr().out == "[rank0] again\n"
+from grpo_run.dashboards.terminal.background_output import BackgroundStream
 
 
 @pytest.mark.parametrize(("rank", "shown"), [(0, True), (1, False)])
@@ -90,13 +39,15 @@ def test_a_traceback_is_printed_as_it_is(screen: Open) -> None:
     assert made.stderr.getvalue() == "Traceback:\n  File x\nValueError: no\n"
 
 
-class Pipe:
+class Pipe(BackgroundStream):
     """A stream that output is passed on to."""
-
-    has_room = True
 
     def __init__(self) -> None:
         self.taken = b""
+
+    @property
+    def has_room(self) -> bool:
+        return True
 
     def write_bytes(self, data: bytes) -> None:
         self.taken += data
