@@ -21,7 +21,7 @@ from typing import Any
 import tiny
 import torch
 from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 KINDS = (
     "reward-sleep",
@@ -140,27 +140,18 @@ def hang_at_exit(fault: Fault) -> None:
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__)
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--fault", choices=KINDS, default=None)
     parser.add_argument("--fault-rank", type=int, default=1)
     parser.add_argument("--fault-step", type=int, default=3, help="for save-sleep, a step that is saved")
     parser.add_argument("--tail-seconds", type=float, default=0.05, help="median delay of generation-tail")
     arguments = parser.parse_args()
-    tiny.check_rollout_boundaries(arguments)
-    tiny.use_test_shims()
     fault = Fault(arguments.fault, arguments.fault_rank, arguments.fault_step, arguments.output_dir)
-
-    config = GRPOConfig(**tiny.settings(arguments), **tiny.rollout_settings(arguments))
-    tokenizer = tiny.tokenizer()
-    trainer = Trainer(
-        model=tiny.model(len(tokenizer), arguments.seed),
-        reward_funcs=rewards(fault, arguments.step_seconds),
-        args=config,
+    trainer = tiny.rollout_trainer(
+        arguments, Trainer, reward_funcs=rewards(fault, arguments.step_seconds),
         train_dataset=slow_data(tiny.prompts(tiny.prompts_for_one_epoch(arguments)), fault),
-        processing_class=tokenizer,
         callbacks=[*tiny.callbacks(arguments), TrackStep(fault)],
-    )
+    )  # fmt: skip
     trainer.fault = fault
     trainer.tail_seconds = arguments.tail_seconds
     atexit.register(hang_at_exit, fault)

@@ -7,8 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import http.server
 import multiprocessing
 import os
@@ -18,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +24,7 @@ from pathlib import Path
 from support import moved_clock, references
 from support.oddity_scenarios import FREEZES, LENGTHS, PAUSES, Scenario
 from support.result_rows import read
-from support.runs import SCRIPTS, Run, descendants, digest
+from support.runs import SCRIPTS, Run, Runs, descendants, digest
 
 SCRIPT = "oddities.py"
 STEPS = 16
@@ -104,10 +102,10 @@ def unsupported(scenario: Scenario) -> str | None:
     return moved_clock.unsupported() if {"forward", "back"} & set(scenario.conditions) else None
 
 
-def check(scenario: Scenario, runs: Callable[..., Run], folder: Path) -> Result:
+def check(scenario: Scenario, runs: Runs, folder: Path) -> Result:
     """Run a scenario and return its result."""
     if scenario.compare:
-        expected = _undisturbed(scenario)
+        expected = references.undisturbed_command(_words(scenario, None), ranks=scenario.ranks)
     with slow_server() as address, load() if "load" in scenario.conditions else contextlib.nullcontext():
         environment = {"SLOW_SERVER": address}
         clock = None
@@ -120,7 +118,6 @@ def check(scenario: Scenario, runs: Callable[..., Run], folder: Path) -> Result:
         )  # fmt: skip
         began = time.monotonic()
         run.start()
-        assert run.process is not None
         if "nice" in scenario.conditions:
             os.setpriority(os.PRIO_PROCESS, run.process.pid, 19)
         wrong = []
@@ -159,24 +156,14 @@ def check(scenario: Scenario, runs: Callable[..., Run], folder: Path) -> Result:
     )
 
 
-def _words(scenario: Scenario, output: str, *, disturbed: bool = True) -> list[str]:
-    words = [str(SCRIPTS / SCRIPT), "--max-steps", str(STEPS), "--save-steps", "4", "--output-dir", output]
-    if disturbed:
-        words += [word for text in scenario.oddities for word in ("--oddity", text)]
-        words += [word for text in scenario.groups for word in ("--group-oddity", text)]
-    return [*words, *scenario.arguments]
-
-
-def _undisturbed(scenario: Scenario) -> str:
-    """Return the digest of a run without oddities; each is run once per session."""
-    name = hashlib.sha256(repr((scenario.ranks, scenario.arguments)).encode()).hexdigest()[:12]
-    folder = references.cache / f"{SCRIPT}-{name}"
-    with open(f"{folder}.lock", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "out" / "weights.sha256").exists():
-            folder.mkdir(exist_ok=True)
-            references.plain_ranks(folder, _words(scenario, "out", disturbed=False), ranks=scenario.ranks)
-    return digest(folder / "out")
+def _words(scenario: Scenario, output: str | None) -> list[str]:
+    """Return the script and its arguments; without an output directory, those of the undisturbed run."""
+    words = [str(SCRIPTS / SCRIPT), "--max-steps", str(STEPS), "--save-steps", "4", *scenario.arguments]
+    if output is None:
+        return words
+    words += [word for text in scenario.oddities for word in ("--oddity", text)]
+    words += [word for text in scenario.groups for word in ("--group-oddity", text)]
+    return [*words, "--output-dir", output]
 
 
 def _happened(word: str, run: Run) -> bool:
@@ -190,7 +177,6 @@ def _happened(word: str, run: Run) -> bool:
 def _freeze(run: Run, who: str, seconds: float) -> None:
     """Stop processes of a run for a time, as a suspended machine, a terminal or a debugger does."""
     run.until_step(FREEZE_AT_STEP, timeout_seconds=120)
-    assert run.process is not None
     supervisor = run.process.pid
     everyone = [supervisor, *descendants(supervisor)]
     pids = {"everyone": everyone, "supervisor": [supervisor], "rank": [run.pid(1)]}[who]

@@ -27,7 +27,6 @@ WRITES = frozenset({"write", "pwrite64", "writev", "copy_file_range", "sendfile"
 ON_DESCRIPTORS = frozenset({"ftruncate", "traceocate", "fsync", "fdatasync", "flock", "fchmod", *WRITES})
 ON_PATHS = frozenset({"rename", "unlink", "rmdir", "mkdir", "chmod"})
 AT_DIRECTORIES = frozenset({"renameat", "renameat2", "unlinkat", "mkdirat", "fchmodat"})
-OPENS = frozenset({"open", "openat"})
 CHANGING_FLAGS = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_RDWR
 NUMBERS = {
     "x86_64": {
