@@ -180,7 +180,7 @@ def _run(work: Callable[[], object], stop: Stop | None, below: Sequence[Path]) -
     _, status = os.waitpid(child, 0)
     if status != 0:
         raise RuntimeError(f"the process failed, wait status {status:#x}")
-    return Trace(at=None, calls=0)
+    return Trace(at=None, calls=())
 
 
 def _fork(work: Callable[[], object]) -> int:
