@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from faults import fault, fired
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, Runs, alive, digest, line_of
+from support.runs import SCRIPTS, Run, Runs, alive, digest
 from support.trainer_and_loop import LOOP, loop_in_full
 
 
@@ -61,28 +61,6 @@ def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
         )
         assert verdict["location"]["function"] == function, (kind, verdict["location"])
         assert (verdict["folder"] / "stacks" / "folded.txt").read_text().strip()
-
-
-@pytest.mark.full
-@pytest.mark.timeout(300)
-def test_an_interpreter_that_does_not_run_is_found_within_half_a_minute_by_default(
-    runs: Runs, tmp_path: Path
-) -> None:
-    """A reward function that holds the GIL at step 22 is ended after 20 s, although the floor is a minute."""
-    mark, cause = "reward-regex", "interpreter_stuck"
-    steps = ("--max-steps", "24", "--save-steps", "4")
-    run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / "faulty.py"), "--output-dir", "ours", *steps,
-        "--step-seconds", "0.03", "--fault", mark, "--fault-step", "22",
-    ).start().ended()  # fmt: skip
-    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 24)
-    (verdict,) = verdicts(run)
-    assert (verdict["cause"], verdict["culprits"], verdict["waiters"]) == (cause, [1], [0])
-    assert verdict["location"]["file"].endswith("faulty.py")
-    assert verdict["location"]["line"] == line_of("faulty.py", f"FAULT: {mark}")
-    # the promise is about detection; collecting evidence takes as long as the machine needs
-    (found,) = [event for event in run.events("state_changed") if event["to"] == "collecting"]
-    assert found["time"] - verdict["event"]["failed_at"] <= 30.0
 
 
 POLLING_CALLBACK = """    import time
@@ -196,8 +174,8 @@ def test_evidence_precedes_the_first_signal_and_ranks_that_ignore_it_are_killed(
 def test_heavy_tailed_generation_causes_no_incident(runs: Runs) -> None:
     """Log-normal generation times (sigma 1.5) cause neither suspicion nor incident in 40 steps."""
     run = runs(
-        "--nproc-per-node", "2", str(SCRIPTS / "faulty.py"), "--output-dir", "out", "--max-steps", "40",
-        "--save-steps", "40", "--fault", "generation-tail", "--fault-rank", "0", "--tail-seconds", "0.05",
+        "--nproc-per-node", "2", str(SCRIPTS / "heavy_tails.py"), "--output-dir", "out",
+        "--max-steps", "40", "--save-steps", "40",
     ).start().ended()  # fmt: skip
     assert run.events("incident") == []
     assert run.events("suspicion") == []

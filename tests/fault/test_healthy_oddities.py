@@ -3,7 +3,7 @@ defaults.
 
 Each run must end with 0, without an incident or a warning, and mostly with the weights of an undisturbed run.
 A short run is in `make test`; the rest is a campaign of 200 runs, whose results are appended to
-`build/oddities.jsonl`. `python -m support.oddities` prints them as a table. Run it with two workers at most.
+`build/oddities.jsonl`. Run it with two workers at most.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Run healthy runs with oddities and collect their results; the scenarios are in `oddity_scenarios.py`.
 
-`tests/fault/test_healthy_oddities.py` runs them; `python -m support.oddities RESULTS` prints the table for
-`docs/reference/campaigns.md` from the file that it appends to.
+`tests/fault/test_healthy_oddities.py` runs them and keeps the results.
 """
 
 from __future__ import annotations
@@ -12,18 +11,14 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from support import moved_clock, references
-from support.oddity_scenarios import FREEZES, LENGTHS, PAUSES, Scenario
-from support.result_rows import read
+from support.oddity_scenarios import FREEZES, Scenario
 from support.runs import SCRIPTS, Run, Runs, descendants, digest
 
 SCRIPT = "oddities.py"
@@ -190,55 +185,3 @@ def _freeze(run: Run, who: str, seconds: float) -> None:
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def render(results: Sequence[Result]) -> str:
-    """Return a summary, a table of pauses by place and length, and a line for each run that is not right."""
-    pause = re.compile(r"([\w-]+):(\d+)@([\w-]+):")
-    ran: Counter[tuple[str, int]] = Counter()
-    failed: Counter[tuple[str, int]] = Counter()
-    kinds = set()
-    for result in results:
-        kinds |= {re.split("[:@]", part)[0] for part in result.parts if not part.endswith((" ranks", "0.2"))}
-        for part in result.parts:
-            if match := pause.match(part):
-                key = (match[3], int(match[2]))
-                ran[key] += 1
-                failed[key] += bool(result.wrong)
-    lengths = sorted({length for _, length in ran} & set(LENGTHS))
-    bad = [result for result in results if result.wrong]
-    found = sum(result.incidents for result in results)
-    warned = [result for result in results if result.warnings]
-    lines = [
-        (
-            f"{len(results)} runs, {len(kinds)} distinct oddities, {found} incidents, {len(bad)} runs are not"
-            " right."
-        ),
-        "",
-        f"| pause at | {' | '.join(f'{length} s' for length in lengths)} |",
-        f"|---|{'---|' * len(lengths)}",
-    ]
-
-    def show(place: str, length: int) -> str:
-        if not ran[place, length]:
-            return ""
-        return f"{ran[place, length]}" + (f", {failed[place, length]} wrong" if failed[place, length] else "")
-
-    lines += [
-        f"| {place} | {' | '.join(map(partial(show, place), lengths))} |"
-        for place in PAUSES
-        if any(ran[place, length] for length in lengths)
-    ]
-    lines += [""] + [
-        f"- {result.name} ({', '.join(result.parts)}): {'; '.join(result.wrong)}" for result in bad
-    ]
-    lines += [f"- {result.name} warned: {'; '.join(result.warnings)}" for result in warned]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def main() -> None:
-    print(render(read(Path(sys.argv[1]), Result, lambda result: result.name)), end="")
-
-
-if __name__ == "__main__":
-    main()
