@@ -15,7 +15,7 @@ import pytest_randomly
 from hypothesis import Phase, settings
 from support import freezer, references, warm, workers
 from support.campaigns import Campaigns
-from support.runs import Run
+from support.runs import Run, Runs
 
 from grpo_run.runtime.history.journal import Journal, read_journal
 
@@ -160,7 +160,7 @@ def frozen() -> Iterator[freezer.Freezer]:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+def runs(tmp_path: Path) -> Iterator[Runs]:
     """Return a function that creates runs of real processes in the test's folder; kill them at the end."""
     made: list[Run] = []
 

@@ -4,8 +4,8 @@
     run.wait()
     assert fired(run) == Counter({"hang@rank1:step3": 1})
 
-The kinds are `grpo_run.runtime.launch.injections.KINDS`. Faults in user code, without the injector:
-`scripts/faulty.py`.
+The kinds are `grpo_run.runtime.launch.injections.KINDS`. Hangs in user code, without the injector:
+`scripts/hangs.py`.
 """
 
 from __future__ import annotations

@@ -7,13 +7,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.references import plain_ranks
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Run, Runs, digest
 
 from grpo_run.runtime.checkpoints.search import SNAPSHOTS, name_of, snapshot_directory
 
@@ -35,9 +34,7 @@ def outcome(folder: Path, output: str) -> dict[str, Any]:
     }
 
 
-def compare(
-    runs: Callable[..., Run], tmp_path: Path, words: list[str], kills: list[int], *options: str
-) -> Run:
+def compare(runs: Runs, tmp_path: Path, words: list[str], kills: list[int], *options: str) -> Run:
     """Train undisturbed and with kills after these steps; both must end the same. Return the killed run."""
     plain = tmp_path / "plain"
     plain.mkdir()
@@ -45,8 +42,7 @@ def compare(
     run = runs(
         "--nproc-per-node", "2", "--max-restarts", "40", "--snapshot-every", "1", *options, SCRIPT,
         "--output-dir", "out", *words, "--kill-after-steps", *map(str, kills),
-    ).start()  # fmt: skip
-    assert run.wait(500) == 0, run.tail()
+    ).start().ended(timeout_seconds=500)  # fmt: skip
     recoveries = run.status()["recoveries"]
     assert len(recoveries) >= len(kills), run.tail()
     found, expected = outcome(tmp_path, "out"), outcome(plain, "out")
@@ -55,7 +51,7 @@ def compare(
     return run
 
 
-def test_the_best_model_is_not_taken_from_a_snapshot(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_the_best_model_is_not_taken_from_a_snapshot(runs: Runs, tmp_path: Path) -> None:
     """The best step is 8; saved are 5, 10 and 12, so the undisturbed run keeps 5.
 
     After the first kill at 8 the snapshot is loaded from memory. The next attempt finishes no step, so the
@@ -94,7 +90,7 @@ def test_the_best_model_is_not_taken_from_a_snapshot(runs: Callable[..., Run], t
     ],
 )
 def test_kills_after_every_step_and_every_save(
-    runs: Callable[..., Run], tmp_path: Path, words: list[str], last: int, options: list[str]
+    runs: Runs, tmp_path: Path, words: list[str], last: int, options: list[str]
 ) -> None:
     """Also right after the save of the last step, with which the script ends the call."""
     compare(runs, tmp_path, words, list(range(1, last + 1)), *options)
@@ -102,6 +98,6 @@ def test_kills_after_every_step_and_every_save(
 
 @pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="the package peft is not installed")
-def test_an_adapter_is_recovered_at_every_step(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_an_adapter_is_recovered_at_every_step(runs: Runs, tmp_path: Path) -> None:
     """Only the adapter is saved; its dropout draws random numbers."""
     compare(runs, tmp_path, ["--max-steps", "6", "--save-steps", "2", "--lora"], list(range(1, 7)))

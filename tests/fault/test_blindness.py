@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from faults import fault
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Runs, digest
 
 GRPO = str(SCRIPTS / "grpo.py")
 
 
-def test_unreadable_flight_recorder_is_a_warning_without_incident(runs: Callable[..., Run]) -> None:
+def test_unreadable_flight_recorder_is_a_warning_without_incident(runs: Runs) -> None:
     """A slow rank whose Flight Recorder socket is gone causes a warning, no incident, and a finished run."""
     run = runs(
         *fault("slow", rank=1, step=12, seconds=3), "--nproc-per-node", "2", GRPO, "--output-dir", "out",
@@ -29,13 +28,13 @@ def test_unreadable_flight_recorder_is_a_warning_without_incident(runs: Callable
         )  # its directory depends on the path's length
         (socket,) = (Path(socket.laddr) for socket in sockets if f"rank{rank}.sock" in str(socket.laddr))
         socket.unlink()
-    assert run.wait() == 0, run.tail()
+    run.ended()
     assert run.events("incident") == []
     texts = [event["text"] for event in run.events("warning")]
     assert any("cannot see all of rank" in text and "unknown" in text for text in texts), texts
 
 
-def test_truncated_board_costs_at_most_one_attempt(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_truncated_board_costs_at_most_one_attempt(runs: Runs, tmp_path: Path) -> None:
     """After truncation to zero bytes, the supervisor creates a new board; the final weights are equal."""
     steps = ("--max-steps", "16", "--save-steps", "4")
     run = runs(
@@ -43,13 +42,13 @@ def test_truncated_board_costs_at_most_one_attempt(runs: Callable[..., Run], tmp
     ).start()  # fmt: skip
     run.until_step(6)
     os.truncate(run.directory / "board.mmap", 0)
-    assert run.wait() == 0, run.tail()
+    run.ended()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 16)
     assert run.status()["attempts"] == 2
 
 
 @pytest.mark.full
-def test_unlinked_board_stays_usable(runs: Callable[..., Run]) -> None:
+def test_unlinked_board_stays_usable(runs: Runs) -> None:
     """Processes keep their mapping of a deleted board; the next attempt creates a new file."""
     run = runs(
         "--nproc-per-node", "2", GRPO, "--output-dir", "ours", "--max-steps", "16", "--save-steps", "4",
@@ -59,13 +58,11 @@ def test_unlinked_board_stays_usable(runs: Callable[..., Run]) -> None:
     (run.directory / "board.mmap").unlink()
     run.until_step(8)
     run.kill(1)
-    assert run.wait() == 0, run.tail()
+    run.ended()
     assert [recovery["cause"] for recovery in run.status()["recoveries"]] == ["signal"]
 
 
-def test_a_run_directory_that_is_put_back_from_a_copy_costs_nothing(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_run_directory_that_is_put_back_from_a_copy_costs_nothing(runs: Runs, tmp_path: Path) -> None:
     """Board and journal are other files of the same names: the next attempt gets new ones, with all
     events.
     """
@@ -79,8 +76,8 @@ def test_a_run_directory_that_is_put_back_from_a_copy_costs_nothing(
         shutil.copytree(tmp_path / "moved", run.directory, ignore=shutil.ignore_patterns("*.sock"))
         (run.directory / "lock").unlink()
         run.kill(1)
-        run.until(lambda events: any(e["event"] == "attempt_started" and e["attempt"] == 1 for e in events))
-    assert run.wait() == 0, run.tail()
+        run.until_event("attempt_started", attempt=1)
+    run.ended()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 16)
     assert [recovery["cause"] for recovery in run.status()["recoveries"]] == ["signal"]
     assert "was interrupted" not in run.printed()

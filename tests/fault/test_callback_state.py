@@ -4,18 +4,17 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from support.references import plain_ranks
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Runs, digest
 
 SCRIPT = str(SCRIPTS / "early_stopping.py")
 STEPS = ("--max-steps", "9", "--save-steps", "1")
 
 
 def test_early_stopping_and_a_stateful_callback_survive_a_kill_after_every_save(
-    runs: Callable[..., Run], tmp_path: Path
+    runs: Runs, tmp_path: Path
 ) -> None:
     """Also after the save of the last step, where the callback had already ended the call."""
     plain = tmp_path / "plain"
@@ -27,23 +26,19 @@ def test_early_stopping_and_a_stateful_callback_survive_a_kill_after_every_save(
     run = runs(
         "--nproc-per-node", "2", "--max-restarts", "20", SCRIPT, "--output-dir", "ours", *STEPS,
         "--kill-after-saves", *kills,
-    ).start()  # fmt: skip
-    assert run.wait(200) == 0, run.tail()
+    ).start().ended()  # fmt: skip
     assert len(run.status()["recoveries"]) == len(kills), run.tail()
     assert int((tmp_path / "steps-0.txt").read_text()) == stopped_at
     assert digest(tmp_path / "ours") == digest(plain / "out")
 
 
-def test_each_run_of_a_tracker_has_whole_steps_after_a_recovery(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_each_run_of_a_tracker_has_whole_steps_after_a_recovery(runs: Runs, tmp_path: Path) -> None:
     """Repeated steps are reported to the run that the tracker has opened after the fault, and to no other."""
     run = runs(
         "--nproc-per-node", "2", "--snapshot-every", "3", "--inject", "kill@rank1:step5", SCRIPT,
         "--output-dir", "ours",
         "--max-steps", "8", "--save-steps", "8", "--logging-steps", "1", "--patience", "99",
-    ).start()  # fmt: skip
-    assert run.wait(100) == 0, run.tail()
+    ).start().ended()  # fmt: skip
     reported: dict[str, list[tuple[str, int]]] = {}
     for line in (tmp_path / "tracker.txt").read_text().splitlines():
         run_id, event, step = line.split()

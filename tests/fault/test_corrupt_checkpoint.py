@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Runs, digest
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
@@ -24,23 +23,21 @@ def flip_middle(file: Path) -> None:
     file.write_bytes(content)
 
 
-def test_a_flipped_bit_in_the_newest_checkpoint_changes_no_weight(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_flipped_bit_in_the_newest_checkpoint_changes_no_weight(runs: Runs, tmp_path: Path) -> None:
     """After a kill of all processes and a flipped bit, the command resumes from the older checkpoint."""
     script, steps = str(SCRIPTS / "grpo.py"), ("--max-steps", "12", "--save-steps", "4")
     run = runs(
         "--nproc-per-node", "2", script, "--output-dir", "ours", *steps, "--step-seconds", "0.3"
     ).start()
     run.until_step(9)
-    run.until(lambda events: any(e["event"] == "checkpoint_published" and e["step"] == 8 for e in events))
+    run.until_event("checkpoint_published", step=8)
     run.close()  # SIGKILL; the kernel then kills the ranks
     output = tmp_path / "ours"
     newest = next(found.path for found in find_checkpoints(output))
     assert newest.name == "checkpoint-8"
     flip_middle(newest / VICTIM)
     run.start()
-    assert run.wait() == 0, run.tail()
+    run.ended()
     assert digest(output) == undisturbed("grpo.py", 12)
     (rejected,) = run.events("checkpoint_rejected")
     assert (rejected["step"], rejected["cause"]) == (8, "checkpoint_corrupt")

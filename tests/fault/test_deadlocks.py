@@ -5,11 +5,10 @@ second.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 
 import pytest
 from support.deadlocks import PHASES, Deadlock, Row, campaign
-from support.runs import Run
+from support.runs import Runs
 from support.trainer_and_loop import loop_in_full, missing_phases
 
 KINDS = {
@@ -53,9 +52,7 @@ def check(rows: list[Row]) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first_kind", [0, *(pytest.param(kind, marks=pytest.mark.full) for kind in (2, 5))])
 @loop_in_full
-def test_deadlocks_of_every_kind_and_phase_are_proved(
-    script: str, first_kind: int, runs: Callable[..., Run]
-) -> None:
+def test_deadlocks_of_every_kind_and_phase_are_proved(script: str, first_kind: int, runs: Runs) -> None:
     """Each run has one fault in every phase.
 
     Together, different kinds in each phase, on alternating ranks; the first run has all kinds.
@@ -71,7 +68,7 @@ def test_deadlocks_of_every_kind_and_phase_are_proved(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["mismatch-operation", pytest.param("skip", marks=pytest.mark.full)])
-def test_minority_of_four_ranks_is_named(kind: str, runs: Callable[..., Run]) -> None:
+def test_minority_of_four_ranks_is_named(kind: str, runs: Runs) -> None:
     """Three ranks agree against one; the one is also found when it is rank 0."""
     faults = [Deadlock(kind=kind, rank=0, phase="reward"), Deadlock(kind=kind, rank=3, phase="optimizer")]
     rows = campaign(runs, faults, ranks=4, name=kind)
@@ -82,7 +79,7 @@ def test_minority_of_four_ranks_is_named(kind: str, runs: Callable[..., Run]) ->
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
-def test_twenty_of_twenty_in_every_phase(kind: str, runs: Callable[..., Run]) -> None:
+def test_twenty_of_twenty_in_every_phase(kind: str, runs: Runs) -> None:
     """With twenty faults per phase, every culprit is named and every verdict is on disk within a second."""
     faults = [Deadlock(kind=kind, rank=1 - index % 2, phase=phase) for phase in PHASES for index in range(20)]
     rows = campaign(runs, faults, ranks=2, name=kind)
@@ -94,9 +91,7 @@ def test_twenty_of_twenty_in_every_phase(kind: str, runs: Callable[..., Run]) ->
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_twenty_of_twenty_with_rotating_phases_and_culprits(
-    kind: str, ranks: int, runs: Callable[..., Run]
-) -> None:
+def test_twenty_of_twenty_with_rotating_phases_and_culprits(kind: str, ranks: int, runs: Runs) -> None:
     """Twenty faults in one run cause twenty recoveries."""
     faults = [
         Deadlock(kind=kind, rank=index % ranks, phase=PHASES[index % len(PHASES)]) for index in range(20)

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 from support.full_disk import SmallDisk, small_disk
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Run, Runs, digest
 from support.slots import snapshot
 from support.torture import contents, resume, unexpected_files, verified_checkpoints
 from support.whole_runs import PATCHED, kill_all, resumed_at
@@ -125,27 +125,22 @@ def test_disk_full_at_any_byte_keeps_existing_checkpoints(
         shutil.rmtree(memory)
 
 
-def test_run_continues_on_a_full_disk(disk: SmallDisk, runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_run_continues_on_a_full_disk(disk: SmallDisk, runs: Runs, tmp_path: Path) -> None:
     """The run reports the disk, trains on, recovers a killed rank from memory, and drains later."""
     arguments = ("--max-steps", "40", "--save-steps", "4", "--save-total-limit", "2")
     run = runs(
-        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir",
-        str(disk.folder),
-        *arguments, "--step-seconds", "0.1", program=PATCHED,
+        "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"),
+        "--output-dir", str(disk.folder), *arguments, "--step-seconds", "0.1", program=PATCHED,
         environment={"TEST_DRAINS": f'{{"RETRY_SECONDS": {RETRY_SECONDS}}}'},
     ).start()  # fmt: skip
     run.until(lambda events: any(e["event"] == "checkpoint_published" and e["step"] >= 4 for e in events))
     disk.leave(0)  # to the last byte: other files in the output directory must not end the run either
-    failed = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_failed"])[0]
+    failed = run.until_event("checkpoint_failed")
     assert failed["cause"] == "disk_full"
     run.until_step(failed["step"] + 11)  # every slot holds a checkpoint that the script asked for
     run.kill(1)
-    run.until(lambda events: any(e["event"] == "attempt_started" and e["attempt"] == 1 for e in events))
-    run.until(
-        lambda events: any(
-            e["event"] == "train_started" and e["attempt"] == 1 and e["rank"] == 0 for e in events
-        )
-    )
+    run.until_event("attempt_started", attempt=1)
+    run.until_event("train_started", attempt=1, rank=0)
     committed = max(event["step"] for event in run.events("step_committed") if event["attempt"] == 0)
     began = resumed_at(run, 1)
     assert began is not None
@@ -161,30 +156,28 @@ def test_run_continues_on_a_full_disk(disk: SmallDisk, runs: Callable[..., Run],
     )  # fmt: skip
     assert not run.events("run_ended"), "free space was used only at the end of the run"
     assert back[0]["attempt"] == 1
-    assert run.wait() == 0, run.tail()
+    run.ended()
     assert digest(disk.folder) == undisturbed("grpo.py", 40)
     assert not run.status()["checkpoint_trouble"]
     assert set(verified_checkpoints(disk.folder)) == {"checkpoint-36", "checkpoint-40"}
 
 
-def test_direct_saves_on_a_full_disk_cost_checkpoints_not_the_run(
-    disk: SmallDisk, runs: Callable[..., Run]
-) -> None:
+def test_direct_saves_on_a_full_disk_cost_checkpoints_not_the_run(disk: SmallDisk, runs: Runs) -> None:
     """Without staging, two ranks start no save that cannot fit; the alert clears with the next checkpoint."""
     run = runs(
         "--nproc-per-node", "2", "--snapshot-dir", "off", str(SCRIPTS / "grpo.py"), "--output-dir",
         str(disk.folder),
         "--max-steps", "20", "--save-steps", "2", "--save-total-limit", "2", "--step-seconds", "0.1",
     ).start()  # fmt: skip
-    run.until(lambda events: any(e["event"] == "checkpoint_published" for e in events))
+    run.until_event("checkpoint_published")
     disk.leave(0)
-    failed = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_failed"])[0]
+    failed = run.until_event("checkpoint_failed")
     assert failed["cause"] == "disk_full"
     run.until_step(failed["step"] + 1)
     assert run.status()["checkpoint_trouble"]
     assert not (disk.folder / f"checkpoint-{failed['step']}").exists()
     disk.empty()
-    assert run.wait() == 0, run.tail()
+    run.ended()
     assert len(run.events("attempt_started")) == 1
     assert not run.status()["checkpoint_trouble"]
     assert set(verified_checkpoints(disk.folder)) == {"checkpoint-18", "checkpoint-20"}
@@ -196,16 +189,15 @@ def test_run_directory_on_a_full_disk_is_reported_by_metrics(disk: SmallDisk) ->
         disk.folder.parent,
         [
             "--nproc-per-node", "2", "--snapshot-every", "1", "--show-ranks", "all", str(SCRIPTS / "grpo.py"),
-            "--output-dir", str(disk.folder), "--max-steps", "60", "--save-steps", "4", "--save-total-limit",
-            "2",
-            "--step-seconds", "0.1",
+            "--output-dir", str(disk.folder), "--max-steps", "60", "--save-steps", "4",
+            "--save-total-limit", "2", "--step-seconds", "0.1",
         ],
         metrics="127.0.0.1:0", program=PATCHED,
         environment={"TEST_DRAINS": f'{{"RETRY_SECONDS": {RETRY_SECONDS}}}'},
     )  # fmt: skip
     try:
         run.start()
-        run.until(lambda events: any(e["event"] == "checkpoint_published" for e in events))
+        run.until_event("checkpoint_published")
         disk.leave(0)
         wait_for(
             run, lambda seen: seen["grpo_checkpoint_trouble"] == 1 and seen["grpo_journal_lost_total"] > 0
@@ -214,7 +206,7 @@ def test_run_directory_on_a_full_disk_is_reported_by_metrics(disk: SmallDisk) ->
         step = wait_for(run, lambda seen: seen["grpo_attempts_total"] == 2)["grpo_step"]
         wait_for(run, lambda seen: seen["grpo_step"] > step + 2)
         disk.empty()
-        assert run.wait() == 0, run.tail()
+        run.ended()
     finally:
         run.close()
     assert set(verified_checkpoints(disk.folder)) == {"checkpoint-56", "checkpoint-60"}
@@ -241,7 +233,7 @@ def test_start_on_a_full_disk_is_refused_and_keeps_snapshots(disk: SmallDisk) ->
         code = run.start().wait()
         assert code == 2, run.tail()
         disk.empty()
-        assert run.start().wait() == 0, run.tail()
+        run.start().ended()
         printed = run.output.read_text()[before:]
     finally:
         run.close()
@@ -256,7 +248,6 @@ def wait_for(run: Run, condition: Callable[[dict[str, float]], bool]) -> dict[st
     assert address is not None, run.tail()
     deadline = time.monotonic() + 60.0
     while True:
-        assert run.process is not None
         assert run.process.poll() is None, run.tail()
         assert time.monotonic() < deadline, run.tail()
         with urlopen(address[0], timeout=5.0) as handle_request:

@@ -4,12 +4,11 @@ line is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Runs, digest
 
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 
@@ -40,7 +39,7 @@ asyncio.run(serve())  # HANG
     ],
 )
 def test_the_second_proof_of_a_hang_after_training_ends_the_run(
-    end: str, code: int, runs: Callable[..., Run], tmp_path: Path
+    end: str, code: int, runs: Runs, tmp_path: Path
 ) -> None:
     """One restart, which trains nothing again; then the run ends. Its model is on disk in either case."""
     script = tmp_path / "train.py"
@@ -49,7 +48,7 @@ def test_the_second_proof_of_a_hang_after_training_ends_the_run(
     run = runs(
         "--nproc-per-node", "2", "train.py", "--output-dir", "ours", "--max-steps", "4", "--save-steps", "4"
     ).start()
-    assert run.wait() == code, run.tail()
+    run.ended(code)
     assert [event["action"] for event in run.events("action")] == ["restart", "stop"]
     assert run.printed().count(f"at train.py:{line} in ") >= 2
     assert read_manifest(tmp_path / "ours" / "checkpoint-4").step == 4

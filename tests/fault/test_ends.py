@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from support import quota
 from support.full_disk import small_disk
-from support.runs import SCRIPTS, Run
+from support.runs import SCRIPTS, Run, Runs
 from support.whole_runs import PATCHED, kill_all, memory_of
 
 REPOSITORY = Path(__file__).parents[2]
@@ -121,17 +121,15 @@ def make_room_in_time(run: Run) -> None:
 def signal_the_wait(run: Run) -> None:
     """While the run waits for room."""
     until_waiting(run)
-    assert run.process is not None
-    run.process.send_signal(signal.SIGTERM)
+    run.send_signal(signal.SIGTERM)
 
 
 def stop(run: Run) -> None:
     """After step 3, whose save is the stop's."""
     with run.held(after=3):
         run.until_step(3)
-        assert run.process is not None
-        run.process.send_signal(signal.SIGTERM)
-        run.until(lambda events: any(event["event"] == "stop_requested" for event in events))
+        run.send_signal(signal.SIGTERM)
+        run.until_event("stop_requested")
 
 
 def kill_everything(run: Run) -> None:
@@ -143,248 +141,126 @@ def kill_everything(run: Run) -> None:
 
 ENDS = {
     "finished": End(
-        end="the script ends, and has saved by its schedule",
-        code=0,
-        says="Finished at step 4 of 4, no faults. Last checkpoint: …/out/checkpoint-4.",
-        disk="2, 4",
+        end="the script ends, and has saved by its schedule", code=0,
+        says="Finished at step 4 of 4, no faults. Last checkpoint: …/out/checkpoint-4.", disk="2, 4",
     ),
     "saved-model": End(
-        end="the script ends with `trainer.save_model()`",
-        do=("end=save:disk/out/final",),
-        code=0,
-        says="Finished …. The model is in …/out/final.",
-        disk="2, 4, final",
-        again_disk="2, 4, final",
+        end="the script ends with `trainer.save_model()`", do=("end=save:disk/out/final",), code=0,
+        says="Finished …. The model is in …/out/final.", disk="2, 4, final", again_disk="2, 4, final",
     ),
     "saves-nothing": End(
-        end='`save_strategy="no"`',
-        arguments=NO_SAVES,
-        code=0,
-        says="Finished …. Last snapshot: …/snapshot-4.",
-        disk="snapshot",
-        again_disk="snapshot",
+        end='`save_strategy="no"`', arguments=NO_SAVES, code=0,
+        says="Finished …. Last snapshot: …/snapshot-4.", disk="snapshot", again_disk="snapshot",
     ),
     "recovered": End(
-        end="a rank is killed once",
-        do=("step-3=once-kill",),
-        code=0,
-        says="Finished …, 1 fault recovered.",
-        disk="2, 4",
+        end="a rank is killed once", do=("step-3=once-kill",), code=0,
+        says="Finished …, 1 fault recovered.", disk="2, 4",
     ),
     "hang-after-the-last-line": End(
-        end="a thread that never ends is left after the last line, once",
-        do=("end=once-thread",),
-        code=0,
-        says="Finished …",
-        disk="2, 4",
+        end="a thread that never ends is left after the last line, once", do=("end=once-thread",), code=0,
+        says="Finished …", disk="2, 4",
     ),
     "full-before-the-first-save": End(
-        end="disk full before the first save",
-        do=("step-1=fill:disk",),
-        code=93,
-        says=ONLY_IN_MEMORY,
-        disk="nothing; 2, 4 in memory",
-        before_again=make_room,
-        again_says=WROTE,
+        end="disk full before the first save", do=("step-1=fill:disk",), code=93, says=ONLY_IN_MEMORY,
+        disk="nothing; 2, 4 in memory", before_again=make_room, again_says=WROTE,
         again="with room, even with another variable: writes both",
     ),
     "full-between-saves": End(
-        end="disk full between two saves",
-        do=("saved-2=fill:disk",),
-        code=93,
-        says=ONLY_IN_MEMORY,
-        disk="2; 4 in memory",
-        before_again=make_room,
-        again_says=WROTE,
+        end="disk full between two saves", do=("saved-2=fill:disk",), code=93, says=ONLY_IN_MEMORY,
+        disk="2; 4 in memory", before_again=make_room, again_says=WROTE,
         again="with room, even with another variable: writes 4",
     ),
     "full-still": End(
-        end="the same, and the disk stays full",
-        do=("saved-2=fill:disk",),
-        code=93,
-        says=ONLY_IN_MEMORY,
-        disk="2; 4 in memory",
-        again="waits again, and says the same",
-        again_code=93,
-        again_says="only in memory … writes what is in memory",
-        again_disk="2; 4 in memory",
+        end="the same, and the disk stays full", do=("saved-2=fill:disk",), code=93, says=ONLY_IN_MEMORY,
+        disk="2; 4 in memory", again="waits again, and says the same", again_code=93,
+        again_says="only in memory … writes what is in memory", again_disk="2; 4 in memory",
     ),
     "room-in-time": End(
-        end="disk full, and room during the wait for it",
-        do=("saved-2=fill:disk",),
-        act=make_room_in_time,
-        patched=LONG,
-        code=0,
-        says="Finished …. Last checkpoint: …/out/checkpoint-4.",
-        disk="2, 4",
+        end="disk full, and room during the wait for it", do=("saved-2=fill:disk",), act=make_room_in_time,
+        patched=LONG, code=0, says="Finished …. Last checkpoint: …/out/checkpoint-4.", disk="2, 4",
     ),
     "signal-during-the-wait": End(
-        end="disk full, and SIGTERM during the wait for room",
-        do=("saved-2=fill:disk",),
-        act=signal_the_wait,
-        patched=LONG,
-        code=93,
-        says=ONLY_IN_MEMORY,
-        disk="2; 4 in memory",
-        before_again=make_room,
-        again_says=WROTE,
-        again="with room: writes 4",
+        end="disk full, and SIGTERM during the wait for room", do=("saved-2=fill:disk",), act=signal_the_wait,
+        patched=LONG, code=93, says=ONLY_IN_MEMORY, disk="2; 4 in memory", before_again=make_room,
+        again_says=WROTE, again="with room: writes 4",
     ),
     "memory-lost": End(
-        end="disk full, then the machine restarts",
-        do=("saved-2=fill:disk",),
-        code=93,
-        says=ONLY_IN_MEMORY,
-        disk="2; 4 in memory",
-        before_again=lose_memory,
-        again="with room: says that it is gone, trains again from step 2",
-        again_says=CONTINUED,
+        end="disk full, then the machine restarts", do=("saved-2=fill:disk",), code=93, says=ONLY_IN_MEMORY,
+        disk="2; 4 in memory", before_again=lose_memory,
+        again="with room: says that it is gone, trains again from step 2", again_says=CONTINUED,
     ),
     "full-nothing-scheduled": End(
-        end='disk full, `save_strategy="no"`',
-        arguments=NO_SAVES,
-        do=("step-3=fill:disk",),
-        code=93,
-        says=ONLY_IN_MEMORY,
-        disk="nothing; snapshot in memory",
-        before_again=make_room,
-        again_says=WROTE,
-        again="with room: writes the snapshot",
-        again_disk="snapshot",
+        end='disk full, `save_strategy="no"`', arguments=NO_SAVES, do=("step-3=fill:disk",), code=93,
+        says=ONLY_IN_MEMORY, disk="nothing; snapshot in memory", before_again=make_room, again_says=WROTE,
+        again="with room: writes the snapshot", again_disk="snapshot",
     ),
     "full-own-save": End(
-        end="disk full in the script's own `save_model`",
-        do=("end=fill:disk", "end=save:disk/out/final"),
-        code=93,
-        says="No space left on device … Gave up: the script could not start for",
-        disk="2, 4",
-        before_again=make_room,
-        again="with room: runs the rest of the script",
-        again_says="Finished at step 4 of 4, … The model is in …/out/final.",
-        again_disk="2, 4, final",
+        end="disk full in the script's own `save_model`", do=("end=fill:disk", "end=save:disk/out/final"),
+        code=93, says="No space left on device … Gave up: the script could not start for", disk="2, 4",
+        before_again=make_room, again="with room: runs the rest of the script",
+        again_says="Finished at step 4 of 4, … The model is in …/out/final.", again_disk="2, 4, final",
     ),
     "full-without-memory": End(
         end="disk full in the last save, no snapshots (`--snapshot-dir off`)",
-        options=("--snapshot-dir", "off"),
-        do=("step-4=fill:disk",),
-        code=93,
-        says="No space left on device … Gave up: the same failure occurred again",
-        disk="2",
-        before_again=make_room,
-        again="with room: continues from step 2",
-        again_says=CONTINUED,
+        options=("--snapshot-dir", "off"), do=("step-4=fill:disk",), code=93,
+        says="No space left on device … Gave up: the same failure occurred again", disk="2",
+        before_again=make_room, again="with room: continues from step 2", again_says=CONTINUED,
     ),
     "skipped-without-memory": End(
-        end="disk full in one save, no snapshots",
-        options=("--snapshot-dir", "off"),
-        do=("step-2=fill:disk", "step-3=room:disk"),
-        arguments=("--save-steps", "1"),
-        code=93,
+        end="disk full in one save, no snapshots", options=("--snapshot-dir", "off"),
+        do=("step-2=fill:disk", "step-3=room:disk"), arguments=("--save-steps", "1"), code=93,
         says=(
             "ran to its end at step 4, but …/out/checkpoint-2, which the script scheduled, is not on disk: …"
             " Last checkpoint: …/out/checkpoint-4."
         ),
-        disk="1, 3, 4",
-        again="nothing is left to write",
-        again_code=93,
-        again_says="is not on disk",
+        disk="1, 3, 4", again="nothing is left to write", again_code=93, again_says="is not on disk",
         again_disk="1, 3, 4",
     ),
     "memory-full": End(
-        end="/dev/shm full",
-        options=("--snapshot-dir", "memory"),
-        code=0,
-        says="no memory for a snapshot … Finished …. Last checkpoint: …/out/checkpoint-4.",
-        disk="2, 4",
+        end="/dev/shm full", options=("--snapshot-dir", "memory"), code=0,
+        says="no memory for a snapshot … Finished …. Last checkpoint: …/out/checkpoint-4.", disk="2, 4",
     ),
     "quota": End(
-        end="quota used up",
-        do=("saved-2=quota:disk",),
-        code=93,
-        says="only in memory … Disk quota exceeded … writes what is in memory",
-        disk="2; 4 in memory",
-        before_again=raise_quota,
-        again_says=WROTE,
-        again="with quota: writes 4",
+        end="quota used up", do=("saved-2=quota:disk",), code=93,
+        says="only in memory … Disk quota exceeded … writes what is in memory", disk="2; 4 in memory",
+        before_again=raise_quota, again_says=WROTE, again="with quota: writes 4",
     ),
     "read-only": End(
-        end="the disk becomes read-only",
-        do=("saved-2=read-only:disk",),
-        code=93,
-        says="only in memory … Read-only file system … writes what is in memory",
-        disk="2; 4 in memory",
-        before_again=make_writable,
-        again_says=WROTE,
-        again="writable again: writes 4",
+        end="the disk becomes read-only", do=("saved-2=read-only:disk",), code=93,
+        says="only in memory … Read-only file system … writes what is in memory", disk="2; 4 in memory",
+        before_again=make_writable, again_says=WROTE, again="writable again: writes 4",
     ),
     "stopped": End(
-        end="SIGTERM between two saves",
-        act=stop,
-        arguments=LONGER,
-        code=75,
-        says="Stopped at step … Run the same command to resume.",
-        disk="snapshot",
-        again="continues",
-        again_says=CONTINUED_TO_8,
-        again_disk="6, 8",
+        end="SIGTERM between two saves", act=stop, arguments=LONGER, code=75,
+        says="Stopped at step … Run the same command to resume.", disk="snapshot", again="continues",
+        again_says=CONTINUED_TO_8, again_disk="6, 8",
     ),
     "stopped-on-a-full-disk": End(
-        end="the same while the disk is full",
-        do=("step-1=fill:disk",),
-        act=stop,
-        arguments=LONGER,
-        code=75,
+        end="the same while the disk is full", do=("step-1=fill:disk",), act=stop, arguments=LONGER, code=75,
         says="Stopped at step … only in memory … On this machine, the same command continues from it.",
-        disk="nothing; snapshot in memory",
-        before_again=make_room,
-        again="with room: continues from memory",
-        again_says=CONTINUED_TO_8,
-        again_disk="6, 8",
+        disk="nothing; snapshot in memory", before_again=make_room, again="with room: continues from memory",
+        again_says=CONTINUED_TO_8, again_disk="6, 8",
     ),
     "killed": End(
-        end="all processes killed between two saves",
-        options=("--snapshot-every", "1"),
-        act=kill_everything,
-        arguments=LONGER,
-        code=None,
-        says="",
-        disk="nothing; snapshot in memory",
-        again="continues from memory",
-        again_says=CONTINUED_TO_8,
-        again_disk="6, 8",
+        end="all processes killed between two saves", options=("--snapshot-every", "1"), act=kill_everything,
+        arguments=LONGER, code=None, says="", disk="nothing; snapshot in memory",
+        again="continues from memory", again_says=CONTINUED_TO_8, again_disk="6, 8",
     ),
     "gave-up": End(
-        end="the script raises the same exception again",
-        do=("saved-2=raise",),
-        code=93,
-        says="a mistake of the script … Gave up:",
-        disk="2",
-        before_again=correct,
-        again="corrected: continues",
-        again_says=CONTINUED,
+        end="the script raises the same exception again", do=("saved-2=raise",), code=93,
+        says="a mistake of the script … Gave up:", disk="2", before_again=correct,
+        again="corrected: continues", again_says=CONTINUED,
     ),
     "out-of-memory": End(
-        end="out of GPU memory, whatever is changed",
-        do=("saved-2=oom",),
-        code=93,
-        says="out of memory",
-        disk="2",
-        before_again=correct,
-        again="corrected: continues",
-        again_says=CONTINUED,
+        end="out of GPU memory, whatever is changed", do=("saved-2=oom",), code=93, says="out of memory",
+        disk="2", before_again=correct, again="corrected: continues", again_says=CONTINUED,
     ),
     "usage": End(
-        end="an option that does not exist",
-        options=("--no-such-option",),
-        code=2,
-        says="no option --no-such-option",
-        disk="nothing",
-        again="the same",
-        again_code=2,
-        again_says="no option --no-such-option",
-        again_disk="nothing",
+        end="an option that does not exist", options=("--no-such-option",), code=2,
+        says="no option --no-such-option", disk="nothing", again="the same", again_code=2,
+        again_says="no option --no-such-option", again_disk="nothing",
     ),
-}
+}  # fmt: skip
 DEFAULT = ("full-before-the-first-save", "room-in-time", "skipped-without-memory")
 """The rows that `make test` runs."""
 CASES = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.full, id=name) for name in ENDS]
@@ -411,7 +287,7 @@ def memory(tmp_path: Path, disk: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_end_and_the_same_command_are_as_the_table_says(
-    name: str, disk: Path, runs: Callable[..., Run], tmp_path: Path, request: pytest.FixtureRequest
+    name: str, disk: Path, runs: Runs, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Code, last line and disk, twice."""
     row = ENDS[name]
@@ -422,21 +298,20 @@ def test_the_end_and_the_same_command_are_as_the_table_says(
         environment |= quota.environment(tmp_path / "quota.so", tmp_path / "disk")
     run = runs(
         *row.options, "--nproc-per-node", "1", str(SCRIPTS / "ends.py"), "--output-dir", "disk/out",
-        "--max-steps",
-        "4", "--save-steps", "2", *row.arguments, *(f"--do={one}" for one in row.do),
+        "--max-steps", "4", "--save-steps", "2", *row.arguments, *(f"--do={one}" for one in row.do),
         program=PATCHED, environment=environment, cold=True if name == "quota" else None,
     ).start()  # fmt: skip
     if row.act is not None:
         row.act(run)
     if row.code is not None:
-        assert run.wait() == row.code, run.tail()
+        run.ended(row.code)
     assert contains(run.printed(), row.says), run.tail()
     assert on_disk(run) == row.disk, run.tail()
     row.before_again(run)
     before = len(run.printed())
     if "another variable" in row.again:
         run.environment["SEED"] = "5"
-    assert run.start().wait() == row.again_code, run.tail()
+    run.start().ended(row.again_code)
     assert contains(run.printed()[before:], row.again_says), run.tail()
     assert on_disk(run).removesuffix(", snapshot") == row.again_disk, run.tail()
 

@@ -9,13 +9,12 @@ trainer, parallelism mode and the geometry of rollouts and optimizer steps. A fe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
 import pytest
 from support.equality import MODES, Cell, differences, reference, row, supervised, warm_reference
-from support.runs import Run
+from support.runs import Runs
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +73,7 @@ VARIANTS = [
 ]  # fmt: skip
 
 
-def check(cell: Cell, tmp_path: Path, runs: Callable[..., Run], expected: Path, *, undisturbed: bool) -> str:
+def check(cell: Cell, tmp_path: Path, runs: Runs, expected: Path, *, undisturbed: bool) -> str:
     """Compare the runs of one cell with the reference in `expected` and return its table row."""
     began = time.monotonic()
     different = differences(cell, supervised(cell, tmp_path, runs, kills=True), expected)
@@ -87,9 +86,7 @@ def check(cell: Cell, tmp_path: Path, runs: Callable[..., Run], expected: Path, 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("cell", DIAGNOSTIC, ids=str)
-def test_run_killed_at_every_step_equals_the_undisturbed_run(
-    cell: Cell, tmp_path: Path, runs: Callable[..., Run]
-) -> None:
+def test_run_killed_at_every_step_equals_the_undisturbed_run(cell: Cell, tmp_path: Path, runs: Runs) -> None:
     """The cells cover the rollout in use, the second epoch, pending logs and the reference model."""
     check(cell, tmp_path, runs, warm_reference(cell, tmp_path), undisturbed=False)
 
@@ -97,9 +94,7 @@ def test_run_killed_at_every_step_equals_the_undisturbed_run(
 @pytest.mark.full
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("cell", [*MATRIX, *VARIANTS], ids=str)
-def test_the_matrix(
-    cell: Cell, tmp_path: Path, runs: Callable[..., Run], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_matrix(cell: Cell, tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     """Every trainer, mode and geometry; once per mode, the undisturbed supervised run as well."""
     first = (cell.steps_per_generation, cell.num_iterations, cell.accumulation) == (1, 1, 1)
     found = check(cell, tmp_path, runs, reference(cell, tmp_path), undisturbed=first)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import SCRIPTS, Run
+from support.runs import SCRIPTS, Runs
 
 FAILED_STARTS = 4
 HUB = f"""
@@ -23,15 +22,13 @@ odd_starts.main()
 
 
 @pytest.mark.full
-def test_a_hub_that_is_away_after_a_kill_is_waited_for(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_hub_that_is_away_after_a_kill_is_waited_for(runs: Runs, tmp_path: Path) -> None:
     """More failed starts than the restart budget has failures. The run then continues where it was."""
     (tmp_path / "hub.py").write_text(HUB)
     run = runs(
-        "--nproc-per-node", "1", "hub.py", "--output-dir", "out",
-        "--max-steps", "4", "--save-steps", "2", "--sft-steps", "1",
-        "--save-inside-rollouts", "--kill-at-step", "3",
-    ).start()  # fmt: skip
-    assert run.wait(150) == 0, run.tail()
+        "--nproc-per-node", "1", "hub.py", "--output-dir", "out", "--max-steps", "4", "--save-steps", "2",
+        "--sft-steps", "1", "--save-inside-rollouts", "--kill-at-step", "3",
+    ).start().ended()  # fmt: skip
     recoveries = run.status()["recoveries"]
     assert len(recoveries) == 1 + FAILED_STARTS, run.tail()
     assert "which is tried for 10 min" in run.printed()

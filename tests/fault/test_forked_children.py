@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from support.runs import SCRIPTS, Run
+from support.runs import SCRIPTS, Runs
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.watchdog.observation import RankState
@@ -15,7 +14,7 @@ from grpo_run.watchdog.observation import RankState
 CHILDREN = 12
 
 
-def test_children_of_a_rank_never_speak_for_it(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_children_of_a_rank_never_speak_for_it(runs: Runs, tmp_path: Path) -> None:
     """However they end: the rank is neither done nor failed, and its own failure is the one that is
     reported.
     """
@@ -24,7 +23,6 @@ def test_children_of_a_rank_never_speak_for_it(runs: Callable[..., Run], tmp_pat
     deadline = time.monotonic() + 120.0
     while not children.exists() or len(children.read_text().splitlines()) < CHILDREN:
         assert time.monotonic() < deadline, run.tail()
-        assert run.process is not None
         assert run.process.poll() is None, run.tail()
         time.sleep(0.05)
     time.sleep(0.5)  # the last one is about to exit
@@ -36,9 +34,8 @@ def test_children_of_a_rank_never_speak_for_it(runs: Callable[..., Run], tmp_pat
     # those that end as a script does run the exit handlers that they inherited, as in Python
     assert len((tmp_path / "handlers").read_text().splitlines()) >= 7
     (tmp_path / "go").touch()
-    assert run.wait() == 93, run.tail()
-    (event,) = run.events("incident")
-    verdict = json.loads((Path(event["incident"]) / "verdict.json").read_text())
+    run.ended(93)
+    (verdict,) = run.verdicts()
     assert verdict["culprits"] == [0]
     assert "the rank failed" in verdict["sentence"]
     assert "the child failed" not in json.dumps(verdict)

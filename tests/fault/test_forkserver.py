@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Run, Runs, digest
 from support.trainer_and_loop import TRAINER
 
 from grpo_run.watchdog.processes import read_stat
 
 ARGUMENTS = (
     "--nproc-per-node", "2", str(SCRIPTS / TRAINER), "--output-dir", "ours", "--max-steps", "16",
-    "--save-steps", "8",
-    "--step-seconds", "0.05",
+    "--save-steps", "8", "--step-seconds", "0.05",
 )  # fmt: skip
 
 
 @pytest.fixture
-def run(runs: Callable[..., Run]) -> Run:
+def run(runs: Runs) -> Run:
     """A run of two ranks, not started."""
     return runs(*ARGUMENTS)
 
@@ -31,7 +29,6 @@ def signal_server(run: Run, number: int) -> None:
     """Send a signal to the parent of the ranks."""
     stat = read_stat(run.pid(0))
     assert stat is not None
-    assert run.process is not None
     assert stat.parent != run.process.pid
     os.kill(stat.parent, number)
 
@@ -41,7 +38,7 @@ def test_a_stopped_forkserver_does_not_keep_a_run_from_ending(run: Run, tmp_path
     with run.held(after=6):
         run.start().until_step(6)
         signal_server(run, signal.SIGSTOP)
-    assert run.wait() == 0, run.tail()
+    run.ended()
     assert digest(tmp_path / "ours") == undisturbed(TRAINER, 16)
     assert not run.events("incident")
 
@@ -52,8 +49,8 @@ def test_a_forkserver_that_dies_costs_one_attempt(run: Run, tmp_path: Path, numb
     with run.held(after=6):
         run.start().until_step(6)
         signal_server(run, number)
-        run.until(lambda events: len([e for e in events if e["event"] == "attempt_started"]) == 2)
-    assert run.wait() == 0, run.tail()
+        run.until_event("attempt_started", count=2)
+    run.ended()
     assert digest(tmp_path / "ours") == undisturbed(TRAINER, 16)
     (event,) = run.events("incident")
     assert event["cause"] == "signal", event

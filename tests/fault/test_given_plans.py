@@ -4,40 +4,27 @@ script's own settings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.memory_plans import ROUNDING, Shortage, reference
-from support.runs import CONFIGS, Run, digest
+from support.memory_plans import ROUNDING, Shortage, reference, short_of_memory
+from support.runs import Runs, digest
 from support.weights import relative_difference
 
 pytestmark = pytest.mark.full
-ROOT = CONFIGS.parent.parent
 
 
-def start(case: Shortage, runs: Callable[..., Run], output: Path, *options: str, name: str = "run") -> Run:
-    """Start the case in its parallelism mode, with further options."""
-    injections = [word for text in case.inject for word in ("--inject", text)]
-    fsdp = case.mode == "fsdp2"  # on CPU through the scripts' shim, which the launcher cannot detect
-    return runs(
-        *case.options, *(("--allow-untested",) if fsdp else ()), *injections, *options, *case.command,
-        "--output-dir", str(output), name=name, cwd=ROOT,
-        environment={"TEST_FSDP_ON_CPU": "1"} if fsdp else None,
-    ).start()  # fmt: skip
-
-
-def test_a_launch_with_another_plan_goes_on_in_the_middle_of_a_rollout(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_launch_with_another_plan_goes_on_in_the_middle_of_a_rollout(runs: Runs, tmp_path: Path) -> None:
     """From the checkpoint that the first launch has left on disk, with a quarter of its micro-batch."""
     case = Shortage(name="relaunched", inject=("kill@rank0:step4",), plans=())
     expected = reference(case, tmp_path, runs)
-    run = start(case, runs, tmp_path / "out", "--max-restarts", "0")
-    assert run.wait(240) == 93, run.tail()
-    again = start(case, runs, tmp_path / "out", "--memory-plan", "micro-batch=4,checkpointing")
-    assert again.wait(240) == 0, again.tail()
+    run = short_of_memory(case, runs, tmp_path / "out", "--max-restarts", "0").start()
+    run.ended(93)
+    again = short_of_memory(
+        case, runs, tmp_path / "out", "--memory-plan", "micro-batch=4,checkpointing"
+    ).start()
+    again.ended()
     assert [event["step"] for event in again.events("resume_chosen")] == [0, 3]
     (applied,) = again.events("memory_plan_applied")
     assert (applied["per_device_train_batch_size"], applied["gradient_accumulation_steps"]) == (2, 4)
@@ -58,15 +45,15 @@ def test_a_launch_with_another_plan_goes_on_in_the_middle_of_a_rollout(
     ],
 )
 def test_a_plan_from_the_start_changes_no_weights_also_if_a_rank_is_killed(
-    plan: str, mode: str, script: str, exact: bool, runs: Callable[..., Run], tmp_path: Path
+    plan: str, mode: str, script: str, exact: bool, runs: Runs, tmp_path: Path
 ) -> None:
     """Sharded parameters are gathered on all ranks, so they must make as many calls of generation."""
     case = Shortage(name=plan, inject=("kill@rank1:step2",), plans=(), script=script, mode=mode)
     expected = tmp_path / "expected"
-    undisturbed = start(replace(case, inject=()), runs, expected, name="reference-run")
-    assert undisturbed.wait(240) == 0, undisturbed.tail()
-    run = start(case, runs, tmp_path / "out", "--memory-plan", plan)
-    assert run.wait(240) == 0, run.tail()
+    undisturbed = short_of_memory(replace(case, inject=()), runs, expected, name="reference-run").start()
+    undisturbed.ended()
+    run = short_of_memory(case, runs, tmp_path / "out", "--memory-plan", plan).start()
+    run.ended()
     assert [event["cause"] for event in run.events("incident")] == ["signal"], run.tail()
     if exact:
         assert digest(tmp_path / "out") == digest(expected)

@@ -3,19 +3,18 @@ defaults.
 
 Each run must end with 0, without an incident or a warning, and mostly with the weights of an undisturbed run.
 A short run is in `make test`; the rest is a campaign of 200 runs, whose results are appended to
-`build/oddities.jsonl`. `python -m support.oddities` prints them as a table. Run it with two workers at most.
+`build/oddities.jsonl`. Run it with two workers at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.oddities import check, unsupported
 from support.oddity_scenarios import LONG, QUICK, Scenario, generated, others, pauses
 from support.result_rows import append
-from support.runs import Run
+from support.runs import Runs
 
 RESULTS = Path(__file__).parents[2] / "build" / "oddities.jsonl"
 RUNS = 200
@@ -23,7 +22,7 @@ NAMED = [*pauses(), *others(), *LONG]
 CAMPAIGN = [*NAMED, *(generated(number) for number in range(RUNS - len(NAMED)))]
 
 
-def prove(scenario: Scenario, runs: Callable[..., Run], tmp_path: Path) -> None:
+def prove(scenario: Scenario, runs: Runs, tmp_path: Path) -> None:
     """Run a scenario, keep its result, and fail if anything is wrong with it."""
     if reason := unsupported(scenario):
         pytest.skip(reason)
@@ -36,7 +35,7 @@ def prove(scenario: Scenario, runs: Callable[..., Run], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "scenario", [QUICK[0], *(pytest.param(one, marks=pytest.mark.full) for one in QUICK[1:])], ids=str
 )
-def test_healthy_run_is_left_alone(scenario: Scenario, runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_healthy_run_is_left_alone(scenario: Scenario, runs: Runs, tmp_path: Path) -> None:
     """Waits that end from outside, and communication in which threads and non-members take part."""
     prove(scenario, runs, tmp_path)
 
@@ -44,6 +43,6 @@ def test_healthy_run_is_left_alone(scenario: Scenario, runs: Callable[..., Run],
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scenario", CAMPAIGN, ids=str)
-def test_the_campaign_of_oddities(scenario: Scenario, runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_the_campaign_of_oddities(scenario: Scenario, runs: Runs, tmp_path: Path) -> None:
     """Pauses of 5, 12, 30 and 50 s at every place, groups, conditions, and combinations drawn at random."""
     prove(scenario, runs, tmp_path)

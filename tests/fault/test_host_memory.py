@@ -4,17 +4,16 @@ it does.
 
 from __future__ import annotations
 
-import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import memory_cgroups
 from support.memory_cgroups import MemoryCgroup, memory_cgroup
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Run, Runs, digest
 
 from grpo_run.runtime.memory.host_last_sample import read_last_sample
 
@@ -40,7 +39,7 @@ def await_end_noted(run: Run) -> None:
 
 
 def test_a_rank_that_the_kernel_kills_is_named_and_the_run_resumes(
-    group: MemoryCgroup, runs: Callable[..., Run], tmp_path: Path
+    group: MemoryCgroup, runs: Runs, tmp_path: Path
 ) -> None:
     """`host_oom` with limit and use, the supervisor alive, and the weights of the undisturbed run."""
     run = runs(
@@ -48,15 +47,14 @@ def test_a_rank_that_the_kernel_kills_is_named_and_the_run_resumes(
         "--max-steps", "12", "--save-steps", "4", "--all-at", "6", program=group.program,
     ).start()  # fmt: skip
     try:
-        assert run.wait() == 0, run.tail()
+        run.ended()
     finally:
         run.close()
     assert digest(tmp_path / "out") == undisturbed("sft.py", 12)
     (recovery,) = run.status()["recoveries"]
     assert (recovery["cause"], recovery["rank"], recovery["action"]) == ("host_oom", 1, "restart")
     assert group.kills() == 1
-    (incident,) = (run.directory / "incidents").iterdir()
-    sentence = json.loads((incident / "verdict.json").read_text())["sentence"]
+    sentence = run.verdicts()[0]["sentence"]
     assert f"The memory cgroup {group.folder} had " in sentence
     assert " of 1.2 GiB in use " in sentence
     assert "rose from 0 to 1" in sentence
@@ -65,7 +63,7 @@ def test_a_rank_that_the_kernel_kills_is_named_and_the_run_resumes(
 
 @pytest.mark.full
 def test_a_slow_leak_is_restarted_before_the_kernel_kills(
-    group: MemoryCgroup, runs: Callable[..., Run], tmp_path: Path
+    group: MemoryCgroup, runs: Runs, tmp_path: Path
 ) -> None:
     """No kill, no fault and no repeated step, where the same run without the restart would take more than
     there is.
@@ -76,7 +74,7 @@ def test_a_slow_leak_is_restarted_before_the_kernel_kills(
         "--save-steps", "50", "--leak-mib", "6", "--step-seconds", "0.1", program=group.program,
     ).start()  # fmt: skip
     try:
-        assert run.wait() == 0, run.tail()
+        run.ended()
     finally:
         run.close()
     assert group.kills() == 0
@@ -90,7 +88,7 @@ def test_a_slow_leak_is_restarted_before_the_kernel_kills(
 
 @pytest.mark.full
 def test_a_run_that_uses_nearly_all_memory_steadily_is_left_alone(
-    group: MemoryCgroup, runs: Callable[..., Run], tmp_path: Path
+    group: MemoryCgroup, runs: Runs, tmp_path: Path
 ) -> None:
     """More than 90 % for its own, and the rest page cache of a mapped file that is read in every step: no
     restart, no kill.
@@ -103,7 +101,7 @@ def test_a_run_that_uses_nearly_all_memory_steadily_is_left_alone(
         program=group.program,
     ).start()  # fmt: skip
     try:
-        assert run.wait() == 0, run.tail()
+        run.ended()
     finally:
         run.close()
     assert group.kills() == 0
@@ -115,7 +113,7 @@ def test_a_run_that_uses_nearly_all_memory_steadily_is_left_alone(
 
 @pytest.mark.full
 def test_snapshots_that_nearly_fill_a_small_limit_make_no_restart_loop(
-    group: MemoryCgroup, runs: Callable[..., Run], tmp_path: Path
+    group: MemoryCgroup, runs: Runs, tmp_path: Path
 ) -> None:
     """At 88 % of the limit, mostly snapshots, the run goes on; after a fault it resumes, and goes on
     again.
@@ -131,7 +129,7 @@ def test_snapshots_that_nearly_fill_a_small_limit_make_no_restart_loop(
         group.set_limit(int(group.working_set_bytes() / 0.88))
         run.until_step(25)
         run.kill(1)
-        assert run.wait() == 0, run.tail()
+        run.ended()
     finally:
         run.close()
     assert group.kills() == 0
@@ -140,7 +138,7 @@ def test_snapshots_that_nearly_fill_a_small_limit_make_no_restart_loop(
 
 
 def test_a_supervisor_that_the_kernel_kills_is_named_so_by_the_next_launch(
-    group: MemoryCgroup, runs: Callable[..., Run], tmp_path: Path
+    group: MemoryCgroup, runs: Runs, tmp_path: Path
 ) -> None:
     """The kernel prefers it here. The run goes on to the weights of the undisturbed one."""
     run = runs(
@@ -150,12 +148,11 @@ def test_a_supervisor_that_the_kernel_kills_is_named_so_by_the_next_launch(
     ).start()  # fmt: skip
     try:
         run.until_step(2)
-        assert run.process is not None
         Path(f"/proc/{run.process.pid}/oom_score_adj").write_text("1000")
         assert run.process.wait(60) == -signal.SIGKILL
         await_end_noted(run)
         run.start()
-        assert run.wait() == 0, run.tail()
+        run.ended()
     finally:
         run.close()
     (event,) = run.events("memory_oom_suspected")
@@ -167,7 +164,7 @@ def test_a_supervisor_that_the_kernel_kills_is_named_so_by_the_next_launch(
 
 @pytest.mark.full
 def test_a_supervisor_that_a_user_kills_while_memory_is_short_is_not_blamed_on_the_kernel(
-    group: MemoryCgroup, runs: Callable[..., Run], tmp_path: Path
+    group: MemoryCgroup, runs: Runs, tmp_path: Path
 ) -> None:
     arguments = (
         "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "memory.py"), "--output-dir", "out",
@@ -177,11 +174,10 @@ def test_a_supervisor_that_a_user_kills_while_memory_is_short_is_not_blamed_on_t
     try:
         run.until_step(8)
         assert run.events("memory_short")
-        assert run.process is not None
         run.process.kill()
         run.process.wait(30)
         run.start()
-        assert run.wait() == 0, run.tail()
+        run.ended()
     finally:
         run.close()
     assert run.events("memory_oom_suspected") == []

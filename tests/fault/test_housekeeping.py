@@ -8,12 +8,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Run, Runs, digest
 
 from grpo_run.cli.main import main
 from grpo_run.runtime.checkpoints.search import directories_of_run, find_checkpoints
@@ -53,7 +53,7 @@ def paths(listed: list[dict[str, object]]) -> set[str]:
 
 @pytest.mark.parametrize("killed", [2, pytest.param(20, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
 def test_gc_frees_exactly_what_killed_supervisors_left(
-    killed: int, runs: Callable[..., Run], memory: Path, tmp_path: Path, capsys: Captured
+    killed: int, runs: Runs, memory: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     """The live run is not touched and ends with its weights; so does a killed one, which `resume` continues.
 
@@ -72,7 +72,6 @@ def test_gc_frees_exactly_what_killed_supervisors_left(
         run = launch(f"dead{number}")
         with run.held(after=3):
             run.start().until_step(3)
-            assert run.process is not None
             run.process.kill()
             run.process.wait()
         dead.append(run)
@@ -91,7 +90,7 @@ def test_gc_frees_exactly_what_killed_supervisors_left(
         assert len(areas(memory)) == 1, "the memory of the live run"
         states = {run["run_id"]: run["state"] for run in printed(capsys, "ls")["runs"]}
         assert sorted(states.values()) == ["running", *["unknown"] * (killed - 1)]
-    assert live.wait(600) == 0, live.tail()
+    live.ended(timeout_seconds=600)
     assert digest(tmp_path / "live") == undisturbed("grpo.py", STEPS)
 
     status = dead[1].status()
@@ -100,7 +99,7 @@ def test_gc_frees_exactly_what_killed_supervisors_left(
     assert status["checkpoint"] == {"step": newest.manifest.step, "path": str(newest.path), "verified": True}
     again = runs(name="again")
     again.resume(dead[1].directory)
-    assert again.wait() == 0, again.tail()
+    again.ended()
     chosen = dead[1].events("resume_chosen")[-1]
     assert (chosen["step"], tmp_path / chosen["path"]) == (newest.manifest.step, newest.path), again.tail()
     assert digest(tmp_path / "dead1") == undisturbed("grpo.py", STEPS)

@@ -5,12 +5,11 @@ weights.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.references import plain_ranks
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Runs, digest
 
 NO_PEFT = pytest.mark.skipif(
     importlib.util.find_spec("peft") is None, reason="the package peft is not installed"
@@ -39,12 +38,7 @@ CLEARING = ("odd_starts.py", "--start", "clears", "--sft-steps", "3", "--max-ste
 )
 @pytest.mark.timeout(900)
 def test_a_run_killed_after_steps_equals_the_undisturbed_run(
-    runs: Callable[..., Run],
-    tmp_path: Path,
-    command: tuple[str, ...],
-    kills: list[int],
-    expected: int,
-    ranks: int,
+    runs: Runs, tmp_path: Path, command: tuple[str, ...], kills: list[int], expected: int, ranks: int
 ) -> None:
     """The kills after the last step of a stage are in its save."""
     words = [str(SCRIPTS / command[0]), *command[1:], *SAVES, "--output-dir", "out"]
@@ -54,8 +48,7 @@ def test_a_run_killed_after_steps_equals_the_undisturbed_run(
     run = runs(
         "--nproc-per-node", str(ranks), "--max-restarts", "40", "--snapshot-every", "1", *words,
         "--kill-after-steps", *map(str, kills),
-    ).start()  # fmt: skip
-    assert run.wait(500) == 0, run.tail()
+    ).start().ended(timeout_seconds=500)  # fmt: skip
     assert digest(tmp_path / "out") == digest(plain / "out"), run.tail()
     assert len(list(tmp_path.glob("killed-*"))) >= expected, run.tail()
     assert not any(record["mismatch"] for record in run.events("resume_chosen")), run.tail()

@@ -4,19 +4,16 @@ weight.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.references import plain_ranks, undisturbed
-from support.runs import CONFIGS, SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Runs, digest
 from support.trainer_and_loop import LOOP, TRAINER
 
 from grpo_run.watchdog.learning_rules import LearningGuard
 
 STEPS = ("--max-steps", "12", "--save-steps", "4")
-ROOT = CONFIGS.parent.parent
 COLLAPSE = str(SCRIPTS / "collapse.py")
 
 
@@ -35,11 +32,12 @@ def manifests(output_dir: Path) -> list[int]:
     ],
 )
 def test_a_transient_nan_ends_in_the_weights_of_the_undisturbed_run(
-    command: str, reference: str, runs: Callable[..., Run], tmp_path: Path
+    command: str, reference: str, runs: Runs, tmp_path: Path
 ) -> None:
     """The loss of one rank is NaN once: one exact repetition, and nothing else differs."""
-    run = runs("--nproc-per-node", "2", command, "--output-dir", "out", *STEPS, "--nan-at", "6").start()
-    assert run.wait() == 0, run.tail()
+    run = (
+        runs("--nproc-per-node", "2", command, "--output-dir", "out", *STEPS, "--nan-at", "6").start().ended()
+    )
     assert digest(tmp_path / "out") == undisturbed(reference, 12)
     (recovery,) = run.status()["recoveries"]
     assert (recovery["cause"], recovery["step"]) == ("nonfinite", 6)
@@ -50,18 +48,19 @@ def test_a_transient_nan_ends_in_the_weights_of_the_undisturbed_run(
     assert all(event["step"] < 6 for event in run.events("checkpoint_staged") if event["attempt"] == 0)
     (incident,) = (run.directory / "incidents").iterdir()
     assert incident.name == "0001-nonfinite"
-    assert json.loads((incident / "verdict.json").read_text())["guard"]["step"] == 6
+    assert run.verdicts()[0]["guard"]["step"] == 6
 
 
 @pytest.mark.full
-def test_a_nan_that_comes_back_is_sampled_anew_and_then_ends_the_run(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_nan_that_comes_back_is_sampled_anew_and_then_ends_the_run(runs: Runs, tmp_path: Path) -> None:
     """An exact repetition, one with fresh seeds, then the end; nothing from the onset on is ever saved."""
-    run = runs(
-        "--nproc-per-node", "2", COLLAPSE, "--output-dir", "out", *STEPS, "--nan-at", "6", "--times", "9"
-    ).start()
-    assert run.wait() == 93, run.tail()
+    run = (
+        runs(
+            "--nproc-per-node", "2", COLLAPSE, "--output-dir", "out", *STEPS, "--nan-at", "6", "--times", "9"
+        )
+        .start()
+        .ended(93)
+    )
     assert [event["step"] for event in run.events("guard_tripped")] == [6, 6, 6]
     assert [event["action"] for event in run.events("action")] == [
         "restart_from_earlier_checkpoint", "restart_from_earlier_checkpoint", "stop",
@@ -73,7 +72,7 @@ def test_a_nan_that_comes_back_is_sampled_anew_and_then_ends_the_run(
 
 
 @pytest.mark.full
-def test_fresh_seeds_cure_what_an_exact_repetition_does_not(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_fresh_seeds_cure_what_an_exact_repetition_does_not(runs: Runs, tmp_path: Path) -> None:
     """The run ends; a later kill does not seed it a second time."""
     run = runs(
         "--nproc-per-node", "1", COLLAPSE, "--output-dir", "out", *STEPS, "--nan-at", "6", "--cured-by-seeds",
@@ -81,7 +80,7 @@ def test_fresh_seeds_cure_what_an_exact_repetition_does_not(runs: Callable[..., 
     ).start()  # fmt: skip
     run.until_step(9)
     run.kill(0)
-    assert run.wait() == 0, run.tail()
+    run.ended()
     assert [event["cause"] for event in run.events("incident")] == ["nonfinite", "nonfinite", "signal"]
     assert len(run.events("reseeded")) == 1
 
@@ -95,7 +94,7 @@ def test_fresh_seeds_cure_what_an_exact_repetition_does_not(runs: Callable[..., 
     ],
 )
 def test_a_reward_collapse_is_answered_at_its_onset(
-    response: str, code: int, runs: Callable[..., Run], tmp_path: Path
+    response: str, code: int, runs: Runs, tmp_path: Path
 ) -> None:
     """Within two steps; a rollback resumes from before the onset and sets aside what was saved since."""
     run = runs(
@@ -103,7 +102,7 @@ def test_a_reward_collapse_is_answered_at_its_onset(
         "--output-dir", "out", "--max-steps", "36", "--save-steps", "12" if response == "stop" else "1",
         "--reward-falls-at", "24",
     ).start()  # fmt: skip
-    assert run.wait() == code, run.tail()
+    run.ended(code)
     trips = run.events("guard_tripped")
     assert {trip["guard"] for trip in trips} == {"reward"}
     assert all(trip["onset"] == 24 and trip["step"] <= 26 for trip in trips), trips
@@ -121,18 +120,14 @@ def test_a_reward_collapse_is_answered_at_its_onset(
 
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["zero2", "zero3", "fsdp2"])
-def test_a_transient_nan_in_every_parallel_mode(mode: str, runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_transient_nan_in_every_parallel_mode(mode: str, runs: Runs, tmp_path: Path) -> None:
     """The norm of the gradient is DeepSpeed's or that of shards; one exact repetition all the same."""
     digests = {}
     for name, extra in (("undisturbed", ()), ("nan", ("--nan-at", "6"))):
         run = runs(
-            *(("--allow-untested",) if mode == "fsdp2" else ()),
-            "--accelerate-config", str(CONFIGS / f"{mode}.yaml"), "--nproc-per-node", "2",
-            COLLAPSE, "--output-dir", str(tmp_path / name), *STEPS, *extra, "--marker",
-            str(tmp_path / "nan-once"),
-            name=f"run-{name}", environment={"TEST_FSDP_ON_CPU": "1"} if mode == "fsdp2" else None, cwd=ROOT,
-        ).start()  # fmt: skip
-        assert run.wait(240) == 0, run.tail()
+            "--nproc-per-node", "2", COLLAPSE, "--output-dir", str(tmp_path / name), *STEPS, *extra,
+            "--marker", str(tmp_path / "nan-once"), name=f"run-{name}", mode=mode,
+        ).start().ended()  # fmt: skip
         assert [trip["onset"] for trip in run.events("guard_tripped")] == ([6] if extra else [])
         digests[name] = digest(tmp_path / name)
     assert digests["nan"] == digests["undisturbed"]
@@ -164,30 +159,22 @@ HEALTHY: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("rloo.py", 1, ("--seed", "17", "--settings", '{"beta": 0.05}')),
     ("sft.py", 2, ()),
     ("sft.py", 1, ("--seed", "18", "--learning-rate", "1e-2")),
-)
+)  # fmt: skip
 """Script, ranks, and arguments of runs that learn, or fail to learn, without any of the failures."""
 
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", range(len(HEALTHY)))
-def test_healthy_runs_raise_no_alarm(number: int, runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_healthy_runs_raise_no_alarm(number: int, runs: Runs, tmp_path: Path) -> None:
     """Twenty runs of 150 steps with every guard set to roll back: no alarm, and the weights of plain
     ranks.
     """
     script, ranks, arguments = HEALTHY[number]
     words = [
-        str(SCRIPTS / script),
-        "--output-dir",
-        "out",
-        "--max-steps",
-        "150",
-        "--save-steps",
-        "50",
-        *arguments,
-    ]
-    run = runs("--nproc-per-node", str(ranks), *ALL_ROLL_BACK, *words).start()
-    assert run.wait(400) == 0, run.tail()
+        str(SCRIPTS / script), "--output-dir", "out", "--max-steps", "150", "--save-steps", "50", *arguments,
+    ]  # fmt: skip
+    run = runs("--nproc-per-node", str(ranks), *ALL_ROLL_BACK, *words).start().ended(timeout_seconds=400)
     assert run.events("guard_tripped") == []
     assert run.status()["recoveries"] == []
     (tmp_path / "plain").mkdir()

@@ -10,12 +10,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.freezer import Freezer
-from support.runs import SCRIPTS, Run, alive
+from support.runs import SCRIPTS, Run, Runs, alive
 
 from grpo_run.runtime.processes.termination import KILL_SECONDS, TERM_SECONDS
 
@@ -37,7 +36,6 @@ def until_ready(run: Run, folder: Path) -> None:
     deadline = time.monotonic() + 120.0
     while not (folder / "ready").exists():
         assert time.monotonic() < deadline, run.tail()
-        assert run.process is not None
         assert run.process.poll() is None, run.tail()
         time.sleep(0.05)
     (folder / "ready").unlink()
@@ -64,7 +62,7 @@ def assert_gone(folder: Path, port: int, *, seconds: float = 0.0) -> None:
 
 
 def test_nothing_is_left_before_the_next_attempt_and_after_the_supervisors_death(
-    runs: Callable[..., Run], tmp_path: Path
+    runs: Runs, tmp_path: Path
 ) -> None:
     """A rank is killed, then the supervisor; the same command finishes.
 
@@ -86,13 +84,12 @@ def test_nothing_is_left_before_the_next_attempt_and_after_the_supervisors_death
         assert sum(one["killed"] for one in event["processes"]) >= 1
         (said,) = [line for line in run.output.read_text().splitlines() if "had started" in line]
         assert f"{first[1]} (sleep 600)" in said
-        assert run.process is not None
         time.sleep(SEEN_SECONDS)
         run.process.kill()
         run.process.wait()
         assert_gone(tmp_path, port, seconds=GONE_SECONDS)
         run.cold = None
-        assert run.start().wait() == 0, run.tail()
+        run.start().ended()
         assert_gone(tmp_path, port)
         assert [event["by"] for event in run.events("processes_ended")] == ["supervisor", "guardian"]
         assert own.poll() is None
@@ -109,15 +106,22 @@ subprocess.Popen(["sh", "-c", "exec -a kept-server sleep 600 & echo $! > kept; e
 
 
 @pytest.mark.full
-def test_a_helper_that_works_is_waited_for_and_a_kept_one_is_left(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_helper_that_works_is_waited_for_and_a_kept_one_is_left(runs: Runs, tmp_path: Path) -> None:
     """The rest is ended once it is idle. The run has finished."""
     (tmp_path / "train.py").write_text(HELPER)
-    run = runs(
-        "--deadline-exit", "2", "--keep", "kept-server *", "--nproc-per-node", "1", str(tmp_path / "train.py")
-    ).start()
-    assert run.wait() == 0, run.tail()
+    run = (
+        runs(
+            "--deadline-exit",
+            "2",
+            "--keep",
+            "kept-server *",
+            "--nproc-per-node",
+            "1",
+            str(tmp_path / "train.py"),
+        )
+        .start()
+        .ended()
+    )
     kept = int((tmp_path / "kept").read_text())
     try:
         assert (tmp_path / "uploaded").exists()
@@ -131,16 +135,15 @@ def test_a_helper_that_works_is_waited_for_and_a_kept_one_is_left(
 
 
 @pytest.mark.full
-def test_a_signal_ends_the_wait_for_helpers(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_signal_ends_the_wait_for_helpers(runs: Runs, tmp_path: Path) -> None:
     """The run has finished nevertheless."""
     (tmp_path / "train.py").write_text("import subprocess\nsubprocess.Popen(['sleep', '600'])\n")
     run = runs("--nproc-per-node", "1", str(tmp_path / "train.py")).start()
-    run.until(lambda events: any(event["event"] == "run_ended" for event in events))
+    run.until_event("run_ended")
     time.sleep(0.2)
-    assert run.process is not None
     assert run.process.poll() is None
-    run.process.send_signal(signal.SIGTERM)
-    assert run.wait(20) == 0, run.tail()
+    run.send_signal(signal.SIGTERM)
+    run.ended(timeout_seconds=20)
     assert run.status()["state"] == "finished"
     (event,) = run.events("processes_ended")
     assert alive([one["pid"] for one in event["processes"]]) == []
@@ -158,7 +161,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] != "2":
 
 @pytest.mark.full
 def test_a_helper_that_survives_sigkill_is_waited_for_once(
-    frozen: Freezer, runs: Callable[..., Run], tmp_path: Path
+    frozen: Freezer, runs: Runs, tmp_path: Path
 ) -> None:
     """It is reported at the end of its attempt. Neither the next attempt nor the end of the run waits for it
     again.
@@ -169,9 +172,9 @@ def test_a_helper_that_survives_sigkill_is_waited_for_once(
     helper = int((tmp_path / "helper").read_text())
     frozen.freeze(helper)
     run.kill(0)
-    run.until(lambda events: sum(event["event"] == "rank_started" for event in events) == 2)
+    run.until_event("rank_started", count=2)
     run.kill(0)
-    assert run.wait(TERM_SECONDS + KILL_SECONDS) == 0, run.tail()
+    run.ended(timeout_seconds=TERM_SECONDS + KILL_SECONDS)
     (event,) = run.events("processes_ended")
     assert [(one["pid"], one["killed"], one["remains"]) for one in event["processes"]] == [
         (helper, True, True)
@@ -185,7 +188,7 @@ KINDS = ("child", "session", "daemon", "server", "workers")
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", range(50))
-def test_fifty_faults_leave_nothing(number: int, runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_fifty_faults_leave_nothing(number: int, runs: Runs, tmp_path: Path) -> None:
     """Kinds of processes, preloaded or fresh, drawn at random; ranks and supervisors are killed in turn."""
     drawn = random.Random(number)
     kinds = drawn.sample(KINDS, drawn.randint(1, len(KINDS)))
@@ -200,7 +203,6 @@ def test_fifty_faults_leave_nothing(number: int, runs: Callable[..., Run], tmp_p
         if kill == "rank":
             run.kill(0, drawn.choice((signal.SIGKILL, signal.SIGSEGV)))
         else:
-            assert run.process is not None
             # the guardian has no other proof of a program without an environment than having seen it
             time.sleep(drawn.uniform(SEEN_SECONDS, 3.0) if "session" in kinds else drawn.uniform(0.0, 1.0))
             run.process.kill()
@@ -208,7 +210,7 @@ def test_fifty_faults_leave_nothing(number: int, runs: Callable[..., Run], tmp_p
             assert_gone(tmp_path, port, seconds=GONE_SECONDS)
             run.cold = None  # no supervisor is killed any more
             run.start()
-    assert run.wait() == 0, run.tail()
+    run.ended()
     assert alive(before) == []
     assert_gone(tmp_path, port, seconds=GONE_SECONDS)
     staged = json.loads((run.directory / "run.json").read_text())["snapshot_directory"]

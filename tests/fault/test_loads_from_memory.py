@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.references import plain_ranks
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Runs, digest
 
 STEPS = ("--max-steps", "12", "--save-steps", "4")
 
 
 def test_a_kill_and_a_damaged_slot_during_loading_lose_nothing_that_was_on_disk(
-    runs: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the kill the snapshot is loaded from disk; the damaged one is not used, and the next older one
     is.
@@ -24,8 +23,7 @@ def test_a_kill_and_a_damaged_slot_during_loading_lose_nothing_that_was_on_disk(
     run = runs(
         "--snapshot-every", "1", "--snapshot-dir", str(memory),
         str(SCRIPTS / "odd_loads.py"), "--output-dir", "out", *STEPS,
-    ).start()  # fmt: skip
-    assert run.wait(200) == 0, run.tail()
+    ).start().ended()  # fmt: skip
     (tmp_path / "plain").mkdir()
     plain_ranks(tmp_path / "plain", [str(SCRIPTS / "grpo.py"), "--output-dir", "out", *STEPS], ranks=1)
     assert digest(tmp_path / "out") == digest(tmp_path / "plain" / "out"), run.tail()

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.loops import ON_CPU, kills
 from support.references import plain_ranks, torchrun
-from support.runs import Run
+from support.runs import Run, Runs
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "grpo_loop.py")
 EPOCH = {1: 8, 2: 4, 3: 3}
@@ -30,7 +29,7 @@ def logged(text: str) -> set[tuple[int, str]]:
 
 
 def killed(
-    runs: Callable[..., Run],
+    runs: Runs,
     ranks: int,
     words: tuple[str, ...],
     steps: range,
@@ -42,8 +41,7 @@ def killed(
     options = (*kills(steps, ranks, phases), "--nproc-per-node", str(ranks))
     if phases:
         options = (*options, "--snapshot-every", "1")
-    run = runs(*options, EXAMPLE, *words, environment=ON_CPU).start()
-    assert run.wait(timeout_seconds) == 0, run.tail()
+    run = runs(*options, EXAMPLE, *words, environment=ON_CPU).start().ended(timeout_seconds=timeout_seconds)
     assert len(run.events("fault_injected")) == len(steps), run.tail()
     assert any(event["in_memory"] for event in run.events("resume_chosen")), run.tail()
     return run
@@ -53,12 +51,11 @@ def killed(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("phases", [(), ("vote", "optimizer", "checkpoint", "data")], ids=["body", "phases"])
 @pytest.mark.parametrize(
-    ("ranks", "mode"),
-    [(1, ()), (2, ()), (3, ()), (2, ("--fsdp2",))],
+    ("ranks", "mode"), [(1, ()), (2, ()), (3, ()), (2, ("--fsdp2",))],
     ids=["one rank", "DDP of 2", "DDP of 3", "FSDP2 of 2"],
-)
+)  # fmt: skip
 def test_the_example_killed_at_every_step_equals_torchruns_undisturbed_run(
-    ranks: int, mode: tuple[str, ...], phases: tuple[str, ...], tmp_path: Path, runs: Callable[..., Run]
+    ranks: int, mode: tuple[str, ...], phases: tuple[str, ...], tmp_path: Path, runs: Runs
 ) -> None:
     """Two epochs; DDP with one rank is the plain model. The model is compared by its bytes, the rewards at
     every step.
@@ -74,7 +71,7 @@ def test_the_example_killed_at_every_step_equals_torchruns_undisturbed_run(
     assert model(tmp_path) == model(tmp_path / "torchrun"), run.tail()
 
 
-def test_the_example_with_sharded_state_resumes_from_memory(tmp_path: Path, runs: Callable[..., Run]) -> None:
+def test_the_example_with_sharded_state_resumes_from_memory(tmp_path: Path, runs: Runs) -> None:
     """Each rank of FSDP2 loads its own shards of the snapshot in memory."""
     words = ("--steps", "5", "--log-every", "1", "--fsdp2")
     (tmp_path / "plain").mkdir()

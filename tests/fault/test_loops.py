@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.loops import differences, kills, launched, undisturbed
-from support.runs import BIN, Run
+from support.runs import Runs
 
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 
@@ -31,36 +29,32 @@ CELLS = [
         ("for", "fsdp2", 2, ()),
         ("data", "fsdp2", 2, ()),
     )
-]
+]  # fmt: skip
 
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("form", "mode", "ranks", "workers"), CELLS)
 def test_a_loop_killed_at_every_step_equals_the_undisturbed_one(
-    form: str, mode: str, ranks: int, workers: tuple[str, ...], tmp_path: Path, runs: Callable[..., Run]
+    form: str, mode: str, ranks: int, workers: tuple[str, ...], tmp_path: Path, runs: Runs
 ) -> None:
     """Two epochs and a part of the third: 14 steps of one rank, 6 to 8 of several."""
     steps = 14 if ranks == 1 else 8
     words = ("--form", form, "--mode", mode, "--steps", str(steps), *workers)
     expected = undisturbed(tmp_path, *words, ranks=ranks)
     killed = kills(range(1, steps + 1), ranks)
-    run = launched(runs, tmp_path, *words, ranks=ranks, options=killed).start()
-    assert run.wait(400) == 0, run.tail()
+    run = launched(runs, tmp_path, *words, ranks=ranks, options=killed).start().ended(timeout_seconds=400)
     assert len(run.events("fault_injected")) == steps, run.tail()
     assert any(event["in_memory"] for event in run.events("resume_chosen")), run.tail()
     different = differences(tmp_path / "out", expected)
     assert not different, "\n".join([*different, run.tail()])
 
 
-def test_a_loop_over_data_killed_in_two_epochs_equals_the_undisturbed_one(
-    tmp_path: Path, runs: Callable[..., Run]
-) -> None:
+def test_a_loop_over_data_killed_in_two_epochs_equals_the_undisturbed_one(tmp_path: Path, runs: Runs) -> None:
     """The global generator draws the order, the samples and the dropout."""
     words = ("--form", "data", "--steps", "9")
     expected = undisturbed(tmp_path, *words)
-    run = launched(runs, tmp_path, *words, options=kills((4, 8), 1)).start()
-    assert run.wait(60) == 0, run.tail()
+    run = launched(runs, tmp_path, *words, options=kills((4, 8), 1)).start().ended()
     assert not (different := differences(tmp_path / "out", expected)), "\n".join([*different, run.tail()])
 
 
@@ -74,7 +68,7 @@ def test_a_loop_over_data_killed_in_two_epochs_equals_the_undisturbed_one(
     ],
 )
 def test_a_kill_in_the_next_loop_repeats_no_further_step_of_one_that_was_left_by_break(
-    form: str, mode: str, ranks: int, tmp_path: Path, runs: Callable[..., Run]
+    form: str, mode: str, ranks: int, tmp_path: Path, runs: Runs
 ) -> None:
     """The script counts the steps until its `break` in a variable of its own, which a restart sets to 0
     again.
@@ -82,8 +76,7 @@ def test_a_kill_in_the_next_loop_repeats_no_further_step_of_one_that_was_left_by
     words = ("--form", form, "--mode", mode, "--steps", "20", "--leave-after", "7", "--twice")
     expected = undisturbed(tmp_path, *words, ranks=ranks)
     options = ("--snapshot-every", "3")
-    run = launched(runs, tmp_path, *words, "--kill-behind", ranks=ranks, options=options).start()
-    assert run.wait(120) == 0, run.tail()
+    run = launched(runs, tmp_path, *words, "--kill-behind", ranks=ranks, options=options).start().ended()
     assert len(run.events("incident")) == 1, run.tail()
     assert [event["step"] for event in run.events("train_started") if event["rank"] == 0] == [0, 0, 6, 0]
     assert "loop 1 ends after step 7: the script left it there before the restart" in run.printed()
@@ -93,9 +86,7 @@ def test_a_kill_in_the_next_loop_repeats_no_further_step_of_one_that_was_left_by
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_a_loop_is_stopped_saved_and_survives_its_supervisor(
-    tmp_path: Path, runs: Callable[..., Run]
-) -> None:
+def test_a_loop_is_stopped_saved_and_survives_its_supervisor(tmp_path: Path, runs: Runs) -> None:
     """`save`, `stop`, another number of ranks, a SIGKILL of the supervisor: the loop ends as the undisturbed
     one.
     """
@@ -104,21 +95,19 @@ def test_a_loop_is_stopped_saved_and_survives_its_supervisor(
     slow = (*words, "--step-seconds", "0.3", "--save-every", "4", "--save-total-limit", "1")
     run = launched(runs, tmp_path, *slow, ranks=2).start()
     run.until_step(2)
-    command = [str(BIN / "grpo-run"), "save", str(run.directory), "--wait"]
-    kept = Path(subprocess.check_output(command, text=True, timeout=60).strip())
+    kept = Path(run.command("save", "--wait").strip())
     assert read_manifest(kept).kept
-    subprocess.run([str(BIN / "grpo-run"), "stop", str(run.directory)], check=True, timeout=60)
-    assert run.wait() == 75, run.tail()
+    run.command("stop")
+    run.ended(75)
     stopped_at = run.status()["checkpoint"]["step"]
     other = launched(runs, tmp_path, *slow, ranks=1, options=("--run-dir", str(run.directory))).start()
-    assert other.wait() == 2, other.tail()
+    other.ended(2)
     assert "start 2 ranks" in other.printed()
     run.start()
     run.until_step(stopped_at + 3)
-    assert run.process is not None
     run.process.kill()
     run.process.wait()
-    assert run.start().wait() == 0, run.tail()
+    run.start().ended()
     assert [event["step"] for event in run.events("train_started") if event["rank"] == 0][1] == stopped_at
     assert not (different := differences(tmp_path / "out", expected)), "\n".join([*different, run.tail()])
     assert kept.exists()
@@ -127,7 +116,7 @@ def test_a_loop_is_stopped_saved_and_survives_its_supervisor(
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_injected_faults_happen_in_loops(tmp_path: Path, runs: Callable[..., Run]) -> None:
+def test_injected_faults_happen_in_loops(tmp_path: Path, runs: Runs) -> None:
     """Also those whose phase a loop does not mark, and the rank that leaves the loop alone is named."""
     words = ("--form", "for", "--mode", "ddp", "--steps", "10")
     expected = undisturbed(tmp_path, *words, ranks=2)
@@ -137,8 +126,11 @@ def test_injected_faults_happen_in_loops(tmp_path: Path, runs: Callable[..., Run
         "kill@rank1:step6:phase=checkpoint", "return@rank1:step7", "exit@rank0:step9",
     )  # fmt: skip
     options = [word for fault in faults for word in ("--inject", fault)]
-    run = launched(runs, tmp_path, *words, ranks=2, options=(*options, "--deadline-floor", "5")).start()
-    assert run.wait(250) == 0, run.tail()
+    run = (
+        launched(runs, tmp_path, *words, ranks=2, options=(*options, "--deadline-floor", "5"))
+        .start()
+        .ended(timeout_seconds=250)
+    )
     assert [event["injection"].partition(":phase")[0] for event in run.events("fault_injected")] == [
         fault.partition(":phase")[0] for fault in faults
     ]

@@ -5,13 +5,12 @@ same weights.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.memory_plans import ROUNDING, plans_of
 from support.references import plain_ranks
-from support.runs import CONFIGS, SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Run, Runs, digest
 from support.weights import relative_difference
 
 from grpo_run.watchdog.observation import Phase
@@ -31,17 +30,12 @@ def growing(*words: str) -> list[str]:
 
 
 def launched(
-    runs: Callable[..., Run], output: Path, *options: str, words: tuple[str, ...] = (), name: str = "run"
+    runs: Runs, output: Path, *options: str, words: tuple[str, ...] = (), name: str = "run", mode: str = ""
 ) -> Run:
     """Run it on two ranks under grpo-run."""
-    environment = {"TEST_FSDP_ON_CPU": "1"} if "fsdp2.yaml" in " ".join(options) else None
-    run = runs(
-        "--nproc-per-node", "2", *options, *growing(*words), "--output-dir", str(output), name=name,
-        cwd=CONFIGS.parent.parent, environment=environment,
-    )  # fmt: skip
-    run.start()
-    assert run.wait(240) == 0, run.tail()
-    return run
+    return runs(
+        "--nproc-per-node", "2", *options, *growing(*words), "--output-dir", str(output), name=name, mode=mode
+    ).start().ended()  # fmt: skip
 
 
 def undisturbed(folder: Path, *words: str) -> Path:
@@ -69,7 +63,7 @@ def logged(output: Path) -> list[dict[str, float]]:
 
 
 def test_rollouts_that_outgrow_the_limit_are_trained_in_pieces_also_after_a_kill(
-    runs: Callable[..., Run], tmp_path: Path
+    runs: Runs, tmp_path: Path
 ) -> None:
     """The rank that is killed is in a split step, which is done again in the same pieces."""
     expected = undisturbed(tmp_path)
@@ -99,9 +93,7 @@ CASES: dict[str, tuple[str, ...]] = {
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("step", [5, 6, 7])
-def test_a_kill_in_any_split_step_changes_no_bit(
-    name: str, step: int, runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_kill_in_any_split_step_changes_no_bit(name: str, step: int, runs: Runs, tmp_path: Path) -> None:
     """Of the run with the limit; the run without it differs by the rounding of sums."""
     expected = undisturbed(tmp_path, *CASES[name])
     whole = launched(runs, tmp_path / "out", *LIMIT, words=CASES[name])
@@ -114,9 +106,7 @@ def test_a_kill_in_any_split_step_changes_no_bit(
 
 
 @pytest.mark.full
-def test_switched_off_memory_runs_out_and_the_plan_is_changed(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_switched_off_memory_runs_out_and_the_plan_is_changed(runs: Runs, tmp_path: Path) -> None:
     run = launched(runs, tmp_path / "out", *LIMIT, "--no-memory-forecast")
     assert plans_of(run) == [{"micro_batch_divisor": 2}]
     assert not run.events("micro_batches_split")
@@ -125,13 +115,9 @@ def test_switched_off_memory_runs_out_and_the_plan_is_changed(
 
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["zero2", "zero3", "fsdp2"])
-def test_sharded_models_are_warned_of_and_not_split(
-    mode: str, runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_sharded_models_are_warned_of_and_not_split(mode: str, runs: Runs, tmp_path: Path) -> None:
     """Then memory runs out, and the plan is changed as without a forecast."""
-    untested = ["--allow-untested"] if mode == "fsdp2" else []
-    options = [*LIMIT, *untested, "--accelerate-config", str(CONFIGS / f"{mode}.yaml")]
-    run = launched(runs, tmp_path / "out", *options)
+    run = launched(runs, tmp_path / "out", *LIMIT, mode=mode)
     assert not run.events("micro_batches_split")
     warned = [one["text"] for one in run.events("warning") if "may run out of GPU memory" in one["text"]]
     assert warned
@@ -151,9 +137,7 @@ def test_sharded_models_are_warned_of_and_not_split(
         ("skip@rank1:step4", "collective_mismatch"),
     ],
 )
-def test_ranks_that_wait_for_a_decision_are_found(
-    fault: str, cause: str, runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_ranks_that_wait_for_a_decision_are_found(fault: str, cause: str, runs: Runs, tmp_path: Path) -> None:
     """One rank waits for what another needs, which never says so; the memory suffices here."""
     ample = ["--inject", "oom@rank0:step1:phase=backward:tokens=100000"]
     run = launched(runs, tmp_path / "out", *ample, "--inject", fault, "--deadline-floor", "5")

@@ -5,7 +5,6 @@ weights.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from support.memory_plans import (
     refused_by,
     short_of_memory,
 )
-from support.runs import Run, digest
+from support.runs import Runs, digest
 
 TWO_HALVINGS = Shortage(
     name="two halvings in a rollout",
@@ -34,12 +33,13 @@ PARTS = {"generation_sub_batches": 2}
 
 
 def test_more_than_two_of_eight_rows_never_fit_and_the_run_ends_in_the_same_weights(
-    runs: Callable[..., Run], tmp_path: Path
+    runs: Runs, tmp_path: Path
 ) -> None:
     """In the middle of a rollout, on one rank; and the plan is kept after a kill."""
     expected = reference(TWO_HALVINGS, tmp_path, runs)
-    run = short_of_memory(TWO_HALVINGS, runs, tmp_path / "out", "--inject", "kill@rank0:step4").start()
-    assert run.wait(200) == 0, run.tail()
+    run = (
+        short_of_memory(TWO_HALVINGS, runs, tmp_path / "out", "--inject", "kill@rank0:step4").start().ended()
+    )
     check(TWO_HALVINGS, run, tmp_path / "out", expected, kills=1)
     printed = run.output.read_text(errors="replace")
     assert "per_device_train_batch_size 4 -> 2, gradient_accumulation_steps 2 -> 4; predicted" in printed
@@ -92,8 +92,7 @@ CAMPAIGN = [
     ),
     Shortage(
         name="two iterations over a rollout", inject=("oom@rank1:step3:phase=backward:rows=4",),
-        plans=(HALVED,),
-        words=("--num-iterations", "2"),
+        plans=(HALVED,), words=("--num-iterations", "2"),
     ),
     Shortage(
         name="accumulated over two micro-batches", inject=("oom@rank1:step2:phase=backward:rows=2",),
@@ -130,8 +129,7 @@ CAMPAIGN = [
     ),
     Shortage(
         name="micro-batch of one", inject=("oom@rank1:step2:phase=backward",), plans=(CHECKPOINTED,),
-        batch_size=1,
-        words=("--gradient-accumulation-steps", "2", "--steps-per-generation", "4"), exact=True,
+        batch_size=1, words=("--gradient-accumulation-steps", "2", "--steps-per-generation", "4"), exact=True,
     ),
     Shortage(
         name="micro-batch of an odd size", inject=("oom@rank1:step2:phase=backward",), plans=(CHECKPOINTED,),
@@ -143,12 +141,11 @@ CAMPAIGN = [
 @pytest.mark.full
 @pytest.mark.parametrize("case", CAMPAIGN, ids=str)
 def test_a_rank_that_runs_out_of_memory_changes_no_weights(
-    case: Shortage, runs: Callable[..., Run], tmp_path: Path
+    case: Shortage, runs: Runs, tmp_path: Path
 ) -> None:
     """In every phase, at the first step, in a rollout, as NCCL's error, and more than once."""
     expected = reference(case, tmp_path, runs)
-    run = short_of_memory(case, runs, tmp_path / "out").start()
-    assert run.wait(240) == 0, run.tail()
+    run = short_of_memory(case, runs, tmp_path / "out").start().ended()
     check(case, run, tmp_path / "out", expected)
     if case.script in ("rloo.py", "sft.py") or "--lora" in case.words:
         (event,) = run.events("plan_changed")
@@ -156,21 +153,18 @@ def test_a_rank_that_runs_out_of_memory_changes_no_weights(
 
 
 @pytest.mark.full
-def test_a_supervisor_that_is_killed_after_a_change_keeps_the_plan(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_supervisor_that_is_killed_after_a_change_keeps_the_plan(runs: Runs, tmp_path: Path) -> None:
     """The next launch of the run ends in the same weights as the changed run that nobody killed."""
     undisturbed = short_of_memory(
         TWO_HALVINGS, runs, tmp_path / "undisturbed", name="undisturbed-run"
     ).start()
-    assert undisturbed.wait(240) == 0, undisturbed.tail()
+    undisturbed.ended()
     run = short_of_memory(TWO_HALVINGS, runs, tmp_path / "out").start()
-    run.until(lambda events: len([event for event in events if event["event"] == "plan_changed"]) == 2)
-    assert run.process is not None
-    run.process.send_signal(signal.SIGKILL)
+    run.until_event("plan_changed", count=2)
+    run.send_signal(signal.SIGKILL)
     run.process.wait(20)
     run.start()
-    assert run.wait(240) == 0, run.tail()
+    run.ended()
     assert plans_of(run) == [HALVED, QUARTERED], run.tail()
     assert digest(tmp_path / "out") == digest(tmp_path / "undisturbed")
 
@@ -196,7 +190,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.full
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_refused_split_is_said_and_the_next_change_ends_in_the_same_weights(
-    name: str, runs: Callable[..., Run], tmp_path: Path
+    name: str, runs: Runs, tmp_path: Path
 ) -> None:
     settings, words = REFUSALS[name]
     case = Shortage(
@@ -208,8 +202,7 @@ def test_a_refused_split_is_said_and_the_next_change_ends_in_the_same_weights(
         exact=True,
     )
     expected = reference(case, tmp_path, runs)
-    run = short_of_memory(case, runs, tmp_path / "out").start()
-    assert run.wait(240) == 0, run.tail()
+    run = short_of_memory(case, runs, tmp_path / "out").start().ended()
     check(case, run, tmp_path / "out", expected)
     assert any(words in why for why in refused_by(run))
     assert words in run.printed()
@@ -217,7 +210,7 @@ def test_a_refused_split_is_said_and_the_next_change_ends_in_the_same_weights(
 
 @pytest.mark.full
 def test_a_split_is_refused_for_a_mixture_of_experts_with_an_auxiliary_loss(
-    runs: Callable[..., Run], tmp_path: Path
+    runs: Runs, tmp_path: Path
 ) -> None:
     """The weights are not compared: transformers saves experts under other names, and does not find them when
     it resumes.
@@ -225,37 +218,32 @@ def test_a_split_is_refused_for_a_mixture_of_experts_with_an_auxiliary_loss(
     case = Shortage(
         name="experts", script="experts.py", inject=("oom@rank1:step2:phase=backward",), plans=(CHECKPOINTED,)
     )
-    run = short_of_memory(case, runs, tmp_path / "out").start()
-    assert run.wait(240) == 0, run.tail()
+    run = short_of_memory(case, runs, tmp_path / "out").start().ended()
     assert plans_of(run) == [CHECKPOINTED], run.tail()
     assert any("load of experts" in why for why in refused_by(run))
 
 
 EXHAUSTED = Shortage(
-    name="nothing left",
-    inject=("oom@rank1:step2:phase=backward", "oom@rank0:step3:phase=backward"),
-    plans=(SEGMENTS,),
-    words=("--max-completion-length", "40"),
+    name="nothing left", inject=("oom@rank1:step2:phase=backward", "oom@rank0:step3:phase=backward"),
+    plans=(SEGMENTS,), words=("--max-completion-length", "40"),
     settings={"loss_type": "bnpo", "activation_checkpointing": True},
-)
+)  # fmt: skip
 
 
 @pytest.mark.full
 def test_a_run_with_no_change_left_ends_and_proposes_what_would_change_the_experiment(
-    runs: Callable[..., Run], tmp_path: Path
+    runs: Runs, tmp_path: Path
 ) -> None:
-    run = short_of_memory(EXHAUSTED, runs, tmp_path / "out").start()
-    assert run.wait(240) == 93, run.tail()
+    run = short_of_memory(EXHAUSTED, runs, tmp_path / "out").start().ended(93)
     assert plans_of(run) == [SEGMENTS], run.tail()
     for words in ("bnpo", "gradient checkpointing is on already", "shorter completions", "--allow-degrade"):
         assert words in run.printed()
 
 
 @pytest.mark.full
-def test_a_user_who_allows_it_gets_shorter_completions(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_user_who_allows_it_gets_shorter_completions(runs: Runs, tmp_path: Path) -> None:
     case = replace(EXHAUSTED, plans=(SEGMENTS, SEGMENTS | {"max_completion_length": 20}))
-    run = short_of_memory(case, runs, tmp_path / "out", "--allow-degrade").start()
-    assert run.wait(240) == 0, run.tail()
+    run = short_of_memory(case, runs, tmp_path / "out", "--allow-degrade").start().ended()
     assert plans_of(run) == list(case.plans), run.tail()
     assert "completions are shorter than the script asks for" in run.printed()
 
@@ -270,15 +258,13 @@ def test_a_user_who_allows_it_gets_shorter_completions(runs: Callable[..., Run],
     ids=["dropout", "ragged"],
 )
 def test_an_update_that_is_not_exactly_the_same_is_said(
-    script: str, settings: dict[str, Any], words: str, runs: Callable[..., Run], tmp_path: Path
+    script: str, settings: dict[str, Any], words: str, runs: Runs, tmp_path: Path
 ) -> None:
     case = Shortage(
         name=script, script=script, inject=("oom@rank1:step2:phase=backward",), plans=(HALVED,),
-        settings=settings,
-        words=("--texts", "37") if script == "sft.py" else ("--lora",),
+        settings=settings, words=("--texts", "37") if script == "sft.py" else ("--lora",),
     )  # fmt: skip
-    run = short_of_memory(case, runs, tmp_path / "out").start()
-    assert run.wait(240) == 0, run.tail()
+    run = short_of_memory(case, runs, tmp_path / "out").start().ended()
     (event,) = run.events("plan_changed")
     assert any(words in reason for reason in event["inexact"]), event
     assert event["prediction"] == "traced", event

@@ -73,7 +73,7 @@ def test_two_containers_with_one_shared_memory_do_not_touch_each_other(
     runs = [container(f"container-{seed}", seed, words).start() for seed in (11, 12)]
     killed_at = [kill_in_turn(run, at_step=4) for run in runs]
     for run, step in zip(runs, killed_at, strict=True):
-        assert run.wait() == 0, run.tail()
+        run.ended()
         first, second = resumed_steps(run)
         assert first == 0
         assert second >= step, f"a snapshot of step {step} was in memory:\n{run.tail()}"
@@ -101,7 +101,7 @@ def test_forty_kills_in_turn(
         turn = kill % count
         reached[turn] = kill_in_turn(runs[turn], at_step=reached[turn] + 2)
     for run in runs:
-        assert run.wait(1800) == 0, run.tail()
+        run.ended(timeout_seconds=1800)
     for turn, run in enumerate(runs):
         steps = resumed_steps(run)
         assert len(steps) == 1 + len(range(turn, 40, count))

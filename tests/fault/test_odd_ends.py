@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import SCRIPTS, Run
+from support.runs import SCRIPTS, Runs
 
 SCRIPT = str(SCRIPTS / "odd_ends.py")
 STEPS = ("--max-steps", "4", "--save-steps", "2")
 
 
 @pytest.mark.full
-def test_a_trainer_in_a_callback_is_a_part_of_the_outer_step(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_trainer_in_a_callback_is_a_part_of_the_outer_step(runs: Runs, tmp_path: Path) -> None:
     """The run finishes at its own step. After a kill, the inner calls of the repeated steps are made
     again.
     """
     run = runs(
         "--inject", "kill@rank0:step4", "--snapshot-every", "1", SCRIPT, "--output-dir", "out", *STEPS,
         "--end", "inner"
-    ).start()  # fmt: skip
-    assert run.wait(120) == 0, run.tail()
+    ).start().ended()  # fmt: skip
     assert "Finished at step 4 of 4, 1 fault recovered." in run.printed()
     assert "belongs to the step of the outer call" in run.printed()
     probes = [line.split() for line in (tmp_path / "out" / "probes.txt").read_text().splitlines()]
@@ -34,10 +30,13 @@ def test_a_trainer_in_a_callback_is_a_part_of_the_outer_step(
     assert {event["train_call"] for event in run.events("step_committed")} == {1}
 
 
-def test_a_script_that_leaves_by_os_exit_after_training_is_finished(runs: Callable[..., Run]) -> None:
+def test_a_script_that_leaves_by_os_exit_after_training_is_finished(runs: Runs) -> None:
     """With a warning, because nobody saw its last line."""
-    run = runs("--nproc-per-node", "2", SCRIPT, "--output-dir", "out", *STEPS, "--end", "os-exit").start()
-    assert run.wait(120) == 0, run.tail()
+    run = (
+        runs("--nproc-per-node", "2", SCRIPT, "--output-dir", "out", *STEPS, "--end", "os-exit")
+        .start()
+        .ended()
+    )
     assert "Finished at step 4 of 4, no faults." in run.printed()
     assert (
         "exited with code 0 after its last train() call, without running the script's last line"
@@ -46,19 +45,20 @@ def test_a_script_that_leaves_by_os_exit_after_training_is_finished(runs: Callab
 
 
 @pytest.mark.full
-def test_a_script_that_destroys_its_process_group_and_frees_ddp_ends(runs: Callable[..., Run]) -> None:
+def test_a_script_that_destroys_its_process_group_and_frees_ddp_ends(runs: Runs) -> None:
     """torch's destructor of the group would run while it holds the GIL; the group is kept until the process
     exits.
     """
-    run = runs("--nproc-per-node", "2", SCRIPT, "--output-dir", "out", *STEPS, "--end", "destroyed").start()
-    assert run.wait(120) == 0, run.tail()
+    run = (
+        runs("--nproc-per-node", "2", SCRIPT, "--output-dir", "out", *STEPS, "--end", "destroyed")
+        .start()
+        .ended()
+    )
     assert "Finished at step 4 of 4, no faults." in run.printed()
 
 
 @pytest.mark.full
-def test_a_script_that_skips_what_was_interrupted_has_not_simply_finished(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_script_that_skips_what_was_interrupted_has_not_simply_finished(runs: Runs, tmp_path: Path) -> None:
     """It skips training because its output directory exists. Under --require-resume the run has failed."""
     (tmp_path / "skips.py").write_text(
         f"import os, sys; sys.path.insert(0, {str(SCRIPTS)!r})\n"
@@ -66,7 +66,6 @@ def test_a_script_that_skips_what_was_interrupted_has_not_simply_finished(
     )
     options = ("skips.py", "--output-dir", "out", "--max-steps", "4", "--save-steps", "2", "--sft-steps", "1",
                "--save-inside-rollouts", "--kill-at-step", "3")  # fmt: skip
-    run = runs("--require-resume", *options).start()
-    assert run.wait(120) == 93, run.tail()
+    run = runs("--require-resume", *options).start().ended(93)
     assert "was interrupted at step" in run.printed()
     assert "the script ended without continuing it" in run.events("run_ended")[-1]["sentence"]

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from pathlib import Path
 
 import pytest
 from support.loops import ON_CPU, kills
 from support.references import plain_ranks
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Runs, digest
 
 SCRIPT = str(SCRIPTS / "odd_loops.py")
-KINDS = (
-    "progress_bar", "caught", "two_loops", "called_twice", "workers", "stream", "batches", "accumulated",
-    "schedulers", "averaged",
-    "compiled", "compiled_in_place", "scaled", "no_steps", "shared", "agreed", "adversaries", "values",
-    "referred", "changing", "in_functions",
-    "listed", "committed", "saved",
-)  # fmt: skip
+KINDS = [
+    name
+    for file in sorted((SCRIPTS / "odd_loop_kinds").glob("*.py"))
+    for name in re.findall(r"^def (\w+)\(t: Training\)", file.read_text(), re.MULTILINE)
+]
 WITH_DDP = ("accumulated", "agreed", "committed", "averaged")
 
 
@@ -27,14 +25,13 @@ WITH_DDP = ("accumulated", "agreed", "committed", "averaged")
     ("kind", "ranks"), [*((kind, 1) for kind in KINDS), *((kind, 2) for kind in WITH_DDP)]
 )
 def test_an_odd_loop_that_is_killed_equals_the_undisturbed_one(
-    kind: str, ranks: int, runs: Callable[..., Run], tmp_path: Path
+    kind: str, ranks: int, runs: Runs, tmp_path: Path
 ) -> None:
     """Weights, what was logged, and the next random numbers."""
     words = (SCRIPT, "--kind", kind, "--output-dir")
     plain_ranks(tmp_path, [*words, "plain"], ranks=ranks)
     options = ("--nproc-per-node", str(ranks), *kills((3, 4), ranks))
-    run = runs(*options, *words, "out", environment=ON_CPU).start()
-    assert run.wait(180) == 0, run.tail()
+    run = runs(*options, *words, "out", environment=ON_CPU).start().ended()
     assert len(run.events("fault_injected")) == 2, run.tail()
     for rank in range(ranks):
         name = f"end{rank}.txt"
@@ -58,9 +55,8 @@ thread.join()
 
 
 @pytest.mark.full
-def test_a_loop_in_another_thread_is_refused(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_loop_in_another_thread_is_refused(runs: Runs, tmp_path: Path) -> None:
     """A stop or an exception would end the thread only, and the run would count as finished."""
     (tmp_path / "train.py").write_text(IN_A_THREAD)
-    run = runs("train.py").start()
-    assert run.wait() == 2, run.tail()
+    run = runs("train.py").start().ended(2)
     assert "a loop begins in thread 'training': loops work in the main thread only" in run.printed()

@@ -4,12 +4,11 @@ cannot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.references import plain_ranks
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Runs, digest
 
 SCRIPT = str(SCRIPTS / "odd_starts.py")
 STEPS = ("--max-steps", "5", "--save-steps", "2", "--save-inside-rollouts")
@@ -32,11 +31,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
 )
 def test_a_script_that_starts_otherwise_continues_where_it_was(
-    runs: Callable[..., Run], tmp_path: Path, undisturbed: str, start: str
+    runs: Runs, tmp_path: Path, undisturbed: str, start: str
 ) -> None:
     """SFT is skipped, the output directory has the time in its name, or is cleared first."""
-    run = runs(SCRIPT, "--output-dir", "out", *STEPS, "--start", start, "--kill-at-step", "4").start()
-    assert run.wait(150) == 0, run.tail()
+    run = runs(SCRIPT, "--output-dir", "out", *STEPS, "--start", start, "--kill-at-step", "4").start().ended()
     assert digest(tmp_path / "out") == undisturbed, run.tail()
     last = run.events("resume_chosen")[-1]
     assert (last["train_call"], last["trainer_class"]) == (2, "GRPOTrainer")
@@ -51,7 +49,7 @@ def test_a_script_that_starts_otherwise_continues_where_it_was(
 
 @pytest.mark.full
 def test_starts_that_fail_after_they_have_cleared_the_directory_lose_nothing(
-    runs: Callable[..., Run], tmp_path: Path, undisturbed: str
+    runs: Runs, tmp_path: Path, undisturbed: str
 ) -> None:
     """The next one continues where the run was, although the failed ones did not get as far as choosing a
     checkpoint.
@@ -59,8 +57,7 @@ def test_starts_that_fail_after_they_have_cleared_the_directory_lose_nothing(
     run = runs(
         SCRIPT, "--output-dir", "out", *STEPS, "--start", "clears", "--fail-starts", "2", "--kill-at-step",
         "4"
-    ).start()  # fmt: skip
-    assert run.wait(150) == 0, run.tail()
+    ).start().ended()  # fmt: skip
     assert digest(tmp_path / "out") == undisturbed, run.tail()
     assert run.tail().count("the script has removed checkpoint-") >= 2
     last = run.events("resume_chosen")[-1]
@@ -70,15 +67,12 @@ def test_starts_that_fail_after_they_have_cleared_the_directory_lose_nothing(
 
 
 @pytest.mark.full
-def test_a_run_that_lost_its_place_says_so_and_ends_if_asked(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_run_that_lost_its_place_says_so_and_ends_if_asked(runs: Runs, tmp_path: Path) -> None:
     """The directory has a new random name: nothing proves that it is the same call. Nothing is deleted."""
     run = runs(
         "--require-resume", SCRIPT, "--output-dir", "out", *STEPS, "--start", "random-name", "--kill-at-step",
         "4"
-    ).start()  # fmt: skip
-    assert run.wait(150) == 93, run.tail()
+    ).start().ended(93)  # fmt: skip
     assert "starts from step 0, although train() call 1 (SFTTrainer" in run.printed()
     assert run.events("run_ended")[-1]["sentence"]
     assert [path.name for path in (tmp_path / "out").glob("grpo-*/checkpoint-*")]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 from support import containers
 from support.memory_plans import HALVED, SEGMENTS
 from support.references import plain_ranks
-from support.runs import BIN, SCRIPTS, Run, digest
+from support.runs import BIN, SCRIPTS, Run, Runs, digest
 from support.weights import relative_difference
 
 IN_SMALL_SHARED_MEMORY = (
@@ -37,19 +35,12 @@ FILLS = (
 LAUNCHED = ("--nproc-per-node", "2", str(SCRIPTS / "exhausted.py"), "--output-dir", "out", "--max-steps", "4")
 
 
-def verdicts(run: Run) -> list[dict[str, Any]]:
-    """The verdicts of the run's incidents, in order."""
-    folders = sorted((run.directory / "incidents").iterdir())
-    return [json.loads((folder / "verdict.json").read_text()) for folder in folders]
-
-
-def test_exhausted_memory_at_the_first_step_is_named_and_a_quotation_is_not(runs: Callable[..., Run]) -> None:
+def test_exhausted_memory_at_the_first_step_is_named_and_a_quotation_is_not(runs: Runs) -> None:
     """The reward of this script prints such a message in every call, and an error of its own quotes it in
     step 3.
     """
-    run = runs(*LAUNCHED, "--place", "backward@1", "--place", "quoted@3").start()
-    assert run.wait(180) == 0, run.tail()
-    first, second = verdicts(run)
+    run = runs(*LAUNCHED, "--place", "backward@1", "--place", "quoted@3").start().ended()
+    first, second = run.verdicts()
     assert (first["cause"], first["culprits"], first["waiters"]) == ("gpu_oom", [1], [0]), first["sentence"]
     assert (
         first["sentence"]
@@ -67,42 +58,36 @@ def test_exhausted_memory_at_the_first_step_is_named_and_a_quotation_is_not(runs
 @pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("place", ["generate", "score", "forward", "backward", "optimizer"])
-def test_the_phase_that_died_is_found_wherever_it_is(runs: Callable[..., Run], place: str, rank: int) -> None:
+def test_the_phase_that_died_is_found_wherever_it_is(runs: Runs, place: str, rank: int) -> None:
     """In the middle of a rollout of two steps, with two micro-batches each."""
     run = runs(
-        *LAUNCHED, "--place", f"{place}@{1 if place in ('generate', 'score') else 2}", "--fault-rank",
-        str(rank),
-        "--gradient-accumulation-steps", "2", "--steps-per-generation", "4",
-    ).start()  # fmt: skip
-    assert run.wait(180) == 0, run.tail()
-    (verdict,) = verdicts(run)
+        *LAUNCHED, "--place", f"{place}@{1 if place in ('generate', 'score') else 2}",
+        "--fault-rank", str(rank), "--gradient-accumulation-steps", "2", "--steps-per-generation", "4",
+    ).start().ended()  # fmt: skip
+    (verdict,) = run.verdicts()
     assert (verdict["cause"], verdict["culprits"]) == ("gpu_oom", [rank]), verdict["sentence"]
     assert verdict["shortage"]["phase"] == place
 
 
 @pytest.mark.full
-def test_an_exception_of_cplusplus_that_ends_a_rank_is_named(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_an_exception_of_cplusplus_that_ends_a_rank_is_named(runs: Runs, tmp_path: Path) -> None:
     """The process is aborted and leaves nothing but what the C++ runtime prints; the first failed start is
     tried again.
     """
     (tmp_path / "dies.py").write_text(DIES.format(fault=THROWS))
-    run = runs("--nproc-per-node", "2", "dies.py").start()
-    assert run.wait(120) == 0, run.tail()
-    (verdict,) = verdicts(run)
+    run = runs("--nproc-per-node", "2", "dies.py").start().ended()
+    (verdict,) = run.verdicts()
     assert (verdict["cause"], verdict["culprits"]) == ("host_oom", [1]), verdict["sentence"]
     assert verdict["sentence"] == "Rank 1 ran out of host memory before the first step: std::bad_alloc."
 
 
 @pytest.mark.full
 @pytest.mark.skipif(containers.missing() is not None, reason=str(containers.missing()))
-def test_a_write_into_a_full_shared_memory_is_named(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_write_into_a_full_shared_memory_is_named(runs: Runs, tmp_path: Path) -> None:
     """The kernel sends SIGBUS; /dev/shm has 8 MiB here."""
     (tmp_path / "dies.py").write_text(DIES.format(fault=FILLS))
-    run = runs("--nproc-per-node", "2", "dies.py", program=IN_SMALL_SHARED_MEMORY, cold=True).start()
-    assert run.wait(120) == 0, run.tail()
-    (verdict,) = verdicts(run)
+    run = runs("--nproc-per-node", "2", "dies.py", program=IN_SMALL_SHARED_MEMORY, cold=True).start().ended()
+    (verdict,) = run.verdicts()
     assert (verdict["cause"], verdict["culprits"]) == ("shm_full", [1]), verdict["sentence"]
     assert "killed by SIGBUS" in verdict["sentence"]
 
@@ -139,7 +124,7 @@ class Place:
     def __str__(self) -> str:
         return self.name
 
-    def run(self, runs: Callable[..., Run], *words: str) -> Run:
+    def run(self, runs: Runs, *words: str) -> Run:
         """Return a run of the script, not started yet."""
         return runs(
             "--nproc-per-node", "2", str(SCRIPTS / "exhausted.py"), *self.words, "--output-dir", "out",
@@ -217,18 +202,17 @@ def answers_of(run: Run) -> list[Any]:
 
 def check_places(run: Run, place: Place) -> None:
     """Hold that every verdict names the cause, the rank and the place."""
-    for verdict in verdicts(run):
+    for verdict in run.verdicts():
         assert (verdict["cause"], verdict["culprits"]) == ("gpu_oom", [1]), verdict["sentence"]
         assert verdict["shortage"]["phase"] == place.phase, verdict["sentence"]
         assert place.named in verdict["sentence"]
 
 
-def holds_once(place: Place, runs: Callable[..., Run], tmp_path: Path) -> None:
+def holds_once(place: Place, runs: Runs, tmp_path: Path) -> None:
     """Hold that the run ends in the weights of the undisturbed one."""
     words = [str(SCRIPTS / "exhausted.py"), *place.words, "--output-dir", str(tmp_path / "reference")]
     plain_ranks(tmp_path, words, ranks=2)
-    run = place.run(runs).start()
-    assert run.wait(180) == 0, run.tail()
+    run = place.run(runs).start().ended()
     check_places(run, place)
     assert answers_of(run) == [place.answers[0]], run.tail()
     if place.exact:
@@ -237,10 +221,9 @@ def holds_once(place: Place, runs: Callable[..., Run], tmp_path: Path) -> None:
         assert 0 < relative_difference(tmp_path / "out", tmp_path / "reference") <= ROUNDING
 
 
-def holds_always(place: Place, runs: Callable[..., Run]) -> None:
+def holds_always(place: Place, runs: Runs) -> None:
     """Hold that nothing is changed in vain, and that the run ends with the advice for the phase."""
-    run = place.run(runs, "--always").start()
-    assert run.wait(180) == 93, run.tail()
+    run = place.run(runs, "--always").start().ended(93)
     check_places(run, place)
     assert answers_of(run) == [*place.answers, "stop"], run.tail()
     (last,) = (line for line in run.printed().splitlines() if "Gave up: " in line)
@@ -249,15 +232,13 @@ def holds_always(place: Place, runs: Callable[..., Run]) -> None:
 
 
 def test_memory_that_a_callback_exhausts_once_costs_one_restart_and_no_weights(
-    runs: Callable[..., Run], tmp_path: Path
+    runs: Runs, tmp_path: Path
 ) -> None:
     (callback,) = (place for place in PLACES if place.phase == "callback")
     holds_once(callback, runs, tmp_path)
 
 
-def test_memory_that_a_reward_always_exhausts_ends_the_run_without_changes_in_vain(
-    runs: Callable[..., Run],
-) -> None:
+def test_memory_that_a_reward_always_exhausts_ends_the_run_without_changes_in_vain(runs: Runs) -> None:
     (reward,) = (place for place in PLACES if place.phase == "reward")
     holds_always(reward, runs)
 
@@ -265,7 +246,7 @@ def test_memory_that_a_reward_always_exhausts_ends_the_run_without_changes_in_va
 @pytest.mark.full
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_memory_that_is_exhausted_once_in_any_place_costs_no_weights(
-    place: Place, runs: Callable[..., Run], tmp_path: Path
+    place: Place, runs: Runs, tmp_path: Path
 ) -> None:
     holds_once(place, runs, tmp_path)
 
@@ -273,6 +254,6 @@ def test_memory_that_is_exhausted_once_in_any_place_costs_no_weights(
 @pytest.mark.full
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_memory_that_is_always_exhausted_in_any_place_ends_the_run_with_its_advice(
-    place: Place, runs: Callable[..., Run]
+    place: Place, runs: Runs
 ) -> None:
     holds_always(place, runs)

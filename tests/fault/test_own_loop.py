@@ -6,13 +6,12 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.loops import differences
-from support.runs import BIN, SCRIPTS, Run, alive
+from support.runs import BIN, SCRIPTS, Run, Runs, alive
 
 SCRIPT = str(SCRIPTS / "own_loop.py")
 ACCELERATE = str(SCRIPTS / "accelerate_loop.py")
@@ -32,14 +31,15 @@ def check_said(run: Run) -> str:
     text = run.output.read_text()
     assert text.count(SAID) == 1, text
     ours = "\n".join(line for line in text.splitlines() if "grpo-run: " in line or line.startswith("    "))
-    for word in (
+    claims = (
         "checkpoint at",
         "no checkpoint yet",
         "resume",
         "before the first step",
         "at step",
         "of train()",
-    ):
+    )
+    for word in claims:
         assert word not in ours, ours
     return text
 
@@ -53,17 +53,14 @@ def undisturbed(tmp_path: Path, script: str, *arguments: str, ranks: int = 2) ->
     return next(folder.rglob("weights.sha256")).read_text()
 
 
-def test_a_killed_rank_restarts_the_script_from_its_beginning(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_killed_rank_restarts_the_script_from_its_beginning(runs: Runs, tmp_path: Path) -> None:
     """The script ends as if nothing had happened. An injected fault by step is said to be impossible, at the
     start and at the end.
     """
     run = runs(
         "--on-end", "cat > end.json", "--nproc-per-node", "2", "--inject", "kill@rank1:step2", SCRIPT,
         "--how", "kill"
-    ).start()  # fmt: skip
-    assert run.wait(180) == 0, run.tail()
+    ).start().ended()  # fmt: skip
     text = check_said(run)
     assert "FAULT Rank 1 was killed by SIGKILL.\n" in text
     assert "restarts the script from its beginning" in text
@@ -78,33 +75,27 @@ def test_a_killed_rank_restarts_the_script_from_its_beginning(
     assert (record["state"], record["trains_without_trainer"], record["goodput"]) == ("finished", True, None)
 
 
+@full
 @pytest.mark.parametrize(
     ("how", "code", "sentence", "end"),
     [
-        pytest.param(
-            "exception", 0, "Rank 1 raised ValueError: a defect", "Finished after 1 restart.", marks=full
-        ),
-        pytest.param(
-            "oserror", 0, "Rank 1 raised OSError: the disk", "Finished after 1 restart.", marks=full
-        ),
-        pytest.param(
-            "interrupt", 0, "Rank 1 raised KeyboardInterrupt", "Finished after 1 restart.", marks=full
-        ),
-        pytest.param("lock", 0, "Rank 1 waits for a lock", "Finished after 1 restart.", marks=full),
-        pytest.param(
-            "always", 93, "Rank 1 raised ValueError: at the same", "again at the same place.", marks=full
-        ),
-        pytest.param("os-exit", 0, "it counts as finished", "Finished, no faults.", marks=full),
+        ("exception", 0, "Rank 1 raised ValueError: a defect", "Finished after 1 restart."),
+        ("oserror", 0, "Rank 1 raised OSError: the disk", "Finished after 1 restart."),
+        ("interrupt", 0, "Rank 1 raised KeyboardInterrupt", "Finished after 1 restart."),
+        ("lock", 0, "Rank 1 waits for a lock", "Finished after 1 restart."),
+        ("always", 93, "Rank 1 raised ValueError: at the same", "again at the same place."),
+        ("os-exit", 0, "it counts as finished", "Finished, no faults."),
     ],
 )
-def test_every_fault_is_described_as_it_was(
-    how: str, code: int, sentence: str, end: str, runs: Callable[..., Run]
-) -> None:
+def test_every_fault_is_described_as_it_was(how: str, code: int, sentence: str, end: str, runs: Runs) -> None:
     """A fault that happens once costs a restart from the beginning; one that repeats at the same place ends
     the run.
     """
-    run = runs("--nproc-per-node", "2", SCRIPT, "--how", how, "--at", "50", "--iterations", "60").start()
-    assert run.wait(240) == code, run.tail()
+    run = (
+        runs("--nproc-per-node", "2", SCRIPT, "--how", how, "--at", "50", "--iterations", "60")
+        .start()
+        .ended(code)
+    )
     text = check_said(run)
     assert sentence in text
     assert end in text
@@ -112,26 +103,25 @@ def test_every_fault_is_described_as_it_was(
 
 
 @full
-def test_a_failure_at_the_first_iteration_is_one_of_the_start(runs: Callable[..., Run]) -> None:
+def test_a_failure_at_the_first_iteration_is_one_of_the_start(runs: Runs) -> None:
     """Before its first optimizer step nobody knows how a script trains, and nothing is said about it."""
-    run = runs("--nproc-per-node", "2", SCRIPT, "--how", "always", "--at", "1").start()
-    assert run.wait(240) == 93, run.tail()
+    run = runs("--nproc-per-node", "2", SCRIPT, "--how", "always", "--at", "1").start().ended(93)
     assert SAID not in run.printed()
     assert "the same failure occurred again when the script started" in run.printed()
 
 
 @full
-def test_the_budget_counts_restarts(runs: Callable[..., Run]) -> None:
+def test_the_budget_counts_restarts(runs: Runs) -> None:
     """Kills without end: the run gives up, and says that nothing was saved."""
     run = runs("--max-restarts", "1", "--nproc-per-node", "2", SCRIPT, *LONG)
     begun(run).kill(1)
-    run.until(lambda events: sum(event["event"] == "trains_without_trainer" for event in events) >= 4, 120)
+    run.until_event("trains_without_trainer", count=4, timeout_seconds=120)
     run.kill(1)
-    assert run.wait(120) == 93, run.tail()
+    run.ended(93)
     assert "2 failures in a row, and nothing is saved (budget 1)" in check_said(run)
 
 
-def test_a_stop_is_short_and_does_not_ask_for_a_requeue(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_stop_is_short_and_does_not_ask_for_a_requeue(runs: Runs, tmp_path: Path) -> None:
     """SIGTERM reaches the ranks at once. Status, `save` and `--on-end` say that nothing is saved. The code is
     93.
     """
@@ -146,8 +136,8 @@ def test_a_stop_is_short_and_does_not_ask_for_a_requeue(runs: Callable[..., Run]
     )
     assert (saved.returncode, saved.stdout[:23]) == (1, "nothing can be saved: t")
     pids = [run.pid(0), run.pid(1)]
-    subprocess.run([str(BIN / "grpo-run"), "stop", str(run.directory)], check=True, timeout=60)
-    assert run.wait(25) == 93, run.tail()  # far below --stop-timeout
+    run.command("stop")
+    run.ended(93, timeout_seconds=25)  # far below --stop-timeout
     assert alive(pids) == []
     assert "Stopped. The same command runs the script from the beginning; nothing is saved." in check_said(
         run
@@ -157,25 +147,21 @@ def test_a_stop_is_short_and_does_not_ask_for_a_requeue(runs: Callable[..., Run]
     assert run.events("incident") == []
 
 
+@full
 @pytest.mark.parametrize(
     ("handler", "number", "code"),
-    [
-        pytest.param("0", signal.SIGTERM, 0, marks=full),
-        pytest.param("75", signal.SIGINT, 75, marks=full),
-        pytest.param("never", signal.SIGTERM, 93, marks=full),
-    ],
+    [("0", signal.SIGTERM, 0), ("75", signal.SIGINT, 75), ("never", signal.SIGTERM, 93)],
 )
 def test_the_script_s_own_handler_decides_how_a_stop_ends(
-    handler: str, number: int, code: int, runs: Callable[..., Run], tmp_path: Path
+    handler: str, number: int, code: int, runs: Runs, tmp_path: Path
 ) -> None:
     """It has time to save, within a bound, and its exit code is the run's. The same command starts the script
     again.
     """
     arguments = ("--stop-timeout", "5", "--nproc-per-node", "2", SCRIPT, *LONG, "--handler", handler)
     run = begun(runs(*arguments))
-    assert run.process is not None
-    run.process.send_signal(number)
-    assert run.wait(60) == code, run.tail()
+    run.send_signal(number)
+    run.ended(code)
     assert run.status()["state"] == "stopped"
     text = check_said(run)
     handled = [(tmp_path / f"handled.{rank}").exists() for rank in (0, 1)]
@@ -185,7 +171,7 @@ def test_the_script_s_own_handler_decides_how_a_stop_ends(
         assert handled == [True, True]
         assert handler == "75" or f"Stopped: the script returned {handler}." in text
     run.start()  # it is not finished
-    run.until(lambda events: sum(event["event"] == "attempt_started" for event in events) == 2, 120)
+    run.until_event("attempt_started", count=2, timeout_seconds=120)
 
 
 def own_saves(run: Run) -> list[dict[str, Any]]:
@@ -194,24 +180,21 @@ def own_saves(run: Run) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=full)])
-def test_a_stop_waits_for_the_script_s_next_save(
-    resumed: bool, runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_stop_waits_for_the_script_s_next_save(resumed: bool, runs: Runs, tmp_path: Path) -> None:
     """No rank is ended during a save, and the code is 75: the script resumes by itself, to equal weights."""
     steps = ("--steps", "60", "--save-every", "5", "--seconds", "0.05", "--save-seconds", "0.3")
     run = begun(runs("--nproc-per-node", "2", ACCELERATE, *steps))
-    run.until(lambda events: any(event["event"] == "script_checkpoint" for event in events), 60)
-    assert run.process is not None
+    run.until_event("script_checkpoint", timeout_seconds=60)
     before = len(own_saves(run))
-    run.process.send_signal(signal.SIGTERM)
-    assert run.wait(60) == 75, run.tail()
+    run.send_signal(signal.SIGTERM)
+    run.ended(75)
     assert len(own_saves(run)) == before + 1
     newest = Path(own_saves(run)[-1]["path"])
     assert (tmp_path / newest / "complete").exists()
     assert f"the script's own checkpoints: last saved in {newest}" in run.status()["sentence"]
     if not resumed:
         return
-    assert run.start().wait(120) == 0, run.tail()
+    run.start().ended()
     assert f"begins at {newest.name.removeprefix('step_')}" in run.output.read_text()
     assert (tmp_path / "out" / "weights.sha256").read_text() == undisturbed(tmp_path, ACCELERATE, *steps)
 
@@ -219,15 +202,14 @@ def test_a_stop_waits_for_the_script_s_next_save(
 @full
 @pytest.mark.parametrize("save_on", ["all", "main"])
 def test_a_script_that_saves_its_state_goes_on_from_its_last_save(
-    save_on: str, runs: Callable[..., Run], tmp_path: Path
+    save_on: str, runs: Runs, tmp_path: Path
 ) -> None:
     """A rank is killed after its last save. The script resumes by itself, to the weights of torchrun's run.
 
     A script that saves on rank 0 only keeps no random numbers of the other ranks.
     """
     steps = ("--steps", "14", "--save-every", "4", "--save-on", save_on)
-    run = runs("--nproc-per-node", "2", ACCELERATE, *steps, "--kill-at", "14").start()
-    assert run.wait(180) == 0, run.tail()
+    run = runs("--nproc-per-node", "2", ACCELERATE, *steps, "--kill-at", "14").start().ended()
     text = run.output.read_text()
     assert "begins at 12" in text
     assert (
@@ -241,12 +223,11 @@ def test_a_script_that_saves_its_state_goes_on_from_its_last_save(
 @full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("ranks", "mode"),
-    [(1, ()), (2, ()), (3, ()), (2, ("--fsdp2",))],
+    ("ranks", "mode"), [(1, ()), (2, ()), (3, ()), (2, ("--fsdp2",))],
     ids=["one rank", "DDP of 2", "DDP of 3", "FSDP2 of 2"],
-)
+)  # fmt: skip
 def test_an_accelerate_loop_killed_at_every_step_goes_on_from_its_last_save(
-    ranks: int, mode: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
+    ranks: int, mode: tuple[str, ...], runs: Runs, tmp_path: Path
 ) -> None:
     """Two epochs of 6 steps, a save every 4. The steps after a save are repeated; weights and losses are
     torchrun's.
@@ -255,8 +236,7 @@ def test_an_accelerate_loop_killed_at_every_step_goes_on_from_its_last_save(
     undisturbed(tmp_path, ACCELERATE, *words, ranks=ranks)
     kills = [str(step) for step in range(1, 13)]
     options = ("--max-restarts", "4", "--nproc-per-node", str(ranks))
-    run = runs(*options, ACCELERATE, *words, "--kill-at", *kills).start()
-    assert run.wait(600) == 0, run.tail()
+    run = runs(*options, ACCELERATE, *words, "--kill-at", *kills).start().ended(timeout_seconds=600)
     assert len(run.events("incident")) == len(kills), run.tail()
     begins = re.findall(r"^begins at (\d+)", run.output.read_text(), re.MULTILINE)
     assert [int(step) for step in begins] == [0] * 5 + [4] * 4 + [8] * 4
@@ -265,10 +245,11 @@ def test_an_accelerate_loop_killed_at_every_step_goes_on_from_its_last_save(
 
 
 @full
-def test_transformers_can_be_imported_after_an_optimizer_step(runs: Callable[..., Run]) -> None:
+def test_transformers_can_be_imported_after_an_optimizer_step(runs: Runs) -> None:
     """Torch imports a part of itself at the first step, and a warm rank has that part already."""
-    run = runs(
-        "--nproc-per-node", "2", "--max-restarts", "0", str(SCRIPTS / "late_import.py"), cold=True
-    ).start()
-    assert run.wait(120) == 0, run.tail()
+    run = (
+        runs("--nproc-per-node", "2", "--max-restarts", "0", str(SCRIPTS / "late_import.py"), cold=True)
+        .start()
+        .ended()
+    )
     assert "Trainer 2" in run.output.read_text()

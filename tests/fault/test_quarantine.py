@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Run, Runs, digest
 
 SCRIPT = str(SCRIPTS / "bad_prompt.py")
 STEPS = ("--max-steps", "6", "--save-steps", "2", "--bad-prompt", "5")
@@ -21,11 +20,7 @@ QUICK = ("--deadline-floor", "3", "--deadline-first", "5")
 
 
 def bad_prompt(
-    runs: Callable[..., Run],
-    *words: str,
-    options: tuple[str, ...] = (),
-    name: str = "run",
-    output_dir: str = "out",
+    runs: Runs, *words: str, options: tuple[str, ...] = (), name: str = "run", output_dir: str = "out"
 ) -> Run:
     """A run that fails in step 4 as the script's arguments say, in generation by default.
 
@@ -38,12 +33,10 @@ def bad_prompt(
     ).start()  # fmt: skip
 
 
-def test_a_prompt_on_which_generation_fails_twice_is_replaced(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_prompt_on_which_generation_fails_twice_is_replaced(runs: Runs, tmp_path: Path) -> None:
     """It leaves baseline and loss, is listed for the user, and stays out after another fault."""
     run = bad_prompt(runs, options=("--inject", "kill@rank0:step6"))
-    assert run.wait(150) == 0, run.tail()
+    run.ended()
     actions = [event["action"] for event in run.events("action")]
     assert actions == ["restart", "quarantine_batch", "restart"], run.tail()
     (event,) = run.events("prompt_quarantined")
@@ -56,48 +49,44 @@ def test_a_prompt_on_which_generation_fails_twice_is_replaced(
 
 
 @pytest.mark.full
-def test_a_fault_after_the_quarantine_ends_in_the_same_weights(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_fault_after_the_quarantine_ends_in_the_same_weights(runs: Runs, tmp_path: Path) -> None:
     """Steps before the recorded one keep the prompt, later ones replace it, whatever is done again."""
     undisturbed = bad_prompt(runs, name="undisturbed")
-    assert undisturbed.wait(150) == 0, undisturbed.tail()
+    undisturbed.ended()
     expected = digest(tmp_path / "out")
     killed = bad_prompt(
-        runs,
-        options=("--inject", "kill@rank0:step6", "--inject", "kill@rank1:step5"),
-        name="killed",
+        runs, options=("--inject", "kill@rank0:step6", "--inject", "kill@rank1:step5"), name="killed",
         output_dir="out2",
-    )
-    assert killed.wait(150) == 0, killed.tail()
+    )  # fmt: skip
+    killed.ended()
     assert digest(tmp_path / "out2") == expected
 
 
 @pytest.mark.full
-def test_a_prompt_on_which_generation_hangs_is_replaced(runs: Callable[..., Run]) -> None:
+def test_a_prompt_on_which_generation_hangs_is_replaced(runs: Runs) -> None:
     """It waits until the deadline twice."""
     run = bad_prompt(runs, "--how", "hang", options=QUICK)
-    assert run.wait(120) == 0, run.tail()
+    run.ended()
     assert [event["action"] for event in run.events("action")][-1] == "quarantine_batch", run.tail()
 
 
 @pytest.mark.full
-def test_a_quarantine_that_the_user_has_broken_is_refused(runs: Callable[..., Run]) -> None:
+def test_a_quarantine_that_the_user_has_broken_is_refused(runs: Runs) -> None:
     """At the launch, with the place in the file; nothing is lost."""
     run = bad_prompt(runs, options=("--max-restarts", "0"))
-    assert run.wait(150) == 93
+    run.ended(93)
     (run.directory / "quarantine.json").write_text('[{"sha256": "pxesgx"}]')
     run.start()
-    assert run.wait(60) == 2
+    run.ended(2)
     assert "quarantine.json: 0.sha256: String should match pattern" in run.printed()
 
 
-def test_a_prompt_that_a_reward_in_the_rank_raises_on_is_replaced(runs: Callable[..., Run]) -> None:
+def test_a_prompt_that_a_reward_in_the_rank_raises_on_is_replaced(runs: Runs) -> None:
     """The function has a state, so it cannot run in a worker: it is asked for once more before its prompts
     leave.
     """
     run = bad_prompt(runs, "--where", "reward", "--stateful")
-    assert run.wait(150) == 0, run.tail()
+    run.ended()
     actions = [event["action"] for event in run.events("action")]
     assert actions == ["restart", "restart", "quarantine_batch"], run.tail()
     (moved,) = run.events("reward_moved")
@@ -111,10 +100,10 @@ def test_a_prompt_that_a_reward_in_the_rank_raises_on_is_replaced(runs: Callable
 @pytest.mark.full
 @pytest.mark.parametrize("how", ["raise", "hang"])
 def test_a_prompt_that_a_reward_fails_on_costs_its_samples_where_a_worker_can_run_it(
-    runs: Callable[..., Run], how: str
+    runs: Runs, how: str
 ) -> None:
     run = bad_prompt(runs, "--where", "reward", "--how", how, options=("--reward-timeout", "1", *QUICK))
-    assert run.wait(150) == 0, run.tail()
+    run.ended()
     assert [event["action"] for event in run.events("action")] == ["restart", "restart"], run.tail()
     assert run.events("prompt_quarantined") == []
     (excluded,) = run.events("sample_masked")
@@ -122,16 +111,16 @@ def test_a_prompt_that_a_reward_fails_on_costs_its_samples_where_a_worker_can_ru
 
 
 @pytest.mark.full
-def test_a_prompt_that_a_reward_in_the_rank_hangs_on_is_replaced(runs: Callable[..., Run]) -> None:
+def test_a_prompt_that_a_reward_in_the_rank_hangs_on_is_replaced(runs: Runs) -> None:
     run = bad_prompt(runs, "--where", "reward", "--how", "hang", "--stateful", options=QUICK)
-    assert run.wait(150) == 0, run.tail()
+    run.ended()
     actions = [event["action"] for event in run.events("action")]
     assert actions == ["restart", "restart", "quarantine_batch"], run.tail()
 
 
 @pytest.mark.full
-def test_a_reward_that_has_never_returned_ends_the_run_after_one_more_try(runs: Callable[..., Run]) -> None:
+def test_a_reward_that_has_never_returned_ends_the_run_after_one_more_try(runs: Runs) -> None:
     """It is taken to be broken: it is neither moved, nor are its prompts replaced."""
     run = bad_prompt(runs, "--where", "reward", "--bad-prompt", str(FIRST))
-    assert run.wait(150) == 93, run.tail()
+    run.ended(93)
     assert [event["action"] for event in run.events("action")] == ["restart", "stop"], run.tail()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import random
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from faults import fault
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, alive, digest
+from support.runs import SCRIPTS, Runs, alive, digest
 from support.trainer_and_loop import LOOP, TRAINER, loop_in_full
 
 from grpo_run.watchdog.observation import Phase
@@ -21,16 +20,14 @@ from grpo_run.watchdog.observation import Phase
     "script",
     [TRAINER, pytest.param("rloo.py", marks=pytest.mark.full), pytest.param(LOOP, marks=pytest.mark.full)],
 )
-def test_kill_between_checkpoints_changes_no_weight(
-    script: str, runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_kill_between_checkpoints_changes_no_weight(script: str, runs: Runs, tmp_path: Path) -> None:
     """SIGKILL of a rank between two checkpoints causes one recovery; the weights equal torchrun's."""
     steps = ("--max-steps", "12", "--save-steps", "4")
     run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *steps)
     with run.held(after=6):
         run.start().until_step(6)
         run.kill(1)
-    assert run.wait() == 0, run.tail()
+    run.ended()
     assert digest(tmp_path / "ours") == undisturbed(script, 12)
     (recovery,) = run.status()["recoveries"]
     assert recovery["cause"] == "signal"
@@ -41,22 +38,20 @@ def test_kill_between_checkpoints_changes_no_weight(
     assert recovery["recovery_seconds"] is not None
 
 
-def test_a_mixture_of_experts_keeps_its_experts(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_mixture_of_experts_keeps_its_experts(runs: Runs, tmp_path: Path) -> None:
     """transformers saves them under other names than the model has, and does not find them when it
     resumes.
     """
     run = runs(
-        "--nproc-per-node", "2", *fault("kill", rank=1, step=5), str(SCRIPTS / "experts.py"), "--output-dir",
-        "ours",
-        "--max-steps", "8", "--save-steps", "4",
-    ).start()  # fmt: skip
-    assert run.wait() == 0, run.tail()
+        "--nproc-per-node", "2", *fault("kill", rank=1, step=5), str(SCRIPTS / "experts.py"),
+        "--output-dir", "ours", "--max-steps", "8", "--save-steps", "4",
+    ).start().ended()  # fmt: skip
     assert digest(tmp_path / "ours") == undisturbed("experts.py", 8)
     assert len(run.status()["recoveries"]) == 1
 
 
 @loop_in_full
-def test_evidence_is_on_disk_before_the_kill(script: str, runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_evidence_is_on_disk_before_the_kill(script: str, runs: Runs, tmp_path: Path) -> None:
     """The incident of a killed rank contains the surviving rank's stack with the line where it waited."""
     run = runs(
         "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "out",
@@ -65,10 +60,10 @@ def test_evidence_is_on_disk_before_the_kill(script: str, runs: Callable[..., Ru
     run.until_step(2)
     run.until_phase(1, Phase.reward if script == TRAINER else Phase.forward_backward)
     run.kill(0)
-    assert run.wait() == 0, run.tail()
+    run.ended()
     (incident,) = (run.directory / "incidents").iterdir()
     assert incident.name == "0001-signal"
-    verdict = json.loads((incident / "verdict.json").read_text())
+    (verdict,) = run.verdicts()
     assert verdict["culprits"] == [0]
     assert verdict["waiters"] == [1]
     assert "SIGKILL" in verdict["sentence"]
@@ -82,44 +77,34 @@ def test_evidence_is_on_disk_before_the_kill(script: str, runs: Callable[..., Ru
 
 
 @pytest.mark.full
-def test_twenty_kills_at_random_steps_and_ranks(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_twenty_kills_at_random_steps_and_ranks(runs: Runs, tmp_path: Path) -> None:
     """Twenty SIGKILLs over one long epoch: twenty automatic recoveries and the same final weights."""
     steps = 160
     arguments = ("--max-steps", str(steps), "--save-steps", "4")
     dice = random.Random(20)
     run = runs(
-        "--nproc-per-node",
-        "2",
-        str(SCRIPTS / "grpo.py"),
-        "--output-dir",
-        "ours",
-        *arguments,
-        "--step-seconds",
-        "0.02",
-    ).start()
+        "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *arguments,
+        "--step-seconds", "0.02",
+    ).start()  # fmt: skip
     for attempt, step in enumerate(sorted(dice.sample(range(2, steps - 8), 20)), 1):
         run.until_step(step)
         run.kill(dice.randrange(2))
-        run.until(
-            lambda events, n=attempt: any(
-                e["event"] == "attempt_started" and e["attempt"] == n for e in events
-            )
-        )
-    assert run.wait(300) == 0, run.tail()
+        run.until_event("attempt_started", attempt=attempt)
+    run.ended(timeout_seconds=300)
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", steps)
     recoveries = run.status()["recoveries"]
     assert len(recoveries) == 20
     assert all(recovery["action"] == "restart" and recovery["recovery_seconds"] for recovery in recoveries)
 
 
-def test_finished_train_call_is_restored_and_not_repeated(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_finished_train_call_is_restored_and_not_repeated(runs: Runs, tmp_path: Path) -> None:
     """A rank killed in the second `train()` call does not repeat the first; the weights are equal."""
     arguments = ("--max-steps", "12", "--save-steps", "4")
     run = runs("--nproc-per-node", "2", str(SCRIPTS / "sft_then_grpo.py"), "--output-dir", "ours", *arguments)
     with run.held(after=8 + 2):
         run.start().until_step(2, train_call=2)
         run.kill(0)
-    assert run.wait() == 0, run.tail()
+    run.ended()
     assert digest(tmp_path / "ours") == undisturbed("sft_then_grpo.py", 12)
     restored = run.events("train_restored")
     assert [event["train_call"] for event in restored] == [1]
@@ -127,13 +112,13 @@ def test_finished_train_call_is_restored_and_not_repeated(runs: Callable[..., Ru
     assert {event["train_call"] for event in second} == {2}
 
 
-def test_exception_prints_the_users_traceback_and_stops(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_exception_prints_the_users_traceback_and_stops(runs: Runs, tmp_path: Path) -> None:
     """A failure of the script before its first step ends the run: traceback, and exit code 93."""
     (tmp_path / "broken.py").write_text(
         "def setup():\n    raise KeyError('no such column: prompt')\n\nsetup()\n"
     )
     run = runs("--nproc-per-node", "2", "broken.py").start()
-    assert run.wait() == 93
+    run.ended(93)
     text = run.printed()
     assert "no such column: prompt" in text
     assert 'broken.py", line 2, in setup' in text
@@ -171,7 +156,7 @@ POISON = {
 
 
 @loop_in_full
-def test_deterministic_failure_stops_the_run(script: str, runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_deterministic_failure_stops_the_run(script: str, runs: Runs, tmp_path: Path) -> None:
     """An exception that repeats at the same step stops the run after one retry, even with new checkpoints."""
     source, (line, poison) = (SCRIPTS / script).read_text(), POISON[script]
     assert line in source
@@ -180,8 +165,7 @@ def test_deterministic_failure_stops_the_run(script: str, runs: Callable[..., Ru
     run = runs(
         "--nproc-per-node", "2", "poison.py", "--output-dir", "out", "--max-steps", "12", "--save-steps", "4",
         environment={"PYTHONPATH": str(SCRIPTS)},
-    ).start()  # fmt: skip
-    assert run.wait() == 93, run.tail()
+    ).start().ended(93)  # fmt: skip
     status = run.status()
     assert [recovery["action"] for recovery in status["recoveries"]] == ["restart", "stop"]
     assert {recovery["cause"] for recovery in status["recoveries"]} == {"exception"}
@@ -190,25 +174,20 @@ def test_deterministic_failure_stops_the_run(script: str, runs: Callable[..., Ru
 
 
 @loop_in_full
-def test_failures_without_progress_stop_the_run(script: str, runs: Callable[..., Run]) -> None:
+def test_failures_without_progress_stop_the_run(script: str, runs: Runs) -> None:
     """Repeated kills without a new checkpoint exhaust the restart budget: exit code 93."""
     run = runs(
         "--max-restarts", "2", "--snapshot-every", "20", "--nproc-per-node", "1", str(SCRIPTS / script),
-        "--output-dir", "out",
-        "--max-steps", "40", "--save-steps", "20", "--step-seconds", "0.05",
+        "--output-dir", "out", "--max-steps", "40", "--save-steps", "20", "--step-seconds", "0.05",
     ).start()  # fmt: skip
     for attempt in range(3):
-        run.until(
-            lambda events, n=attempt: any(
-                e["event"] == "step_committed" and e["attempt"] == n for e in events
-            )
-        )
+        run.until_event("step_committed", attempt=attempt)
         run.kill(0, signal.SIGSEGV)
-    assert run.wait() == 93, run.tail()
+    run.ended(93)
     assert [recovery["action"] for recovery in run.status()["recoveries"]] == ["restart", "restart", "stop"]
 
 
-def test_no_process_of_a_rank_outlives_the_run(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_no_process_of_a_rank_outlives_the_run(runs: Runs, tmp_path: Path) -> None:
     """Child processes of a rank are killed with it when another rank fails."""
     (tmp_path / "child.py").write_text(
         "import subprocess, os, time, pathlib\n"
@@ -217,8 +196,7 @@ def test_no_process_of_a_rank_outlives_the_run(runs: Callable[..., Run], tmp_pat
         "time.sleep(1 if os.environ['RANK'] == '0' else 300)\n"
         "raise SystemExit(3)\n"
     )
-    run = runs("--nproc-per-node", "2", "child.py").start()
-    assert run.wait() == 93, run.tail()
+    runs("--nproc-per-node", "2", "child.py").start().ended(93)
     children = [int((tmp_path / f"child{rank}.pid").read_text()) for rank in (0, 1)]
     assert alive(children) == []
 
@@ -255,7 +233,7 @@ tiny.callbacks = lambda arguments: [Leave()]
 @pytest.mark.parametrize("how", ["os._exit(0)", pytest.param("sys.exit(0)", marks=pytest.mark.full)])
 @loop_in_full
 def test_a_rank_that_exits_with_0_inside_training_has_not_finished(
-    script: str, how: str, runs: Callable[..., Run], tmp_path: Path
+    script: str, how: str, runs: Runs, tmp_path: Path
 ) -> None:
     """It is a fault with its line or position, not "Finished at step 4 of 12"."""
     source, (line, leave) = (SCRIPTS / script).read_text(), LEAVE[script]
@@ -264,8 +242,7 @@ def test_a_rank_that_exits_with_0_inside_training_has_not_finished(
     run = runs(
         "--nproc-per-node", "1", "leaves.py", "--output-dir", "ours", "--max-steps", "8", "--save-steps", "2",
         environment={"PYTHONPATH": str(SCRIPTS)}
-    ).start()  # fmt: skip
-    assert run.wait() == 0, run.tail()
+    ).start().ended()  # fmt: skip
     (incident,) = run.events("incident")
     assert incident["cause"] == "rank_exited_early"
     assert "exited with code 0 in step 5" in incident["sentence"]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import SCRIPTS, Run
+from support.runs import SCRIPTS, Run, Runs
 
 SCRIPT = str(SCRIPTS / "repeated_faults.py")
 
 
-def launched(runs: Callable[..., Run], fault: str, *options: str, steps: int = 40, ranks: int = 1) -> Run:
+def launched(runs: Runs, fault: str, *options: str, steps: int = 40, ranks: int = 1) -> Run:
     return runs(
         *options, "--nproc-per-node", str(ranks), SCRIPT, "--output-dir", "out", "--fault", fault,
         "--max-steps", str(steps), "--save-steps", "4", "--cpu",
@@ -24,30 +23,28 @@ def sentence(run: Run) -> str:
     return str(run.events("run_ended")[-1]["sentence"])
 
 
-def test_a_bug_on_the_third_call_of_every_process_ends_the_run_by_its_fifth_time(
-    runs: Callable[..., Run],
-) -> None:
+def test_a_bug_on_the_third_call_of_every_process_ends_the_run_by_its_fifth_time(runs: Runs) -> None:
     """Each attempt takes two steps more, so the restart budget never runs out."""
     run = launched(runs, "third-call", "--snapshot-every", "1")
-    assert run.wait() == 93, run.tail()
+    run.ended(93)
     assert [recovery["action"] for recovery in run.status()["recoveries"]] == ["restart"] * 4 + ["stop"]
     assert "KeyError at repeated_faults.py:" in sentence(run)
     assert "in judge (phase reward) was raised 5 times within" in sentence(run)
 
 
-def test_an_exception_in_the_first_step_ends_the_run_at_once(runs: Callable[..., Run]) -> None:
+def test_an_exception_in_the_first_step_ends_the_run_at_once(runs: Runs) -> None:
     """There is no second attempt, on two ranks either."""
     run = launched(runs, "first-step", ranks=2)
-    assert run.wait() == 93, run.tail()
+    run.ended(93)
     assert run.status()["attempts"] == 1
     assert "before the run's first step" in sentence(run)
     assert "in judge" in run.printed()
 
 
-def test_a_script_that_fails_when_it_resumes_is_told_apart(runs: Callable[..., Run]) -> None:
+def test_a_script_that_fails_when_it_resumes_is_told_apart(runs: Runs) -> None:
     """From memory and then from disk; its checkpoints are left as they are."""
     run = launched(runs, "resume", "--snapshot-every", "1", steps=8)
-    assert run.wait() == 93, run.tail()
+    run.ended(93)
     chosen = [event["in_memory"] for event in run.events("resume_chosen")]
     assert chosen == [False, True, False]
     assert "this script fails when it resumes, at repeated_faults.py:" in sentence(run)
@@ -55,10 +52,10 @@ def test_a_script_that_fails_when_it_resumes_is_told_apart(runs: Callable[..., R
     assert run.events("checkpoint_rejected") == []
 
 
-def test_a_script_that_fails_before_it_continues_its_call_is_told_apart_too(runs: Callable[..., Run]) -> None:
+def test_a_script_that_fails_before_it_continues_its_call_is_told_apart_too(runs: Runs) -> None:
     """It loads its checkpoint itself, before it calls `train()`."""
     run = launched(runs, "reads-checkpoint", "--snapshot-every", "1", steps=8)
-    assert run.wait() == 93, run.tail()
+    run.ended(93)
     assert run.status()["attempts"] == 3
     assert "this script fails when it resumes, at repeated_faults.py:" in sentence(run)
 
@@ -72,17 +69,15 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_a_run_that_cannot_be_resumed_starts_over_beside_itself(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_run_that_cannot_be_resumed_starts_over_beside_itself(runs: Runs, tmp_path: Path) -> None:
     """Exit code 0, and nothing that the first run has written has changed; the same command then finds the
     new run.
     """
     run = launched(runs, "resume", "--on-resume-failure", "fresh", "--snapshot-every", "1", steps=8)
-    run.until(lambda events: any(event["event"] == "run_ended" for event in events))
+    run.until_event("run_ended")
     before = contents(tmp_path / "out")
     assert any(name.startswith("checkpoint-4") for name in before)
-    assert run.wait(200) == 0, run.tail()
+    run.ended()
     assert contents(tmp_path / "out") == before
     assert "fails when it resumes" in run.printed()
     new = json.loads((tmp_path / "run-2" / "run.json").read_text())
@@ -91,7 +86,7 @@ def test_a_run_that_cannot_be_resumed_starts_over_beside_itself(
     assert (beside / "model.safetensors").is_file()
     assert not (tmp_path / "out" / "model.safetensors").exists()
     run.start()
-    assert run.wait() == 0
+    run.ended()
     assert f"run {new['run_id']} has finished" in run.printed()
 
 
@@ -104,11 +99,11 @@ def test_a_run_that_cannot_be_resumed_starts_over_beside_itself(
     ],
 )
 def test_ten_rollouts_without_one_valid_reward_end_the_run(
-    runs: Callable[..., Run], fault: str, returned: str, ranks: int
+    runs: Runs, fault: str, returned: str, ranks: int
 ) -> None:
     """On all ranks together; the function and what it returned are named at the first."""
     run = launched(runs, fault, ranks=ranks)
-    assert run.wait() == 93, run.tail()
+    run.ended(93)
     assert run.status()["attempts"] == 1
     said = f"in step 1 reward function judge returned {returned}"
     assert said in sentence(run)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Run, Runs, digest
 
 SCRIPT = str(SCRIPTS / "reward_faults.py")
 KINDS = {
@@ -45,9 +44,7 @@ def check_nothing_is_left(run: Run) -> None:
     assert left == []
 
 
-def launched(
-    runs: Callable[..., Run], fault: str, *, steps: int, one_in: int, workers: bool, ranks: int = 2
-) -> Run:
+def launched(runs: Runs, fault: str, *, steps: int, one_in: int, workers: bool, ranks: int = 2) -> Run:
     options = ("--reward-workers", "1") if workers else ("--deadline-floor", "4")
     return runs(
         *options, "--reward-timeout", "30" if fault == "leak" else "1", "--nproc-per-node", str(ranks),
@@ -57,10 +54,10 @@ def launched(
 
 
 @pytest.mark.timeout(240)
-def test_rewards_in_workers_that_hang_or_raise_cost_their_samples_only(runs: Callable[..., Run]) -> None:
+def test_rewards_in_workers_that_hang_or_raise_cost_their_samples_only(runs: Runs) -> None:
     """Twenty steps with a regular expression that holds the GIL: no restart, nothing is left."""
     run = launched(runs, "regex", steps=20, one_in=25, workers=True, ranks=1)
-    assert run.wait(200) == 0, run.tail()
+    run.ended()
     failed = run.events("reward_failed")
     assert failed
     assert run.events("incident") == []
@@ -71,14 +68,12 @@ def test_rewards_in_workers_that_hang_or_raise_cost_their_samples_only(runs: Cal
 
 
 @pytest.mark.timeout(300)
-def test_an_unmodified_script_whose_reward_hangs_goes_on_after_two_recoveries(
-    runs: Callable[..., Run],
-) -> None:
+def test_an_unmodified_script_whose_reward_hangs_goes_on_after_two_recoveries(runs: Runs) -> None:
     """Threads that never return: `with ThreadPoolExecutor` waits for them although `as_completed` has given
     up.
     """
     run = launched(runs, "verified", steps=20, one_in=80, workers=False)
-    assert run.wait(250) == 0, run.tail()
+    run.ended()
     assert [event["failed_reward"]["function"] for event in run.events("incident")] == ["verified"] * 2
     (moved,) = run.events("reward_moved")
     assert (moved["file"], moved["function"]) == (SCRIPT, "verified")
@@ -89,10 +84,10 @@ def test_an_unmodified_script_whose_reward_hangs_goes_on_after_two_recoveries(
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_an_expired_time_limit_moves_a_reward_too(runs: Callable[..., Run]) -> None:
+def test_an_expired_time_limit_moves_a_reward_too(runs: Runs) -> None:
     """`TimeoutError: 1 (of 4) futures unfinished`, raised at the same step again."""
     run = launched(runs, "verified_by_daemons", steps=20, one_in=30, workers=False)
-    assert run.wait(250) == 0, run.tail()
+    run.ended()
     assert len(run.events("incident")) == 2
     assert len(run.events("reward_moved")) == 1
 
@@ -100,9 +95,9 @@ def test_an_expired_time_limit_moves_a_reward_too(runs: Callable[..., Run]) -> N
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("fault", ["verified", "verified_by_daemons"])
-def test_with_workers_no_recovery_is_needed(runs: Callable[..., Run], fault: str) -> None:
+def test_with_workers_no_recovery_is_needed(runs: Runs, fault: str) -> None:
     run = launched(runs, fault, steps=20, one_in=30, workers=True)
-    assert run.wait(250) == 0, run.tail()
+    run.ended()
     assert run.events("incident") == []
     assert run.events("reward_failed")
 
@@ -110,11 +105,9 @@ def test_with_workers_no_recovery_is_needed(runs: Callable[..., Run], fault: str
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("fault", [*KINDS, "leak", "nan", "fork", "child"])
-def test_five_hundred_steps_finish_whatever_one_sample_in_fifty_does(
-    runs: Callable[..., Run], fault: str
-) -> None:
+def test_five_hundred_steps_finish_whatever_one_sample_in_fifty_does(runs: Runs, fault: str) -> None:
     run = launched(runs, fault, steps=500, one_in=50, workers=True, ranks=1)
-    assert run.wait(3000) == 0, run.tail()
+    run.ended(timeout_seconds=3000)
     assert run.events("incident") == []
     kinds = {event["kind"] for event in run.events("reward_failed")}
     if fault in KINDS:
@@ -136,10 +129,20 @@ def test_five_hundred_steps_finish_whatever_one_sample_in_fifty_does(
 @pytest.mark.parametrize("script", ["grpo.py", "rloo.py"])
 @pytest.mark.parametrize("workers", [(), ("--reward-workers", "2")])
 def test_without_a_failure_the_weights_are_torchruns(
-    runs: Callable[..., Run], tmp_path: Path, script: str, workers: tuple[str, ...]
+    runs: Runs, tmp_path: Path, script: str, workers: tuple[str, ...]
 ) -> None:
-    run = runs(
-        *workers, "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", "--max-steps", "12"
-    ).start()
-    assert run.wait(300) == 0, run.tail()
+    (
+        runs(
+            *workers,
+            "--nproc-per-node",
+            "2",
+            str(SCRIPTS / script),
+            "--output-dir",
+            "ours",
+            "--max-steps",
+            "12",
+        )
+        .start()
+        .ended()
+    )
     assert digest(tmp_path / "ours") == undisturbed(script, 12)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from support.runs import SCRIPTS, Run
+from support.runs import SCRIPTS, Runs
 
 READER = """    from pathlib import Path
 
@@ -24,19 +23,15 @@ READER = """    from pathlib import Path
 """
 
 
-def test_on_save_callback_of_rank_zero_finds_a_complete_checkpoint(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_on_save_callback_of_rank_zero_finds_a_complete_checkpoint(runs: Runs, tmp_path: Path) -> None:
     """`on_save` finds each checkpoint complete on disk and is not called for snapshots."""
     source = (SCRIPTS / "grpo.py").read_text()
     assert "    tiny.train(trainer, arguments)\n" in source
     (tmp_path / "uploads.py").write_text(source.replace("    tiny.train(trainer, arguments)\n", READER))
     run = runs(
-        "--snapshot-every", "1", "--nproc-per-node", "2", "uploads.py", "--output-dir", "out", "--max-steps",
-        "6",
-        "--save-steps", "2", environment={"PYTHONPATH": str(SCRIPTS)},
-    ).start()  # fmt: skip
-    assert run.wait() == 0, run.tail()
+        "--snapshot-every", "1", "--nproc-per-node", "2", "uploads.py", "--output-dir", "out",
+        "--max-steps", "6", "--save-steps", "2", environment={"PYTHONPATH": str(SCRIPTS)},
+    ).start().ended()  # fmt: skip
     assert run.status()["recoveries"] == []
     assert (tmp_path / "uploaded.txt").read_text().split() == ["2", "4", "6"]
     assert [event["step"] for event in run.events("checkpoint_staged")] == [1, 2, 3, 4, 5, 6]

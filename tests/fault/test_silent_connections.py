@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import resource
 import socket
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from support.runs import SCRIPTS, Run
+from support.runs import Runs, special
 
 CONNECTIONS = 400
-LIMITED = (sys.executable, "-P", str(SCRIPTS.parent / "support" / "few_descriptors_launch.py"))
+LIMITED = special("descriptors", "256")
 
 
 @pytest.fixture
@@ -28,15 +27,14 @@ def descriptors() -> Iterator[None]:
 
 
 def test_a_run_survives_400_silent_connections_with_256_descriptors(
-    runs: Callable[..., Run], tmp_path: Path, descriptors: None
+    runs: Runs, tmp_path: Path, descriptors: None
 ) -> None:
     """A scrape is answered or says why not, the ranks finish, and nothing is printed more than once."""
     (tmp_path / "train.py").write_text(
         "import pathlib, time\nwhile not pathlib.Path('end').exists():\n    time.sleep(0.05)\n"
     )
     run = runs(
-        "--nproc-per-node", "2", str(tmp_path / "train.py"), metrics="127.0.0.1:0",
-        program=LIMITED,
+        "--nproc-per-node", "2", str(tmp_path / "train.py"), metrics="127.0.0.1:0", program=LIMITED,
     ).start()  # fmt: skip
     run.until(lambda events: [event for event in events if event["event"] == "rank_started"], 120.0)
     (line,) = [line for line in run.printed().splitlines() if "metrics on http://" in line]
@@ -57,7 +55,7 @@ def test_a_run_survives_400_silent_connections_with_256_descriptors(
         assert all(answer.text.count("\n") == 1 for answer in answers if answer.status_code == 503)
         assert answers[-1].status_code == 200
         (tmp_path / "end").touch()
-        assert run.wait() == 0, run.tail()
+        run.ended()
     finally:
         for client in silent:
             client.close()

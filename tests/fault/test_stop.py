@@ -8,13 +8,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support import containers
 from support.references import undisturbed
-from support.runs import BIN, SCRIPTS, Run, alive, descendants, digest
+from support.runs import BIN, SCRIPTS, Run, Runs, alive, descendants, digest
 from support.trainer_and_loop import LOOP, TRAINER, both, loop_in_full
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
@@ -35,7 +34,7 @@ STEPS = ("--max-steps", "16", "--save-steps", "8")
     ],
 )
 def test_stop_saves_on_one_step_and_the_same_command_resumes(
-    script: str, ways: tuple[str, ...], cold: bool | None, runs: Callable[..., Run], tmp_path: Path
+    script: str, ways: tuple[str, ...], cold: bool | None, runs: Runs, tmp_path: Path
 ) -> None:
     """All ranks stop at one step with one checkpoint and code 75; the run is stopped, not failed.
 
@@ -44,21 +43,19 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
     """
     run = runs(
         "--on-end", "cat > end.json", "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours",
-        *STEPS,
-        "--step-seconds", "0.05", cold=cold,
+        *STEPS, "--step-seconds", "0.05", cold=cold,
     )  # fmt: skip
     began_at = [0]
     for number, way in enumerate(ways, 1):
         with run.held(after=3):
             run.start().until_step(began_at[-1] + 3, timeout_seconds=150)
-            assert run.process is not None
             if way in ("command", "container"):
-                shown = stop_from_outside(run, another_container=way == "container")
+                shown = run.command("stop") if way == "command" else stop_from_another_container(run)
                 assert ("in another container" in shown) == (way == "container")
             else:
-                run.process.send_signal(getattr(signal, way))
-            run.until(lambda events, n=number: sum(e["event"] == "stop_requested" for e in events) == n)
-        assert run.wait() == 75, run.tail()
+                run.send_signal(getattr(signal, way))
+            run.until_event("stop_requested", count=number)
+        run.ended(75)
         run.cold = None
         status = run.status()
         assert (status["state"], status["recoveries"]) == ("stopped", [])
@@ -73,21 +70,18 @@ def test_stop_saves_on_one_step_and_the_same_command_resumes(
         assert began_at[-1] + 3 <= stopped_at < 16
         assert status["step"] == stopped_at
         began_at.append(stopped_at)
-    assert run.start().wait() == 0, run.tail()
+    run.start().ended()
     assert digest(tmp_path / "ours") == undisturbed(script, 16)
     assert [event["step"] for event in run.events("train_started") if event["rank"] == 0] == began_at
     assert json.loads((tmp_path / "end.json").read_bytes())["state"] == "finished"
 
 
-def stop_from_outside(run: Run, *, another_container: bool) -> str:
-    """Run `grpo-run stop`, and return what it prints; from another namespace of pids it cannot signal the
-    supervisor.
-    """
-    inside = ["unshare", "--pid", "--fork", "--mount-proc"] if another_container else []
-    if inside and (reason := containers.missing("--pid", "--fork")):
+def stop_from_another_container(run: Run) -> str:
+    """Run `grpo-run stop` in another namespace of pids, from which it cannot signal the supervisor."""
+    if reason := containers.missing("--pid", "--fork"):
         pytest.skip(reason)
-    words = [*inside, str(BIN / "grpo-run"), "stop", str(run.directory)]
-    return subprocess.run(words, check=True, timeout=60, capture_output=True, text=True).stdout
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", str(BIN / "grpo-run"), "stop", str(run.directory)]
+    return subprocess.run(inside, check=True, timeout=60, capture_output=True, text=True).stdout
 
 
 @pytest.mark.parametrize(
@@ -101,7 +95,7 @@ def stop_from_outside(run: Run, *, another_container: bool) -> str:
     ],
 )
 def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
-    script: str, start: tuple[str, ...], cold: bool | None, runs: Callable[..., Run], tmp_path: Path
+    script: str, start: tuple[str, ...], cold: bool | None, runs: Runs, tmp_path: Path
 ) -> None:
     """After SIGKILL of the supervisor no rank is alive within 2 s.
 
@@ -113,7 +107,6 @@ def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
     )  # fmt: skip
     with run.held(after=10):
         run.start().until_step(10, timeout_seconds=150)
-        assert run.process is not None
         family = list(descendants(run.process.pid))
         assert len(family) >= 2
         run.process.kill()
@@ -124,7 +117,7 @@ def test_killed_supervisor_leaves_no_orphan_and_the_same_command_resumes(
     assert alive(family) == []
     assert run.status()["state"] == "unknown"
     run.cold = None
-    assert run.start().wait() == 0, run.tail()
+    run.start().ended()
     assert digest(tmp_path / "ours") == undisturbed(script, 16)
 
 
@@ -132,44 +125,41 @@ SHORT = ("--output-dir", "ours", "--max-steps", "4", "--save-steps", "4")
 
 
 @loop_in_full
-def test_second_signal_stops_at_once(script: str, runs: Callable[..., Run]) -> None:
+def test_second_signal_stops_at_once(script: str, runs: Runs) -> None:
     """A second stop request does not wait for a rank that cannot reach its next vote: code 75."""
     run = runs("--nproc-per-node", "1", str(SCRIPTS / script), *SHORT)
     with run.held(after=1):
         run.start().until_step(1)
-        assert run.process is not None
         pid = run.pid(0)
-        run.process.send_signal(signal.SIGTERM)
-        run.until(lambda events: any(e["event"] == "stop_requested" for e in events))
+        run.send_signal(signal.SIGTERM)
+        run.until_event("stop_requested")
         assert alive([pid]) == [pid]
-        run.process.send_signal(signal.SIGTERM)
-        assert run.wait(20) == 75, run.tail()
+        run.send_signal(signal.SIGTERM)
+        run.ended(75, timeout_seconds=20)
     assert alive([pid]) == []
 
 
 @loop_in_full
-def test_stop_timeout_kills_ranks_that_do_not_vote(script: str, runs: Callable[..., Run]) -> None:
+def test_stop_timeout_kills_ranks_that_do_not_vote(script: str, runs: Runs) -> None:
     """`--stop-timeout` bounds the wait for an agreed checkpoint."""
     run = runs("--stop-timeout", "0.5", "--nproc-per-node", "1", str(SCRIPTS / script), *SHORT)
     with run.held(after=1):
         run.start().until_step(1)
-        assert run.process is not None
-        run.process.send_signal(signal.SIGTERM)
-        assert run.wait(20) == 75, run.tail()
+        run.send_signal(signal.SIGTERM)
+        run.ended(75, timeout_seconds=20)
 
 
-def test_a_stop_before_the_first_step_does_not_wait(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_stop_before_the_first_step_does_not_wait(runs: Runs, tmp_path: Path) -> None:
     """There is nothing to save: one signal is enough. The script may have a Trainer, so it is to be
     requeued.
     """
     (tmp_path / "stuck.py").write_text("import time\ntime.sleep(300)\n")
     run = runs("--nproc-per-node", "1", "stuck.py").start()
-    run.until(lambda events: any(e["event"] == "rank_started" for e in events))
-    assert run.process is not None
+    run.until_event("rank_started")
     pid = run.pid(0)
     time.sleep(0.3)  # it has begun to sleep
-    run.process.send_signal(signal.SIGTERM)
-    assert run.wait(20) == 75, run.tail()
+    run.send_signal(signal.SIGTERM)
+    run.ended(75, timeout_seconds=20)
     assert alive([pid]) == []
     assert run.events("incident") == []
     assert "Stopped before the first step of a Trainer." in run.printed()
@@ -177,7 +167,7 @@ def test_a_stop_before_the_first_step_does_not_wait(runs: Callable[..., Run], tm
 
 
 @pytest.mark.full
-def test_a_stop_while_another_node_is_awaited_ends_the_run(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_stop_while_another_node_is_awaited_ends_the_run(runs: Runs, tmp_path: Path) -> None:
     """Torch waits for it in C++, where no signal handler runs."""
     (tmp_path / "train.py").write_text("import trl\n")
     with socket.socket() as free:
@@ -186,17 +176,14 @@ def test_a_stop_while_another_node_is_awaited_ends_the_run(runs: Callable[..., R
     run = runs(
         "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port, "train.py"
     ).start()
-    run.until(lambda events: any(e["event"] == "run_started" for e in events))
+    run.until_event("run_started")
     time.sleep(1.0)  # the agent has entered the rendezvous
-    assert run.process is not None
-    run.process.send_signal(signal.SIGTERM)
-    assert run.wait(20) == 75, run.tail()
+    run.send_signal(signal.SIGTERM)
+    run.ended(75, timeout_seconds=20)
 
 
 @loop_in_full
-def test_save_request_makes_one_joint_checkpoint(
-    script: str, runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_save_request_makes_one_joint_checkpoint(script: str, runs: Runs, tmp_path: Path) -> None:
     """`grpo-run save` writes a complete checkpoint outside the schedule, and training continues.
 
     With `--wait` it prints the path, and rotation leaves the checkpoint.
@@ -206,11 +193,10 @@ def test_save_request_makes_one_joint_checkpoint(
         "--save-steps", "4", "--save-total-limit", "1", "--step-seconds", "0.3",
     ).start()  # fmt: skip
     run.until_step(1)
-    command = [str(BIN / "grpo-run"), "save", str(run.directory), "--wait"]
-    path = Path(subprocess.check_output(command, text=True, timeout=60).strip())
+    path = Path(run.command("save", "--wait").strip())
     assert path.parent.parent.parent == tmp_path / "ours" / "_grpo_run"
     assert read_manifest(path).kept
-    assert run.wait() == 0, run.tail()
+    run.ended()
     assert list((tmp_path / "ours").glob("checkpoint-*")) == [tmp_path / "ours" / "checkpoint-24"]
     verify_digests(path, read_manifest(path).files)
 
@@ -218,45 +204,39 @@ def test_save_request_makes_one_joint_checkpoint(
 @pytest.mark.full
 @both
 def test_another_number_of_ranks_is_refused_and_the_same_continues(
-    script: str, runs: Callable[..., Run], tmp_path: Path
+    script: str, runs: Runs, tmp_path: Path
 ) -> None:
     """Nothing is loaded or written by the refused launch, which names the number that matches; equal weights
     in the end.
     """
     command = (str(SCRIPTS / script), "--output-dir", "ours", *STEPS, "--step-seconds", "0.05")
     run = runs("--nproc-per-node", "2", *command)
-    with run.held(after=3):
-        run.start().until_step(3)
-        assert run.process is not None
-        run.process.send_signal(signal.SIGTERM)
-        run.until(lambda events: any(event["event"] == "stop_requested" for event in events))
-    assert run.wait() == 75, run.tail()
+    run.stopped(after=3)
     before = sorted(path for path in (tmp_path / "ours").rglob("*"))
     for ranks in ("1", "3"):
         run.arguments[1] = ranks
-        assert run.start().wait() == 2, run.tail()
+        run.start().ended(2)
         assert "start 2 ranks" in run.tail(2000)
     assert sorted(path for path in (tmp_path / "ours").rglob("*")) == before
     run.arguments[1] = "2"
-    assert run.start().wait() == 0, run.tail()
+    run.start().ended()
     assert digest(tmp_path / "ours") == undisturbed(script, 16)
 
 
-def test_signal_after_the_last_line_is_a_warning(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_signal_after_the_last_line_is_a_warning(runs: Runs, tmp_path: Path) -> None:
     """A crash during interpreter shutdown, after the script's last line, does not fail the run."""
     (tmp_path / "late.py").write_text(
         "import atexit, os, signal\natexit.register(lambda: os.kill(os.getpid(),"
         " signal.SIGABRT))\nprint('done')\n"
     )
-    run = runs("--nproc-per-node", "2", "late.py").start()
-    assert run.wait() == 0, run.tail()
+    run = runs("--nproc-per-node", "2", "late.py").start().ended()
     assert run.status()["recoveries"] == []
     crashes = [event["rank"] for event in run.events("warning") if "SIGABRT" in event["text"]]
     assert sorted(crashes) == [0, 1]
     assert "SIGABRT" in run.printed()
 
 
-def test_script_exit_codes_are_kept(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_script_exit_codes_are_kept(runs: Runs, tmp_path: Path) -> None:
     """`sys.exit(0)`, `os._exit(0)` and `raise SystemExit` finish the run, as under torchrun."""
     for name, line in (
         ("a", "import sys; sys.exit(0)"),
@@ -264,21 +244,19 @@ def test_script_exit_codes_are_kept(runs: Callable[..., Run], tmp_path: Path) ->
         ("c", "raise SystemExit"),
     ):
         (tmp_path / f"{name}.py").write_text(line + "\n")
-        run = runs("--nproc-per-node", "2", f"{name}.py", name=name).start()
-        assert run.wait() == 0, run.tail()
+        runs("--nproc-per-node", "2", f"{name}.py", name=name).start().ended()
     assert os.listdir(tmp_path / "a" / "attempts") == ["000"]
 
 
 @loop_in_full
-def test_signal_to_the_whole_group_still_saves(script: str, runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_signal_to_the_whole_group_still_saves(script: str, runs: Runs, tmp_path: Path) -> None:
     """A signal to the process group reaches the supervisor alone: one checkpoint, code 75."""
     run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS)
     with run.held(after=3):
         run.start().until_step(3)
-        assert run.process is not None
         os.killpg(run.process.pid, signal.SIGTERM)
-        run.until(lambda events: any(event["event"] == "stop_requested" for event in events))
-    assert run.wait() == 75, run.tail()
+        run.until_event("stop_requested")
+    run.ended(75)
     assert run.status()["recoveries"] == []
     assert run.status()["checkpoint"]["step"] >= 3
 
@@ -292,15 +270,14 @@ def test_signal_to_the_whole_group_still_saves(script: str, runs: Callable[..., 
     ],
 )
 def test_a_stop_makes_one_checkpoint_within_two_steps(
-    snapshots: str, during_save: bool, stops_at: int, runs: Callable[..., Run], tmp_path: Path
+    snapshots: str, during_save: bool, stops_at: int, runs: Runs, tmp_path: Path
 ) -> None:
     """What is saved while the stop is pending is its checkpoint, on disk when the run ends; no further step
     is taken.
     """
     run = runs(
         "--snapshot-every", snapshots, "--nproc-per-node", "2", str(SCRIPTS / "slow_saves.py"),
-        "--output-dir", "ours",
-        "--max-steps", "12", "--save-steps", "12",
+        "--output-dir", "ours", "--max-steps", "12", "--save-steps", "12",
     )  # fmt: skip
     held, stopping = tmp_path / "hold-save", "stop_requested"
     held.touch() if during_save else None
@@ -308,11 +285,10 @@ def test_a_stop_makes_one_checkpoint_within_two_steps(
         run.start().until_step(3, timeout_seconds=150)
         if during_save:
             run.until(lambda events: (tmp_path / "saving").exists())
-        assert run.process is not None
-        run.process.send_signal(signal.SIGTERM)
-        run.until(lambda events: any(event["event"] == stopping for event in events))
+        run.send_signal(signal.SIGTERM)
+        run.until_event(stopping)
     held.unlink(missing_ok=True)
-    assert run.wait() == 75, run.tail()
+    run.ended(75)
     names = [event["event"] for event in run.events()]
     after = run.events()[names.index(stopping) :]
     assert [event["step"] for event in after if event["event"] == "checkpoint_staged"] == [stops_at]
@@ -340,24 +316,22 @@ runpy.run_path({str(SCRIPTS / TRAINER)!r}, run_name="__main__")
     ],
 )
 def test_a_named_signal_to_every_process_saves_and_stops(
-    start: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
+    start: tuple[str, ...], runs: Runs, tmp_path: Path
 ) -> None:
     """As Slurm sends it: the supervisor stops the run, helpers and ranks ignore it, and the script's own
     handler runs.
     """
     (tmp_path / "train.py").write_text(HANDLES)
     run = runs(
-        "--signals-to-handle", "SIGTERM,SIGUSR1", *start, "--nproc-per-node", "2", "train.py", "--output-dir",
-        "ours",
-        *STEPS, cold=True if "--no-preload" in start else None,
+        "--signals-to-handle", "SIGTERM,SIGUSR1", *start, "--nproc-per-node", "2", "train.py",
+        "--output-dir", "ours", *STEPS, cold=True if "--no-preload" in start else None,
     )  # fmt: skip
     with run.held(after=3):
         run.start().until_step(3, timeout_seconds=150)
-        assert run.process is not None
         for pid in (*descendants(run.process.pid), run.process.pid):
             os.kill(pid, signal.SIGUSR1)
         (stop,) = run.until(lambda events: [e for e in events if e["event"] == "stop_requested"])
-    assert run.wait() == 75, run.tail()
+    run.ended(75)
     assert stop["why"] == "SIGUSR1"
     assert (tmp_path / "handled").exists()
     status = run.status()
@@ -366,9 +340,7 @@ def test_a_named_signal_to_every_process_saves_and_stops(
 
 
 @loop_in_full
-def test_a_closed_terminal_does_not_end_the_run(
-    script: str, runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_closed_terminal_does_not_end_the_run(script: str, runs: Runs, tmp_path: Path) -> None:
     """When the reader of its output exits (`| head`), the run continues and exits with 0."""
     run = runs(
         "--nproc-per-node", "1", str(SCRIPTS / script), "--output-dir", "ours", *STEPS, "--step-seconds",
@@ -379,5 +351,5 @@ def test_a_closed_terminal_does_not_end_the_run(
     os.close(writer)
     run.until_step(2)
     os.close(reader)
-    assert run.wait() == 0
+    run.ended()
     assert run.status()["state"] == "finished"

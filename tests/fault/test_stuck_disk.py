@@ -12,7 +12,7 @@ import psutil
 import pytest
 from support.freezer import Freezer
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Run, Runs, digest
 from support.torture import verified_checkpoints
 from support.whole_runs import PATCHED, memory_of, resumed_at
 
@@ -23,7 +23,7 @@ TIMES = (
 )
 
 
-def launch(runs: Callable[..., Run], *, save_steps: int, cold: bool | None = None) -> Run:
+def launch(runs: Runs, *, save_steps: int, cold: bool | None = None) -> Run:
     """Start a run whose drain timeouts are seconds instead of minutes."""
     return runs(
         "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours",
@@ -44,7 +44,6 @@ def assert_only_discarded_are_missed(run: Run) -> None:
 
 def drain_worker(run: Run) -> int:
     """Return the pid of the drain worker: the forkserver's child that is not a rank."""
-    assert run.process is not None
     ranks = {event["pid"] for event in run.events("rank_started")}
     found = [
         child.pid
@@ -58,7 +57,7 @@ def drain_worker(run: Run) -> int:
 
 def stall(run: Run, hold: Callable[[int], object]) -> int:
     """Freeze the drain worker after its first checkpoint; return the step committed at the stall event."""
-    run.until(lambda events: any(e["event"] == "checkpoint_published" for e in events))
+    run.until_event("checkpoint_published")
     hold(drain_worker(run))
     failed = run.until(lambda events: [e for e in events if e["event"] == "checkpoint_failed"])
     assert failed[0]["cause"] == "checkpoint_stall"
@@ -73,7 +72,7 @@ def published_after(run: Run, moment: float) -> list[dict[str, object]]:
     return found
 
 
-def test_training_continues_while_the_disk_hangs(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_training_continues_while_the_disk_hangs(runs: Runs, tmp_path: Path) -> None:
     """The run warns, trains on with snapshots in memory, and drains again when the disk responds."""
     run = launch(runs, save_steps=4)
     held: list[int] = []
@@ -88,7 +87,7 @@ def test_training_continues_while_the_disk_hangs(runs: Callable[..., Run], tmp_p
     moment = time.time()
     os.kill(held[0], signal.SIGCONT)
     published_after(run, moment)
-    assert run.wait() == 93, run.tail()
+    run.ended(93)
     assert_only_discarded_are_missed(run)
     assert not run.status()["recoveries"]
     assert not run.status()["checkpoint_trouble"]
@@ -97,7 +96,7 @@ def test_training_continues_while_the_disk_hangs(runs: Callable[..., Run], tmp_p
 
 
 def test_rank_killed_while_the_disk_hangs_resumes_from_memory(
-    frozen: Freezer, runs: Callable[..., Run], tmp_path: Path
+    frozen: Freezer, runs: Runs, tmp_path: Path
 ) -> None:
     """A drain worker that cannot be killed is replaced, and the run resumes from the last snapshot.
 
@@ -108,11 +107,7 @@ def test_rank_killed_while_the_disk_hangs_resumes_from_memory(
     committed = stall(run, frozen.freeze)
     run.until_step(committed + 3)
     run.kill(1)
-    run.until(
-        lambda events: any(
-            e["event"] == "train_started" and e["attempt"] == 1 and e["rank"] == 0 for e in events
-        )
-    )
+    run.until_event("train_started", attempt=1, rank=0)
     last = max(event["step"] for event in run.events("step_committed") if event["attempt"] == 0)
     began = resumed_at(run, 1)
     assert began is not None
@@ -120,7 +115,7 @@ def test_rank_killed_while_the_disk_hangs_resumes_from_memory(
     assert [event["attempt"] for event in run.events("attempt_started")] == [0, 1]
     # the new worker is not frozen: only the old process hung, not the disk
     published_after(run, run.events("attempt_started")[-1]["time"])
-    assert run.wait() == 93, run.tail()
+    run.ended(93)
     assert_only_discarded_are_missed(run)
     assert not run.events("processes_ended"), run.tail()
     assert "waiting for what the ranks have started" not in run.printed()
@@ -129,13 +124,11 @@ def test_rank_killed_while_the_disk_hangs_resumes_from_memory(
 
 
 @pytest.mark.full
-def test_run_finishes_although_the_disk_hangs(
-    frozen: Freezer, runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_run_finishes_although_the_disk_hangs(frozen: Freezer, runs: Runs, tmp_path: Path) -> None:
     """A new drain worker replaces one that cannot be killed, and the run exits."""
     run = launch(runs, save_steps=16, cold=True)  # both that are not drained fit into memory
     stall(run, frozen.freeze)
-    assert run.wait(60) == 0, run.tail()
+    run.ended()
     assert not run.events("processes_ended"), run.tail()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", STEPS)
     assert run.status()["state"] == "finished"

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Run, Runs, digest, special
 from support.trainer_and_loop import TRAINER, loop_in_full
-
-FAILING = (sys.executable, "-P", str(SCRIPTS.parent / "support" / "failing_launch.py"))
 
 
 def grpo(script: str) -> tuple[str, ...]:
     """Return the arguments of a run of a script."""
     return (
         "--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", "--max-steps", "16",
-        "--save-steps", "8",
-        "--step-seconds", "0.05",
+        "--save-steps", "8", "--step-seconds", "0.05",
     )  # fmt: skip
 
 
@@ -34,17 +29,15 @@ def reported(run: Run) -> dict[str, str]:
 
 @loop_in_full
 def test_after_a_failure_of_the_supervisor_the_same_command_resumes(
-    script: str, runs: Callable[..., Run], tmp_path: Path
+    script: str, runs: Runs, tmp_path: Path
 ) -> None:
     """The ranks save at an agreed step: code 75, equal weights in the end."""
-    run = runs(
-        "--on-end", "cat > end.json", *grpo(script), program=FAILING, environment={"TEST_FAILURE": "poll"}
-    )
+    run = runs("--on-end", "cat > end.json", *grpo(script), program=special("failing", "poll"))
     with run.held(after=3):
         run.start().until_step(3)
         (tmp_path / "fail").touch()
         run.until(lambda events: "grpo-run itself failed" in run.output.read_text())
-    assert run.wait() == 75, run.tail()
+    run.ended(75)
     report = reported(run)
     assert report["sentence"].startswith("grpo-run itself failed, in the supervisor: KeyError")
     assert "Traceback" in report["traceback"]
@@ -55,32 +48,27 @@ def test_after_a_failure_of_the_supervisor_the_same_command_resumes(
     assert (end["state"], end["exit_code"]) == ("stopped", 75)
     assert end["sentence"].startswith("grpo-run itself failed")
     (tmp_path / "fail").unlink()
-    assert run.start().wait() == 0, run.tail()
+    run.start().ended()
     assert digest(tmp_path / "ours") == undisturbed(script, 16)
 
 
 @pytest.mark.full
-def test_a_failure_while_an_attempt_is_prepared_gives_the_run_up(runs: Callable[..., Run]) -> None:
+def test_a_failure_while_an_attempt_is_prepared_gives_the_run_up(runs: Runs) -> None:
     """No rank is running: code 93, a report, and no traceback on the terminal."""
-    run = runs(*grpo(TRAINER), program=FAILING, environment={"TEST_FAILURE": "start"})
+    run = runs(*grpo(TRAINER), program=special("failing", "start"))
     with run.held(after=3):
         run.start().until_step(3)
         run.kill(1)
-    assert run.wait() == 93, run.tail()
+    run.ended(93)
     assert "PermissionError" in reported(run)["sentence"]
 
 
 @pytest.mark.full
-def test_a_thread_that_fails_costs_its_function_only(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_thread_that_fails_costs_its_function_only(runs: Runs, tmp_path: Path) -> None:
     """The run finishes; one line says what is missing."""
     (tmp_path / "train.py").write_text("import time\ntime.sleep(1)\n")
     run = runs(
-        "--nproc-per-node",
-        "1",
-        str(tmp_path / "train.py"),
-        program=FAILING,
-        environment={"TEST_FAILURE": "thread"},
-    ).start()
-    assert run.wait() == 0, run.tail()
+        "--nproc-per-node", "1", str(tmp_path / "train.py"), program=special("failing", "thread")
+    ).start().ended()  # fmt: skip
     report = reported(run)
     assert "in the thread grpo-run-output: MemoryError" in report["sentence"]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Run, Runs, digest
 from support.whole_runs import attempts, kill_all, remaining_state, resumed_at
 
 from grpo_run.runtime.errors import EXIT_FINISHED
@@ -32,16 +31,13 @@ WEIGHTS = {
     ("kills", "seed"),
     [pytest.param(3, 3), pytest.param(25, 25, marks=[pytest.mark.full, pytest.mark.timeout(1800)])],
 )
-def test_whole_runs_killed_at_random_moments(
-    kills: int, seed: int, runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_whole_runs_killed_at_random_moments(kills: int, seed: int, runs: Runs, tmp_path: Path) -> None:
     """Each launch resumes from the newest verified checkpoint and loses at most one step."""
     steps = 8 + 3 * kills
     arguments = ("--max-steps", str(steps), "--save-steps", "2", "--save-total-limit", "2")
     run = runs(
         "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours",
-        *arguments,
-        "--step-seconds", str(STEP_SECONDS),
+        *arguments, "--step-seconds", str(STEP_SECONDS),
     )  # fmt: skip
     dice, output, expected = random.Random(seed), tmp_path / "ours", {0: 0}
     behind: list[int] = []
@@ -55,7 +51,7 @@ def test_whole_runs_killed_at_random_moments(
         assert left.newest >= left.committed - 1, f"kill {kill}: {left}"
         behind.append(max(0, left.committed - left.newest))
         expected[attempts(run)] = left.newest
-    assert run.start().wait(180) == EXIT_FINISHED, run.tail()
+    run.start().ended(EXIT_FINISHED)
     assert digest(output) == undisturbed("grpo.py", steps)
     for attempt, step in expected.items():
         resumed = resumed_at(run, attempt)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Run, Runs, digest
 from support.trainer_and_loop import LOOP, TRAINER, loop_in_full
 
 STEPS = ("--max-steps", "16", "--save-steps", "4")
@@ -21,13 +20,12 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _nodes(runs: Callable[..., Run], script: str, *extra: str, cold: bool | None = None) -> tuple[Run, Run]:
+def _nodes(runs: Runs, script: str, *extra: str, cold: bool | None = None) -> tuple[Run, Run]:
     endpoint = f"127.0.0.1:{_free_port()}"
     shared = (
-        "--run-id", "pair", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "pair", "--rdzv-endpoint",
-        endpoint,
-        "--local-addr", "127.0.0.1", "--nproc-per-node", "1", str(SCRIPTS / script), "--output-dir", "ours",
-        *STEPS, *extra,
+        "--run-id", "pair", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "pair",
+        "--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1", "--nproc-per-node", "1",
+        str(SCRIPTS / script), "--output-dir", "ours", *STEPS, *extra,
     )  # fmt: skip
     return runs(*shared, name="node0", cold=cold), runs(*shared, name="node1", cold=cold)
 
@@ -41,7 +39,7 @@ def _nodes(runs: Callable[..., Run], script: str, *extra: str, cold: bool | None
     ],
 )
 def test_rank_killed_on_one_node_restarts_both_with_equal_weights(
-    script: str, cold: bool | None, runs: Callable[..., Run], tmp_path: Path
+    script: str, cold: bool | None, runs: Runs, tmp_path: Path
 ) -> None:
     """Both nodes restart from the same checkpoint and end with torchrun's weights."""
     nodes = _nodes(runs, script, cold=cold)
@@ -53,15 +51,13 @@ def test_rank_killed_on_one_node_restarts_both_with_equal_weights(
         victim = next(node for node in nodes if any(e["rank"] == 1 for e in node.events("rank_started")))
         victim.kill(1)
     for node in nodes:
-        assert node.wait(180) == 0, node.tail()
+        node.ended()
     assert digest(tmp_path / "ours") == undisturbed(script, 16)
     assert victim.status()["recoveries"][0]["cause"] == "signal"
 
 
 @loop_in_full
-def test_stop_on_one_node_stops_all_on_one_step(
-    script: str, runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_stop_on_one_node_stops_all_on_one_step(script: str, runs: Runs, tmp_path: Path) -> None:
     """SIGTERM to one supervisor stops the ranks of both nodes at one step, with code 75."""
     nodes = _nodes(runs, script)
     with nodes[0].held(after=5):
@@ -69,11 +65,10 @@ def test_stop_on_one_node_stops_all_on_one_step(
             node.start()
         for node in nodes:
             node.until_step(3)
-        assert nodes[1].process is not None
-        nodes[1].process.send_signal(signal.SIGTERM)
-        nodes[1].until(lambda events: any(event["event"] == "stop_requested" for event in events))
+        nodes[1].send_signal(signal.SIGTERM)
+        nodes[1].until_event("stop_requested")
     for node in nodes:
-        assert node.wait(120) == 75, node.tail()
+        node.ended(75)
     steps = {
         int(path.parent.name.rpartition("-")[2])
         for path in (tmp_path / "ours").glob("checkpoint-*/MANIFEST.json")

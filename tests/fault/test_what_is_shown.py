@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from faults import fault
 from support.references import undisturbed
-from support.runs import BIN, SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Runs, digest
 
 GRPO = (str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "24", "--save-steps", "8")
 
 
-def test_a_hang_is_shown_while_it_lasts_and_its_end_afterwards(runs: Callable[..., Run]) -> None:
+def test_a_hang_is_shown_while_it_lasts_and_its_end_afterwards(runs: Runs) -> None:
     """The line and the status name the rank, the phase and the deadline; nothing is left of it at the end."""
     run = runs(
         *fault("hang", rank=1, step=12, seconds=120.0), "--deadline-floor", "600", "--nproc-per-node", "2",
-        *GRPO,
-        "--step-seconds", "0.05",
+        *GRPO, "--step-seconds", "0.05",
     ).start()  # fmt: skip
     deadline = time.monotonic() + 120.0
     while "waiting for rank 1: reward, " not in run.printed():
@@ -37,23 +34,21 @@ def test_a_hang_is_shown_while_it_lasts_and_its_end_afterwards(runs: Callable[..
     assert status["remaining_seconds"] is None
     # a stop cannot be agreed on; the second request ends the ranks
     for _ in range(2):
-        subprocess.run([str(BIN / "grpo-run"), "stop", str(run.directory)], check=True, capture_output=True)
+        run.command("stop")
         time.sleep(1.0)
-    assert run.wait() == 75
+    run.ended(75)
     status = run.status()
     assert (status["state"], status["waiting"], status["ranks"]) == ("stopped", None, [])
     assert status["snapshot_step"] is None
 
 
-def test_in_a_file_the_tracebacks_of_all_ranks_are_shown_once_each_and_before_the_fault(
-    runs: Callable[..., Run],
-) -> None:
+def test_in_a_file_the_tracebacks_of_all_ranks_are_shown_once_each_and_before_the_fault(runs: Runs) -> None:
     """As under torchrun. The sentence of the fault says whose is the cause."""
     run = runs(
         "--show-ranks", "all", "--max-restarts", "0", *fault("exception", rank=1, step=6, phase="reward"),
         "--nproc-per-node", "3", *GRPO,
     ).start()  # fmt: skip
-    assert run.wait() == 93
+    run.ended(93)
     shown = run.printed()
     assert shown.count("Traceback (most recent call last):") == 3
     assert shown.count("InjectedFault: injected into rank 1") == 1
@@ -62,9 +57,7 @@ def test_in_a_file_the_tracebacks_of_all_ranks_are_shown_once_each_and_before_th
     assert all(log.count("Traceback (most recent call last):") == 1 for log in logs)
 
 
-def test_a_terminal_that_takes_no_output_does_not_hold_up_a_recovery(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_terminal_that_takes_no_output_does_not_hold_up_a_recovery(runs: Runs, tmp_path: Path) -> None:
     """Stopped by Ctrl-S, or in copy mode: the run recovers and finishes. What was printed is there when it
     goes on.
     """
@@ -72,19 +65,18 @@ def test_a_terminal_that_takes_no_output_does_not_hold_up_a_recovery(
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
     run = runs(
         "--nproc-per-node", "2", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", "--max-steps", "16",
-        "--save-steps", "4",
-        "--step-seconds", "0.05", "--settings", '{"logging_steps": 1}',
+        "--save-steps", "4", "--step-seconds", "0.05", "--settings", '{"logging_steps": 1}',
     )  # fmt: skip
     with run.held(after=12):
         run.start(output=writer)
         os.close(writer)
         run.until_step(12)
         run.kill(1)
-        run.until(lambda events: any(e["event"] == "attempt_started" and e["attempt"] == 1 for e in events))
-    run.until(lambda events: any(e["event"] == "run_ended" for e in events))
+        run.until_event("attempt_started", attempt=1)
+    run.until_event("run_ended")
     with os.fdopen(reader, "rb") as shown:
         printed = shown.read().decode()
-    assert run.wait() == 0
+    run.ended()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 16)
     assert "FAULT Rank 1 was killed by SIGKILL" in printed
     assert "Finished at step 16 of 16, 1 fault recovered." in printed

@@ -4,13 +4,11 @@ and caps.
 
 from __future__ import annotations
 
-import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import BIN, Run
+from support.runs import BIN, Runs
 from support.warm import QUIET
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "augmented_generation.py"
@@ -18,12 +16,12 @@ HUNG_SECONDS = 30.0
 """Many times what the loop takes where it ends."""
 
 
-def test_the_loop_with_defects_is_named(runs: Callable[..., Run]) -> None:
+def test_the_loop_with_defects_is_named(runs: Runs) -> None:
     """The collectives of both ranks, with their lines."""
     run = runs("--nproc-per-node", "2", "--max-restarts", "0", str(EXAMPLE), "--before").start()
     assert run.wait() != 0, run.tail()
-    [incident] = (run.directory / "incidents").iterdir()
-    sentence = json.loads((incident / "verdict.json").read_text())["sentence"]
+    (verdict,) = run.verdicts()
+    sentence = verdict["sentence"]
     lines = {
         name: number
         for number, line in enumerate(EXAMPLE.read_text().splitlines(), 1)
@@ -37,10 +35,9 @@ def test_the_loop_with_defects_is_named(runs: Callable[..., Run]) -> None:
         assert f"rank {rank} is in {name} (augmented_generation.py:{number}, " in sentence
 
 
-def test_the_loop_with_consensus_and_caps_runs_to_the_end(runs: Callable[..., Run]) -> None:
+def test_the_loop_with_consensus_and_caps_runs_to_the_end(runs: Runs) -> None:
     """Both ranks take part in every collective, and the loops of both are ended."""
-    run = runs("--nproc-per-node", "2", str(EXAMPLE)).start()
-    assert run.wait() == 0, run.tail()
+    run = runs("--nproc-per-node", "2", str(EXAMPLE)).start().ended()
     assert not run.events("incident")
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Runs, digest
 
 from grpo_run.runtime.board.board import Board
 
@@ -19,15 +18,14 @@ def caps(*settings: str) -> list[str]:
     return [f"--generation={setting}" for setting in settings]
 
 
-def test_caps_reach_generation_and_are_journaled(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_caps_reach_generation_and_are_journaled(runs: Runs, tmp_path: Path) -> None:
     """`--generation` limits completions, and the journal records the old and new values."""
     run = runs(
         "--nproc-per-node", "2",
         *caps("max_completion_length=3", "no_repeat_ngram_size=2", "repetition_penalty=1.1", "max_time=30"),
         *caps("repetition=64"), str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "12",
         "--save-steps", "4",
-    ).start()  # fmt: skip
-    assert run.wait() == 0, run.tail()
+    ).start().ended()  # fmt: skip
     changed = {event["key"]: (event["old"], event["new"]) for event in run.events("generation_capped")}
     assert changed["max_completion_length"][1] == 3
     assert changed["max_completion_length"][0] > 3
@@ -40,15 +38,12 @@ def test_caps_reach_generation_and_are_journaled(runs: Callable[..., Run], tmp_p
 
 
 @pytest.mark.parametrize("script", ["grpo.py", pytest.param("rloo.py", marks=pytest.mark.full)])
-def test_caps_that_are_never_hit_change_no_weight(
-    script: str, runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_caps_that_are_never_hit_change_no_weight(script: str, runs: Runs, tmp_path: Path) -> None:
     """The run ends as under plain ranks without grpo-run; every rollout was watched."""
     run = runs(
         "--nproc-per-node", "2", *caps("repetition=8", "max_time=1000"), str(SCRIPTS / script),
         "--output-dir", "out", "--max-steps", "12", "--save-steps", "4",
-    ).start()  # fmt: skip
-    assert run.wait() == 0, run.tail()
+    ).start().ended()  # fmt: skip
     assert run.events("completions_capped") == []
     assert digest(tmp_path / "out") == undisturbed(script, 12)
 
@@ -58,19 +53,15 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"collections-rank{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_garbage_of_one_rank_is_collected_on_the_same_steps_on_all(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_garbage_of_one_rank_is_collected_on_the_same_steps_on_all(runs: Runs, tmp_path: Path) -> None:
     """It is freed, its cost is journaled, the weights are unchanged, and no training step has an automatic
     collection.
     """
     run = runs(
         "--cleanup-every", "2", "--nproc-per-node", "2", str(SCRIPTS / "garbage.py"), "--output-dir", "out",
-        "--max-steps", "16",
-        "--save-steps", "100", "--step-seconds", "0.2", "--garbage-rank", "1", "--garbage-mib", "128",
-        "--own-choice", "threshold",
-    ).start()  # fmt: skip
-    assert run.wait() == 0, run.tail()
+        "--max-steps", "16", "--save-steps", "100", "--step-seconds", "0.2", "--garbage-rank", "1",
+        "--garbage-mib", "128", "--own-choice", "threshold",
+    ).start().ended()  # fmt: skip
     cleaned = run.events("cleanup")
     steps = [event["step"] for event in cleaned]
     assert steps
@@ -92,16 +83,14 @@ def test_garbage_of_one_rank_is_collected_on_the_same_steps_on_all(
 
 
 @pytest.mark.full
-def test_a_script_that_disables_collection_keeps_that(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_script_that_disables_collection_keeps_that(runs: Runs, tmp_path: Path) -> None:
     """Nothing is collected automatically, in a phase or outside; and without garbage nothing is collected at
     all.
     """
     run = runs(
         "--cleanup-every", "2", "--nproc-per-node", "2", str(SCRIPTS / "garbage.py"), "--output-dir", "out",
-        "--max-steps", "16",
-        "--save-steps", "100", "--own-choice", "disable",
-    ).start()  # fmt: skip
-    assert run.wait() == 0, run.tail()
+        "--max-steps", "16", "--save-steps", "100", "--own-choice", "disable",
+    ).start().ended()  # fmt: skip
     assert run.events("cleanup") == []
     for record in recorded(tmp_path / "out"):
         assert record["enabled"] is False

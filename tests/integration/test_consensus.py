@@ -7,13 +7,12 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.references import plain_ranks
-from support.runs import SCRIPTS, Run
+from support.runs import SCRIPTS, Runs
 
 SCRIPT = SCRIPTS / "consensus.py"
 SLOWEST_SECONDS = 5.0
@@ -34,32 +33,24 @@ def answers(folder: Path, rank: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("launcher", ["grpo-run", "plain", pytest.param("two nodes", marks=pytest.mark.full)])
 def test_ranks_decide_together_and_disagreements_are_raised_on_every_rank(
-    launcher: str, runs: Callable[..., Run], tmp_path: Path
+    launcher: str, runs: Runs, tmp_path: Path
 ) -> None:
     """All ranks take as many rounds as the slowest. Other lines, functions and counts raise, and name both
     sites.
     """
     if launcher == "grpo-run":
-        run = runs("--nproc-per-node", "2", str(SCRIPT)).start()
-        assert run.wait() == 0, run.tail()
+        runs("--nproc-per-node", "2", str(SCRIPT)).start().ended()
     elif launcher == "two nodes":
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
         joined = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "pair", "--rdzv-endpoint", endpoint)
         options = (
-            "--run-id",
-            "pair",
-            *joined,
-            "--local-addr",
-            "127.0.0.1",
-            "--nproc-per-node",
-            "1",
-            str(SCRIPT),
-        )
+            "--run-id", "pair", *joined, "--local-addr", "127.0.0.1", "--nproc-per-node", "1", str(SCRIPT),
+        )  # fmt: skip
         nodes = [runs(*options, name=f"node{number}").start() for number in (0, 1)]
         for node in nodes:
-            assert node.wait() == 0, node.tail()
+            node.ended()
     else:
         plain_ranks(tmp_path, [str(SCRIPT)], ranks=2)
     first, second = answers(tmp_path, 0), answers(tmp_path, 1)
@@ -105,7 +96,7 @@ PLACES = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("places", [("barrier", "end"), pytest.param(tuple(PLACES), marks=pytest.mark.full)])
 def test_a_rank_that_leaves_early_is_named_on_every_rank(
-    places: tuple[str, ...], runs: Callable[..., Run], tmp_path: Path
+    places: tuple[str, ...], runs: Runs, tmp_path: Path
 ) -> None:
     """Rank 1 leaves a loop for a collective, a barrier, a backward pass, a Trainer or the end of the script.
 
@@ -116,8 +107,8 @@ def test_a_rank_that_leaves_early_is_named_on_every_rank(
         "--nproc-per-node", "2", "--max-restarts", "9", str(SCRIPT), "--leave", ",".join(places)
     ).start()
     code = run.wait(240)
-    incidents = sorted((run.directory / "incidents").iterdir())
-    assert len(incidents) >= len(places), run.tail()
+    verdicts = run.verdicts()
+    assert len(verdicts) >= len(places), run.tail()
     loop = next(
         number
         for number, line in enumerate(SCRIPT.read_text().splitlines(), 1)
@@ -126,7 +117,7 @@ def test_a_rank_that_leaves_early_is_named_on_every_rank(
     waited = {}
     for attempt, place in enumerate(places):
         what, source = PLACES[place]
-        sentence = json.loads((incidents[attempt] / "verdict.json").read_text())["sentence"]
+        sentence = verdicts[attempt]["sentence"]
         assert what in sentence, (place, sentence)
         assert f"in consensus (consensus.py:{loop}, call 4)" in sentence, (place, sentence)
         assert f"The last consensus call of rank 1 was call 3 at consensus.py:{loop}." in sentence, (

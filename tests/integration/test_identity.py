@@ -5,13 +5,11 @@ asked.
 from __future__ import annotations
 
 import shutil
-import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.references import undisturbed
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Run, Runs, digest
 
 from grpo_run.runtime.launch.imported_files import read_record
 
@@ -19,17 +17,11 @@ STEPS = ("--max-steps", "12", "--save-steps", "8", "--output-dir", "ours", "--st
 
 
 @pytest.fixture
-def stopped(runs: Callable[..., Run], tmp_path: Path) -> Run:
+def stopped(runs: Runs, tmp_path: Path) -> Run:
     """A run of a script in the working directory that was stopped with a checkpoint."""
     shutil.copy(SCRIPTS / "grpo.py", tmp_path / "train.py")
     run = runs("train.py", *STEPS, environment={"PYTHONPATH": str(SCRIPTS), "SEED": "1"})
-    with run.held(after=3):
-        run.start().until_step(3)
-        assert run.process is not None
-        run.process.send_signal(signal.SIGTERM)
-        run.until(lambda events: any(event["event"] == "stop_requested" for event in events))
-    assert run.wait() == 75, run.tail()
-    return run
+    return run.stopped(after=3)
 
 
 def starts(run: Run) -> list[int]:
@@ -47,12 +39,12 @@ def refused(run: Run) -> str:
     progress.
     """
     before = len(run.printed())
-    assert run.start().wait() == 2, run.tail()
+    run.start().ended(2)
     return run.printed()[before:]
 
 
 def test_options_of_supervision_continue_the_run_and_changes_of_training_are_asked_about(
-    stopped: Run, runs: Callable[..., Run], tmp_path: Path
+    stopped: Run, runs: Runs, tmp_path: Path
 ) -> None:
     """An edited script, a variable and a cap are refused by name, then accepted; the weights are
     unchanged.
@@ -66,27 +58,17 @@ def test_options_of_supervision_continue_the_run_and_changes_of_training_are_ask
     stopped.arguments = ["--generation", "max_time=1000", *words]
     line = refused(stopped)
     for named in (
-        "train.py was edited",
-        "SEED 1 -> 2",
-        "--generation max_time not set -> 1000",
-        "--accept-change",
+        "train.py was edited", "SEED 1 -> 2", "--generation max_time not set -> 1000", "--accept-change",
         "--fresh",
-    ):
+    ):  # fmt: skip
         assert named in line, line
     assert checkpoints(tmp_path) == saved
     (tmp_path / "train.py").write_text(original)
     stopped.environment["SEED"] = "1"
     stopped.arguments = [
-        "--max-restarts",
-        "10",
-        "--deadline-floor",
-        "90",
-        "--stop-timeout",
-        "60",
-        "./train.py",
-        *STEPS,
-    ]
-    assert stopped.start().wait() == 0, stopped.tail()
+        "--max-restarts", "10", "--deadline-floor", "90", "--stop-timeout", "60", "./train.py", *STEPS,
+    ]  # fmt: skip
+    stopped.start().ended()
     assert starts(stopped) == [0, step]
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 12, ranks=1)
     (tmp_path / "train.py").write_text(original + "\n# edited\n")
@@ -97,7 +79,7 @@ def test_options_of_supervision_continue_the_run_and_changes_of_training_are_ask
 
 
 def test_another_command_does_not_train_over_a_run_that_has_not_finished(
-    stopped: Run, runs: Callable[..., Run], tmp_path: Path
+    stopped: Run, runs: Runs, tmp_path: Path
 ) -> None:
     """Neither in its run directory nor in its output directory; `--fresh` says that it may."""
     saved = checkpoints(tmp_path)
@@ -110,25 +92,20 @@ def test_another_command_does_not_train_over_a_run_that_has_not_finished(
     assert f"--resume-from {stopped.events('run_started')[0]['run']}" in line
     assert checkpoints(tmp_path) == saved
     fresh = runs("--fresh", *words, name="fresh", environment=environment).start()
-    assert fresh.wait() == 0, fresh.tail()
+    fresh.ended()
     assert starts(fresh) == [0]
 
 
 @pytest.mark.full
 def test_another_run_starts_from_an_older_checkpoint_and_never_returns_to_the_newer_ones(
-    runs: Callable[..., Run], tmp_path: Path
+    runs: Runs, tmp_path: Path
 ) -> None:
     """The run itself refuses to go back; the other one, with a directory of its own, recovers from what it
     has saved.
     """
     words = [str(SCRIPTS / "grpo.py"), "--max-steps", "24", "--save-steps", "4", *STEPS[4:]]
     first = runs(*words)
-    with first.held(after=14):
-        first.start().until_step(14)
-        assert first.process is not None
-        first.process.send_signal(signal.SIGTERM)
-        first.until(lambda events: any(event["event"] == "stop_requested" for event in events))
-    assert first.wait() == 75, first.tail()
+    first.stopped(after=14)
     saved, attempts = checkpoints(tmp_path), len(starts(first))
     first.arguments = ["--resume-from", "ours/checkpoint-4", *words]
     line = refused(first)
@@ -140,7 +117,7 @@ def test_another_run_starts_from_an_older_checkpoint_and_never_returns_to_the_ne
     with other.held(after=5):
         other.start().until_step(9)
         other.kill(0)
-    assert other.wait() == 0, other.tail()
+    other.ended()
     begun, recovered = starts(other)
     assert begun == 4
     assert 4 < recovered <= 10

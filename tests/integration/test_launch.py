@@ -7,13 +7,12 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support import loops, warm
 from support.references import undisturbed
-from support.runs import BIN, QUIET, SCRIPTS, Run, digest
+from support.runs import BIN, QUIET, SCRIPTS, Runs, digest
 
 STEPS = ("--max-steps", "12", "--save-steps", "4")
 
@@ -27,10 +26,9 @@ STEPS = ("--max-steps", "12", "--save-steps", "4")
         pytest.param("sft.py", marks=pytest.mark.full),
     ],
 )
-def test_weights_equal_torchruns(script: str, runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_weights_equal_torchruns(script: str, runs: Runs, tmp_path: Path) -> None:
     """An undisturbed supervised run ends with torchrun's weights."""
-    run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS).start()
-    assert run.wait() == 0, run.tail()
+    run = runs("--nproc-per-node", "2", str(SCRIPTS / script), "--output-dir", "ours", *STEPS).start().ended()
     assert digest(tmp_path / "ours") == undisturbed(script, 12)
     status = run.status()
     assert status["state"] == "finished"
@@ -58,14 +56,13 @@ def test_same_command_on_a_finished_run_says_so(tmp_path: Path) -> None:
     assert "starts from step 0" in printed
 
 
-def test_second_launch_on_a_live_run_is_refused(runs: Callable[..., Run]) -> None:
+def test_second_launch_on_a_live_run_is_refused(runs: Runs) -> None:
     """A second launch on a live run prints one line with the first supervisor's pid and exits with 2."""
     arguments = ("--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps",
     "40", "--save-steps", "4")  # fmt: skip
     first = runs(*arguments)
     with first.held(after=2):
         first.start().until_step(2)
-        assert first.process is not None
         code, printed = warm.run(
             [str(BIN / "grpo-run"), "launch", "--run-dir", str(first.directory), *arguments], cwd=first.folder
         )
@@ -74,7 +71,7 @@ def test_second_launch_on_a_live_run_is_refused(runs: Callable[..., Run]) -> Non
     assert str(first.process.pid) in printed
 
 
-def test_module_target(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_module_target(runs: Runs, tmp_path: Path) -> None:
     """`-m package.module` runs as with `python -m`: package, arguments and `sys.path[0]` are the same."""
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "__init__.py").touch()
@@ -82,14 +79,11 @@ def test_module_target(runs: Callable[..., Run], tmp_path: Path) -> None:
         "import sys, pathlib\n"
         "pathlib.Path('seen.txt').write_text(repr((__name__, __package__, sys.argv[1:], sys.path[0])))\n"
     )
-    run = runs("--nproc-per-node", "1", "-m", "jobs.hello", "--x", "1").start()
-    assert run.wait() == 0, run.tail()
+    runs("--nproc-per-node", "1", "-m", "jobs.hello", "--x", "1").start().ended()
     assert (tmp_path / "seen.txt").read_text() == repr(("__main__", "jobs", ["--x", "1"], str(tmp_path)))
 
 
-def test_script_that_sets_import_time_variables_gets_a_fresh_interpreter(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_script_that_sets_import_time_variables_gets_a_fresh_interpreter(runs: Runs, tmp_path: Path) -> None:
     """Libraries read HF_HOME there. The script's first lines run twice, but only once in the next attempt."""
     (tmp_path / "early.py").write_text(
         "import os, sys\n"
@@ -100,14 +94,13 @@ def test_script_that_sets_import_time_variables_gets_a_fresh_interpreter(
         "if len(open('begins.txt').readlines()) < 3: os.kill(os.getpid(), signal.SIGKILL)\n"
         "pathlib.Path('seen.txt').write_text(c.HF_HOME)\n"
     )
-    run = runs("--nproc-per-node", "1", "early.py").start()
-    assert run.wait() == 0, run.tail()
+    run = runs("--nproc-per-node", "1", "early.py").start().ended()
     assert (tmp_path / "seen.txt").read_text() == str(tmp_path / "cache")
     assert len((tmp_path / "begins.txt").read_text().split()) == 3
     assert [event["reason"] for event in run.events("fresh_interpreters")] == ["the script sets HF_HOME"]
 
 
-def test_ranks_start_with_the_libraries_that_a_step_imports(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_ranks_start_with_the_libraries_that_a_step_imports(runs: Runs, tmp_path: Path) -> None:
     """A GRPO step imports no library for the first time, which every recovery would wait for."""
     source = (SCRIPTS / "grpo.py").read_text()
     (tmp_path / "script.py").write_text(
@@ -117,38 +110,28 @@ def test_ranks_start_with_the_libraries_that_a_step_imports(runs: Callable[..., 
         " pathlib.Path('new.txt').write_text(' '.join(name for name in executed if '.' not in name)))\n"
         + source.replace("from __future__ import annotations\n", "", 1)
     )
-    run = runs(
-        "--nproc-per-node",
-        "1",
-        "script.py",
-        "--output-dir",
-        "ours",
-        "--max-steps",
-        "2",
-        "--save-steps",
-        "4",
+    runs(
+        "--nproc-per-node", "1", "script.py", "--output-dir", "ours", "--max-steps", "2", "--save-steps", "4",
         environment={"PYTHONPATH": str(SCRIPTS)},
-    ).start()
-    assert run.wait() == 0, run.tail()
+    ).start().ended()  # fmt: skip
     assert (tmp_path / "new.txt").read_text().split() == ["tiny"]  # a module beside the test scripts
 
 
-def test_fresh_interpreters_recover_with_equal_weights(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_fresh_interpreters_recover_with_equal_weights(runs: Runs, tmp_path: Path) -> None:
     """With `--no-preload`, a killed rank of a loop, which imports torch and no Trainer, resumes to the same
     numbers.
     """
     words = ("--form", "for", "--steps", "8")
     expected = loops.undisturbed(tmp_path, *words)
-    run = loops.launched(runs, tmp_path, *words, options=("--no-preload", *loops.kills([5], 1))).start()
-    assert run.wait() == 0, run.tail()
+    run = (
+        loops.launched(runs, tmp_path, *words, options=("--no-preload", *loops.kills([5], 1))).start().ended()
+    )
     assert len(run.status()["recoveries"]) == 1
     assert not (different := loops.differences(tmp_path / "out", expected)), different
 
 
 @pytest.mark.full
-def test_fresh_interpreters_of_a_trainer_recover_with_equal_weights(
-    runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_fresh_interpreters_of_a_trainer_recover_with_equal_weights(runs: Runs, tmp_path: Path) -> None:
     """With `--no-preload`, a killed rank resumes to the same weights."""
     run = runs(
         "--no-preload", "--nproc-per-node", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "ours", *STEPS
@@ -156,7 +139,7 @@ def test_fresh_interpreters_of_a_trainer_recover_with_equal_weights(
     with run.held(after=5):
         run.start().until_step(5)
         run.kill(0)
-    assert run.wait() == 0, run.tail()
+    run.ended()
     assert digest(tmp_path / "ours") == undisturbed("grpo.py", 12, ranks=1)
     assert len(run.status()["recoveries"]) == 1
 

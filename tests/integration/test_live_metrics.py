@@ -28,7 +28,7 @@ def test_a_live_run_exports_its_ranks(script: str, tmp_path: Path) -> None:
         metrics="127.0.0.1:0",
     ).start()  # fmt: skip
     try:
-        run.until(lambda events: any(event["event"] == "step_logged" for event in events))
+        run.until_event("step_logged")
         run.until_step(12)
         address = re.search(r"http://[\d.]+:\d+/metrics", run.printed())
         assert address is not None, run.tail()
@@ -75,14 +75,13 @@ def test_a_regular_scraper_learns_how_a_run_ended(
     try:
         address = eventually(lambda: re.search(r"http://[\d.]+:\d+/metrics", run.printed()), "address")[0]
         states: list[str] = []
-        assert run.process is not None
         while run.process.poll() is None:
             with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=10) as answer:
                 states += re.findall(
                     r'grpo_run_state{run_id="[^"]+",state="(\w+)"} 1.0', answer.read().decode()
                 )
             time.sleep(0.3)
-        assert run.wait() == exit_code
+        run.ended(exit_code)
         assert states[-1] == state
     finally:
         run.close()

@@ -7,11 +7,11 @@ from __future__ import annotations
 import json
 import statistics
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Runs, digest
 
 STEPS = 6
 GENERATIONS = 4
@@ -58,9 +58,7 @@ CASES = {
         pytest.param("grpo", "exceptions", marks=pytest.mark.full),
     ],
 )
-def test_groups_that_two_ranks_share(
-    algorithm: str, case: str, runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_groups_that_two_ranks_share(algorithm: str, case: str, runs: Runs, tmp_path: Path) -> None:
     """Each rank has half of each group, and a kill changes neither advantages nor weights.
 
     Completions in a loop are cut and leave too. An outage on one rank makes all ranks compute the rewards of
@@ -70,27 +68,18 @@ def test_groups_that_two_ranks_share(
     faults = (0, 1, 2) if case == "exceptions" else (0, 1)
     words = [
         str(SCRIPTS / "failing_rewards.py"), "--algorithm", algorithm, "--max-steps", str(STEPS),
-        "--save-steps", "2",
-        "--per-device-train-batch-size", "2", "--gradient-accumulation-steps", "3", "--num-generations",
-        str(GENERATIONS),
-        "--max-completion-length", str(LONGEST), "--output-dir", "out", *arguments,
+        "--save-steps", "2", "--per-device-train-batch-size", "2", "--gradient-accumulation-steps", "3",
+        "--num-generations", str(GENERATIONS), "--max-completion-length", str(LONGEST), "--output-dir", "out",
+        *arguments,
     ]  # fmt: skip
     weights, counts = [], []
     for name, injections in {"calm": [], "killed": ["--inject", "kill@rank1:step6"]}.items():
         folder = tmp_path / name
         folder.mkdir()
         run = runs(
-            "--nproc-per-node",
-            "2",
-            "--snapshot-every",
-            "0",
-            *options,
-            *injections,
-            *words,
-            name=f"run-{name}",
-            cwd=folder,
-        ).start()
-        assert run.wait() == 0, run.tail()
+            "--nproc-per-node", "2", "--snapshot-every", "0", *options, *injections, *words,
+            name=f"run-{name}", cwd=folder,
+        ).start().ended()  # fmt: skip
         weights.append(digest(folder / "out"))
         excluded = {
             (event["step"], event["reason"], sample)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.runs import SCRIPTS, Run
+from support.runs import SCRIPTS, Run, Runs
 
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import read_status
@@ -85,15 +85,10 @@ def check(finding: dict[str, Any], way: str) -> None:
 def findings(run: Run, *ways: str, steps: int = 16) -> list[dict[str, Any]]:
     """Run the script to its end, and return what was found."""
     run.arguments = [
-        "--memory-trace",
-        str(SCRIPTS / SCRIPT),
-        "--output-dir",
-        "out",
-        "--max-steps",
-        str(steps),
+        "--memory-trace", str(SCRIPTS / SCRIPT), "--output-dir", "out", "--max-steps", str(steps),
         *(("--keep", *ways) if ways else ()),
-    ]
-    assert run.start().wait(300) == 0, run.tail()
+    ]  # fmt: skip
+    run.start().ended()
     return run.events("memory_finding")
 
 
@@ -106,7 +101,7 @@ def find_all(found: list[dict[str, Any]], ways: Sequence[str]) -> None:
         check(finding, way)
 
 
-def test_each_mistake_is_found_in_one_run(runs: Callable[..., Run]) -> None:
+def test_each_mistake_is_found_in_one_run(runs: Runs) -> None:
     """Four mistakes, four findings; the terminal says them, and the replay buffer is none."""
     run = runs()
     found = findings(run, *MISTAKES, steps=20)
@@ -115,7 +110,7 @@ def test_each_mistake_is_found_in_one_run(runs: Callable[..., Run]) -> None:
         assert f"memory: {finding['sentence']}" in run.output.read_text()
 
 
-def test_what_merely_grows_is_in_the_status_and_not_on_the_terminal(runs: Callable[..., Run]) -> None:
+def test_what_merely_grows_is_in_the_status_and_not_on_the_terminal(runs: Runs) -> None:
     """Once it has tensors of 20 steps: a buffer that is not full yet looks the same."""
     run = runs()
     found = findings(run, *GROWING, steps=LONG)
@@ -125,32 +120,18 @@ def test_what_merely_grows_is_in_the_status_and_not_on_the_terminal(runs: Callab
     assert sorted(listed) == sorted(finding["sentence"] for finding in found)
 
 
-def test_nothing_is_found_in_a_script_with_a_bounded_buffer(runs: Callable[..., Run]) -> None:
+def test_nothing_is_found_in_a_script_with_a_bounded_buffer(runs: Runs) -> None:
     """Nothing grows in it."""
     assert findings(runs(), steps=LONG) == []
 
 
-def test_a_leak_of_one_rank_is_named_with_it_and_said_once_in_a_run(runs: Callable[..., Run]) -> None:
+def test_a_leak_of_one_rank_is_named_with_it_and_said_once_in_a_run(runs: Runs) -> None:
     """Not again after a restart, in which it is found again; the status says in how many attempts."""
     run = runs(
-        "--nproc-per-node",
-        "2",
-        "--memory-trace",
-        str(SCRIPTS / SCRIPT),
-        "--output-dir",
-        ".",
-        "--max-steps",
-        "16",
-        "--mode",
-        "ddp",
-        "--on-rank",
-        "1",
-        "--die-at",
-        "14",
-        "--keep",
-        "traceback",
-    )
-    assert run.start().wait(300) == 0, run.tail()
+        "--nproc-per-node", "2", "--memory-trace", str(SCRIPTS / SCRIPT), "--output-dir", ".",
+        "--max-steps", "16", "--mode", "ddp", "--on-rank", "1", "--die-at", "14", "--keep", "traceback",
+    )  # fmt: skip
+    run.start().ended()
     found = run.events("memory_finding")
     assert [(one["attempt"], one["rank"]) for one in found] == [(0, 1), (1, 1)]
     for one in found:
@@ -163,22 +144,15 @@ def test_a_leak_of_one_rank_is_named_with_it_and_said_once_in_a_run(runs: Callab
 
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
-def test_a_leak_of_all_ranks_is_said_once(mode: str, runs: Callable[..., Run]) -> None:
+def test_a_leak_of_all_ranks_is_said_once(mode: str, runs: Runs) -> None:
     """Each rank has it in the journal; the terminal names both."""
     ways = ("graph", "cycle", "traceback")
     run = runs("--nproc-per-node", "2")
     run.arguments += [
-        "--memory-trace",
-        str(SCRIPTS / SCRIPT),
-        "--output-dir",
-        ".",
-        "--max-steps",
-        "20",
-        "--mode",
-        mode,
-    ]
+        "--memory-trace", str(SCRIPTS / SCRIPT), "--output-dir", ".", "--max-steps", "20", "--mode", mode,
+    ]  # fmt: skip
     run.arguments += ["--keep", *ways]
-    assert run.start().wait(300) == 0, run.tail()
+    run.start().ended()
     found = run.events("memory_finding")
     for rank in (0, 1):
         own = [one for one in found if one["rank"] == rank]
@@ -189,44 +163,29 @@ def test_a_leak_of_all_ranks_is_said_once(mode: str, runs: Callable[..., Run]) -
 
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
-def test_nothing_is_found_in_clean_scripts_on_two_ranks(mode: str, runs: Callable[..., Run]) -> None:
+def test_nothing_is_found_in_clean_scripts_on_two_ranks(mode: str, runs: Runs) -> None:
     """What DDP and FSDP keep from step to step is none of the script's."""
     run = runs(
-        "--nproc-per-node",
-        "2",
-        "--memory-trace",
-        str(SCRIPTS / SCRIPT),
-        "--output-dir",
-        ".",
-        "--max-steps",
-        str(LONG),
-        "--mode",
-        mode,
-    )
-    assert run.start().wait(300) == 0, run.tail()
+        "--nproc-per-node", "2", "--memory-trace", str(SCRIPTS / SCRIPT), "--output-dir", ".",
+        "--max-steps", str(LONG), "--mode", mode,
+    )  # fmt: skip
+    run.start().ended()
     assert run.events("memory_finding") == []
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("way", FOUND)
-def test_each_way_is_found_alone(way: str, runs: Callable[..., Run]) -> None:
+def test_each_way_is_found_alone(way: str, runs: Runs) -> None:
     """And nothing else."""
     find_all(findings(runs(), way, steps=LONG if way in GROWING else 16), [way])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("script", ["grpo.py", "rloo.py", "sft.py", "grpo_loop.py"])
-def test_nothing_is_found_in_clean_scripts(script: str, runs: Callable[..., Run]) -> None:
+def test_nothing_is_found_in_clean_scripts(script: str, runs: Runs) -> None:
     """Trainers and a loop of our own keep nothing without need."""
     run = runs(
-        "--memory-trace",
-        str(SCRIPTS / script),
-        "--output-dir",
-        "out",
-        "--max-steps",
-        str(LONG),
-        "--save-steps",
-        "6",
-    ).start()
-    assert run.wait(300) == 0, run.tail()
+        "--memory-trace", str(SCRIPTS / script), "--output-dir", "out", "--max-steps", str(LONG),
+        "--save-steps", "6",
+    ).start().ended()  # fmt: skip
     assert run.events("memory_finding") == []

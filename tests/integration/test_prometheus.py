@@ -233,7 +233,7 @@ def test_alerts_tell_a_run_that_finished_from_one_that_failed(
             metrics="127.0.0.1:0",
         ).start()
         for name, code in (("good", "0"), ("bad", "3"))
-    ]
+    ]  # fmt: skip
     try:
         addresses = [
             eventually(lambda run=run: re.search(r"http://([\d.]+:\d+)/metrics", run.printed()), "address")[1]

@@ -90,7 +90,7 @@ def observe(folder: Path, launchers: Sequence[str]) -> Observations:
                 folder, [*extra, *command], name=f"run-{launcher}", environment=environment, cold=cold or None
             )
             try:
-                assert run.start().wait() == 0, run.tail()
+                run.start().ended()
             finally:
                 run.close()
         seen[launcher] = [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)]

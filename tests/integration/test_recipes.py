@@ -41,14 +41,9 @@ def test_a_short_demo_recovers_and_draws(tmp_path: Path) -> None:
     `.ci/run` runs.
     """
     demo(
-        tmp_path,
-        "--set",
-        "sft.max_steps=30",
-        "--set",
-        "grpo.max_steps=42",
-        "--set",
-        "grpo.per_device_train_batch_size=16",
-    )
+        tmp_path, "--set", "sft.max_steps=30", "--set", "grpo.max_steps=42",
+        "--set", "grpo.per_device_train_batch_size=16",
+    )  # fmt: skip
 
 
 @pytest.mark.full
@@ -68,12 +63,11 @@ def test_gsm8k_trains_on_the_real_files(tmp_path: Path) -> None:
         pytest.skip(f"no GSM8K files at {GSM8K}; set GRPO_RUN_GSM8K to their folder")
     command = [
         str(BIN / "grpo-run"), "train", "gsm8k", "--nproc-per-node", "2", "--run-dir", str(tmp_path / "run"),
-        "--metrics-addr", "off", "--set", "model=tiny", "--set", f"data={GSM8K}", "--set",
-        f"output_dir={tmp_path / 'out'}",
-        "--set", "grpo.max_steps=2", "--set", "grpo.save_steps=2", "--set", "grpo.max_completion_length=16",
-        "--set", "grpo.num_generations=4", "--set", "grpo.per_device_train_batch_size=4",
-        "--set", "grpo.gradient_accumulation_steps=1", "--set", "grpo.steps_per_generation=1", "--set",
-        "grpo.bf16=false",
+        "--metrics-addr", "off", "--set", "model=tiny", "--set", f"data={GSM8K}",
+        "--set", f"output_dir={tmp_path / 'out'}", "--set", "grpo.max_steps=2", "--set", "grpo.save_steps=2",
+        "--set", "grpo.max_completion_length=16", "--set", "grpo.num_generations=4",
+        "--set", "grpo.per_device_train_batch_size=4", "--set", "grpo.gradient_accumulation_steps=1",
+        "--set", "grpo.steps_per_generation=1", "--set", "grpo.bf16=false",
         "--set", "grpo.gradient_checkpointing=false",
     ]  # fmt: skip
     code, printed = warm.run(command, cwd=tmp_path, timeout_seconds=240)

@@ -5,11 +5,10 @@ preloaded is no fault.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import Run
+from support.runs import Run, Runs
 
 FOUND_AT_RUN_TIME = {
     "train.py": "import torch, choose, trl\nprint('TRL', trl.__file__)\n",
@@ -43,11 +42,11 @@ def launched(run: Run, files: dict[str, str], folder: Path) -> str:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    assert run.start().wait() == 0, run.tail()
+    run.start().ended()
     return run.output.read_text()
 
 
-def test_a_path_chosen_at_run_time_is_followed(runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_path_chosen_at_run_time_is_followed(runs: Runs, tmp_path: Path) -> None:
     """The rank notices it when the script imports TRL, starts over, and says why."""
     run = runs("train.py", environment={"WHERE": str(tmp_path / "vendor")})
     shown = launched(run, FOUND_AT_RUN_TIME, tmp_path)
@@ -66,7 +65,7 @@ def test_a_path_chosen_at_run_time_is_followed(runs: Callable[..., Run], tmp_pat
     ],
 )
 def test_other_code_or_variables_start_fresh_interpreters(
-    runs: Callable[..., Run], tmp_path: Path, files: dict[str, str], expected: str, why: str
+    runs: Runs, tmp_path: Path, files: dict[str, str], expected: str, why: str
 ) -> None:
     """A local `trl`, a variable that an imported module sets, and a library that raises when it is
     imported.

@@ -66,8 +66,7 @@ def read_a_tool_call(tokenizer: Any, ids: list[int], prefix: Any = None, tools: 
 
 def main() -> None:
     global late
-    parser = tiny.argument_parser(__doc__)
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(__doc__)
     parser.add_argument(
         "--late", type=int, default=0, help="call of the tool that waits for ever; 0 for none"
     )

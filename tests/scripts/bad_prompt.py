@@ -10,22 +10,19 @@ import time
 from typing import Any
 
 import tiny
-from trl import GRPOConfig, GRPOTrainer
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__)
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--bad-prompt", type=int, required=True, help="number of the prompt")
     parser.add_argument("--how", choices=("raise", "hang"), default="raise", help="how it fails")
     parser.add_argument("--where", choices=("generation", "reward"), default="generation", help="what fails")
     parser.add_argument("--stateful", action="store_true", help="the reward counts its calls")
     arguments = parser.parse_args()
 
-    tokenizer = tiny.tokenizer()
     rows = tiny.prompts(tiny.prompts_for_one_epoch(arguments))
     text = rows[arguments.bad_prompt]["prompt"]
-    bad = tokenizer(text)["input_ids"]
+    bad = tiny.tokenizer()(text)["input_ids"]
     plain, calls = tiny.rewards(arguments.step_seconds), []
 
     def fail() -> None:
@@ -40,14 +37,7 @@ def main() -> None:
             fail()
         return list(plain(prompts=prompts, **columns))
 
-    trainer = GRPOTrainer(
-        model=tiny.policy(len(tokenizer), arguments),
-        reward_funcs=reward,
-        args=GRPOConfig(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)}),
-        train_dataset=rows,
-        processing_class=tokenizer,
-        callbacks=tiny.callbacks(arguments),
-    )
+    trainer = tiny.rollout_trainer(arguments, reward_funcs=reward, train_dataset=rows)
     generate = trainer.model.generate
 
     def fragile(input_ids: Any, **keywords: Any) -> Any:

@@ -123,6 +123,30 @@ def _child_signal_in_lock(seconds: float) -> None:
 
 
 @legitimate
+def _interrupt_of_child(seconds: float) -> None:
+    done = threading.Event()
+    with handling(signal.SIGINT, lambda *_: done.set()):
+        child = subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -INT {os.getpid()}"])
+        done.wait()
+    child.wait()
+
+
+@legitimate
+def _spawned_pool(seconds: float) -> None:
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        pool.map(time.sleep, [seconds, seconds / 2])
+
+
+@legitimate
+def _queue_of_process(seconds: float) -> None:
+    items = FORK.Queue()
+    process = FORK.Process(target=lambda: (time.sleep(seconds), items.put(1)))
+    process.start()
+    items.get()
+    process.join()
+
+
+@legitimate
 def _terminal_of_child(seconds: float) -> None:
     controlling, terminal = os.openpty()
     child = subprocess.Popen(

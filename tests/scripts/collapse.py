@@ -8,7 +8,7 @@ from typing import Any
 
 import tiny
 import torch
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 
 class FailingTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -35,16 +35,13 @@ class FailingTrainer(GRPOTrainer):  # type: ignore[misc]
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__ or "")
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--nan-at", type=int, default=None, metavar="STEP")
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--marker", type=Path, default=Path("nan"), help="files that count what was done")
     parser.add_argument("--cured-by-seeds", action="store_true")
     parser.add_argument("--reward-falls-at", type=int, default=None, metavar="STEP")
     arguments = parser.parse_args()
-    tiny.use_test_shims()
-
     overlap = tiny.rewards(arguments.step_seconds)
 
     def falling(prompts: list[str], completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
@@ -56,14 +53,7 @@ def main() -> None:
         return [0.001 * reward - 2.0 for reward in rewards] if falls else rewards
 
     falling.__name__ = "overlap"
-    tokenizer = tiny.tokenizer()
-    trainer = FailingTrainer(
-        model=tiny.policy(len(tokenizer), arguments),
-        reward_funcs=falling,
-        args=GRPOConfig(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)}),
-        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
-        processing_class=tokenizer,
-    )
+    trainer = tiny.rollout_trainer(arguments, FailingTrainer, reward_funcs=falling)
     trainer.nan_at, trainer.times = arguments.nan_at, arguments.times
     trainer.marker = arguments.marker
     trainer.cured_by_seeds = arguments.cured_by_seeds

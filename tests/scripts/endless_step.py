@@ -10,12 +10,10 @@ from typing import Any
 
 import tiny
 import torch
-from trl import GRPOConfig, GRPOTrainer
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__ or "")
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--endless-at", type=int, required=True, metavar="STEP")
     parser.add_argument("--attempts", type=int, default=1, help="attempts that do not get past the step")
     arguments = parser.parse_args()
@@ -33,14 +31,7 @@ def main() -> None:
         return rewards
 
     asking.__name__ = "overlap"
-    tokenizer = tiny.tokenizer()
-    trainer = GRPOTrainer(
-        model=tiny.policy(len(tokenizer), arguments),
-        reward_funcs=asking,
-        args=GRPOConfig(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)}),
-        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
-        processing_class=tokenizer,
-    )
+    trainer = tiny.rollout_trainer(arguments, reward_funcs=asking)
     tiny.train(trainer, arguments)
     tiny.write_digest(trainer, arguments.output_dir)
 

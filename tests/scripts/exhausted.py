@@ -17,7 +17,7 @@ import greedy
 import tiny
 import torch
 from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 MESSAGE = (
     "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.25"
@@ -95,7 +95,7 @@ def fail_in_trl() -> None:
     GRPOTrainer._generate_and_score_completions, GRPOTrainer.compute_loss = failing_score, failing_loss
 
 
-def trainer_for(arguments: Any, output_dir: Path, model: Any, faults: Faults) -> Exhausting:
+def trainer_for(arguments: Any, output_dir: Path, model: Any, faults: Faults) -> Any:
     """Return a trainer, in whose rewards, data and generation memory runs out where the faults say so."""
 
     def reward(completions: list[str], **kwargs: Any) -> Any:
@@ -103,15 +103,10 @@ def trainer_for(arguments: Any, output_dir: Path, model: Any, faults: Faults) ->
         trainer._fail("reward")
         return greedy.by_place(completions, **kwargs)
 
-    settings = {**tiny.settings(arguments), **tiny.rollout_settings(arguments), "output_dir": str(output_dir)}
-    trainer = Exhausting(
-        model=model,
-        reward_funcs=reward,
-        args=GRPOConfig(**{**settings, "generation_kwargs": {"do_sample": False}}),
-        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
-        processing_class=tiny.tokenizer(),
-        callbacks=[FailingCallback(faults)],
-    )
+    trainer = tiny.rollout_trainer(
+        arguments, Exhausting, model=model, reward_funcs=reward, callbacks=[FailingCallback(faults)],
+        settings={"output_dir": str(output_dir), **greedy.GREEDILY},
+    )  # fmt: skip
     trainer.faults = faults
     generate, collate = trainer.model.generate, trainer.data_collator
 
@@ -133,8 +128,7 @@ def trainer_for(arguments: Any, output_dir: Path, model: Any, faults: Faults) ->
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__)
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--place", action="append", default=[], metavar="PLACE@STEP")
     parser.add_argument("--fault-rank", type=int, default=1)
     parser.add_argument("--always", action="store_true", help="fail in every step from the given one on")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tiny
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, set_seed
-from trl import GRPOConfig, GRPOTrainer
 
 
 def experts(vocabulary_size: int, seed: int) -> Qwen2MoeForCausalLM:
@@ -31,19 +30,9 @@ def experts(vocabulary_size: int, seed: int) -> Qwen2MoeForCausalLM:
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__)
-    tiny.rollout_arguments(parser)
-    arguments = parser.parse_args()
-    tiny.check_rollout_boundaries(arguments)
-    config = GRPOConfig(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)})
-    tokenizer = tiny.tokenizer()
-    trainer = GRPOTrainer(
-        model=experts(len(tokenizer), arguments.seed),
-        reward_funcs=tiny.rewards(arguments.step_seconds),
-        args=config,
-        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
-        processing_class=tokenizer,
-    )
+    arguments = tiny.rollout_parser(__doc__).parse_args()
+    model = experts(len(tiny.tokenizer()), arguments.seed)
+    trainer = tiny.rollout_trainer(arguments, model=model)
     tiny.train(trainer, arguments)
     tiny.write_digest(trainer, arguments.output_dir)
 

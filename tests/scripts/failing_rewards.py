@@ -17,9 +17,8 @@ from typing import Any
 import tiny
 import torch
 from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl import RLOOTrainer
 
-TRAINERS = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer)}
 FAULTS = {0: math.nan, 1: math.inf}
 
 
@@ -101,28 +100,20 @@ class RecordSteps(TrainerCallback):
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__)
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(__doc__)
     parser.add_argument(
         "--raise", action="store_true", dest="raises", help="a function raises, instead of an outage"
     )
     parser.add_argument("--loop", action="store_true", help="plant a loop into the model")
-    parser.add_argument("--algorithm", choices=TRAINERS, default="grpo")
+    parser.add_argument("--algorithm", choices=("grpo", "rloo"), default="grpo")
     arguments = parser.parse_args()
-    configuration, trainer_class = TRAINERS[arguments.algorithm]
-    tokenizer = tiny.tokenizer()
     recorder = RecordSteps()
-    model = tiny.policy(len(tokenizer), arguments)
+    trainer = tiny.rollout_trainer(
+        arguments, RLOOTrainer if arguments.algorithm == "rloo" else None,
+        reward_funcs=[overlap, variety, raising if arguments.raises else Outage()], callbacks=[recorder],
+    )  # fmt: skip
     if arguments.loop:
-        plant_loop(model, tokenizer)
-    trainer = trainer_class(
-        model=model,
-        reward_funcs=[overlap, variety, raising if arguments.raises else Outage()],
-        args=configuration(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)}),
-        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
-        processing_class=tokenizer,
-        callbacks=[recorder],
-    )
+        plant_loop(trainer.model, trainer.processing_class)
     recorder.trainer = trainer
     tiny.train(trainer, arguments)
     tiny.write_digest(trainer, arguments.output_dir)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import tiny
-from trl import GRPOConfig, GRPOTrainer
+
+GREEDILY = {"generation_kwargs": {"do_sample": False}}
 
 
 def by_place(completions: list[str], **_: Any) -> list[float]:
@@ -18,20 +19,8 @@ def by_place(completions: list[str], **_: Any) -> list[float]:
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__)
-    tiny.rollout_arguments(parser)
-    arguments = parser.parse_args()
-    tiny.check_rollout_boundaries(arguments)
-    settings = {**tiny.settings(arguments), **tiny.rollout_settings(arguments)}
-    tokenizer = tiny.tokenizer()
-    trainer = GRPOTrainer(
-        model=tiny.policy(len(tokenizer), arguments),
-        reward_funcs=by_place,
-        args=GRPOConfig(**{**settings, "generation_kwargs": {"do_sample": False}}),
-        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
-        processing_class=tokenizer,
-        callbacks=tiny.callbacks(arguments),
-    )
+    arguments = tiny.rollout_parser(__doc__).parse_args()
+    trainer = tiny.rollout_trainer(arguments, reward_funcs=by_place, settings=GREEDILY)
     tiny.train(trainer, arguments)
     tiny.write_digest(trainer, arguments.output_dir)
 

@@ -1,7 +1,8 @@
 """Legitimate communication between ranks that a user's code may contain, with one rank late by some seconds.
 
-Imported by `oddities.py` beside it, and called on every rank in the same order. In each, ranks wait for one
-another in ways that look like a deadlock to whoever does not know every participant.
+`oddities.py` beside it calls them during training; as a script, `groups.py SECONDS` calls them all without a
+trainer. Every rank calls them in the same order. In each, ranks wait for one another in ways that look like a
+deadlock to whoever does not know every participant.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import queue
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -289,3 +291,59 @@ def _queue_of_receiving_thread(seconds: float) -> None:
     if dist.get_rank() == last:
         dist.send(torch.ones(1), 0, group=group)
     dist.barrier()
+
+
+@legitimate
+def _unnamed_pairs(seconds: float) -> None:
+    """Groups of two ranks without a name, which no other rank ever opens; one member is late."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = dist.distributed_c10d._get_default_store()
+    for first in range(size):
+        members = sorted({first, (first + 1) % size})
+        if rank in members:
+            prefix = dist.PrefixStore(f"unnamed{first}", store)
+            group = dist.ProcessGroupGloo(prefix, members.index(rank), 2, timedelta(seconds=100))
+            if rank == first:
+                time.sleep(seconds)
+            if first == 1:
+                group.allgather([[torch.ones(3), torch.ones(3)]], [torch.ones(3)]).wait()
+            else:
+                group.allreduce([torch.ones(3)]).wait()
+    dist.barrier()
+
+
+@legitimate
+def _issued_ahead(seconds: float) -> None:
+    """One rank issues many collectives ahead and waits at the end; another is late with all of them."""
+    if dist.get_rank() == 0:
+        time.sleep(seconds)
+    pending = []
+    for _ in range(4):
+        gathered = [torch.ones(3) for _ in range(dist.get_world_size())]
+        works = [
+            _sum(None, async_op=True),
+            dist.all_gather(gathered, torch.ones(3), async_op=True),
+            dist.barrier(async_op=True),
+        ]
+        for work in works:
+            if dist.get_rank() == dist.get_world_size() - 1:
+                pending.append(work)
+            else:
+                work.wait()
+    for work in pending:
+        work.wait()
+
+
+def main() -> None:
+    """Communicate in each of these ways, one after the other, with no trainer."""
+    dist.init_process_group("gloo")
+    for name, communicate in GROUPS.items():
+        communicate(float(sys.argv[1]))
+        dist.barrier()
+        if dist.get_rank() == 0:
+            print(f"{name} done", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -11,11 +11,10 @@ import json
 import os
 import random
 import string
-from typing import Any
 
 import tiny
 from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl import GRPOTrainer, RLOOTrainer
 
 SHORTEST = 4
 
@@ -35,32 +34,19 @@ def prompts(rollouts: int, per_rollout: int, growth: int) -> Dataset:
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__ or "")
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(__doc__)
     parser.add_argument(
         "--growth", type=int, default=4, help="characters by which prompts grow with each rollout"
     )
     parser.add_argument("--rloo", action="store_true", help="train with RLOO")
     arguments = parser.parse_args()
-    tiny.use_test_shims()
-    own: dict[str, Any] = {
-        **tiny.settings(arguments),
-        **tiny.rollout_settings(arguments),
-        "shuffle_dataset": False,
-    }
-    config = RLOOConfig(**own) if arguments.rloo else GRPOConfig(**own)
+    kind = RLOOTrainer if arguments.rloo else GRPOTrainer
+    config = tiny.rollout_config(arguments, kind, shuffle_dataset=False)
     samples = config.generation_batch_size
     steps = config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps
     rollouts = int(-(-arguments.max_steps // steps)) + 1
-    tokenizer = tiny.tokenizer()
-    trainer = (RLOOTrainer if arguments.rloo else GRPOTrainer)(
-        model=tiny.policy(len(tokenizer), arguments),
-        reward_funcs=tiny.rewards(arguments.step_seconds),
-        args=config,
-        train_dataset=prompts(rollouts, samples // arguments.num_generations, arguments.growth),
-        processing_class=tokenizer,
-        callbacks=tiny.callbacks(arguments),
-    )
+    data = prompts(rollouts, samples // arguments.num_generations, arguments.growth)
+    trainer = tiny.rollout_trainer(arguments, kind, args=config, train_dataset=data)
     tiny.train(trainer, arguments)
     logged = arguments.output_dir / f"logged-rank{os.environ.get('RANK', '0')}.json"
     logged.write_text(json.dumps(trainer.state.log_history))

@@ -34,8 +34,7 @@ def log_probabilities(model: Any, tokens: torch.Tensor, length: int) -> torch.Te
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__)
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--nan-at", type=int, help="the loss of rank 1 is NaN in this step, once in a run")
     arguments = parser.parse_args()
     dist.init_process_group("gloo")

@@ -112,6 +112,10 @@ def _flock() -> None:
         fcntl.flock(os.open("locked", os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX)  # FAULT: flock
 
 
+def _stopped_child() -> None:
+    subprocess.run(["sh", "-c", "kill -STOP $$"], check=True)  # FAULT: stopped-child
+
+
 def _poll() -> None:
     any(time.sleep(0.2) for _ in itertools.count())  # type: ignore[func-returns-value] # FAULT: poll
 
@@ -134,6 +138,7 @@ HANGS: dict[str, Callable[[], None]] = {
     "full-pipe": _full_pipe,
     "flock": _flock,
     "poll": _poll,
+    "stopped-child": _stopped_child,
 }
 
 

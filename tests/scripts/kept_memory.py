@@ -98,8 +98,7 @@ errors: list[Exception] = []
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__)
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--keep", nargs="*", choices=WAYS, default=[])
     parser.add_argument("--mode", choices=["plain", "ddp", "fsdp2", "compile"], default="plain")
     parser.add_argument("--on-rank", type=int, help="the rank that keeps something; all ranks by default")

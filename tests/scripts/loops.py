@@ -59,7 +59,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--kill-behind", action="store_true", help="the last rank kills itself in the second loop, once"
     )
-    parser.add_argument("--end-at", type=int, help="end the loop after this step")
     parser.add_argument("--twice", action="store_true", help="a second loop follows")
     return parser.parse_args()
 
@@ -148,8 +147,6 @@ def iterate(training: Training, arguments: argparse.Namespace, folder: Path) -> 
             training.step(run.step, training.batch())
             step = run.step
             run.commit(step)
-            if step == arguments.end_at:
-                run.end()
             yield step
         run.end()
         return
@@ -158,8 +155,6 @@ def iterate(training: Training, arguments: argparse.Namespace, folder: Path) -> 
     for taken, item in enumerate(steps, 1):  # not in `state`, as the patience of many scripts
         step, batch = item if data is not None else (item, training.batch())
         training.step(step, batch)
-        if step == arguments.end_at:
-            steps.end()
         if taken == arguments.leave_after:
             break
         yield step

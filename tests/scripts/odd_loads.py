@@ -14,21 +14,10 @@ from typing import Any
 
 import grpo
 import tiny
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 
 STARTS = Path("starts")
 KILLED_AT = {1: 6, 3: 10}
-
-
-class KillAtStep(TrainerCallback):
-    """Kills this process at the end of a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kill_while_loading(trainer: Any, checkpoint: str | None) -> None:
@@ -40,7 +29,7 @@ def main() -> None:
     start = int(STARTS.read_text()) + 1 if STARTS.exists() else 1
     STARTS.write_text(str(start))
     if start in KILLED_AT:
-        tiny.callbacks = lambda arguments: [KillAtStep(KILLED_AT[start])]
+        tiny.callbacks = lambda arguments: [tiny.KillOnce(KILLED_AT[start], Path(f"killed-{start}"))]
     if start == 2:
         Trainer._load_optimizer_and_scheduler = kill_while_loading
     if start == 4:

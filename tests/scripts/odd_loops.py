@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import inspect
 import os
 import random
 from collections.abc import Callable
@@ -16,42 +17,15 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from odd_loop_kinds.bodies import (
-    agreed,
-    called_twice,
-    caught,
-    changing,
-    committed,
-    in_functions,
-    listed,
-    no_steps,
-    progress_bar,
-    saved,
-    two_loops,
-)
-from odd_loop_kinds.data import batches, stream, workers
-from odd_loop_kinds.models import (
-    accumulated,
-    adversaries,
-    averaged,
-    compiled,
-    compiled_in_place,
-    scaled,
-    schedulers,
-    shared,
-)
+from odd_loop_kinds import bodies, data, models, values
 from odd_loop_kinds.training import Training
-from odd_loop_kinds.values import referred, values
 
 KINDS: dict[str, Callable[[Training], None]] = {
-    function.__name__: function
-    for function in (
-        progress_bar, caught, two_loops, called_twice, workers, stream, batches, accumulated, schedulers,
-        averaged, compiled,
-        compiled_in_place, scaled, no_steps, shared, agreed, adversaries, values, referred, changing,
-        in_functions, listed, committed, saved,
-    )
-}  # fmt: skip
+    name: function
+    for module in (bodies, data, models, values)
+    for name, function in vars(module).items()
+    if inspect.isfunction(function) and function.__module__ == module.__name__
+}
 
 
 def main() -> None:

@@ -10,35 +10,18 @@ directories. Writes `weights.sha256` beside the output directories. The script d
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
-import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import tiny
 import torch
 from sft import trainer_for
-from transformers import Qwen2ForCausalLM, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from transformers import Qwen2ForCausalLM
 
 STARTS = ("plain", "skips-sft", "time-stamp", "random-name", "clears")
 WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron")
-
-
-class KillOnce(TrainerCallback):
-    """Kills this process at the end of a step, the first time."""
-
-    def __init__(self, step: int, marker: Path) -> None:
-        self.step = step
-        self.marker = marker
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step and not self.marker.exists():
-            self.marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def directories(start: str, root: Path) -> tuple[Path, Path]:
@@ -53,8 +36,7 @@ def directories(start: str, root: Path) -> tuple[Path, Path]:
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__)
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--start", choices=STARTS, default="plain")
     parser.add_argument("--sft-steps", type=int, default=3)
     parser.add_argument("--kill-at-step", type=int, default=0)
@@ -80,15 +62,11 @@ def main() -> None:
         first.save_model(str(final))
 
     grpo = argparse.Namespace(**{**vars(arguments), "output_dir": grpo_dir})
-    kill_once = [KillOnce(arguments.kill_at_step, root / "killed")]
-    second = GRPOTrainer(
-        model=Qwen2ForCausalLM.from_pretrained(final, dtype=torch.float32),
-        reward_funcs=tiny.rewards(grpo.step_seconds),
-        args=GRPOConfig(**tiny.settings(grpo), **tiny.rollout_settings(grpo)),
-        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(grpo)),
-        processing_class=tokenizer,
+    kill_once = [tiny.KillOnce(arguments.kill_at_step, root / "killed")]
+    second = tiny.rollout_trainer(
+        grpo, model=Qwen2ForCausalLM.from_pretrained(final, dtype=torch.float32),
         callbacks=[*(kill_once if arguments.kill_at_step else []), *tiny.callbacks(grpo)],
-    )
+    )  # fmt: skip
     second.train()
     tiny.write_digest(second, root)
 

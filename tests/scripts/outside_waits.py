@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import fcntl
+import http.server
 import os
 import select
 import signal
@@ -188,6 +189,26 @@ def _accept_of_helper(seconds: float) -> None:
         port = listener.getsockname()[1]
         _detached(f"sleep {seconds}; exec bash -c 'echo > /dev/tcp/127.0.0.1/{port}'")
         listener.accept()[0].close()
+
+
+@legitimate
+def _own_server_of_helper(seconds: float) -> None:
+    """The rank serves HTTP in a thread, and waits for a request that a helper makes."""
+    asked = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            asked.set()
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    _detached(f"sleep {seconds}; {sys.executable} -c \"import urllib.request as r; r.urlopen('{url}')\"")
+    asked.wait()
+    server.shutdown()
+    server.server_close()
 
 
 @legitimate

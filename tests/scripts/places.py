@@ -18,7 +18,7 @@ import torch
 from datasets import Dataset
 from sft import trainer_for
 from transformers import Qwen2ForCausalLM, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 Visit = Callable[[str, int], None]
 """Called with a place and the number of the step that is under way, 0 before and after training."""
@@ -82,8 +82,7 @@ class Picklable:
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser of the arguments that `run` uses."""
-    parser = tiny.argument_parser(description or "")
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(description)
     parser.add_argument("--calls", type=int, choices=(1, 2), default=1, help="number of `train()` calls")
     return parser
 
@@ -95,17 +94,15 @@ def run(arguments: argparse.Namespace, visit: Visit) -> None:
     tokenizer = tiny.tokenizer()
     model = _first_call(arguments, tokenizer) if arguments.calls == 2 else None
     visitor.visit("between")
-    evaluated = {"eval_strategy": "steps", "eval_steps": 8}
-    config = GRPOConfig(**{**evaluated, **tiny.settings(arguments), **tiny.rollout_settings(arguments)})
-    trainer = Trainer(
+    trainer = tiny.rollout_trainer(
+        arguments, Trainer,
         model=_generating(model or tiny.model(len(tokenizer), arguments.seed), visitor),
         reward_funcs=_rewards(visitor, arguments.step_seconds),
-        args=config,
         train_dataset=_prompts(visitor, tiny.prompts_for_one_epoch(arguments), "training"),
         eval_dataset=_prompts(visitor, 4, "evaluation"),
-        processing_class=tokenizer,
         callbacks=[visitor],
-    )
+        settings={"eval_strategy": "steps", "eval_steps": 8},
+    )  # fmt: skip
     tiny.train(trainer, arguments)
     trainer.visit = visitor.visit
     trainer.save_model(str(arguments.output_dir / "final"))

@@ -18,7 +18,6 @@ from typing import Any
 import tiny
 import torch
 from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
 
 RECORDED_STEP = 3
 WRAPPING = "/runtime/rank/(hooks|rollouts)/"
@@ -93,16 +92,7 @@ class RecordOneStep(TrainerCallback):
 
 def train(arguments: Any, recorder: Recorder) -> None:
     """Train a GRPO trainer."""
-    tokenizer = tiny.tokenizer()
-    trainer = GRPOTrainer(
-        model=tiny.policy(len(tokenizer), arguments),
-        reward_funcs=tiny.rewards(0.0),
-        args=GRPOConfig(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)}),
-        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
-        processing_class=tokenizer,
-        callbacks=[RecordOneStep(recorder)],
-    )
-    trainer.train()
+    tiny.rollout_trainer(arguments, callbacks=[RecordOneStep(recorder)]).train()
 
 
 def iterate(arguments: Any, recorder: Recorder) -> None:
@@ -124,8 +114,7 @@ def iterate(arguments: Any, recorder: Recorder) -> None:
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__)
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--form", choices=["trainer", "loop"], default="trainer")
     arguments = parser.parse_args()
     recorder = Recorder()

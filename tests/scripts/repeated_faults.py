@@ -10,7 +10,7 @@ from typing import Any
 
 import tiny
 from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 WORTHLESS = {"none": None, "words": "good", "few": 1.0}
 """What a reward function returns for every completion."""
@@ -37,8 +37,7 @@ class AddsAdapter(GRPOTrainer):
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__)
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(__doc__)
     parser.add_argument(
         "--fault",
         required=True,
@@ -59,14 +58,10 @@ def main() -> None:
     resumes = arguments.fault == "resume"
     if arguments.fault == "reads-checkpoint" and Path("died").exists():
         raise RuntimeError("the checkpoint has no adapter")
-    trainer = (AddsAdapter if resumes else GRPOTrainer)(
-        model=tiny.policy(len(tiny.tokenizer()), arguments),
-        reward_funcs=judge,
-        args=GRPOConfig(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)}),
-        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
-        processing_class=tiny.tokenizer(),
+    trainer = tiny.rollout_trainer(
+        arguments, AddsAdapter if resumes else None, reward_funcs=judge,
         callbacks=[Dies(step=5)] if resumes or arguments.fault == "reads-checkpoint" else [],
-    )
+    )  # fmt: skip
     trainer.train()
     trainer.save_model(trainer.args.output_dir)
 

@@ -16,7 +16,6 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import tiny
-from trl import GRPOConfig, GRPOTrainer
 
 FAULT, ONE_IN = "", 50
 LEAKED_BYTES = 2 * 10**9
@@ -101,20 +100,12 @@ REWARDS = {"verified": verified, "verified_by_daemons": verified_by_daemons}
 
 def main() -> None:
     global FAULT, ONE_IN
-    parser = tiny.argument_parser(__doc__)
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--fault", required=True)
     parser.add_argument("--one-in", type=int, default=50)
     arguments = parser.parse_args()
     FAULT, ONE_IN = arguments.fault, arguments.one_in
-    tokenizer = tiny.tokenizer()
-    trainer = GRPOTrainer(
-        model=tiny.policy(len(tokenizer), arguments),
-        reward_funcs=[letters, REWARDS.get(FAULT, faulty)],
-        args=GRPOConfig(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)}),
-        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
-        processing_class=tokenizer,
-    )
+    trainer = tiny.rollout_trainer(arguments, reward_funcs=[letters, REWARDS.get(FAULT, faulty)])
     tiny.train(trainer, arguments)
     tiny.write_digest(trainer, arguments.output_dir)
     print("the script has run its last line", file=sys.stderr)

@@ -6,27 +6,12 @@ Run it with `torchrun`, `accelerate launch` or `grpo-run launch`. Writes `weight
 from __future__ import annotations
 
 import tiny
-from trl import RLOOConfig, RLOOTrainer
+from trl import RLOOTrainer
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__)
-    tiny.rollout_arguments(parser)
-    arguments = parser.parse_args()
-    tiny.check_rollout_boundaries(arguments)
-    tiny.use_test_shims()
-
-    config = RLOOConfig(**{**tiny.settings(arguments), **tiny.rollout_settings(arguments)})
-    tokenizer = tiny.tokenizer()
-    trainer = RLOOTrainer(
-        model=tiny.policy(len(tokenizer), arguments),
-        reward_funcs=tiny.rewards(arguments.step_seconds),
-        args=config,
-        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
-        eval_dataset=tiny.evaluation(arguments),
-        processing_class=tokenizer,
-        callbacks=tiny.callbacks(arguments),
-    )
+    arguments = tiny.rollout_parser(__doc__).parse_args()
+    trainer = tiny.rollout_trainer(arguments, RLOOTrainer)
     tiny.train(trainer, arguments)
     tiny.write_digest(trainer, arguments.output_dir)
 

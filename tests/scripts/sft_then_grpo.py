@@ -13,15 +13,12 @@ import tiny
 import torch
 from sft import trainer_for
 from transformers import Qwen2ForCausalLM
-from trl import GRPOConfig, GRPOTrainer
 
 
 def main() -> None:
-    parser = tiny.argument_parser(__doc__)
-    tiny.rollout_arguments(parser)
+    parser = tiny.rollout_parser(__doc__)
     parser.add_argument("--sft-steps", type=int, default=8)
     arguments = parser.parse_args()
-    tiny.check_rollout_boundaries(arguments)
     tiny.use_test_shims()
     tokenizer = tiny.tokenizer()
 
@@ -34,14 +31,8 @@ def main() -> None:
     first.accelerator.wait_for_everyone()
 
     grpo = argparse.Namespace(**{**vars(arguments), "output_dir": arguments.output_dir / "grpo"})
-    second = GRPOTrainer(
-        model=Qwen2ForCausalLM.from_pretrained(sft.output_dir / "final", dtype=torch.float32),
-        reward_funcs=tiny.rewards(grpo.step_seconds),
-        args=GRPOConfig(**tiny.settings(grpo), **tiny.rollout_settings(grpo)),
-        train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(grpo)),
-        processing_class=tokenizer,
-        callbacks=tiny.callbacks(grpo),
-    )
+    model = Qwen2ForCausalLM.from_pretrained(sft.output_dir / "final", dtype=torch.float32)
+    second = tiny.rollout_trainer(grpo, model=model)
     tiny.train(second, grpo)
     tiny.write_digest(second, arguments.output_dir)
 

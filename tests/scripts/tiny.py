@@ -18,6 +18,7 @@ import signal
 import string
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,13 @@ def rollout_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def rollout_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the arguments of the scripts that generate."""
+    parser = argument_parser(description or "")
+    rollout_arguments(parser)
+    return parser
+
+
 def evaluation(arguments: argparse.Namespace) -> Dataset | None:
     """Return the evaluation prompts, None by default."""
     return prompts(arguments.eval_prompts) if arguments.eval_prompts else None
@@ -139,6 +147,44 @@ def check_rollout_boundaries(arguments: argparse.Namespace) -> None:
     steps_per_generation = arguments.steps_per_generation or arguments.gradient_accumulation_steps
     if micro_steps % (steps_per_generation * arguments.num_iterations):
         raise SystemExit("--save-steps is not a multiple of a rollout's steps")
+
+
+def rollout_config(arguments: argparse.Namespace, trainer: Any = None, **changes: Any) -> Any:
+    """Return the configuration of a trainer that generates, GRPO's by default.
+
+    Args:
+        trainer: class of the trainer.
+        changes: further settings, which precede those of the command line.
+    """
+    from trl import GRPOConfig, RLOOConfig, RLOOTrainer
+
+    use_test_shims()
+    config = RLOOConfig if trainer is not None and issubclass(trainer, RLOOTrainer) else GRPOConfig
+    return config(**{**settings(arguments), **rollout_settings(arguments), **changes})
+
+
+def rollout_trainer(arguments: argparse.Namespace, trainer: Any = None, **changes: Any) -> Any:
+    """Return a trainer that generates with the tiny model, data and reward.
+
+    Args:
+        trainer: its class, GRPO's by default.
+        changes: arguments of it that differ; `settings` are further settings of its configuration.
+    """
+    from trl import GRPOTrainer
+
+    check_rollout_boundaries(arguments)
+    changed = changes.pop("settings", {})
+    makers: dict[str, Callable[[], Any]] = {
+        "args": lambda: rollout_config(arguments, trainer, **changed),
+        "processing_class": tokenizer,
+        "model": lambda: policy(len(tokenizer()), arguments),
+        "reward_funcs": lambda: rewards(arguments.step_seconds),
+        "train_dataset": lambda: prompts(prompts_for_one_epoch(arguments)),
+        "eval_dataset": lambda: evaluation(arguments),
+        "callbacks": lambda: callbacks(arguments),
+    }
+    made = {name: make() for name, make in makers.items() if name not in changes}
+    return (trainer or GRPOTrainer)(**made, **adapter(arguments), **changes)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -275,6 +321,19 @@ class SleepAtStep(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         pause(self.seconds)
+
+
+class KillOnce(TrainerCallback):
+    """Kills this process at the end of a step, unless the file exists that it then creates."""
+
+    def __init__(self, step: int, marker: Path) -> None:
+        self.step = step
+        self.marker = marker
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class KillAfterSteps(TrainerCallback):

@@ -249,6 +249,16 @@ def _socket_in_flight(seconds: float) -> None:
 
 
 @legitimate
+def _receive_timeout_of_kernel(seconds: float) -> None:
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, int(seconds).to_bytes(8, sys.byteorder) + bytes(8))
+    with contextlib.suppress(BlockingIOError):
+        ours.recv(1)
+    for each in (ours, theirs):
+        each.close()
+
+
+@legitimate
 def _threads_left_waiting(seconds: float) -> None:
     """Threads of a library that wait for ever, beside a child that ends."""
     lock = threading.Lock()

@@ -6,12 +6,10 @@ Each container is a mount namespace. Every launch enters a new one, as after the
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
-from support.runs import SCRIPTS, Run
+from support.runs import SCRIPTS, Run, special
 
-LAUNCH = Path(__file__).with_name("container_launch.py")
 SCRIPT = """import runpy, sys
 sys.path.insert(0, {folder!r})
 sys.argv = [{script!r}, "--seed", {seed!r}, *sys.argv[1:]]
@@ -49,7 +47,7 @@ class Container(Run):
         )
         super().__init__(
             private, ["--snapshot-every", "1", "train.py", "--output-dir", "out", *words],
-            program=(sys.executable, "-P", str(LAUNCH), str(private), str(common)),
+            program=special("container", str(private), str(common)),
         )  # fmt: skip
         self.seen_as = common / "run"
         """The run directory as the supervisor sees it."""

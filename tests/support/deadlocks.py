@@ -8,14 +8,14 @@ ranks' way to the deadlock.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from faults import fault
 
-from support.runs import SCRIPTS, Run
+from support.runs import SCRIPTS, Runs
 from support.trainer_and_loop import TRAINER
 
 PHASES = (
@@ -61,7 +61,7 @@ class Deadlock:
 
 
 def campaign(
-    runs: Callable[..., Run], faults: Sequence[Deadlock], *, ranks: int, name: str, script: str = TRAINER
+    runs: Runs, faults: Sequence[Deadlock], *, ranks: int, name: str, script: str = TRAINER
 ) -> list[Row]:
     """Run one script with these faults a few steps apart, and return a row for each."""
     steps = [FIRST_STEP + STEPS_APART * index for index in range(len(faults))]
@@ -74,8 +74,7 @@ def campaign(
         *words, "--cleanup-every", "2", "--nproc-per-node", str(ranks), str(SCRIPTS / script),
         "--output-dir", f"{name}-out", "--max-steps", str(steps[-1] + 4), "--save-steps", "2",
         "--save-total-limit", "2", "--per-device-train-batch-size", "4", name=name,
-    ).start()  # fmt: skip
-    assert run.wait(60 + 15 * len(faults)) == 0, run.tail()
+    ).start().ended(timeout_seconds=60 + 15 * len(faults))  # fmt: skip
     rows = []
     incidents = run.events("incident")
     for one, step in zip(faults, steps, strict=True):

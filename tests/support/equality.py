@@ -8,14 +8,13 @@ out other prompts. The digest of the final weights and every line that the Train
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.launch.accelerate import load_parallelism
 from support.references import plain_ranks, torchrun
-from support.runs import CONFIGS, SCRIPTS, Run, digest
+from support.runs import CONFIGS, SCRIPTS, Runs, digest
 
 ROOT = CONFIGS.parent.parent
 MODES = ("ddp-1", "ddp", "zero2", "zero3", "fsdp2")
@@ -91,11 +90,10 @@ class Cell:
     def words(self) -> list[str]:
         """The script and its arguments, without the output directory."""
         words = [
-            str(SCRIPTS / f"{self.algorithm}.py"),
-            "--max-steps", str(self.steps), "--save-steps", "1", "--logging-steps", "1",
-            "--per-device-train-batch-size", str(BATCH_SIZE),
-            "--gradient-accumulation-steps", str(self.accumulation),
-            "--settings", json.dumps(self.settings), *self.arguments,
+            str(SCRIPTS / f"{self.algorithm}.py"), "--max-steps", str(self.steps), "--save-steps", "1",
+            "--logging-steps", "1", "--per-device-train-batch-size", str(BATCH_SIZE),
+            "--gradient-accumulation-steps", str(self.accumulation), "--settings", json.dumps(self.settings),
+            *self.arguments,
         ]  # fmt: skip
         if self.algorithm == "sft":
             return [*words, "--texts", str(self.texts)]
@@ -139,7 +137,7 @@ def reference(cell: Cell, folder: Path) -> Path:
     return output
 
 
-def supervised(cell: Cell, folder: Path, runs: Callable[..., Run], *, kills: bool) -> Path:
+def supervised(cell: Cell, folder: Path, runs: Runs, *, kills: bool) -> Path:
     """Train the cell under `grpo-run launch`, with a rank killed at every step or at none.
 
     Return its output directory.
@@ -147,14 +145,10 @@ def supervised(cell: Cell, folder: Path, runs: Callable[..., Run], *, kills: boo
     name = "killed" if kills else "undisturbed"
     steps = (cell.kills or range(1, cell.steps + 1)) if kills else ()
     injections = [word for step in steps for word in ("--inject", f"kill@rank{step % cell.ranks}:step{step}")]
-    parallelism = [] if cell.mode == "ddp-1" else ["--accelerate-config", str(CONFIGS / f"{cell.mode}.yaml")]
     run = runs(
-        *(("--allow-untested",) if cell.mode == "fsdp2" else ()),
-        *parallelism, *injections, "--nproc-per-node", str(cell.ranks), *cell.words,
-        "--output-dir", str(folder / name),
-        name=f"run-{name}", environment={"TEST_FSDP_ON_CPU": "1"} if cell.mode == "fsdp2" else None, cwd=ROOT,
-    ).start()  # fmt: skip
-    assert run.wait(400) == 0, run.tail()
+        *injections, "--nproc-per-node", str(cell.ranks), *cell.words, "--output-dir", str(folder / name),
+        name=f"run-{name}", cwd=ROOT, mode="" if cell.mode == "ddp-1" else cell.mode,
+    ).start().ended(timeout_seconds=400)  # fmt: skip
     assert len(run.events("fault_injected")) == len(list(steps)), run.tail()
     return folder / name
 

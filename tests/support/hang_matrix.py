@@ -9,8 +9,6 @@ appends to.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import sys
 import time
@@ -23,7 +21,7 @@ import psutil
 
 from support import references
 from support.result_rows import read
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Run, digest, line_of
 
 SCRIPT = "hangs.py"
 STEPS = 16
@@ -69,13 +67,23 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """A way to hang; `seconds` is the longest time in which it must be found, None for never."""
+    """A way to hang.
+
+    Args:
+        how: the script's `--how`.
+        title: for the table.
+        seconds: the longest time in which it must be found; None for never.
+        causes: acceptable beside those of the place.
+        in_table: whether it is tried on both ranks and shown.
+        says: what the proof says that the rank waits for.
+    """
 
     how: str
     title: str
     seconds: float | None
     causes: frozenset[str] = frozenset()
     in_table: bool = True
+    says: str = ""
 
 
 def causes(*names: str) -> frozenset[str]:
@@ -108,26 +116,39 @@ SITUATIONS = (
         in_worker=True,
     ),
 )
+BESIDE_WORKERS = Situation(
+    where="callback",
+    name="callback-beside-workers",
+    title="callback beside workers of a data loader, and tqdm's monitor",
+    arguments=("--settings", '{"dataloader_num_workers": 2, "disable_tqdm": false}'),
+)
 STUCK = frozenset({"interpreter_stuck"})
+CHILD_THAT_CANNOT_END = "a child process that cannot end"
 HANGS = (
-    Hang(how="sleep", title="endless sleep", seconds=15.0),
-    Hang(how="lock", title="lock", seconds=15.0),
+    Hang(how="sleep", title="endless sleep", seconds=15.0, says="the end of a sleep"),
+    Hang(how="lock", title="lock", seconds=15.0, says="a lock that no running thread can release"),
     Hang(how="stop", title="SIGSTOP", seconds=30.0, causes=STUCK),
     Hang(how="regex", title="regex with the GIL", seconds=30.0, causes=STUCK),
     Hang(how="busy", title="busy loop", seconds=None),
-    Hang(how="queue", title="`queue.get`", seconds=15.0),
+    Hang(how="queue", title="`queue.get`", seconds=15.0, says="a queue that no running thread can feed"),
     Hang(how="child", title="endless child", seconds=75.0),
-    Hang(how="join", title="join", seconds=15.0, in_table=False),
+    Hang(how="join", title="join", seconds=15.0, in_table=False, says="a thread that cannot end"),
     Hang(how="crossed", title="crossed locks", seconds=15.0, in_table=False),
-    Hang(how="future", title="future", seconds=15.0, in_table=False),
+    Hang(
+        how="future", title="future", seconds=15.0, in_table=False,
+        says="a future that no running thread can complete",
+    ),
     Hang(how="pool", title="thread pool", seconds=15.0, in_table=False),
     Hang(how="asyncio", title="asyncio", seconds=75.0, in_table=False),
     Hang(how="pipe", title="own pipe", seconds=75.0, in_table=False),
     Hang(how="forked-lock", title="lock in a fork", seconds=15.0, in_table=False),
     Hang(how="full-pipe", title="child with a full pipe", seconds=75.0, in_table=False),
+    Hang(
+        how="stopped-child", title="stopped child", seconds=20.0, in_table=False, says=CHILD_THAT_CANNOT_END
+    ),
     Hang(how="flock", title="own `flock`", seconds=75.0, in_table=False),
     Hang(how="poll", title="endless polling", seconds=75.0, in_table=False),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,34 +219,22 @@ def cell(situation: str, how: str, rank: int | None = 1, *, ranks: int = 2) -> C
     return Cell(situation=place, hang=hang, rank=rank, ranks=ranks)
 
 
-def line_of(how: str, script: str = SCRIPT) -> tuple[str, int]:
+def fault_line(how: str, script: str = SCRIPT) -> tuple[str, int]:
     """Return the file and the number of the line that hangs in this way."""
-    lines = (SCRIPTS / script).read_text().splitlines()
-    (number,) = (number for number, line in enumerate(lines, 1) if line.endswith(f"# FAULT: {how}"))
-    return script, number
+    return script, line_of(script, f"FAULT: {how}")
 
 
 def words(one: Cell | None, arguments: Sequence[str] = ()) -> list[str]:
-    """Return the script and its arguments; without a cell, those of the undisturbed run."""
+    """Return the script and its arguments; without a cell, those of the undisturbed run but for the output
+    directory.
+    """
     found = [str(SCRIPTS / SCRIPT), "--max-steps", str(STEPS), "--save-steps", "4", *arguments]
     if one is None:
-        return [*found, "--output-dir", "out"]
+        return found
     fault = ["--where", one.situation.where, "--how", one.hang.how]
     if one.rank is not None:
         fault += ["--fault-rank", str(one.rank)]
     return [*found, *one.situation.arguments, *fault, "--output-dir", "ours"]
-
-
-def undisturbed(arguments: Sequence[str], ranks: int) -> str:
-    """Return the digest of the weights of the script without a fault; run once per session and arguments."""
-    name = hashlib.sha256(repr((ranks, *arguments)).encode()).hexdigest()[:12]
-    folder = references.cache / f"{SCRIPT}-{name}"
-    with open(f"{folder}.lock", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "out" / "weights.sha256").exists():
-            folder.mkdir(exist_ok=True)
-            references.plain_ranks(folder, words(None, arguments), ranks=ranks)
-    return digest(folder / "out")
 
 
 def check(one: Cell, run: Run) -> Row:
@@ -234,7 +243,7 @@ def check(one: Cell, run: Run) -> Row:
     Args:
         run: not started, with the arguments of `launch_words`.
     """
-    expected = undisturbed(one.situation.arguments, one.ranks)
+    expected = references.undisturbed_command(words(None, one.situation.arguments), ranks=one.ranks)
     run.start()
     if one.limit_seconds is None:
         return _watch_busy_loop(one, run)
@@ -255,7 +264,7 @@ def check(one: Cell, run: Run) -> Row:
         return _row(one, None, "", [*wrong, "no incident"])
     if len(incidents) > 1:
         wrong.append(f"{len(incidents)} incidents: {[event['sentence'] for event in incidents[1:]]}")
-    verdict = json.loads((Path(incidents[0]["incident"]) / "verdict.json").read_text())
+    verdict = run.verdicts()[0]
     wrong += _wrong_in(verdict, one)
     seconds = incidents[0]["time"] - began
     if seconds > one.limit_seconds:
@@ -279,10 +288,15 @@ def _wrong_in(verdict: dict[str, Any], one: Cell) -> list[str]:
         wrong.append(f"cause {verdict['cause']}, not {' or '.join(sorted(one.causes))}")
     if sorted(verdict["culprits"]) != one.culprits:
         wrong.append(f"culprits {verdict['culprits']}, not {one.culprits}")
-    lines = [line_of(one.hang.how)]
+    if one.situation.where == "callback" and one.hang.says:
+        waiters = [rank for rank in range(one.ranks) if rank not in one.culprits]
+        found = verdict["confidence"], verdict["waiters"], one.hang.says in verdict["sentence"]
+        if found != ("proved", waiters, True):
+            wrong.append(f"{found}, not proved, with waiters {waiters} and {one.hang.says!r}")
+    lines = [fault_line(one.hang.how)]
     if one.situation.where == "thread":
         # where the main thread starts it and waits for it
-        lines += [line_of(name, "places.py") for name in ("thread-start", "thread")]
+        lines += [fault_line(name, "places.py") for name in ("thread-start", "thread")]
     for rank in () if one.situation.in_worker else one.culprits:
         location = verdict["locations"].get(str(rank)) or {"file": "none", "line": 0}
         found = (Path(location["file"]).name, location["line"])
@@ -297,11 +311,11 @@ def _watch_busy_loop(one: Cell, run: Run) -> Row:
     """A busy loop is not ended, but it is said who is waited for and until when."""
     deadline = time.monotonic() + RUN_SECONDS
     while (began := _began(run)) is None:
-        if time.monotonic() > deadline or (run.process is not None and run.process.poll() is not None):
+        if time.monotonic() > deadline or run.process.poll() is not None:
             return _row(one, None, "", [f"the fault did not happen: {run.tail(500)}"])
         time.sleep(0.1)
     while time.time() < began + BUSY_SECONDS:
-        if run.events("incident") or (run.process is not None and run.process.poll() is not None):
+        if run.events("incident") or run.process.poll() is not None:
             break
         time.sleep(0.5)
     incidents = run.events("incident")

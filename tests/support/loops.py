@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from support.references import plain_ranks
-from support.runs import SCRIPTS, Run, digest
+from support.runs import SCRIPTS, Run, Runs, digest
 
 SCRIPT = str(SCRIPTS / "loops.py")
 ON_CPU = {"CUDA_VISIBLE_DEVICES": ""} if Path("/dev/nvidiactl").exists() else {}
@@ -18,12 +18,7 @@ starts cold.
 
 
 def launched(
-    runs: Callable[..., Run],
-    folder: Path,
-    *words: str,
-    ranks: int = 1,
-    options: Iterable[str] = (),
-    name: str = "run",
+    runs: Runs, folder: Path, *words: str, ranks: int = 1, options: Iterable[str] = (), name: str = "run"
 ) -> Run:
     """Return the run of the script under `grpo-run launch`, not started yet."""
     return runs(

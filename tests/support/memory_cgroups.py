@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-LAUNCH = Path(__file__).with_name("memory_cgroup_launch.py")
 _MOUNTED = Path("/sys/fs/cgroup")
 _PARENT = _MOUNTED / "memory" if (_MOUNTED / "memory").is_dir() else _MOUNTED
 _LIMIT, _USAGE = (
@@ -54,7 +52,9 @@ class MemoryCgroup:
     @property
     def program(self) -> tuple[str, ...]:
         """What a run is started with to be in the group; for `support.runs.Run`."""
-        return (sys.executable, "-P", str(LAUNCH), str(self.folder))
+        from support.runs import special  # not for unit tests
+
+        return special("cgroup", str(self.folder))
 
     def set_limit(self, limit_bytes: int) -> None:
         """Change the limit."""

@@ -19,14 +19,10 @@ CORNERS: tuple[dict[str, Any], ...] = (
     {"batch": 4, "prompt": 64, "completion": 64, "accumulation": 2},
     {"batch": 2, "prompt": 96, "completion": 160, "weights": "bfloat16", "rescored": True},
     {
-        "batch": 2,
-        "prompt": 24,
-        "completion": 40,
-        "padded": False,
-        "autocast": False,
+        "batch": 2, "prompt": 24, "completion": 40, "padded": False, "autocast": False,
         "optimizer": "adamw_torch",
     },
-)
+)  # fmt: skip
 SMALLER: tuple[dict[str, Any], ...] = (
     {"optimizer": "adafactor"},
     {"batch": 2, "optimizer": "sgd"},
@@ -40,110 +36,57 @@ _SFT = {"algorithm": "sft", "prompt": 0}
 OTHER_JOBS: dict[str, dict[str, Any]] = {
     "LoRA": {"model": DEEP, "batch": 4, "prompt": 24, "completion": 72, "lora_rank": 8},
     "LoRA with dropout": {
-        "model": DEEP,
-        "batch": 4,
-        "prompt": 24,
-        "completion": 72,
-        "lora_rank": 8,
-        "lora_dropout": 0.1,
+        "model": DEEP, "batch": 4, "prompt": 24, "completion": 72, "lora_rank": 8, "lora_dropout": 0.1,
         "checkpointing": False,
     },
     "LoRA on two modules, bf16 weights": {
-        "model": DEEP,
-        "batch": 4,
-        "prompt": 24,
-        "completion": 72,
-        "lora_rank": 4,
-        "lora_targets": ["q_proj", "up_proj"],
-        "weights": "bfloat16",
-        "checkpointing": False,
+        "model": DEEP, "batch": 4, "prompt": 24, "completion": 72, "lora_rank": 4,
+        "lora_targets": ["q_proj", "up_proj"], "weights": "bfloat16", "checkpointing": False,
     },
     "RLOO": {
-        "model": DEEP,
-        "batch": 4,
-        "prompt": 24,
-        "completion": 72,
-        "algorithm": "rloo",
-        "rescored": True,
+        "model": DEEP, "batch": 4, "prompt": 24, "completion": 72, "algorithm": "rloo", "rescored": True,
         "reference": True,
     },
     "RLOO with LoRA": {
-        "model": DEEP,
-        "batch": 4,
-        "prompt": 24,
-        "completion": 72,
-        "algorithm": "rloo",
-        "rescored": True,
-        "reference": True,
-        "lora_rank": 8,
-        "autocast": False,
+        "model": DEEP, "batch": 4, "prompt": 24, "completion": 72, "algorithm": "rloo", "rescored": True,
+        "reference": True, "lora_rank": 8, "autocast": False,
     },
     "SFT, equal length, fp32": {
-        **_SFT,
-        "model": DEEP,
-        "batch": 2,
-        "completion": 96,
-        "padded": False,
-        "autocast": False,
+        **_SFT, "model": DEEP, "batch": 2, "completion": 96, "padded": False, "autocast": False,
         "checkpointing": False,
     },
     "SFT, accumulated": {**_SFT, "model": DEEP, "batch": 4, "completion": 160, "accumulation": 2},
     "SFT with LoRA, bf16 weights": {
-        **_SFT,
-        "model": DEEP,
-        "batch": 4,
-        "completion": 160,
-        "weights": "bfloat16",
-        "lora_rank": 8,
-        "lora_dropout": 0.1,
-        "checkpointing": False,
+        **_SFT, "model": DEEP, "batch": 4, "completion": 160, "weights": "bfloat16", "lora_rank": 8,
+        "lora_dropout": 0.1, "checkpointing": False,
     },
     "experts, bf16 weights": {
-        "model": f"type=mixtral,{DEEP}",
-        "batch": 2,
-        "prompt": 24,
-        "completion": 72,
-        "weights": "bfloat16",
+        "model": f"type=mixtral,{DEEP}", "batch": 2, "prompt": 24, "completion": 72, "weights": "bfloat16",
         "checkpointing": False,
     },
     "SFT of experts, fp32": {
-        **_SFT,
-        "model": f"type=mixtral,{DEEP}",
-        "batch": 2,
-        "completion": 72,
-        "autocast": False,
+        **_SFT, "model": f"type=mixtral,{DEEP}", "batch": 2, "completion": 72, "autocast": False,
     },
-}
+}  # fmt: skip
 """Other trainers, adapters, and Mixtral with 8 experts, on a CPU."""
 _GENERATED = {"generated": True, "live": True, "model": DEEP, "batch": 4, "prompt": 24, "completion": 72}
 LIVE_JOBS: dict[str, dict[str, Any]] = {
     "autocast, a reference": {**_GENERATED, "reference": True},
     "ZeRO-3, 2 ranks": {**_GENERATED, "layout": "zero3", "ranks": 2},
     "GPT-2, fp32": {
-        **_GENERATED,
-        "model": SHAPES["GPT-2, 8 layers of 256"],
-        "prompt": 64,
-        "completion": 32,
+        **_GENERATED, "model": SHAPES["GPT-2, 8 layers of 256"], "prompt": 64, "completion": 32,
         "autocast": False,
     },
     "bf16 weights, long prompts, no checkpointing": {
-        **_GENERATED,
-        "prompt": 256,
-        "completion": 24,
-        "weights": "bfloat16",
-        "rescored": True,
+        **_GENERATED, "prompt": 256, "completion": 24, "weights": "bfloat16", "rescored": True,
         "checkpointing": False,
     },
     "LoRA": {**_GENERATED, "lora_rank": 8},
     "RLOO, two accumulated micro-batches": {
-        **_GENERATED,
-        "algorithm": "rloo",
-        "rescored": True,
-        "reference": True,
-        "accumulation": 2,
+        **_GENERATED, "algorithm": "rloo", "rescored": True, "reference": True, "accumulation": 2,
         "rollout_batches": 2,
     },
-}
+}  # fmt: skip
 """Jobs whose model generates, which are compared in every phase, with the live bytes that `live_bytes`
 counts.
 """

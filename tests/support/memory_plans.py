@@ -7,13 +7,12 @@ undisturbed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from support.references import plain_ranks
-from support.runs import CONFIGS, SCRIPTS, Run, digest
+from support.runs import CONFIGS, SCRIPTS, Run, Runs, digest
 from support.weights import relative_difference
 
 STEPS = 4
@@ -69,23 +68,15 @@ class Shortage:
             "--settings", json.dumps(self.settings), *self.words,
         ]  # fmt: skip
 
-    @property
-    def options(self) -> list[str]:
-        """Options of `grpo-run launch`, without the faults."""
-        parallelism = ["--accelerate-config", str(CONFIGS / f"{self.mode}.yaml")] if self.mode else []
-        untested = ["--allow-untested"] if self.mode == "fsdp2" else []
-        return ["--nproc-per-node", "2", *untested, *parallelism]
-
-    def run(self, runs: Callable[..., Run], output: Path, *options: str, name: str) -> Run:
+    def run(self, runs: Runs, output: Path, *options: str, name: str) -> Run:
         """Return a run of the case under grpo-run, not started yet."""
         return runs(
-            *self.options, *options, *self.command, "--output-dir", str(output),
-            name=name, cwd=CONFIGS.parent.parent,
-            environment={"TEST_FSDP_ON_CPU": "1"} if self.mode == "fsdp2" else None,
+            "--nproc-per-node", "2", *options, *self.command, "--output-dir", str(output), name=name,
+            mode=self.mode, cwd=CONFIGS.parent.parent,
         )  # fmt: skip
 
 
-def reference(case: Shortage, folder: Path, runs: Callable[..., Run]) -> Path:
+def reference(case: Shortage, folder: Path, runs: Runs) -> Path:
     """Train the case undisturbed and return the output directory: without grpo-run, where that needs no
     launcher.
     """
@@ -93,14 +84,11 @@ def reference(case: Shortage, folder: Path, runs: Callable[..., Run]) -> Path:
     if case.plain and not case.mode:
         plain_ranks(folder, [*case.command, "--output-dir", str(output)], ranks=2)
         return output
-    run = case.run(runs, output, name="reference-run").start()
-    assert run.wait(240) == 0, run.tail()
+    case.run(runs, output, name="reference-run").start().ended()
     return output
 
 
-def short_of_memory(
-    case: Shortage, runs: Callable[..., Run], output: Path, *options: str, name: str = "run"
-) -> Run:
+def short_of_memory(case: Shortage, runs: Runs, output: Path, *options: str, name: str = "run") -> Run:
     """Return the case as a run with its faults, not started yet."""
     injections = [word for text in case.inject for word in ("--inject", text)]
     return case.run(runs, output, *injections, *options, name=name)

@@ -1,32 +1,25 @@
 """Run healthy runs with oddities and collect their results; the scenarios are in `oddity_scenarios.py`.
 
-`tests/fault/test_healthy_oddities.py` runs them; `python -m support.oddities RESULTS` prints the table for
-`docs/reference/campaigns.md` from the file that it appends to.
+`tests/fault/test_healthy_oddities.py` runs them and keeps the results.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import http.server
 import multiprocessing
 import os
 import re
 import signal
-import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from support import moved_clock, references
-from support.oddity_scenarios import FREEZES, LENGTHS, PAUSES, Scenario
-from support.result_rows import read
-from support.runs import SCRIPTS, Run, descendants, digest
+from support.oddity_scenarios import FREEZES, Scenario
+from support.runs import SCRIPTS, Run, Runs, descendants, digest
 
 SCRIPT = "oddities.py"
 STEPS = 16
@@ -104,10 +97,10 @@ def unsupported(scenario: Scenario) -> str | None:
     return moved_clock.unsupported() if {"forward", "back"} & set(scenario.conditions) else None
 
 
-def check(scenario: Scenario, runs: Callable[..., Run], folder: Path) -> Result:
+def check(scenario: Scenario, runs: Runs, folder: Path) -> Result:
     """Run a scenario and return its result."""
     if scenario.compare:
-        expected = _undisturbed(scenario)
+        expected = references.undisturbed_command(_words(scenario, None), ranks=scenario.ranks)
     with slow_server() as address, load() if "load" in scenario.conditions else contextlib.nullcontext():
         environment = {"SLOW_SERVER": address}
         clock = None
@@ -120,7 +113,6 @@ def check(scenario: Scenario, runs: Callable[..., Run], folder: Path) -> Result:
         )  # fmt: skip
         began = time.monotonic()
         run.start()
-        assert run.process is not None
         if "nice" in scenario.conditions:
             os.setpriority(os.PRIO_PROCESS, run.process.pid, 19)
         wrong = []
@@ -159,24 +151,14 @@ def check(scenario: Scenario, runs: Callable[..., Run], folder: Path) -> Result:
     )
 
 
-def _words(scenario: Scenario, output: str, *, disturbed: bool = True) -> list[str]:
-    words = [str(SCRIPTS / SCRIPT), "--max-steps", str(STEPS), "--save-steps", "4", "--output-dir", output]
-    if disturbed:
-        words += [word for text in scenario.oddities for word in ("--oddity", text)]
-        words += [word for text in scenario.groups for word in ("--group-oddity", text)]
-    return [*words, *scenario.arguments]
-
-
-def _undisturbed(scenario: Scenario) -> str:
-    """Return the digest of a run without oddities; each is run once per session."""
-    name = hashlib.sha256(repr((scenario.ranks, scenario.arguments)).encode()).hexdigest()[:12]
-    folder = references.cache / f"{SCRIPT}-{name}"
-    with open(f"{folder}.lock", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "out" / "weights.sha256").exists():
-            folder.mkdir(exist_ok=True)
-            references.plain_ranks(folder, _words(scenario, "out", disturbed=False), ranks=scenario.ranks)
-    return digest(folder / "out")
+def _words(scenario: Scenario, output: str | None) -> list[str]:
+    """Return the script and its arguments; without an output directory, those of the undisturbed run."""
+    words = [str(SCRIPTS / SCRIPT), "--max-steps", str(STEPS), "--save-steps", "4", *scenario.arguments]
+    if output is None:
+        return words
+    words += [word for text in scenario.oddities for word in ("--oddity", text)]
+    words += [word for text in scenario.groups for word in ("--group-oddity", text)]
+    return [*words, "--output-dir", output]
 
 
 def _happened(word: str, run: Run) -> bool:
@@ -190,7 +172,6 @@ def _happened(word: str, run: Run) -> bool:
 def _freeze(run: Run, who: str, seconds: float) -> None:
     """Stop processes of a run for a time, as a suspended machine, a terminal or a debugger does."""
     run.until_step(FREEZE_AT_STEP, timeout_seconds=120)
-    assert run.process is not None
     supervisor = run.process.pid
     everyone = [supervisor, *descendants(supervisor)]
     pids = {"everyone": everyone, "supervisor": [supervisor], "rank": [run.pid(1)]}[who]
@@ -204,55 +185,3 @@ def _freeze(run: Run, who: str, seconds: float) -> None:
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def render(results: Sequence[Result]) -> str:
-    """Return a summary, a table of pauses by place and length, and a line for each run that is not right."""
-    pause = re.compile(r"([\w-]+):(\d+)@([\w-]+):")
-    ran: Counter[tuple[str, int]] = Counter()
-    failed: Counter[tuple[str, int]] = Counter()
-    kinds = set()
-    for result in results:
-        kinds |= {re.split("[:@]", part)[0] for part in result.parts if not part.endswith((" ranks", "0.2"))}
-        for part in result.parts:
-            if match := pause.match(part):
-                key = (match[3], int(match[2]))
-                ran[key] += 1
-                failed[key] += bool(result.wrong)
-    lengths = sorted({length for _, length in ran} & set(LENGTHS))
-    bad = [result for result in results if result.wrong]
-    found = sum(result.incidents for result in results)
-    warned = [result for result in results if result.warnings]
-    lines = [
-        (
-            f"{len(results)} runs, {len(kinds)} distinct oddities, {found} incidents, {len(bad)} runs are not"
-            " right."
-        ),
-        "",
-        f"| pause at | {' | '.join(f'{length} s' for length in lengths)} |",
-        f"|---|{'---|' * len(lengths)}",
-    ]
-
-    def show(place: str, length: int) -> str:
-        if not ran[place, length]:
-            return ""
-        return f"{ran[place, length]}" + (f", {failed[place, length]} wrong" if failed[place, length] else "")
-
-    lines += [
-        f"| {place} | {' | '.join(map(partial(show, place), lengths))} |"
-        for place in PAUSES
-        if any(ran[place, length] for length in lengths)
-    ]
-    lines += [""] + [
-        f"- {result.name} ({', '.join(result.parts)}): {'; '.join(result.wrong)}" for result in bad
-    ]
-    lines += [f"- {result.name} warned: {'; '.join(result.warnings)}" for result in warned]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def main() -> None:
-    print(render(read(Path(sys.argv[1]), Result, lambda result: result.name)), end="")
-
-
-if __name__ == "__main__":
-    main()

@@ -35,7 +35,7 @@ AT_EXIT = frozenset({
     "terminal-of-child", "timer-descriptor", "pid-descriptor-of-helper", "accept-of-helper",
 })  # fmt: skip
 """Possible after the last line, when Python starts no more threads."""
-HANDLES_SIGNALS = re.compile(r"alarm-.*|.*signal.*|timer-in-pause|posix-timer")
+HANDLES_SIGNALS = re.compile(r"alarm-.*|.*signal.*|timer-in-pause|posix-timer|interrupt-of-child")
 """Possible in the main thread only."""
 
 

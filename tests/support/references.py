@@ -7,6 +7,7 @@ the same weights.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import socket
 import subprocess
@@ -29,13 +30,18 @@ def undisturbed(script: str, steps: int, *, ranks: int = 2) -> str:
         script: of `tests/scripts`.
         steps: its `--max-steps`; how often it saves changes no weight.
     """
-    folder = cache / f"{script}-{steps}-{ranks}"
+    return undisturbed_command([str(SCRIPTS / script), "--max-steps", str(steps)], ranks=ranks)
+
+
+def undisturbed_command(command: Sequence[str], *, ranks: int) -> str:
+    """The same for a script with its arguments, but for the output directory."""
+    name = hashlib.sha256(repr((ranks, *command)).encode()).hexdigest()[:12]
+    folder = cache / f"{Path(command[0]).name}-{name}"
     with open(f"{folder}.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "out" / "weights.sha256").exists():
             folder.mkdir(exist_ok=True)
-            words = [str(SCRIPTS / script), "--output-dir", "out", "--max-steps", str(steps)]
-            plain_ranks(folder, words, ranks=ranks)
+            plain_ranks(folder, [*command, "--output-dir", "out"], ranks=ranks)
     return digest(folder / "out")
 
 

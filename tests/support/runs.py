@@ -33,7 +33,19 @@ BIN = Path(sys.executable).parent
 
 
 class Run:
-    """One run directory and the supervisors started on it."""
+    """One run directory and the supervisors started on it.
+
+    Args:
+        folder: of the test.
+        arguments: of `grpo-run launch`.
+        name: of the run directory.
+        environment: further variables.
+        cwd: working directory, the folder by default.
+        metrics: `--metrics-addr`.
+        program: started in place of `grpo-run`.
+        cold: whether it starts cold; None if the environment decides.
+        mode: parallelism mode of `tests/configs`, for which the working directory is the repository.
+    """
 
     def __init__(
         self,
@@ -46,7 +58,14 @@ class Run:
         metrics: str = "off",
         program: Sequence[str] = (str(BIN / "grpo-run"),),
         cold: bool | None = None,
+        mode: str = "",
     ) -> None:
+        if mode:  # paths of DeepSpeed files in the configurations are relative to the repository
+            arguments = ["--accelerate-config", str(CONFIGS / f"{mode}.yaml"), *arguments]
+            cwd = CONFIGS.parent.parent
+        if mode == "fsdp2":  # through the scripts' shim, which the launcher cannot detect on CPU
+            arguments = ["--allow-untested", *arguments]
+            environment = {**(environment or {}), "TEST_FSDP_ON_CPU": "1"}
         self.cold = cold
         self.program = tuple(program)
         self.cwd = cwd or folder
@@ -58,9 +77,15 @@ class Run:
         self.arguments = list(arguments)
         self.output = folder / f"{name}.out"
         self.environment = {**os.environ, **QUIET, **(environment or {})}
-        self.process: warm.Process | None = None
+        self._process: warm.Process | None = None
         self._reader = JournalReader(self.directory / "journal.jsonl")
         self._records: list[dict[str, Any]] = []
+
+    @property
+    def process(self) -> warm.Process:
+        """The supervisor that was started last."""
+        assert self._process is not None, "the run was not started"
+        return self._process
 
     def start(self, output: int | None = None) -> Run:
         """Start or resume the run.
@@ -69,7 +94,7 @@ class Run:
             output: descriptor that receives what the supervisor prints; the run's `.out` file by default.
         """
         with open(self.output, "ab") as file:
-            self.process = warm.start(
+            self._process = warm.start(
                 [
                     *self.program, "launch", "--run-dir", str(self.seen_as), "--metrics-addr", self.metrics,
                     "--show-ranks", "0",
@@ -83,7 +108,7 @@ class Run:
     def resume(self, directory: Path) -> Run:
         """Continue the run of a directory with `grpo-run resume`, from another working directory."""
         with open(self.output, "ab") as file:
-            self.process = warm.start(
+            self._process = warm.start(
                 [*self.program, "resume", str(directory)],
                 cwd=Path("/"), environment=self.environment, stdout=file, cold=self.cold,
             )  # fmt: skip
@@ -91,18 +116,35 @@ class Run:
 
     def wait(self, timeout_seconds: float = 120.0) -> int:
         """Wait for the supervisor and return its exit code."""
-        assert self.process is not None
         try:
             return self.process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
             self.close()
             raise AssertionError(f"no exit within {timeout_seconds} s:\n{self.tail()}") from None
 
+    def ended(self, code: int = 0, *, timeout_seconds: float = 240.0) -> Run:
+        """Wait for the supervisor, which must exit with this code; return the run."""
+        found = self.wait(timeout_seconds)
+        assert found == code, f"exit code {found}, not {code}:\n{self.tail()}"
+        return self
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the supervisor."""
+        self.process.send_signal(number)
+
+    def stopped(self, after: int) -> Run:
+        """Start, stop by SIGTERM after so many steps, and wait for the end; see `held`."""
+        with self.held(after):
+            self.start().until_step(after)
+            self.send_signal(signal.SIGTERM)
+            self.until_event("stop_requested")
+        return self.ended(75)
+
     def close(self) -> None:
         """Kill the supervisor and remove staged snapshots; for finalizers."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(10)
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(10)
         with contextlib.suppress(OSError, ValueError):  # it has not begun
             for area in recorded_areas(json.loads((self.directory / "run.json").read_bytes())):
                 shutil.rmtree(area, ignore_errors=True)
@@ -118,7 +160,7 @@ class Run:
         while True:
             if found := condition(self.events()):
                 return found
-            ended = self.process is not None and self.process.poll() is not None
+            ended = self._process is not None and self._process.poll() is not None
             if time.monotonic() > deadline or ended:
                 if found := condition(self.events()):
                     return found
@@ -126,6 +168,18 @@ class Run:
                     f"condition not met ({'run ended' if ended else 'deadline'}):\n{self.tail()}"
                 )
             time.sleep(0.005)
+
+    def until_event(
+        self, name: str, *, count: int = 1, timeout_seconds: float = 60.0, **fields: Any
+    ) -> dict[str, Any]:
+        """Wait until `count` events have this name and these fields; return the first of them."""
+
+        def found(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            named = [event for event in events if {"event": name, **fields}.items() <= event.items()]
+            return named[:1] if len(named) >= count else []
+
+        first: dict[str, Any] = self.until(found, timeout_seconds)[0]
+        return first
 
     def until_step(self, step: int, *, train_call: int = 1, timeout_seconds: float = 60.0) -> None:
         """Wait until `step` of a `train()` call is committed in the current attempt."""
@@ -188,12 +242,21 @@ class Run:
         """Send a rank a signal, SIGKILL by default."""
         os.kill(self.pid(rank), number)
 
-    def status(self) -> dict[str, Any]:
-        """Return what `grpo-run status --json` prints."""
+    def verdicts(self) -> list[dict[str, Any]]:
+        """Return the verdict of each incident, oldest first."""
+        folders = sorted((self.directory / "incidents").iterdir())
+        return [json.loads((folder / "verdict.json").read_text()) for folder in folders]
+
+    def command(self, name: str, *options: str) -> str:
+        """Return what another command of `grpo-run` prints for this run; it must succeed."""
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            assert main(["status", str(self.directory), "--json"]) == 0
-        value: dict[str, Any] = json.loads(printed.getvalue())
+            assert main([name, str(self.directory), *options]) == 0, printed.getvalue()
+        return printed.getvalue()
+
+    def status(self) -> dict[str, Any]:
+        """Return what `grpo-run status --json` prints."""
+        value: dict[str, Any] = json.loads(self.command("status", "--json"))
         return value
 
     def printed(self) -> str:
@@ -205,9 +268,25 @@ class Run:
         return self.printed()[-characters:] or "(no output)"
 
 
+def special(*how: str) -> tuple[str, ...]:
+    """Return the program of a run that `special_launch.py` starts in this way."""
+    return (sys.executable, "-P", str(Path(__file__).with_name("special_launch.py")), *how)
+
+
+Runs = Callable[..., Run]
+"""The fixture `runs`: makes runs in the folder of a test, with the arguments of `Run` after it."""
+
+
 def digest(output_dir: Path) -> str:
     """Return the sha256 of the final weights, which the scripts write."""
     return (output_dir / "weights.sha256").read_text().split()[0]
+
+
+def line_of(script: str, mark: str) -> int:
+    """Return the number of the only line of a script of `SCRIPTS` that ends with a comment."""
+    lines = (SCRIPTS / script).read_text().splitlines()
+    (number,) = (number for number, line in enumerate(lines, 1) if line.endswith(f"  # {mark}"))
+    return number
 
 
 def alive(pids: Sequence[int]) -> list[int]:

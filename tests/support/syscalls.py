@@ -27,7 +27,6 @@ WRITES = frozenset({"write", "pwrite64", "writev", "copy_file_range", "sendfile"
 ON_DESCRIPTORS = frozenset({"ftruncate", "traceocate", "fsync", "fdatasync", "flock", "fchmod", *WRITES})
 ON_PATHS = frozenset({"rename", "unlink", "rmdir", "mkdir", "chmod"})
 AT_DIRECTORIES = frozenset({"renameat", "renameat2", "unlinkat", "mkdirat", "fchmodat"})
-OPENS = frozenset({"open", "openat"})
 CHANGING_FLAGS = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_RDWR
 NUMBERS = {
     "x86_64": {
@@ -77,11 +76,13 @@ class Stop:
 class Trace:
     """Result of a traced run.
 
-    `at` is the call at which it was killed, None if it completed after `calls` counted calls.
+    Attributes:
+        at: the call at which it was killed; None if it completed.
+        calls: all counted calls, in order.
     """
 
     at: str | None
-    calls: int
+    calls: tuple[str, ...]
 
 
 def unsupported() -> str | None:
@@ -136,7 +137,8 @@ def _be_traced(work: Callable[[], object], timeout_seconds: int) -> None:
 
 
 def _follow(victim: int, stop: Stop, below: tuple[str, ...]) -> Trace:
-    calls, pending, info, deliver = 0, None, _Info(), 0
+    calls: list[str] = []
+    pending, info, deliver = None, _Info(), 0
     while True:
         _ptrace(SYSCALL, victim, 0, deliver)
         deliver = 0
@@ -144,7 +146,7 @@ def _follow(victim: int, stop: Stop, below: tuple[str, ...]) -> Trace:
         if os.WIFEXITED(status) or os.WIFSIGNALED(status):
             if status != 0:
                 raise RuntimeError(f"the traced process failed, wait status {status:#x}")
-            return Trace(at=None, calls=calls)
+            return Trace(at=None, calls=tuple(calls))
         number = os.WSTOPSIG(status)
         if number != signal.SIGTRAP | 0x80:
             deliver = number
@@ -155,20 +157,20 @@ def _follow(victim: int, stop: Stop, below: tuple[str, ...]) -> Trace:
             if pending is None or (stop.mode == "half" and pending.partition(" ")[0] not in WRITES):
                 pending = None
                 continue
-            calls += 1
+            calls.append(pending)
             descriptor = info.arguments[0]
-            if calls == stop.number and stop.mode == "before":
-                return _kill(victim, pending, calls)
-        elif pending is not None and calls == stop.number:
+            if len(calls) == stop.number and stop.mode == "before":
+                return _kill(victim, calls)
+        elif pending is not None and len(calls) == stop.number:
             if stop.mode == "half":
                 _truncate_to_half(victim, descriptor, ctypes.c_int64(info.number).value)
-            return _kill(victim, pending, calls)
+            return _kill(victim, calls)
 
 
-def _kill(victim: int, at: str, calls: int) -> Trace:
+def _kill(victim: int, calls: list[str]) -> Trace:
     os.kill(victim, signal.SIGKILL)
     os.waitpid(victim, 0)
-    return Trace(at=at, calls=calls)
+    return Trace(at=calls[-1], calls=tuple(calls))
 
 
 def _counted(victim: int, info: _Info, below: tuple[str, ...]) -> str | None:

@@ -66,23 +66,16 @@ def _trainer(scratch: Path | None = None) -> Any:
         import torch
         from transformers import Trainer, TrainingArguments
 
+        from support.trained_checkpoints import Samples, Sum
+
         torch.set_num_threads(1)  # a fork inherits no other threads
 
-        class Sum(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.layer = torch.nn.Linear(8, 1)
-
-            def forward(self, numbers: Any, labels: Any) -> Any:
-                return {"loss": ((self.layer(numbers).squeeze(-1) - labels) ** 2).mean()}
-
-        rows = [{"numbers": torch.ones(8) * row, "labels": torch.tensor(8.0 * row)} for row in range(8)]
         arguments = TrainingArguments(
             output_dir=str(scratch), max_steps=1, save_strategy="no", per_device_train_batch_size=4,
             use_cpu=True,
             report_to=[], disable_tqdm=True,
         )  # fmt: skip
-        trainer = Trainer(model=Sum(), args=arguments, train_dataset=rows)
+        trainer = Trainer(model=Sum(), args=arguments, train_dataset=Samples())
         trainer.train()
         _made["trainer"] = trainer
     return _made["trainer"]
@@ -187,7 +180,7 @@ def _run(work: Callable[[], object], stop: Stop | None, below: Sequence[Path]) -
     _, status = os.waitpid(child, 0)
     if status != 0:
         raise RuntimeError(f"the process failed, wait status {status:#x}")
-    return Trace(at=None, calls=0)
+    return Trace(at=None, calls=())
 
 
 def _fork(work: Callable[[], object]) -> int:

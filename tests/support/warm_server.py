@@ -50,7 +50,6 @@ FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
 """pyarrow's allocator, which handles forks itself; the forkserver of every run has this thread too."""
 SUPERVISOR_PID = "GRPO_RUN_SUPERVISOR_PID"
 EXIT = struct.Struct("i")
-MAX_REQUEST_BYTES = 1 << 20
 
 
 class BecomeForkserver(BaseException):

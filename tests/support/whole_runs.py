@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,22 +15,20 @@ from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
 from grpo_run.runtime.checkpoints.search import find_candidates, snapshot_directories
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.ownership import recorded_areas
-from support.runs import Run, alive, descendants
+from support.runs import Run, alive, descendants, special
 
-PATCHED = (sys.executable, "-P", str(Path(__file__).with_name("patched_launch.py")))
+PATCHED = special("patched")
 """`Run(program=PATCHED)` reads its drain timeouts from TEST_DRAINS."""
 GONE_SECONDS = 20.0
 
 
 def processes(run: Run) -> list[int]:
     """Return the pids of supervisor, forkserver, ranks and drain worker."""
-    assert run.process is not None
     return [run.process.pid, *descendants(run.process.pid)]
 
 
 def kill_all(run: Run) -> None:
     """Send SIGKILL to every process at once; return when all have exited."""
-    assert run.process is not None
     pids = processes(run)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

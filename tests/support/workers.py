@@ -74,7 +74,6 @@ LONGEST_FIRST = (
     "test_disk_full.py",
     "test_stuck_disk.py",
     "test_hangs.py",
-    "test_stuck_ranks.py",
     "test_lost_steps.py",
     "test_two_nodes.py",
     "test_report.py",

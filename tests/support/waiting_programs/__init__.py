@@ -5,4 +5,4 @@ prints that thread's native id and the ids of idle library threads in one line, 
 `tests/integration/test_wait_states.py`.
 """
 
-from support.waiting_programs import alive, asleep, hung  # noqa: F401 - they register their programs
+from support.waiting_programs import alive, hung  # noqa: F401 - they register their programs

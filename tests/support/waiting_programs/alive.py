@@ -16,8 +16,7 @@ import tempfile
 import threading
 import time
 
-from support.waiting_programs.asleep import long_sleep
-from support.waiting_programs.hung import lock_taken_twice
+from support.waiting_programs.hung import lock_taken_twice, long_sleep
 from support.waiting_programs.registry import ALIVE, SHORT_SECONDS, in_thread, program, sleeper
 
 

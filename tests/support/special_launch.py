@@ -1,0 +1,100 @@
+"""`grpo-run` as some tests need it: python -P tests/support/special_launch.py HOW [ARGUMENTS] launch …
+
+    descriptors NUMBER         with so many descriptors at most, as after `ulimit -n`
+    cgroup FOLDER              in a memory cgroup
+    container PRIVATE COMMON   in a mount namespace of its own, where PRIVATE lies at a path that other
+                               containers have too
+    patched                    with other timeouts of drains and restarts, so that tests wait seconds instead
+                               of minutes: TEST_DRAINS='{"STALL_SECONDS": 2.0}'
+    failing WHERE              the supervisor fails: in `poll`, an exception in the hang detector once a file
+                               `fail` exists; in `start`, one while the second attempt is prepared; in
+                               `thread`, one in the thread that follows the ranks' output
+
+Nothing of grpo-run is imported before descriptors are limited and namespaces entered.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+CLONE_NEWNS = 0x00020000
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+
+
+def descriptors(number: str) -> None:
+    """Limit the descriptors of this process and its children."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(number), int(number)))
+
+
+def cgroup(folder: str) -> None:
+    """Enter a cgroup."""
+    Path(folder, "cgroup.procs").write_text(str(os.getpid()))
+
+
+def container(private: str, common: str) -> None:
+    """Bind `private` to `common` for this process and its children, and change to it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    calls = (
+        lambda: libc.unshare(CLONE_NEWNS),
+        lambda: libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None),
+        lambda: libc.mount(os.fsencode(private), os.fsencode(common), None, ctypes.c_ulong(MS_BIND), None),
+    )
+    for call in calls:
+        if call() != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    os.chdir(common)
+
+
+def patched() -> None:
+    """Change constants of the product, each of which must exist once."""
+    from grpo_run.runtime.snapshots import _drain_requests as drain_requests
+    from grpo_run.runtime.snapshots import drain_scheduler, last_writes
+    from grpo_run.runtime.supervisor import policy
+
+    for name, value in json.loads(os.environ["TEST_DRAINS"]).items():
+        known = (drain_requests, drain_scheduler, last_writes, policy)
+        (module,) = [module for module in known if hasattr(module, name)]
+        setattr(module, name, value)
+
+
+def failing(where: str) -> None:
+    """Let a method of the supervisor raise."""
+    from grpo_run.runtime.processes.output import FileFollower
+    from grpo_run.runtime.supervisor.attempt import Attempt
+    from grpo_run.runtime.supervisor.detection.detector import HangDetector
+
+    owner: Any
+    owner, name, due, error = {
+        "poll": (HangDetector, "scan", lambda _: Path("fail").exists(), KeyError("a rank that is not there")),
+        "start": (Attempt, "make_files", lambda attempt: attempt.number == 1, PermissionError(13, "denied")),
+        "thread": (
+            FileFollower, "read", lambda _: threading.current_thread() is not threading.main_thread(),
+            MemoryError(),
+        ),
+    }[where]  # fmt: skip
+    original = getattr(owner, name)
+
+    def raising(self: Any, *arguments: Any) -> Any:
+        if due(self):
+            raise error
+        return original(self, *arguments)
+
+    setattr(owner, name, raising)
+
+
+if __name__ == "__main__":
+    prepare = {one.__name__: one for one in (descriptors, cgroup, container, patched, failing)}[sys.argv[1]]
+    count = prepare.__code__.co_argcount
+    prepare(*sys.argv[2 : 2 + count])
+    del sys.argv[1 : 2 + count]
+    from grpo_run.cli.main import main
+
+    sys.exit(main())
