@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from grpo_run.runtime.board.memory_area import MemoryAreaWriter, PhaseFigures, Totals
+from grpo_run.runtime.board.memory_area import MemoryAreaWriter, Totals
 from grpo_run.runtime.rank.memory.cleanup_policy import StepMemory
 from grpo_run.runtime.rank.memory.device import DeviceReading
+from grpo_run.watchdog.memory.phase_memory import PhaseMemory
 from grpo_run.watchdog.observation import Phase
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -189,7 +190,7 @@ class PhaseAccounting:
             )
             self._counters = device.retries, device.ooms
             totals.ooms += ooms
-        changed: list[Totals | PhaseFigures] = [totals]
+        changed: list[Totals | PhaseMemory] = [totals]
         if ended is not None:
             own = self._area.figures(ended)
             own.peak_resident_bytes = max(own.peak_resident_bytes, peak_resident)
