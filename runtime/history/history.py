@@ -127,6 +127,8 @@ class History:
     """How often each learning guard has tripped, by name."""
     snapshot_interval: int | None = None
     """Steps between snapshots in memory, as rank 0 chose it last; None before."""
+    tracker_runs: dict[str, str] = field(default_factory=dict)
+    """The names of the runs that trackers such as wandb have opened, by opening."""
     _before_checkpoint: bool = False
     """Whether the present attempt began before `checkpoint`, which is damaged, set aside or unwanted then."""
 
@@ -395,5 +397,8 @@ _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "state_saved": lambda history, record: history.no_trainer.apply_state_saved(record),
     "nan_read_as_none": lambda history, record: history.masked.apply_nan_read_as_none(record),
     "rewards_repeated": lambda history, record: history.masked.apply_rewards_repeated(),
+    "tracker_run": lambda history, record: history.tracker_runs.update(
+        {str(record["opening"]): str(record["name"])}
+    ),
 }
 """Events that concern one part of the history only."""

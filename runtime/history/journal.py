@@ -94,6 +94,7 @@ EVENTS = frozenset(
         "reward_failed",
         "reward_latency",
         "reward_worker_replaced",
+        "tracker_run",
     ]
 )
 
