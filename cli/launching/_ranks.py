@@ -157,6 +157,7 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         moved_rewards=tuple(supervisor.history.rewards.moved),
         reward_durations=supervisor.history.phases.of_phase(Phase.reward),
         memory_plan=plan,
+        tracker_runs=supervisor.history.tracker_runs,
     )
     environment = settings.to_environment()
     if plan.expandable_segments:

@@ -126,6 +126,8 @@ class History:
     """How often each learning guard has tripped, by name."""
     snapshot_interval: int | None = None
     """Steps between snapshots in memory, as rank 0 chose it last; None before."""
+    tracker_runs: dict[str, str] = field(default_factory=dict)
+    """The names of the runs that trackers such as wandb have opened, by opening."""
     _before_checkpoint: bool = False
     """Whether the present attempt began before `checkpoint`, which is damaged, set aside or unwanted then."""
 
@@ -400,5 +402,8 @@ _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "memory_restart": lambda history, record: history.memory_restarts.apply_restart(record),
     "state_saved": lambda history, record: history.no_trainer.apply_state_saved(record),
     "nan_read_as_none": lambda history, record: history.masked.apply_nan_read_as_none(record),
+    "tracker_run": lambda history, record: history.tracker_runs.update(
+        {str(record["opening"]): str(record["name"])}
+    ),
 }
 """Events that concern one part of the history only."""

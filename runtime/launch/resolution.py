@@ -75,11 +75,11 @@ def _candidates(names: Iterable[str], path: Sequence[str], before: Sequence[str]
 READ_AT_IMPORT = re.compile(
     r"(HF|HUGGINGFACE|TRANSFORMERS|DATASETS|TRL|PYTORCH|TORCH|TORCHINDUCTOR|OMP|KMP|MKL|OPENBLAS|GOMP)_\w+"
     r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|CUDA_HOME|DS_\w+|DEEPSPEED_\w+|USE_TORCH|USE_TF|USE_LIBUV"
-    r"|XDG_CACHE_HOME"
+    r"|XDG_CACHE_HOME|TRACKIO_DIR"
     r"|LD_\w+|PYTHON\w+|ACCELERATE_USE_\w+"
 )
-"""Variables that Python, torch, transformers, datasets, huggingface_hub, DeepSpeed or an OpenMP runtime read
-at import.
+"""Variables that Python, torch, transformers, datasets, huggingface_hub, trackio, DeepSpeed or an OpenMP
+runtime read at import.
 """
 NO_EFFECT_AT_IMPORT = re.compile(r"(PYTHON|LD_)\w+|HF_HUB_ENABLE_HF_TRANSFER|HF_XET_HIGH_PERFORMANCE")
 """Of these, the ones that no import changes anything for. Python and the dynamic loader read theirs before

@@ -57,6 +57,8 @@ ENVIRONMENTS = "_environment_pool"
 """GRPO attribute: the environments by name, of which each has at least one instance. Missing without
 environments.
 """
+SUMMARY_WRITER = "_SummaryWriter"
+"""Attribute of the TensorBoard callback: the class that writes its files, of torch or tensorboardX."""
 TRAINER_METHODS = (SAVE_CHECKPOINT, OUTPUT_DIR, AFTER_STEP, RUN_EPOCH)
 ROLLOUT_METHODS = (GENERATE_AND_SCORE, GENERATE, CALCULATE_REWARDS)
 

@@ -17,6 +17,7 @@ import wrapt
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.rank.hooks._no_trainer import watch_optimizer_steps, watch_state_saving
+from grpo_run.runtime.rank.hooks._trackers import install_trackers
 from grpo_run.runtime.rank.memory_plan import configuration, deepspeed
 from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
@@ -35,6 +36,7 @@ def install_guard(session: Session) -> None:
     A script that trains by itself is watched, too.
     """
     guard = guard_of(session)
+    install_trackers(session)
     for module, watch in (
         ("torch.optim.optimizer", watch_optimizer_steps),
         ("accelerate.accelerator", watch_state_saving),

@@ -1,0 +1,165 @@
+"""Trackers see one run, whatever happens to its ranks; the trackers' own settings win.
+
+trackio and TensorBoard are the real ones. wandb and MLflow, which need servers, are stand-ins
+(`tests/support/trackers`) that refuse what the real ones refuse.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs import SCRIPTS, Run
+
+SCRIPT = str(SCRIPTS / "tracked.py")
+STAND_INS = str(Path(__file__).parents[1] / "support" / "trackers")
+SETTINGS = {"report_to": ["wandb", "trackio", "mlflow", "tensorboard"], "project": "sums"}
+STEPS = 9
+
+
+def tracked(
+    runs: Callable[..., Run], folder: Path, *arguments: str, name: str = "run", **settings: Any
+) -> Run:
+    """Return a run of the script that reports each step."""
+    launch, script = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    return runs(
+        "--nproc-per-node", "2", *launch, SCRIPT, "--output-dir", "ours", "--max-steps", str(STEPS),
+        "--save-steps", str(STEPS), "--logging-steps", "1", "--step-seconds", "0.3",
+        "--settings", json.dumps(SETTINGS | settings), *script,
+        environment={
+            "TRACKIO_DIR": str(folder / "trackio"),
+            "PYTHONPATH": os.pathsep.join(filter(None, [STAND_INS, os.environ.get("PYTHONPATH")])),
+        },
+        name=name,
+    )  # fmt: skip
+
+
+def received(tracker: str, folder: Path) -> list[dict[str, Any]]:
+    """Return what the server of a stand-in has received."""
+    return [json.loads(line) for line in (folder / f"{tracker}.jsonl").read_text().splitlines()]
+
+
+def runs_of(records: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the records by run, in the order in which the runs were opened."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        found.setdefault(record["run"], []).append(record)
+    return found
+
+
+def trackio_runs(folder: Path) -> dict[str, list[tuple[int, dict[str, Any]]]]:
+    """Return the steps and values of each run in trackio's database."""
+    found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    with sqlite3.connect(folder / "trackio" / "sums.db") as database:
+        for name, step, values in database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id"):
+            found.setdefault(name, []).append((step, json.loads(values)))
+    return found
+
+
+def losses(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return steps and losses of each folder of TensorBoard, as it shows them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = {}
+    for directory in sorted({path.parent for path in folder.rglob("events.out.tfevents.*")}):
+        events = EventAccumulator(str(directory)).Reload()
+        found[directory.name] = [(point.step, point.value) for point in events.Scalars("train/loss")]
+    return found
+
+
+def global_steps(values: Iterable[dict[str, Any]]) -> list[int]:
+    """Return the steps of training whose loss was logged."""
+    return [one["train/global_step"] for one in values if "train/loss" in one]
+
+
+def opened(records: Iterable[dict[str, Any]]) -> list[str]:
+    """Return how each attempt opened a run."""
+    return [record["event"] for record in records if record["event"] in ("created", "continued")]
+
+
+def test_four_trackers_have_one_run_over_three_kills(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """The values of repeated steps replace the first ones in TensorBoard, and follow them elsewhere."""
+    run = tracked(
+        runs, tmp_path, "--snapshot-every", "2", "--inject", "kill@rank1:step4", "--inject",
+        "kill@rank0:step6", "--inject", "kill@rank1:step8", "--",
+    ).start()  # fmt: skip
+    assert run.wait(200) == 0, run.tail()
+    assert len(run.status()["recoveries"]) == 3, run.tail()
+    attempts = [event["step"] + 1 for event in run.events("train_started") if event["rank"] == 0]
+    assert attempts == [1, 3, 5, 7]
+
+    (wandb,) = runs_of(received("wandb", tmp_path)).values()
+    assert opened(wandb) == ["created", *["continued"] * 3]
+    logs = [record for record in wandb if record["event"] == "log"]
+    assert [record["step"] for record in logs] == list(range(len(logs))), "wandb's own steps never go back"
+    logged = global_steps(record["values"] for record in logs)
+    assert logged == [1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8, 9]
+
+    (mlflow,) = runs_of(received("mlflow", tmp_path)).values()
+    assert opened(mlflow) == ["created", *["continued"] * 3]
+    assert [record["step"] for record in mlflow if "loss" in record.get("values", ())] == logged
+
+    (trackio,) = trackio_runs(tmp_path).values()
+    steps = [step for step, _ in trackio]
+    assert steps == sorted(set(steps)), "trackio's own steps never go back"
+    assert set(global_steps(values for _, values in trackio)) == set(range(1, STEPS + 1))
+
+    (tensorboard,) = losses(tmp_path / "ours").values()
+    assert [step for step, _ in tensorboard] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.full
+def test_each_of_two_calls_has_a_run_that_a_later_launch_continues(
+    runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Also the runs that the script opens itself. Another run of grpo-run has its own."""
+    arguments = ("--", "--calls", "2", "--own-runs", "--kill-after-steps", "3")
+    run = tracked(runs, tmp_path, "--snapshot-every", "2", *arguments).start()
+    run.until_step(5, train_call=2, timeout_seconds=120)
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(60) == 75, run.tail()
+    assert run.start().wait(120) == 0, run.tail()
+    assert len(run.status()["recoveries"]) == 2, run.tail()
+
+    wandb = runs_of(received("wandb", tmp_path))
+    kinds = [records[0]["job_type"] for records in wandb.values()]
+    assert kinds == ["data", "train"] * 2
+    calls = [*wandb.values()][1::2]
+    assert [opened(records) for records in calls] == [
+        ["created", *["continued"] * 3], ["created", *["continued"] * 2],
+    ]  # fmt: skip
+    for records in calls:
+        values = [record["values"] for record in records if record["event"] == "log"]
+        assert set(global_steps(values)) == set(range(1, STEPS + 1))
+    assert len(runs_of(received("mlflow", tmp_path))) == 2
+    assert len(trackio_runs(tmp_path)) == 2
+    shown = losses(tmp_path / "ours")
+    assert [[step for step, _ in points] for points in shown.values()] == [list(range(1, STEPS + 1))] * 2
+
+    other = tracked(runs, tmp_path, "--fresh", *arguments, name="other")
+    assert other.start().wait(120) == 0, other.tail()
+    assert len(runs_of(received("wandb", tmp_path))) == 8
+    assert (len(trackio_runs(tmp_path)), len(losses(tmp_path / "ours"))) == (4, 4)
+
+
+@pytest.mark.full
+def test_names_of_the_user_are_kept(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """By variables and by the script's settings; nothing is recorded then."""
+    run = tracked(runs, tmp_path, "--inject", "kill@rank1:step4", "--", run_name="mine")
+    folder = tmp_path / "board"
+    run.environment |= {
+        "WANDB_RUN_ID": "mine", "WANDB_RESUME": "allow", "TENSORBOARD_LOGGING_DIR": str(folder),
+        "DISABLE_MLFLOW_INTEGRATION": "FALSE",
+    }  # fmt: skip
+    assert run.start().wait(120) == 0, run.tail()
+    assert {event["opening"].partition("/")[0] for event in run.events("tracker_run")} == {"mlflow"}
+    assert list(trackio_runs(tmp_path)) == ["mine"]
+    assert len(runs_of(received("mlflow", tmp_path))) == 1
+    assert [path.name for path in tmp_path.rglob("events.out.tfevents.*") if path.parent != folder] == []

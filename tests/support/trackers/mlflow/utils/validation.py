@@ -1,0 +1,4 @@
+"""Limits of MLflow."""
+
+MAX_PARAM_VAL_LENGTH = 6000
+MAX_PARAMS_TAGS_PER_BATCH = 100

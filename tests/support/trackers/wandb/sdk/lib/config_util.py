@@ -1,0 +1,5 @@
+"""Errors of wandb's configuration."""
+
+
+class ConfigError(Exception):
+    """A value was changed."""
