@@ -158,7 +158,7 @@ def test_a_supervisor_that_the_kernel_kills_is_named_so_by_the_next_launch(
     (event,) = run.events("memory_oom_suspected")
     assert "was killed by the kernel because memory was full" in event["sentence"]
     # the kernel may kill another process before the memory of the first is free
-    assert f"{group.folder} rose from 0 to {group.kills()} " in event["sentence"]
+    assert f"{group.folder} rose from 0 to {group.kills()}" in event["sentence"]
     assert event["sentence"] in run.printed()
     assert digest(tmp_path / "out") == undisturbed("sft.py", 12)
 
