@@ -36,8 +36,8 @@ REFUSED = ("no_python", "run_path")
 IGNORED = {"log_dir": None, "redirects": "0", "tee": "0", "start_method": "spawn"}
 """torchrun's options without effect here, and their defaults."""
 DESCRIPTORS = 128
-"""Open files of the supervisor: libraries, the run's files, 32 connections to the metrics, evidence of a
-fault."""
+"""Open files of the supervisor: libraries, the run's files, connections to the metrics, which take
+a fourth at most, and evidence of a fault."""
 DESCRIPTORS_PER_RANK = 16
 """Of a rank: its pipe, sentinel and files, and a connection to the store for each process group."""
 TOKEN_BYTES = 4

@@ -1,1 +1,1 @@
-"""Data only: the generated Grafana dashboard. The generator is `dashboards/provisioning/_grafana.py`."""
+"""Data only: the generated Grafana dashboards. The generator is `dashboards/provisioning/_grafana.py`."""

@@ -3,8 +3,7 @@
     sizes of a job on one rank -> bytes by phase
 
 Compares two memory plans after an out-of-memory error where they cannot be traced
-(`runtime.supervisor.memory.prediction`), and checks what was traced (`runtime.planning`). It is right to
-about 30 %. The terms:
+(`runtime.supervisor.memory._prediction`). It is right to about 30 %. The terms:
 
 - weights, gradients and the states of the optimizer, divided by the ranks where the layout shards them;
 - activations of a token and layer that are kept for the backward pass: residuals, two normalizations,

@@ -34,10 +34,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MODULES = {
     "runtime/supervisor/policy.py": "tests/unit/runtime/supervisor/policy",
     "runtime/checkpoints/compatibility.py": "tests/unit/runtime/checkpoints/test_compatibility.py",
-    "watchdog/diagnosis/exits.py": "tests/unit/watchdog/diagnosis/exits",
+    "watchdog/diagnosis/exits.py": "tests/unit/watchdog/diagnosis",
     "watchdog/stalls/deadlines.py": "tests/unit/watchdog/stalls/test_deadlines.py",
-    "watchdog/deadlocks/positions.py": "tests/unit/watchdog/deadlocks/proof",
-    "watchdog/deadlocks/proof.py": "tests/unit/watchdog/deadlocks/proof",
+    "watchdog/deadlocks/positions.py": "tests/unit/watchdog/deadlocks",
+    "watchdog/deadlocks/proof.py": "tests/unit/watchdog/deadlocks",
     "watchdog/deadlocks/collectives.py": "tests/unit/watchdog/deadlocks",
     "watchdog/deadlocks/_culprit.py": "tests/unit/watchdog/deadlocks",
     "watchdog/diagnosis/hangs.py": "tests/unit/watchdog/diagnosis",

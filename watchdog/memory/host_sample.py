@@ -1,7 +1,7 @@
 """A sample of host memory at one moment. Plain data with a JSON form; made by `runtime/supervisor`.
 
 Shown by `grpo-run status` and the metrics, quoted by the verdict on a rank that the kernel has killed, and
-kept on the board, so that the next launch finds it. Does not read anything.
+kept in a file, so that the next launch finds it. Does not read anything.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def write(folder: Path, state: SavedRankState, tensors: dict[str, torch.Tensor])
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Write a safetensors file, mode 0600."""
-    # looked up in its module, where `runtime.rank.saving.spare_files` replaces it
+    # looked up in its module, where `runtime.rank.saving._spare_files` replaces it
     safetensors.torch.save_file(tensors, str(path))
     path.chmod(0o600)
 
