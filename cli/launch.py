@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from grpo_run.cli.launching import staging
 from grpo_run.cli.launching.command import LaunchCommand, parse
 from grpo_run.cli.launching.identity import ChangedFiles, check_against_run, check_inputs, inputs_of
+from grpo_run.cli.launching.notifications import Notifier
 from grpo_run.cli.launching.on_end import end_record, run_on_end, status_or_none
 from grpo_run.cli.launching.stop_signals import after_end, note_signals, stop_signals
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, UsageError
@@ -103,10 +104,14 @@ def _run(launch: LaunchCommand) -> int:
 
 
 def _report_failure(launch: LaunchCommand, directory: RunDirectory, error: Exception) -> None:
-    """Report an exception of grpo-run itself, to the user and to the command of `--on-end`."""
+    """Report an exception of grpo-run itself, to the user, to `--notify` and to the command of `--on-end`."""
     sentence = last_resort.describe(error)
     report = last_resort.write_report(directory.incidents, error, step=0, part="`grpo-run launch`")
     print(f"grpo-run: grpo-run itself failed: {sentence}. Report: {report}", file=sys.stderr)
+    notifier = Notifier(launch.notify, "", launch.config.run_id)
+    notifier.tell(f"grpo-run itself failed: {sentence}.")
+    notifier.start(History(), lambda text: print(f"grpo-run: {text}", file=sys.stderr))
+    notifier.end()
     if launch.on_end is None:
         return
     record = end_record(
@@ -127,7 +132,7 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
     if history.finished:
         return _has_finished(config.run_id)
     fields = {
-        "working_directory": os.getcwd(), "typed": list(launch.typed), "inputs": inputs.as_json(),
+        "working_directory": os.getcwd(), "typed": launch.recorded, "inputs": inputs.as_json(),
         "git_commit": commit_of(launch.script.resolve().parent),
     }  # fmt: skip
     register(directory.path, registry_folder())

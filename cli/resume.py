@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
+from grpo_run.cli.launching.notifications import PATH_LEFT_OUT
 from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -62,6 +63,7 @@ def launch_words(run: RunDirectory, typed: Sequence[str], *, accept_change: bool
     """Return the words of `grpo-run launch` that continue the run.
 
     `--fresh` started it and would start another one. The directory is named, whatever its id is derived from.
+    An address of which `run.json` has no path is left out, and the user is told.
     """
     from grpo_run.cli.launching.options import OptionWords, build_parser
 
@@ -71,6 +73,9 @@ def launch_words(run: RunDirectory, typed: Sequence[str], *, accept_change: bool
         words.append("--accept-change")
     rest = list(typed)
     while option := splitter.next_option(rest):
-        if option[0].partition("=")[0] not in ("--fresh", "--run-id", "--run-dir", "--accept-change"):
+        name = option[0].partition("=")[0]
+        if option[-1].endswith(PATH_LEFT_OUT):
+            print(f"grpo-run: warning: continuing without {name}: only an address in a file is recorded")
+        elif name not in ("--fresh", "--run-id", "--run-dir", "--accept-change"):
             words += option
     return [*words, *rest]

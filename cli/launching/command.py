@@ -13,13 +13,14 @@ import resource
 import secrets
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from grpo_run.cli.launching import _values as values
 from grpo_run.cli.launching._values import parse_memory_plan
 from grpo_run.cli.launching.identity import check_resume_from, locate
+from grpo_run.cli.launching.notifications import address, without_path
 from grpo_run.cli.launching.options import OptionWords, build_parser
 from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
@@ -57,9 +58,17 @@ class LaunchCommand:
     metrics_address: str
     script: Path
     on_end: str | None
-    typed: tuple[str, ...]
+    notify: str = field(repr=False)
+    heartbeat_url: str = field(repr=False)
+    typed: tuple[str, ...] = field(repr=False)
     accept_change: bool
     snapshot_folder: Path | None
+
+    @property
+    def recorded(self) -> list[str]:
+        """The words for `run.json`; addresses of `--notify` and `--heartbeat-url` without what is secret."""
+        own = len(self.typed) - len(self.config.arguments)
+        return [*map(without_path, self.typed[:own]), *self.typed[own:]]
 
 
 def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
@@ -79,6 +88,8 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     _check_torchrun_options(options)
     if options.on_end is not None and not options.on_end.strip():
         raise UsageError("--on-end: give a command, or leave the option out")
+    notify = address("--notify", options.notify)
+    heartbeat_url = address("--heartbeat-url", options.heartbeat_url)
     if options.metrics_addr != "off":
         parse_address(options.metrics_addr)
     source = source_of(options.training_script, module=options.module)
@@ -148,6 +159,8 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         metrics_address=options.metrics_addr,
         script=source,
         on_end=options.on_end,
+        notify=notify,
+        heartbeat_url=heartbeat_url,
         typed=tuple(arguments),
         accept_change=options.accept_change,
         snapshot_folder=values.snapshot_folder(options.snapshot_dir, nodes[1]),

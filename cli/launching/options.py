@@ -382,6 +382,20 @@ def _add_display(group: argparse._ArgumentGroup) -> None:
         " JSON object with the outcome. Its failure is a warning, and it is killed after a minute (default:"
         " none)",
     )
+    group.add_argument(
+        "--notify",
+        default="",
+        metavar="URL|FILE",
+        help='send faults, recoveries and the end of the run as Slack\'s {"text": ...} to this address, or to'
+        " the one in a file, which `ps` and run.json do not show (default: none)",
+    )
+    group.add_argument(
+        "--heartbeat-url",
+        default="",
+        metavar="URL|FILE",
+        help="request this address at most once a minute while steps are committed, for a dead-man's switch"
+        " (default: none)",
+    )
 
 
 def _add_injection(group: argparse._ArgumentGroup) -> None:

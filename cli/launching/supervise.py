@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from grpo_run.cli.launching._ranks import build_agent, own_processes, rank_environment
 from grpo_run.cli.launching.command import LaunchCommand
 from grpo_run.cli.launching.identity import ChangedFiles
+from grpo_run.cli.launching.notifications import Notifier
 from grpo_run.cli.launching.on_end import await_last_scrapes, end_record, leave_at, run_on_end
 from grpo_run.cli.launching.stop_signals import (
     StoppedWithoutRanks,
@@ -124,10 +125,12 @@ def _supervise(
     from grpo_run.runtime.processes.output import OutputFollower
 
     supervisor: Supervisor | None = None
+    notifier = Notifier(launch.notify, launch.heartbeat_url, config.run_id)
     terminal = Terminal(
         shown_ranks=config.shown_ranks,
         passed_on=_passed_on(config.output),
         status=lambda: supervisor.status(complete=False) if supervisor is not None else None,
+        tell=notifier.tell,
     )
     output = OutputFollower(terminal)
 
@@ -159,6 +162,7 @@ def _supervise(
     server = announce(launch, directory, supervisor, terminal, listener)
     stops = StopRequests(lambda: supervisor.board, stop_by_signal)
     terminal.start()
+    notifier.start(supervisor.history, terminal.notify)
     output.start()
     # what is imported stays: a full collection would visit it all, which takes 0.1 s of a core that ranks
     # need
@@ -172,7 +176,7 @@ def _supervise(
             except Exception as error:  # noqa: BLE001 - how the run has ended does not depend on its display
                 supervisor.note_thread_failure(part.__qualname__, error)
     exit_code = _end(supervisor, terminal, directory)
-    _after_end(launch, directory, supervisor, terminal, server, stop_signals)
+    _after_end(launch, directory, supervisor, terminal, notifier, server, stop_signals)
     stops.end()
     return exit_code
 
@@ -264,12 +268,15 @@ def _after_end(
     directory: RunDirectory,
     supervisor: Supervisor,
     terminal: Terminal,
+    notifier: Notifier,
     server: MetricsServer | None,
     stop_signals: list[float],
 ) -> None:
-    """Run the command of `--on-end`, and let a scraper read the last state. A signal ends either."""
+    """Send the last message, run the command of `--on-end`, and let a scraper read the last state. A signal
+    ends each."""
     ended_at, signals = time.monotonic(), note_signals()
     assert supervisor.exit_code is not None
+    notifier.end(interrupted=lambda: bool(signals))
     if launch.on_end is not None:
         status = supervisor.status()
         record = end_record(

@@ -81,6 +81,8 @@ NAME = "grpo-run: "
 """Prefix of our lines. A rank's line that begins so is printed by the guard: a warning or an event, always
 shown."""
 FAULT, RECOVERED = "FAULT ", "RECOVERED "
+TOLD = ("where", "action")
+"""Facts of a fault that `tell` gets."""
 STYLES = {FAULT: "bold red", RECOVERED: "bold green"}
 INDENT = " " * 9
 """Width of the time, so that folded lines and facts stand below the text."""
@@ -103,6 +105,7 @@ class Terminal:
         status: reads the state of the run; None while there is none.
         passed_on: the streams that get the ranks' output byte for byte, by descriptor; a stream that is also
             standard error's is descriptor 1. Empty on a terminal.
+        tell: receives faults with their place and action, recoveries, and how the run has ended.
     """
 
     def __init__(
@@ -111,9 +114,11 @@ class Terminal:
         shown_ranks: frozenset[int],
         status: Callable[[], RunStatus | None],
         passed_on: Mapping[int, BackgroundStream] = MappingProxyType({}),
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._shown_ranks = shown_ranks
         self._passed_on = passed_on
+        self._tell = tell
         self._line_is_open = False
         """A rank has begun a line where events are printed."""
         self._status = status
@@ -237,6 +242,7 @@ class Terminal:
         """
         status = self._status()
         if wrong_usage or status is None:
+            self._tell(sentence)
             if sentence not in self._guard_lines:
                 self._event(sentence)
             return
@@ -244,6 +250,7 @@ class Terminal:
         faults = status.history.recoveries[self._faults_at_start or 0 :]
         # a run that gave up repeats the sentence of its last fault
         rest = sentence.removeprefix(faults[-1].sentence).lstrip(". ") if faults else sentence
+        self._tell(rest or sentence)
         self._event(rest or sentence)
         if faults:
             self._event(inspection_line(faults[-1], run_directory))
@@ -311,10 +318,13 @@ class Terminal:
                 self._unrecovered.append(recovery)
                 sentence, *facts = fault_lines(recovery)
                 self._event(sentence, FAULT, facts)
+                self._tell("\n".join([FAULT + sentence, *(fact for fact in facts if fact.startswith(TOLD))]))
             recovered = [one for one in self._unrecovered if one.recovery_seconds is not None]
             if recovered:
                 self._unrecovered = [one for one in self._unrecovered if one.recovery_seconds is None]
-                self._event(recovered_line(recovered[-1], faults=len(recovered)), RECOVERED)
+                line = recovered_line(recovered[-1], faults=len(recovered))
+                self._event(line, RECOVERED)
+                self._tell(RECOVERED + line)
 
     def _event(self, text: str, word: str = "", facts: Sequence[str] = ()) -> None:
         """Print one event: the time, our name, a styled word, the text, and facts below it."""

@@ -55,12 +55,13 @@ def container(private: str, common: str) -> None:
 
 def patched() -> None:
     """Change constants of the product, each of which must exist once."""
+    from grpo_run.cli.launching import notifications
     from grpo_run.runtime.snapshots import _drain_requests as drain_requests
     from grpo_run.runtime.snapshots import drain_scheduler, last_writes
     from grpo_run.runtime.supervisor import policy
 
     for name, value in json.loads(os.environ["TEST_DRAINS"]).items():
-        known = (drain_requests, drain_scheduler, last_writes, policy)
+        known = (drain_requests, drain_scheduler, last_writes, notifications, policy)
         (module,) = [module for module in known if hasattr(module, name)]
         setattr(module, name, value)
 

@@ -20,13 +20,14 @@ TIME = re.compile(r"^\d\d:\d\d:\d\d ")
 
 
 class Screen:
-    """A terminal under test, the history it shows, and what was printed to standard error."""
+    """A terminal under test, the history it shows, and what was told and printed to standard error."""
 
     def __init__(self, *, width: int | None, shown: frozenset[int]) -> None:
         self.history = History(step=7)
         self.slots: tuple[Slot | None, ...] = (None, None)
         self.stderr = io.StringIO()
-        self.terminal = Terminal(shown_ranks=shown, status=self.status)
+        self.told: list[str] = []
+        self.terminal = Terminal(shown_ranks=shown, status=self.status, tell=self.told.append)
         is_terminal = width is not None
         self.terminal._console = Console(
             file=self.stderr, force_terminal=is_terminal, width=width, highlight=False, markup=False,

@@ -313,6 +313,19 @@ def test_resume_shows_the_command_of_the_run(make_run: MakeRun, here: Path, caps
     assert shown == f"grpo-run: in {here}: SEED=2 grpo-run launch {command}\n"
 
 
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+def test_resume_leaves_out_an_address_that_was_not_recorded(
+    make_run: MakeRun, here: Path, capsys: Captured, form: str
+) -> None:
+    """It says so; an address in a file is kept. The script's own arguments stay as they are."""
+    url = "https://hooks.example.org/..."
+    words = f"{form.format('--notify', url)} {form.format('--heartbeat-url', 'file')} train.py --notify {url}"
+    make_run(here / "runs" / "night", 75, typed=words.split(), working_directory=str(here))
+    warning, shown = output_of(capsys, "resume", "night", "--dry-run").splitlines()
+    assert "warning: continuing without --notify" in warning
+    assert shown.endswith(f" {form.format('--heartbeat-url', 'file')} train.py --notify {url}")
+
+
 def test_resume_refuses_a_directory_that_is_gone(make_run: MakeRun, here: Path, capsys: Captured) -> None:
     """One line that says so."""
     make_run(here / "runs" / "night", 75, typed=["train.py"], working_directory="/nonexistent/place")

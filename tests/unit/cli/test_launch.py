@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support.web_hooks import SECRET, receiver
 
 from grpo_run.cli.launching.command import LaunchCommand, parse
 from grpo_run.cli.launching.identity import ChangedFiles
@@ -115,3 +116,25 @@ def test_the_command_of_on_end_is_told_a_failure_of_grpo_run_itself(
     assert (record["state"], record["exit_code"]) == ("failed", 93)
     assert "PermissionError" in record["sentence"]
     assert "warning: the command of --on-end exited with code 4" in capsys.readouterr().err
+
+
+def test_a_failure_of_grpo_run_itself_is_told_to_notify(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also before there is a supervisor. Nothing shows the secret part of the address."""
+
+    def fail(launch: object, *arguments: object) -> int:
+        raise PermissionError(13, f"Permission denied {launch!r}")
+
+    monkeypatch.setattr("grpo_run.cli.launching.supervise.supervise", fail)
+    monkeypatch.setenv("no_proxy", "*")
+    with receiver() as server:
+        words = ["--heartbeat-url", server.url, "train.py", "--notify", "https://other.example/kept"]
+        assert main(["launch", "--run-dir", "run", f"--notify={server.url}", *words]) == 93
+        (text,) = server.texts
+        assert server.pings == []
+    assert "grpo-run itself failed: PermissionError" in text
+    shown = capsys.readouterr()
+    assert SECRET not in shown.out + shown.err + (here / "run/run.json").read_text()
+    typed = json.loads((here / "run/run.json").read_bytes())["typed"]
+    assert typed[-3:] == words[-3:]

@@ -105,3 +105,31 @@ def test_the_fault_that_ends_the_run_is_shown_at_its_end(screen: Open, sentence:
         "grpo-run: Gave up: again.",
         "grpo-run: see `grpo-run report /runs/night` or `grpo-run status /runs/night`",
     ]
+
+
+def test_a_message_has_what_the_terminal_shows_of_faults_and_the_end(screen: Open) -> None:
+    """Each once, without other events: the sentence and the action, the recovery, and how the run ended."""
+    made = screen(old=1)
+    made.terminal.notify("one")
+    made.history.recoveries.append(fault())
+    made.terminal.notify("two")
+    made.history.recoveries[-1].recovery_seconds = 2.345
+    made.terminal.notify("three")
+    made.history.recoveries.append(fault(action="stop", reason="again"))
+    made.end("Rank 1 was killed by SIGKILL in step 8 (phase reward). Gave up: again.")
+    killed = "FAULT Rank 1 was killed by SIGKILL in step 8 (phase reward).\naction    "
+    assert made.told == [
+        f"{killed}restart all ranks: from the newest complete checkpoint",
+        "RECOVERED training continues 2.35 s after the fault",
+        f"{killed}stop the run: again",
+        "Gave up: again.",
+    ]
+
+
+def test_a_setting_that_ends_the_run_is_told_although_the_guard_has_printed_it(screen: Open) -> None:
+    """It is all there is to say."""
+    made = screen()
+    made.terminal.rank_line(0, 2, "grpo-run: the optimizer is not supported")
+    made.end("the optimizer is not supported", wrong_usage=True)
+    assert made.lines() == ["grpo-run: the optimizer is not supported"]
+    assert made.told == ["the optimizer is not supported"]
