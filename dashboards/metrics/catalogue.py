@@ -34,6 +34,7 @@ from grpo_run.dashboards.metrics._readings import (
     restarts,
     reward_failures,
     reward_latency,
+    reward_logged,
     run_info,
     run_state,
     run_value,
@@ -238,6 +239,17 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         read=reward_latency(lambda latency: latency.total_seconds),
         help="Time spent in calls of each reward function over all ranks, with failed calls and the search"
         " for their samples.",
+    ),
+    Metric(
+        name="grpo_reward_function_mean", kind="gauge", unit="", labels=(REWARD_FUNCTION,),
+        read=reward_logged("mean"),
+        help="Mean of each reward function last logged; further functions count as other, with the mean of"
+        " their means.",
+    ),
+    Metric(
+        name="grpo_reward_function_std", kind="gauge", unit="", labels=(REWARD_FUNCTION,),
+        read=reward_logged("std"),
+        help="Standard deviation of each reward function last logged; other as for the mean.",
     ),
     Metric(
         name="grpo_reward_failures_total", kind="counter", unit="count", labels=(REWARD_FAILURE,),
