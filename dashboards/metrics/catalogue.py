@@ -310,8 +310,7 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     Metric(
         name="grpo_rank_completions_ended_total", kind="counter", unit="count", labels=(RANK, END_REASON),
         read=completions_ended,
-        help="Completions of the rank in this attempt by why they ended; counted while a cap on"
-        " generation is set.",
+        help="Completions of the rank in this attempt by why they ended, with and without caps.",
     ),
     *(rank_metric(row) for row in TABLE),
     *MEMORY_METRICS,
