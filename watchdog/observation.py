@@ -106,7 +106,8 @@ class Slot:
     Python threads that are idle and wake no thread. `writes` counts updates of the slot. `no_trainer_after`
     is 1 more than the `train()` call after which the script took optimizer steps by itself, 0 if it never
     did. `save_state_calls` counts the beginnings and the ends of the script's `Accelerator.save_state`, so it
-    is odd during one. `ended_*` count the completions that ended for each `EndReason`, while a cap is set.
+    is odd during one. `ended_*` count the completions that ended for each `EndReason`; `prompt_tokens` counts
+    the tokens of their prompts, whose mean in the last rollout is `prompt_length`.
     `logged` are the last values that were logged, in the order of `LOGGED_FIELDS`.
     """
 
@@ -148,6 +149,8 @@ class Slot:
     ended_length: float = 0.0
     ended_repetition: float = 0.0
     ended_deadline: float = 0.0
+    prompt_tokens: float = 0.0
+    prompt_length: float = math.nan
     logged: tuple[float, ...] = ()
 
     def value(self, field: str) -> float:
@@ -176,6 +179,11 @@ class Slot:
     def ended(self, reason: EndReason) -> float:
         """How many completions have ended for this reason."""
         return float(getattr(self, f"ended_{reason.value}"))
+
+    @property
+    def completions(self) -> float:
+        """How many completions have ended."""
+        return sum(map(self.ended, EndReason))
 
     @property
     def began_seconds(self) -> float:

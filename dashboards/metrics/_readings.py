@@ -178,6 +178,16 @@ def reward_latency(field: Callable[[RewardLatency], float]) -> Callable[[RunObse
     return read
 
 
+def reward_logged(field: str) -> Callable[[RunObservation], Iterator[Sample]]:
+    """Read `mean` or `std` of each reward function as logged last."""
+
+    def read(observation: RunObservation) -> Iterator[Sample]:
+        for function, values in observation.status.history.rewards.logged.items():
+            yield (function,), values.get(field)
+
+    return read
+
+
 def reward_failures(observation: RunObservation) -> Iterator[Sample]:
     """The number of calls of reward functions that have failed in a worker, by kind."""
     counts = observation.status.history.rewards.failures

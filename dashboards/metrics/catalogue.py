@@ -34,6 +34,7 @@ from grpo_run.dashboards.metrics._readings import (
     restarts,
     reward_failures,
     reward_latency,
+    reward_logged,
     run_info,
     run_state,
     run_value,
@@ -240,6 +241,17 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         " for their samples.",
     ),
     Metric(
+        name="grpo_reward_function_mean", kind="gauge", unit="", labels=(REWARD_FUNCTION,),
+        read=reward_logged("mean"),
+        help="Mean of each reward function last logged; further functions count as other, with the mean of"
+        " their means.",
+    ),
+    Metric(
+        name="grpo_reward_function_std", kind="gauge", unit="", labels=(REWARD_FUNCTION,),
+        read=reward_logged("std"),
+        help="Standard deviation of each reward function last logged; other as for the mean.",
+    ),
+    Metric(
         name="grpo_reward_failures_total", kind="counter", unit="count", labels=(REWARD_FAILURE,),
         read=reward_failures,
         help="Calls of reward functions in workers that have failed, by kind.",
@@ -298,8 +310,7 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     Metric(
         name="grpo_rank_completions_ended_total", kind="counter", unit="count", labels=(RANK, END_REASON),
         read=completions_ended,
-        help="Completions of the rank in this attempt by why they ended; counted while a cap on"
-        " generation is set.",
+        help="Completions of the rank in this attempt by why they ended, with and without caps.",
     ),
     *(rank_metric(row) for row in TABLE),
     *MEMORY_METRICS,

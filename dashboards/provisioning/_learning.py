@@ -111,6 +111,7 @@ def _rollouts() -> list[BuiltPanel]:
             {
                 "completion, mean": "avg(grpo_rank_completion_length{RUN})",
                 "completion, longest": "max(grpo_rank_completion_length_max{RUN})",
+                "completion that ended itself, mean": "avg(grpo_rank_terminated_completion_length{RUN})",
                 "prompt, mean": "avg(grpo_rank_prompt_length{RUN})",
             },
             "Tokens of completions and prompts, last logged.",
@@ -142,6 +143,16 @@ def _rollouts() -> list[BuiltPanel]:
                 "scored": "sum(rate(grpo_rank_rewards_scored_total{RUN}[$__rate_interval]))",
             },
             "Completions generated and scored per second, over all ranks.",
+        ),
+        lines(
+            "Sampling and training", "short",
+            {
+                "difference of log-probabilities": "avg(grpo_rank_sampling_logp_difference{RUN})",
+                "importance sampling ratio": "avg(grpo_rank_importance_sampling_ratio{RUN})",
+            },
+            "How far vLLM, which samples, is from the model that is trained; means last logged. Empty without"
+            " vLLM.",
+            width=24,
         ),
     ]  # fmt: skip
 

@@ -103,6 +103,8 @@ class SlotFields:
     ended_repetition: float = _stored("d", 0.0)
     ended_deadline: float = _stored("d", 0.0)
     generation_limit: float = _stored("d", math.nan)
+    prompt_tokens: float = _stored("d", 0.0)
+    prompt_length: float = _stored("d", math.nan)
 
 
 def _writer_of(layout: struct.Struct, names: tuple[str, ...]) -> Callable[[mmap.mmap, int, SlotFields], None]:

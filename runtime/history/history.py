@@ -235,6 +235,7 @@ class History:
         for name in ("reward", "loss"):
             if record.get(name) is not None:
                 setattr(self, name, float(record[name]))
+        self.rewards.apply_logged(record)
 
     def _on_checkpoint_published(self, record: dict[str, Any], time: float) -> None:
         call, step = int(record.get("train_call") or 0), int(record["step"])

@@ -76,6 +76,7 @@ class RewardRecord:
         replaced: workers that were replaced between two calls.
         latencies: by (attempt, rank, function).
         last_raised: whether the function that failed in the last incident has raised, not hung.
+        logged: `mean` and `std` of each function as logged last; at most `MOST_FUNCTIONS` and `other`.
     """
 
     moved: list[MovedReward] = field(default_factory=list)
@@ -84,6 +85,7 @@ class RewardRecord:
     replaced: int = 0
     latencies: dict[tuple[int, int, str], RewardLatency] = field(default_factory=dict)
     last_raised: bool = False
+    logged: dict[str, dict[str, float]] = field(default_factory=dict)
     _failures: Counter[tuple[int, int, MovedReward]] = field(default_factory=Counter)
     _last: tuple[int, int, MovedReward] | None = None
 
@@ -131,6 +133,15 @@ class RewardRecord:
             total_seconds=float(record["total_seconds"]),
             longest_seconds=float(record["longest_seconds"]),
         )
+
+    def apply_logged(self, record: Mapping[str, Any]) -> None:
+        """A step whose log may have the rewards of each function."""
+        functions = record.get("reward_functions")
+        if functions:
+            self.logged = {
+                name: {key: float(value) for key, value in functions[name].items()}
+                for name in list(functions)[: MOST_FUNCTIONS + 1]
+            }
 
     def by_function(self) -> dict[str, RewardLatency]:
         """Return the calls of each function over ranks and attempts; a function beyond `MOST_FUNCTIONS`

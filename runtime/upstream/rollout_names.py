@@ -58,6 +58,22 @@ def leaves_out_nan(trainer: Any) -> bool:
     return any((base.__module__, base.__name__) in TRAINERS for base in type(trainer).__mro__)
 
 
+def tokens_of(generated: Any) -> tuple[list[list[int]], list[list[int]]] | None:
+    """Return the tokens of the prompts and completions of a rollout; None if a subclass returns something
+    else.
+
+    Args:
+        generated: what `_generate` has returned.
+    """
+    try:
+        prompts, completions = generated[PROMPTS], generated[COMPLETIONS]
+    except (TypeError, LookupError):
+        return None
+    if not (isinstance(prompts, list) and isinstance(completions, list)):
+        return None
+    return (prompts, completions) if all(isinstance(row, list) for row in prompts + completions) else None
+
+
 def padded_length(trainer: Any, generated: Any) -> int:
     """Return the length to which the rows of a rollout will be padded; 0 if a subclass returns something
     else.

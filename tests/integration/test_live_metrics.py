@@ -16,8 +16,8 @@ from support.trainer_and_loop import TRAINER, loop_in_full
 
 @loop_in_full
 def test_a_live_run_exports_its_ranks(script: str, tmp_path: Path) -> None:
-    """/metrics of a live launch has state, step, reward, and each rank's phase, progress, tokens and
-    votes.
+    """/metrics of a live launch without caps has state, step, reward, the rewards of each function, and each
+    rank's phase, progress, votes, tokens and ends of completions.
     """
     run = runs.Run(
         tmp_path,
@@ -55,11 +55,21 @@ def test_a_live_run_exports_its_ranks(script: str, tmp_path: Path) -> None:
             assert total("grpo_rank_votes_total", f'rank="{rank}"') > 5
             assert 0 <= total("grpo_rank_last_progress_age_seconds", f'rank="{rank}"') < 30
             if script == TRAINER:
-                assert total("grpo_rank_tokens_generated_total", f'rank="{rank}"') > 0
+                completions = total("grpo_rank_completions_total", f'rank="{rank}"')
+                tokens = total("grpo_rank_tokens_generated_total", f'rank="{rank}"')
+                prompts = total("grpo_rank_prompt_tokens_total", f'rank="{rank}"')
+                assert 0 < completions <= tokens
+                assert completions == total("grpo_rank_completions_ended_total", f'rank="{rank}"')
+                assert 0 < total("grpo_rank_rewards_scored_total", f'rank="{rank}"') <= completions
+                assert 1 <= total("grpo_rank_prompt_length", f'rank="{rank}"') <= prompts
+                assert total("grpo_rank_completion_length_max", f'rank="{rank}"') >= 1
             else:
                 assert total("grpo_rank_loss", f'rank="{rank}"') != 0
                 assert total("grpo_rank_learning_rate", f'rank="{rank}"') > 0
         assert "grpo_reward{" in text
+        if script == TRAINER:
+            assert total("grpo_reward_function_mean") == pytest.approx(total("grpo_reward"))
+            assert total("grpo_reward_function_std") > 0
         assert total("grpo_step_seconds") > 0.05
     finally:
         run.close()

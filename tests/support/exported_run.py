@@ -87,6 +87,7 @@ class ExportedRun:
         slot.state = RankState.training
         slot.train_call, slot.target_steps, slot.voted_step, slot.votes = 1, 50, 8, 3
         slot.tokens_generated, slot.vote_wait_seconds = 4096, 1.25
+        slot.prompt_tokens, slot.prompt_length, slot.ended_eos = 512.0, 64.0, 8.0
         slot.log({"loss": 0.5})
         if eventful:
             slot.log(dict.fromkeys(LOGGED_FIELDS, 0.75))
@@ -122,7 +123,13 @@ class ExportedRun:
         write("train_started", rank=0, step=6, train_call=1, target_steps=50)
         for step in (7, 8):
             write("step_committed", step=step, train_call=1)
-            write("step_logged", rank=0, step=step, reward=step / 8)
+            write(
+                "step_logged",
+                rank=0,
+                step=step,
+                reward=step / 8,
+                reward_functions={"length": {"mean": step / 4, "std": 0.5}},
+            )
         write("state_changed", to="running")
 
     def _write_rare_events(self) -> None:

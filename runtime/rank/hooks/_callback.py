@@ -129,6 +129,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         publish_metrics(
             self._session,
             known_metrics(logs),
+            logs,
             step=state.global_step,
             train_call=self._ordinal,
             # the summary at the end of training carries train_runtime; its loss is a mean over the call

@@ -44,21 +44,13 @@ def mark_rewards(trainer: Any, slot: SlotWriter) -> None:
     """
     functions = getattr(trainer, "reward_funcs", None)
     if isinstance(functions, list):
-        functions[:] = [
-            mark_reward(function, slot, counts_tokens=index == 0) for index, function in enumerate(functions)
-        ]
+        functions[:] = [mark_reward(function, slot) for function in functions]
 
 
-def mark_reward(
-    function: Callable[..., Any], slot: SlotWriter, *, counts_tokens: bool = False
-) -> Callable[..., Any]:
+def mark_reward(function: Callable[..., Any], slot: SlotWriter) -> Callable[..., Any]:
     """Wrap a reward function to mark its phase and count the completions it scored.
 
     Reward models (modules) and functions that are marked already are returned unchanged.
-
-    Args:
-        counts_tokens: also count the tokens of the completions. Set it for one of several reward functions,
-            as all of them score the same completions.
     """
     if (
         isinstance(function, type)
@@ -67,22 +59,16 @@ def mark_reward(
     ):
         return function
 
-    counted: Any = None  # the trainer's list: the rewards of one rollout may be computed again
-
-    def count(result: Any, completion_ids: Any) -> Any:
-        nonlocal counted
+    def count(result: Any) -> Any:
         if hasattr(result, "__len__"):
             slot.rewards_scored += len(result)
-        if counts_tokens and completion_ids is not None and completion_ids is not counted:
-            counted = completion_ids
-            slot.tokens_generated += sum(len(ids) for ids in completion_ids)
         slot.publish()
         return result
 
     if is_coroutine_function(function):
 
         async def marked_async(*args: Any, **kwargs: Any) -> Any:
-            return count(await function(*args, **kwargs), kwargs.get("completion_ids"))
+            return count(await function(*args, **kwargs))
 
         wrapper: Callable[..., Any] = marked_async
     else:
@@ -90,7 +76,7 @@ def mark_reward(
         def marked_call(*args: Any, **kwargs: Any) -> Any:
             try:
                 slot.enter(Phase.reward)
-                return count(function(*args, **kwargs), kwargs.get("completion_ids"))
+                return count(function(*args, **kwargs))
             finally:
                 slot.leave(Phase.reward)
 

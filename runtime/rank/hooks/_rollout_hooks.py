@@ -17,6 +17,7 @@ from grpo_run.runtime.rank.hooks._tools import mark_tools
 from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
 from grpo_run.runtime.rank.rewards.served import rewards_of
 from grpo_run.runtime.rank.rollouts.capping import Capping, capping_of
+from grpo_run.runtime.rank.rollouts.counting import counted
 from grpo_run.runtime.rank.rollouts.forecast import Forecasts
 from grpo_run.runtime.rank.rollouts.forecast_splitting import TrainerPasses
 from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
@@ -71,6 +72,7 @@ def rollouts_hooked(
             trainer_names.GENERATE: (
                 passes.forecast_rollout if passes else None,
                 marked(Phase.generate, slot, fingerprint),
+                counted(trainer, slot, caps),
                 caps.cap_rollout if caps else None,
             ),
             trainer_names.SINGLE_TURN: (caps.cap_turn if caps else None, sub_batches),

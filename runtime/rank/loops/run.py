@@ -114,7 +114,7 @@ class LoopLogs:
         metrics = known_metrics(values)
         self._finite &= math.isfinite(metrics.get("loss", 0.0))
         self._reward = metrics.get("reward", self._reward)
-        publish_metrics(self._session, metrics, step=self._step(), train_call=self._train_call)
+        publish_metrics(self._session, metrics, values, step=self._step(), train_call=self._train_call)
 
     def begin_step(self) -> None:
         """Do nothing: what is logged counts for the step in progress."""

@@ -8,9 +8,8 @@ log-probabilities are computed. Without a cap the trainer stays as it is.
 
 The backend is checked when `train()` begins: vLLM detects repetitions itself (from version 0.17) and ends a
 request at its maximum length, but has no time limit; continuous batching and `rollout_func` take no
-criteria. Reasons are counted on the board, and rollouts in which a cap ended a completion are journaled;
-with a deadline every rollout is, so that it ends after the same token when it is generated again. Does not
-decide what a capped completion counts for.
+criteria. Rollouts in which a cap ended a completion are journaled; with a deadline every rollout is, so that
+it ends after the same token when it is generated again. Does not decide what a capped completion counts for.
 """
 
 from __future__ import annotations
@@ -387,11 +386,6 @@ class RolloutReports:
     def ended(self, rollout: CappedRollout) -> None:
         """Report a rollout."""
         session, reasons = self._session, Counter(rollout.reasons)
-        slot = session.slot
-        for reason, count in reasons.items():
-            name = f"ended_{reason.value}"
-            setattr(slot, name, getattr(slot, name) + count)
-        slot.publish()
         capped = {reason.value: count for reason, count in reasons.items() if reason in CAPPED}
         if capped:
             session.journal.write(

@@ -58,7 +58,7 @@ class CapSettings:
     max_time: float | None = None
     """A rollout is ended after so many seconds; all its turns count."""
     counting: bool = False
-    """Count why completions end, because the run has another cap."""
+    """Note why completions end, because the run has another cap."""
 
     def __post_init__(self) -> None:
         if self.repetition is not None and self.repetition < MIN_WINDOW:

@@ -9,14 +9,19 @@ on everything it logs.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
+from grpo_run.runtime.history.rewards import MOST_FUNCTIONS, OTHER
 from grpo_run.runtime.rank.session import Session
 from grpo_run.watchdog.rank_metrics import LOGGED
 
 PREFIX = "train/"
 """Under which many scripts log what is not of an evaluation."""
+_REWARD_FUNCTION = re.compile(rf"(?:{PREFIX})?rewards/(.+)/(mean|std)")
+"""TRL's names of what it logs of each reward function."""
 
 
 def known_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
@@ -31,6 +36,28 @@ def known_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
+def logged_rewards(logs: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return `mean` and `std` of each reward function, as far as they are logged as finite numbers.
+
+    Of more than `MOST_FUNCTIONS` functions, the rest in alphabetical order share the entry `other`, with the
+    means of their values.
+    """
+    functions: dict[str, dict[str, float]] = {}
+    for name, logged in logs.items():
+        found = _REWARD_FUNCTION.fullmatch(str(name))
+        value = _number(logged) if found else None
+        if found and value is not None and math.isfinite(value):
+            functions.setdefault(found[1], {})[found[2]] = value
+    listed = sorted(functions)
+    kept = {name: functions[name] for name in listed[:MOST_FUNCTIONS]}
+    rest = [functions[name] for name in listed[MOST_FUNCTIONS:]]
+    if rest:
+        kept[OTHER] = {
+            key: fmean(own) for key in ("mean", "std") if (own := [one[key] for one in rest if key in one])
+        }
+    return kept
+
+
 def _number(value: Any) -> float | None:
     if value is None or isinstance(value, (bool, str)):
         return None
@@ -41,12 +68,19 @@ def _number(value: Any) -> float | None:
 
 
 def publish_metrics(
-    session: Session, metrics: Mapping[str, float], *, step: int, train_call: int, journaled: bool = True
+    session: Session,
+    metrics: Mapping[str, float],
+    logs: Mapping[str, Any],
+    *,
+    step: int,
+    train_call: int,
+    journaled: bool = True,
 ) -> None:
-    """Publish metrics on the board; rank 0 also journals them.
+    """Publish metrics on the board; rank 0 also journals them, and what is logged of each reward function.
 
     Args:
         metrics: result of `known_metrics`.
+        logs: everything that was logged.
         step: the step that they are of, counted from 1.
         journaled: whether they are of one step.
     """
@@ -55,4 +89,6 @@ def publish_metrics(
     if metrics and not math.isnan(metrics.get("reward", 0.0)):
         session.slot.publish()
     if metrics and session.is_main and journaled:
-        session.journal.write("step_logged", rank=0, step=step, train_call=train_call, **metrics)
+        rewards = logged_rewards(logs)
+        fields = {**metrics, "reward_functions": rewards} if rewards else metrics
+        session.journal.write("step_logged", rank=0, step=step, train_call=train_call, **fields)

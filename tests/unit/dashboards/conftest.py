@@ -74,6 +74,7 @@ def make_status() -> Callable[..., RunStatus]:
                 )
             ],
         )  # fmt: skip
+        history.rewards.logged["length"] = {"mean": 0.5, "std": 0.25}
         for step in range(8):
             history.steps.commit(0, step, 2.0 * step)
         fields: dict[str, Any] = {

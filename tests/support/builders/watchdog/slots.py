@@ -21,13 +21,14 @@ def make_slot(rank: int, **changes: Any) -> Slot:
         "committed_step": 7, "train_started_seconds": 900.0, "resumed_step": 0,
         "last_progress_seconds": 995.0, "writes": 50, "tokens_generated": 4096, "rewards_scored": 64,
         "votes": 7, "vote_wait_seconds": 1.5, "cleanup_runs": 2, "cleanup_seconds": 0.25,
-        "checkpoint_step": 5, "checkpoint_seconds": 0.5,
+        "checkpoint_step": 5, "checkpoint_seconds": 0.5, "prompt_length": 64.0,
     }  # fmt: skip
     logged = {
         "reward": 0.5, "completion_length": 128.0, "loss": 0.125, "grad_norm": 2.0, "learning_rate": 1e-6,
         "reward_std": 0.25, "zero_variance_groups": 0.5, "truncated_completions": 0.125, "kl": 0.01,
         "entropy": 1.5,
-        "clip_ratio": 0.0,
+        "clip_ratio": 0.0, "completion_length_max": 256.0, "terminated_completion_length": 96.0,
+        "sampling_logp_difference": 0.01, "importance_sampling_ratio": 1.0,
     }  # fmt: skip
     logged |= {field: changes.pop(field) for field in LOGGED_FIELDS if field in changes}
     values = tuple(logged.get(field, math.nan) for field in LOGGED_FIELDS)

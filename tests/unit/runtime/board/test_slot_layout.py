@@ -18,7 +18,7 @@ INTEGERS = [
 FLOATS = [
     "vote_wait_seconds", "cleanup_seconds", "checkpoint_seconds", "ended_eos", "ended_length",
     "ended_repetition",
-    "ended_deadline", "generation_limit",
+    "ended_deadline", "generation_limit", "prompt_tokens", "prompt_length",
 ]  # fmt: skip
 
 
@@ -36,5 +36,5 @@ def test_every_field_keeps_its_place_on_disk(tmp_path: Path) -> None:
     slot = path.read_bytes()[HEADER_BYTES + SLOT_BYTES :]
     assert struct.unpack_from("<IIII", slot, 8) == (5, 1, 4711, 3)
     assert struct.unpack_from("<iiiiiiiQQQQQQHI", slot, 256) == tuple(range(1, 16))
-    assert struct.unpack_from("<9d", slot, 384) == (*(number / 4 for number in range(1, 9)), 0.0)
+    assert struct.unpack_from("<11d", slot, 384) == (*(number / 4 for number in range(1, 11)), 0.0)
     assert struct.unpack_from(f"<{len(LOGGED_FIELDS)}d", slot, 576) == tuple(range(len(LOGGED_FIELDS)))

@@ -27,6 +27,7 @@ FIELDS = {
     "resumed_step": INT32, "checkpoint_step": INT32, "tokens_generated": UINT64, "rewards_scored": UINT64,
     "votes": UINT64, "cleanup_runs": UINT64, "vote_wait_seconds": FLOAT, "cleanup_seconds": FLOAT,
     "checkpoint_seconds": FLOAT, "ended_eos": FLOAT, "ended_deadline": FLOAT,
+    "prompt_tokens": FLOAT, "prompt_length": FLOAT,
     "state": st.sampled_from(RankState),
 }  # fmt: skip
 """Every attribute of a writer that a reader sees under the same name."""

@@ -112,21 +112,6 @@ def test_a_reward_marks_its_phase_and_counts(slot: SlotWriter, reading: Reading)
     assert reading().rewards_scored == 3
 
 
-@pytest.mark.parametrize(("counts", "tokens"), [(True, 5), (False, 0)])
-def test_tokens_are_counted_once_and_by_one_of_several_rewards(
-    slot: SlotWriter, counts: bool, tokens: int
-) -> None:
-    """All reward functions score the same completions. A rollout that is scored again has the same list."""
-    wrapped = mark_reward(length_reward, slot, counts_tokens=counts)
-    ids = [[1, 2], [3, 4, 5]]
-    wrapped(completions=["a", "b"], completion_ids=ids)
-    wrapped(completions=["a"])
-    wrapped(completions=["a", "b"], completion_ids=ids)
-    assert (slot.tokens_generated, slot.rewards_scored) == (tokens, 5)
-    wrapped(completions=["a", "b"], completion_ids=[[1, 2], [3, 4, 5]])
-    assert slot.tokens_generated == 2 * tokens
-
-
 def test_a_rewards_exception_closes_the_phase(slot: SlotWriter, reading: Reading) -> None:
     """The same exception is raised."""
     error = KeyError("reward")

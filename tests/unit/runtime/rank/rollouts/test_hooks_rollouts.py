@@ -1,4 +1,4 @@
-"""Why completions ended is counted on the board, and cuts are journaled; long prompts are found before the
+"""What rollouts generate is counted on the board, and cuts are journaled; long prompts are found before the
 first step.
 """
 
@@ -15,15 +15,14 @@ from grpo_run.runtime.rank.rollouts import capping
 from grpo_run.runtime.rank.rollouts._prompts import check_prompts
 from grpo_run.runtime.rank.rollouts._rollout import CappedRollout, Cut
 from grpo_run.runtime.rank.rollouts.caps_settings import CapSettings
+from grpo_run.runtime.rank.rollouts.counting import counted
 from grpo_run.runtime.rank.rollouts.deadline import DeadlineDecision
 from grpo_run.watchdog.observation import EndReason, Slot
 
 Events = Callable[[], list[dict[str, Any]]]
 
 
-def test_reasons_are_counted_and_cuts_are_journaled(
-    session: Any, reading: Callable[[], Slot], events: Events
-) -> None:
+def test_cuts_are_journaled(session: Any, events: Events) -> None:
     """A rollout without a cut leaves no line."""
     cut = Cut(length=3, reason=EndReason.repetition)
     trainer: Any = SimpleNamespace(state=SimpleNamespace(global_step=7))
@@ -34,12 +33,42 @@ def test_reasons_are_counted_and_cuts_are_journaled(
         rollout.steps = 5
         assert reports.begin() is None
         reports.ended(rollout)
-    slot = reading()
-    assert [slot.ended(reason) for reason in EndReason] == [3.0, 2.0, 1.0, 0.0]
     found = [event for event in events() if event["event"] == "completions_capped"]
     assert [(one["step"], one["completions"], one["repetition"], one["decoding_steps"]) for one in found] == [
         (7, 3, 1, 5)
     ]
+
+
+CAPPED = (EndReason.repetition, EndReason.deadline, EndReason.eos)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "ended"),
+    [(None, [2.0, 1.0, 0.0, 0.0]), (CAPPED, [1.0, 0.0, 1.0, 1.0])],
+    ids=["no caps", "caps"],
+)
+def test_rollouts_are_counted_with_and_without_caps(
+    session: Any, reading: Callable[[], Slot], reasons: Any, ended: list[float]
+) -> None:
+    """Tokens, completions and their ends: from the tokens, or as the caps have them."""
+    trainer = SimpleNamespace(eos_token_ids=[1, 2], max_completion_length=4)
+    caps: Any = None if reasons is None else SimpleNamespace(end_reasons=lambda: reasons)
+    generated = [[9, 9], [9, 9], [9, 9, 9]], [[5, 2], [5, 6, 7, 8], [5, 6, 7, 1]], "more"
+    count = counted(trainer, session.slot, caps)
+    for rollout in (1.0, 2.0):
+        assert count(lambda prompts: generated, ["a", "b", "c"]) is generated
+        slot = reading()
+        assert [slot.ended(reason) for reason in EndReason] == [rollout * one for one in ended]
+        names = ("prompt_tokens", "completions", "tokens_generated", "prompt_length")
+        assert [slot.value(name) for name in names] == [7 * rollout, 3 * rollout, 10 * rollout, 7 / 3]
+
+
+@pytest.mark.parametrize("generated", [None, (), {"prompt_ids": []}, ([[9]], [(1, 2)]), ("ab", "cd"), 7])
+def test_what_is_no_rollout_is_not_counted(session: Any, reading: Callable[[], Slot], generated: Any) -> None:
+    """A subclass may return something else; it gets what it returned."""
+    assert counted(SimpleNamespace(), session.slot, None)(lambda: generated) is generated
+    slot = reading()
+    assert (slot.tokens_generated, slot.completions, slot.prompt_tokens) == (0, 0.0, 0.0)
 
 
 def test_without_a_cap_the_trainer_stays_as_it_is(session: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 from support.builders.trainers.callback_loop import Events, FakeCadence, Loop, Reading
 from transformers import TrainerControl
 
+from grpo_run.runtime.history.history import History
 from grpo_run.watchdog.observation import Phase, RankState
 
 
@@ -67,6 +68,29 @@ def test_logged_metrics_are_published(loop: Loop, reading: Reading, events: Even
     assert (record["step"], record["reward"], record["completion_length"]) == (3, 0.5, 12.0)
     assert record["kl"] == 0.1
     assert "speed" not in record
+
+
+def test_the_rewards_of_each_function_are_journaled(loop: Loop, events: Events) -> None:
+    """Under their names; of many, the last ones in alphabetical order share an entry, and NaN counts for
+    none.
+    """
+    logs: dict[str, Any] = {
+        f"rewards/f{number}/{key}": number + half
+        for number in range(11)
+        for key, half in (("mean", 0.0), ("std", 0.5))
+    }
+    logs |= {"reward": 1.0, "rewards/f3/std": math.nan, "rewards/f4/std": None, "eval_rewards/f9/mean": 7.0}
+    loop.callback.on_log(loop.args, loop.state, TrainerControl(), logs=logs)
+    loop.callback.on_log(loop.args, loop.state, TrainerControl(), logs={"reward": 2.0})
+    first, second = [record for record in events() if record["event"] == "step_logged"]
+    functions = first["reward_functions"]
+    assert list(functions) == ["f0", "f1", "f10", "f2", "f3", "f4", "f5", "f6", "other"]
+    assert functions["f10"] == {"mean": 10.0, "std": 10.5}
+    assert functions["f3"] == {"mean": 3.0}
+    assert functions["f4"] == {"mean": 4.0}
+    assert functions["other"] == {"mean": 8.0, "std": 8.5}
+    assert "reward_functions" not in second
+    assert History.of(events()).rewards.logged == functions
 
 
 def test_the_summary_of_a_call_is_not_journaled_as_a_step(loop: Loop, events: Events) -> None:
