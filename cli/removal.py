@@ -17,7 +17,7 @@ from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import read_status
-from grpo_run.runtime.registry import forget, registry_folder
+from grpo_run.runtime.registry import forget, registry_folder, targets_folder, withdraw_target
 from grpo_run.runtime.snapshots.leftovers import AreaEntry, list_areas, remove_area
 from grpo_run.runtime.snapshots.ownership import recorded_areas
 
@@ -53,6 +53,7 @@ def remove_run(directory: RunDirectory) -> list[Path]:
     finally:
         os.close(lock)
     forget(directory.path, registry_folder())
+    withdraw_target(directory.path, targets_folder())
     for area in areas:
         remove_area(area)
     return rest
