@@ -25,8 +25,8 @@ from grpo_run.runtime.errors import CheckpointError, ConfigError, RunDirectoryEr
 from grpo_run.runtime.history import checkpoint_backups
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import read_journal
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.status import read_status
 from grpo_run.runtime.leftovers import KeptMemory, Leftover
 from grpo_run.runtime.registry import registered, registry_folder, targets_folder
 from grpo_run.runtime.snapshots.leftovers import AreaEntry, remove_area
@@ -232,7 +232,7 @@ def _put_back_and_delete(run: RunDirectory, path: Path) -> str | None:
     except RunDirectoryError as error:
         return str(error)
     try:
-        status = read_status(run)
+        status = RunReader(run).read()
         for links in (links for links in links_of(run, status) if links.path == path):
             if links.missing:
                 checkpoint_backups.put_back(run.checkpoint_backups, status.run_id, links.output_dir)
