@@ -19,8 +19,8 @@ from typing import Any
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.history.journal import JournalReader
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.status import read_status
 
 DEADLINE_SECONDS = 600.0
 STOP_SECONDS = 30.0
@@ -138,7 +138,7 @@ def _report(run: RunDirectory, out: Path, code: int, killed_after: int | None, s
     from grpo_run.dashboards.reward_plot import draw_run
     from grpo_run.runtime.history.journal import read_journal
 
-    status = read_status(run)
+    status = RunReader(run).read()
     plot = out / "reward.png"
     console = Console(highlight=False, markup=False)
     console.print()

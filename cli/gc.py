@@ -25,9 +25,10 @@ from grpo_run.runtime.errors import CheckpointError, ConfigError, RunDirectoryEr
 from grpo_run.runtime.history import checkpoint_backups
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import read_journal
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.status import read_status
 from grpo_run.runtime.leftovers import KeptMemory, Leftover
+from grpo_run.runtime.registry import registered, registry_folder, targets_folder
 from grpo_run.runtime.snapshots.leftovers import AreaEntry, remove_area
 from grpo_run.watchdog.text import size_text
 
@@ -43,8 +44,9 @@ def main(arguments: Sequence[str]) -> int:
         description=(
             "Free what no run needs: shared memory of dead runs (snapshots that a run could resume from are"
             " written to disk first), links to checkpoints that a killed start has left, rejected, replaced"
-            " and abandoned partial checkpoints in the output directories of runs, and directories of runs"
-            " that ended long ago. Live runs are not touched."
+            " and abandoned partial checkpoints in the output directories of runs, addresses of metrics that"
+            " killed launches have announced, and directories of runs that ended long ago. Live runs are not"
+            " touched."
         ),
     )
     parser.add_argument("--dry-run", action="store_true", help="list what would be freed, and change nothing")
@@ -124,6 +126,9 @@ def find_leftovers(days: float, *, disks_are_mounted: bool) -> tuple[list[Leftov
         run_of=_run_of,
         is_abandoned=is_abandoned,
     )
+    folder = targets_folder()
+    if folder is not None:
+        found += leftovers.targets(runs, registered(registry_folder()), folder)
     return found + leftovers.old_runs(runs, now=time.time(), days=days), kept
 
 
@@ -173,6 +178,9 @@ def free(leftover: Leftover, *, disks_are_mounted: bool = False) -> str | None:
         return None
     if leftover.kind == "checkpoint":
         return _delete(leftover.path)
+    if leftover.kind == "target":
+        assert leftover.run is not None
+        return _withdraw(leftover.run, leftover.path)
     if leftover.kind == "backup":
         assert leftover.run is not None
         return _put_back_and_delete(leftover.run, leftover.path)
@@ -188,6 +196,21 @@ def _delete(path: Path) -> str | None:
         clean_partial_directories(path.parent)
         return None if not path.exists() else "a process is writing it"
     return _remove_tree(path)
+
+
+def _withdraw(run: RunDirectory, file: Path) -> str | None:
+    """Remove the announced address of a run, unless it has been launched again."""
+    lock = None
+    try:
+        if run.path.is_dir():
+            lock = run.acquire()
+        file.unlink(missing_ok=True)
+    except (RunDirectoryError, OSError) as error:
+        return str(error)
+    finally:
+        if lock is not None:
+            os.close(lock)
+    return None
 
 
 def _remove_tree(path: Path) -> str | None:
@@ -209,7 +232,7 @@ def _put_back_and_delete(run: RunDirectory, path: Path) -> str | None:
     except RunDirectoryError as error:
         return str(error)
     try:
-        status = read_status(run)
+        status = RunReader(run).read()
         for links in (links for links in links_of(run, status) if links.path == path):
             if links.missing:
                 checkpoint_backups.put_back(run.checkpoint_backups, status.run_id, links.output_dir)

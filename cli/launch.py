@@ -27,7 +27,7 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.imported_files import renew_record
 from grpo_run.runtime.launch.inputs import commit_of
 from grpo_run.runtime.processes.starting import interpreter_command
-from grpo_run.runtime.registry import register, registry_folder
+from grpo_run.runtime.registry import register, registry_folder, targets_folder, withdraw_target
 from grpo_run.runtime.supervisor import last_resort
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ def _run(launch: LaunchCommand) -> int:
         if changed is not None:
             print(f"grpo-run: {changed}", file=sys.stderr)
         stack.callback(os.close, directory.acquire())
+        withdraw_target(directory.path, targets_folder())  # of a launch that was killed
+        stack.callback(withdraw_target, directory.path, targets_folder())
         try:
             return _resume_or_supervise(launch, directory, listener)
         except (UsageError, KeyboardInterrupt, BrokenPipeError):

@@ -15,9 +15,9 @@ from pathlib import Path
 from grpo_run.runtime.catalog import links_of
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.status import read_status
-from grpo_run.runtime.registry import forget, registry_folder
+from grpo_run.runtime.registry import forget, registry_folder, targets_folder, withdraw_target
 from grpo_run.runtime.snapshots.leftovers import AreaEntry, list_areas, remove_area
 from grpo_run.runtime.snapshots.ownership import recorded_areas
 
@@ -33,7 +33,7 @@ def remove_run(directory: RunDirectory) -> list[Path]:
     """
     known = directory.run_json.is_file()
     areas = recorded_areas(directory.read_run()) if known else []
-    links = links_of(directory, read_status(directory)) if known else []
+    links = links_of(directory, RunReader(directory).read()) if known else []
     lock = directory.acquire()
     try:
         for one in links:
@@ -53,6 +53,7 @@ def remove_run(directory: RunDirectory) -> list[Path]:
     finally:
         os.close(lock)
     forget(directory.path, registry_folder())
+    withdraw_target(directory.path, targets_folder())
     for area in areas:
         remove_area(area)
     return rest

@@ -9,8 +9,8 @@ from grpo_run.cli.removal import remove_run
 from grpo_run.runtime.catalog import find_run, links_of
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import short_path
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.status import read_status
 from grpo_run.runtime.snapshots.ownership import recorded_areas
 from grpo_run.runtime.snapshots.slot import STAGED
 
@@ -54,7 +54,7 @@ def _check(run: RunDirectory, *, force: bool) -> None:
     owner = run.owner()
     if owner is not None:
         raise RunDirectoryError(f"the run in {run.path} is live (supervisor {owner}); stop it first")
-    status = read_status(run)
+    status = RunReader(run).read()
     if force:
         return
     for links in links_of(run, status) if not status.history.finished else ():

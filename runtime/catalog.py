@@ -15,8 +15,9 @@ from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import tree_bytes
 from grpo_run.runtime.history import run_directory
 from grpo_run.runtime.history.checkpoint_backups import BackupFolder, find_backups, output_directories
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory
-from grpo_run.runtime.history.status import RunStatus, read_status
+from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.registry import registered, registry_folder
 from grpo_run.runtime.snapshots.leftovers import AreaEntry
 from grpo_run.runtime.snapshots.ownership import recorded_areas
@@ -114,7 +115,7 @@ def _read(directory: RunDirectory, sizes: Mapping[Path, int]) -> RunEntry:
     problem: str | None = None
     areas: tuple[Path, ...] = ()
     try:
-        status = read_status(directory)
+        status = RunReader(directory).read()
         areas = tuple(recorded_areas(directory.read_run()))
     except (RunDirectoryError, OSError) as error:
         problem = str(error)

@@ -3,6 +3,7 @@
     memory       staging areas of deleted runs; those of dead runs, whose snapshots are written to disk first
     backup       links to checkpoints that a killed start has left, after missing checkpoints are put back
     checkpoint   rejected and replaced checkpoints, and partial ones that nobody writes any more
+    target       addresses of metrics that killed launches have announced
     run          directories of runs that ended long ago; their checkpoints stay
 
 Nothing of a live run is touched, and nothing where it cannot be told whether it is live. Called by
@@ -20,6 +21,7 @@ from grpo_run.runtime.catalog import RunEntry
 from grpo_run.runtime.checkpoints.listing import CheckpointEntry, CheckpointState
 from grpo_run.runtime.files import tree_bytes
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.runtime.registry import target_file
 from grpo_run.runtime.snapshots.leftovers import AreaEntry
 
 DAY_SECONDS = 86_400.0
@@ -27,7 +29,7 @@ ENDED = ("finished", "failed")
 """States of runs that are deleted when they are old. A stopped run, and one whose supervisor was killed,
 waits to be resumed."""
 
-Kind = Literal["memory", "backup", "checkpoint", "run"]
+Kind = Literal["memory", "backup", "checkpoint", "target", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +138,26 @@ def checkpoints(
         if wanted:
             found.append(Leftover(kind="checkpoint", path=entry.path, size_bytes=entry.size_bytes, what=what))
     return found
+
+
+def targets(runs: Iterable[RunEntry], registered: Iterable[Path], folder: Path) -> list[Leftover]:
+    """Return the announced addresses of runs that are not live, or whose directory is gone.
+
+    Args:
+        registered: run directories; they may not exist any more.
+        folder: of the announcements.
+    """
+    live = {run.directory.path.resolve() for run in runs if run.live}
+    known = {run.directory.path.resolve() for run in runs} | {path.resolve() for path in registered}
+    files = {path: target_file(path, folder) for path in sorted(known - live)}
+    return [
+        Leftover(
+            kind="target", path=file, size_bytes=tree_bytes(file), run=RunDirectory(path=path),
+            what=f"address of the metrics of the run in {path}, which is not live",
+        )
+        for path, file in files.items()
+        if file.exists()
+    ]  # fmt: skip
 
 
 def old_runs(runs: Iterable[RunEntry], *, now: float, days: float) -> list[Leftover]:

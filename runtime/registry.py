@@ -1,10 +1,12 @@
-"""The registry of run directories.
+"""The registry of run directories, and the addresses of the metrics of live runs.
 
-    $XDG_STATE_HOME/grpo-run/runs/9f86d081884c7d65      ~/.local/state by default, mode 0700; one file per run
+    $XDG_STATE_HOME/grpo-run/runs/9f86d081884c7d65           ~/.local/state by default; one file per run
+    $XDG_STATE_HOME/grpo-run/targets/9f86d081884c7d65.json   one per run whose metrics are served
 
 Every launch writes its entry under a name that follows from the path. The registry is an index only: an
-entry without a run directory is ignored, and a run without an entry is found in `runs/`. Called by
-`grpo-run launch` and `catalog.py`.
+entry without a run directory is ignored, and a run without an entry is found in `runs/`. Only its user can
+read it. The targets are for Prometheus (file_sd_configs), which may run as another user. Called by
+`grpo-run launch`, `grpo-run gc` and `catalog.py`.
 
 Launches whose registry is elsewhere (another user or machine) are not seen. Deletes no run.
 """
@@ -12,6 +14,7 @@ Launches whose registry is elsewhere (another user or machine) are not seen. Del
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -69,6 +72,61 @@ def forget(run_directory: Path, folder: Path | None) -> None:
     if folder is not None:
         with suppress(OSError):  # without its directory, the entry is ignored
             (folder / _name(os.fsencode(run_directory.resolve()))).unlink(missing_ok=True)
+
+
+def target_file(run_directory: Path, folder: Path) -> Path:
+    """Return the file that announces the metrics of a run.
+
+    Args:
+        folder: as `targets_folder` returns it.
+    """
+    return folder / f"{_name(os.fsencode(run_directory.resolve()))}.json"
+
+
+def announce_target(run_directory: Path, folder: Path | None, *, target: str, run_id: str) -> bool:
+    """Tell Prometheus where the metrics of a run are served, until `withdraw_target`.
+
+    Files of killed launches of this machine that name the same address are removed: it is this run's now.
+
+    Args:
+        target: `host:port`, on which this process listens.
+
+    Returns:
+        whether the file could be written.
+    """
+    if folder is None:
+        return False
+    labels = {"run_id": run_id, "node": os.uname().nodename}
+    content = json.dumps([{"targets": [target], "labels": labels}]).encode() + b"\n"
+    own = target_file(run_directory, folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = own.with_suffix(".new")  # Prometheus may read it as soon as it has its name
+        replace_file(temporary, content)
+        for path, mode in ((folder, 0o755), (temporary, 0o644)):
+            path.chmod(mode)  # whatever the umask is
+        temporary.replace(own)
+        for other in folder.glob("*.json"):
+            if other != own and _announces(other, target, labels["node"]):
+                other.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def withdraw_target(run_directory: Path, folder: Path | None) -> None:
+    """Remove the file of `announce_target`, if there is one."""
+    if folder is not None:
+        with suppress(OSError):  # a file that stays is removed by the next launch or `grpo-run gc`
+            target_file(run_directory, folder).unlink(missing_ok=True)
+
+
+def _announces(file: Path, target: str, node: str) -> bool:
+    try:
+        (group,) = json.loads(file.read_bytes())
+        return bool(group["targets"] == [target] and group["labels"]["node"] == node)
+    except (OSError, ValueError, TypeError, LookupError):
+        return False  # not a file of ours
 
 
 def registered(folder: Path | None) -> list[Path]:

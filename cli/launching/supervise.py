@@ -39,6 +39,7 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import Output
 from grpo_run.runtime.processes.helpers import Helpers
 from grpo_run.runtime.processes.starting import VARIABLE
+from grpo_run.runtime.registry import announce_target, targets_folder
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.supervisor.guardian import Guardian
 from grpo_run.runtime.supervisor.previous_supervisor import end_previous, own_identity
@@ -60,7 +61,7 @@ def announce(
     terminal: Terminal,
     listener: Listener | None,
 ) -> MetricsServer | None:
-    """Start the metrics server if it has a socket, and print where the run and its metrics are."""
+    """Start the metrics server if it has a socket, and tell the user and Prometheus where it is."""
     place = f"run {launch.config.run_id} in {short_path(directory.path)}"
     mode = stat.S_IMODE(directory.path.stat().st_mode)
     server = None
@@ -72,6 +73,9 @@ def announce(
         terminal.notify(f"{place}, metrics on http://{host}:{port}/metrics")
         if server.open_to_network:
             terminal.notify("warning: the metrics can be read from the network, without authentication")
+        announced = (directory.path, targets_folder())
+        if not announce_target(*announced, target=server.target, run_id=launch.config.run_id):
+            terminal.notify(f"Prometheus has to be told the address: {announced[1]} cannot be written")
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         terminal.notify(
             f"warning: other users can write to {short_path(directory.path)} (mode {mode:04o}), so they can"

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.journal import read_journal
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.run_directory import RunDirectory
 
@@ -161,7 +160,7 @@ def find_incident(run: RunDirectory, wanted: str | None) -> Path:
         if path.name[:4].isdigit() and path.is_dir()
     }
     if not folders:
-        found = History.of(read_journal(run.journal)).memory_trace.found
+        found = RunReader(run).history().memory_trace.found
         where = f"; `grpo-run status {run.path}` shows what its memory trace has found" if found else ""
         raise RunDirectoryError(f"{run.path} has no incidents to report{where}")
     if wanted is None:
@@ -179,7 +178,7 @@ def read_report(run: RunDirectory, incident: Path) -> IncidentReport:
     Raises:
         RunDirectoryError: its `verdict.json` is damaged.
     """
-    history = History.of(read_journal(run.journal))
+    history = RunReader(run).history()
     recoveries = [one for one in history.recoveries if Path(one.incident or "").name == incident.name]
     memory = {rank: read_sizes(path) for rank, path in files_by_rank(incident / "memory", ".status")}
     node = read_sizes(incident / "memory" / "node.txt")

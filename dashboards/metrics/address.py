@@ -38,6 +38,17 @@ class Listener:
         return str(host), int(port)
 
     @property
+    def target(self) -> str:
+        """The address as a scraper is given it: the name of this machine if the socket has all addresses."""
+        host, port = self.address
+        try:
+            unspecified = ipaddress.ip_address(host).is_unspecified
+        except ValueError:
+            unspecified = False
+        name = socket.gethostname() if unspecified else host
+        return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+
+    @property
     def open_to_network(self) -> bool:
         """Whether other machines can connect."""
         return not is_loopback(self.host)

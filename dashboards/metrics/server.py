@@ -84,7 +84,7 @@ class MetricsServer:
 
     def __init__(self, collector: RunCollector, listener: Listener) -> None:
         self.open_to_network = listener.open_to_network
-        self.address = listener.address
+        self.address, self.target = listener.address, listener.target
         self._collector = collector
         # its warnings about queues would be in the terminal's way
         logging.getLogger("waitress").setLevel(logging.ERROR)

@@ -140,6 +140,7 @@ class StepTimes:
     _commits: list[tuple[int, int, int, float]] = field(default_factory=list)
     """(train call, step, steps since the commit before, seconds since it)."""
     _last: tuple[int, int, float] | None = None
+    _productive_seconds: float = 0.0
 
     def interrupt(self) -> None:
         """Do not count the time until training begins again: the ranks are started."""
@@ -148,6 +149,7 @@ class StepTimes:
     def begin(self, call: int, step: int, at: float) -> None:
         """Training begins or resumes after `step`; the steps after it are done again."""
         self._commits = [known for known in self._commits if known[:2] <= (call, step)]
+        self._productive_seconds = sum(seconds for _, _, _, seconds in self._commits)
         self._last = (call, step, at)
 
     def commit(self, call: int, step: int, at: float) -> None:
@@ -155,11 +157,12 @@ class StepTimes:
         last = self._last
         if last is not None and last[0] == call and step > last[1]:
             self._commits.append((call, step, step - last[1], at - last[2]))
+            self._productive_seconds += at - last[2]
         self._last = (call, step, at)
 
     def productive_seconds(self) -> float:
         """Return the seconds spent on these steps."""
-        return sum(seconds for _, _, _, seconds in self._commits)
+        return self._productive_seconds
 
     def gained_seconds(self, call: int, step: int) -> float:
         """Return how long the steps beyond a position take at their median duration, in seconds."""

@@ -21,7 +21,7 @@ not here: they stay in the script's `output_dir`.
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import hashlib
 import json
 import os
@@ -35,14 +35,16 @@ from typing import Any
 import pydantic
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.files import NO_SPACE_ERRNOS, lock_file, write_json
+from grpo_run.runtime.files import NO_SPACE_ERRNOS, lock_file, sees_lock, show_lock, write_json
 from grpo_run.runtime.history import memory_findings
 from grpo_run.runtime.memory import files
 from grpo_run.runtime.processes.identity import ProcessIdentity, own_identity
 
 DEFAULT_ROOT = Path("runs")
 LOCK_WAIT_SECONDS = 0.2
-"""How long to wait for a command that holds the lock only to read who owns the run."""
+"""How long to wait for a command such as `grpo-run gc` that holds the lock for a moment. Commands that only
+look do not take it.
+"""
 ID_DIGITS = 6
 OWN_NAMES = (
     "run.json",
@@ -226,7 +228,8 @@ class RunDirectory:
             the descriptor that holds the lock; keep it open.
 
         Raises:
-            RunDirectoryError: a live supervisor holds the lock; the message names its process id.
+            RunDirectoryError: a live supervisor holds the lock; the message names its process id. Or the
+                file system has no locks.
         """
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not lock_file(descriptor, LOCK_WAIT_SECONDS):
@@ -236,6 +239,14 @@ class RunDirectory:
                 f"run directory {self.path} is in use by a live supervisor (pid {owner or 'unknown'});"
                 " stop it with `grpo-run stop`, or choose another --run-id"
             )
+        try:
+            show_lock(descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            raise RunDirectoryError(
+                f"run directory {self.path} is on a file system without locks ({error.strerror}); choose"
+                " another with --run-dir"
+            ) from error
         own = own_identity()
         os.ftruncate(descriptor, os.pwrite(descriptor, f"{own.pid}\n{json.dumps(vars(own))}\n".encode(), 0))
         return descriptor
@@ -249,17 +260,10 @@ class RunDirectory:
         return supervisor.pid if supervisor is not None else None
 
     def supervisor(self) -> ProcessIdentity | None:
-        """Return the live supervisor; None if no process holds the lock."""
-        try:
-            descriptor = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _read_identity(descriptor)
-        finally:
-            os.close(descriptor)
+        """Return the live supervisor; None if no process holds the lock. The lock is not taken for it."""
+        with contextlib.suppress(OSError), open(self.lock, "rb", buffering=0) as file:
+            if sees_lock(file.fileno()):
+                return _read_identity(file.fileno())
         return None
 
     def write_run(self, fields: dict[str, Any]) -> None:

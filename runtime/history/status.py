@@ -1,30 +1,22 @@
-"""The status of a run as one object.
+"""The status of a run as one object: its history, and what its ranks do at present.
 
-Combines the replayed journal with the live board, for `grpo-run status`, the metrics and the pages; the
-supervisor calls it with what it has in memory. A run whose supervisor exited without writing how the run
-ended is `unknown`, never running. Reads files; decides nothing.
+For `grpo-run status`, the metrics and the pages. The supervisor makes it of what it has in memory
+(`live_status`), everybody else of the run directory (`reader.py`). Decides nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.history._wait_line import WaitLine, find_wait
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.journal import read_journal
-from grpo_run.runtime.history.progress import newest_commit
-from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.summary import summarize
-from grpo_run.runtime.memory.host_last_sample import read_last_sample
 from grpo_run.watchdog.json_values import to_json
 from grpo_run.watchdog.memory.host_sample import HostSample
 from grpo_run.watchdog.memory.phase_memory import RankMemory
@@ -34,8 +26,6 @@ from grpo_run.watchdog.stalls.late_ranks import LateRank, find_late_ranks
 
 WAITING_STATES = ("starting", "running", "suspect", "stopping")
 """In the other states the supervisor handles a fault, or the ranks are gone."""
-JOURNAL_BEHIND_SECONDS = 5.0
-"""Age of the journal's last line. A live supervisor writes a committed step within a tenth of a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,46 +193,6 @@ def live_status(
     )
 
 
-def read_status(run: RunDirectory) -> RunStatus:
-    """Read the status of a run from its directory.
-
-    Raises:
-        RunDirectoryError: it is not a run directory.
-    """
-    fields = run.read_run()
-    run_id = str(fields.get("run_id", run.path.name))
-    history = History.of(read_journal(run.journal))
-    supervisor = run.supervisor()
-    owner = supervisor.pid if supervisor is not None else None
-    if owner is None and not _is_directory(fields.get("snapshot_directory")):
-        history.snapshot_step = None  # its memory was freed, or the machine has been started again
-    observed: dict[str, Any] = {}
-    # pages of a board on another machine are as old as this machine's cache, and its clock is another
-    if supervisor is not None and supervisor.is_on_this_machine:
-        observed["host_memory"] = read_last_sample(run.host_memory)
-        with contextlib.suppress(RunDirectoryError):
-            board = Board.open(run.board)
-            slots = tuple(board.read_all())
-            observed |= {
-                "slots": slots,
-                "awaited": board.read_awaited(),
-                "late_ranks": read_late_ranks(board, slots),
-                "memory": read_memory(board),
-            }
-    state = history.state
-    if owner is None and history.exit_code is None:
-        state = "unknown"
-    sentences = (summarize(state, history), _journal_behind(history, observed.get("slots", ())))
-    return RunStatus(
-        run_id=run_id,
-        state=state,
-        sentence=" ".join(filter(None, sentences)),
-        history=history,
-        supervisor_pid=owner,
-        **observed,
-    )
-
-
 def read_memory(board: Board) -> tuple[RankMemory | None, ...]:
     """Return the memory of each rank on a board, by local rank."""
     return tuple(board.rank_memory(local_rank) for local_rank in range(board.slots))
@@ -259,21 +209,3 @@ def read_late_ranks(board: Board, slots: Sequence[Slot | None]) -> tuple[LateRan
         return ()
     durations = {slot.rank: board.durations(local) for local, slot in enumerate(slots) if slot is not None}
     return tuple(find_late_ranks(durations))
-
-
-def _is_directory(path: object) -> bool:
-    return isinstance(path, str) and Path(path).is_dir()
-
-
-def _journal_behind(history: History, slots: tuple[Slot | None, ...]) -> str | None:
-    """Return a warning if the board shows steps that the journal lacks, as on a full disk."""
-    commit = newest_commit(dict(enumerate(slots)), world_size=0)
-    if commit is None or time.time() - (history.time.last or 0.0) < JOURNAL_BEHIND_SECONDS:
-        return None
-    # the supervisor may not have polled the newest step yet
-    if (commit.train_call, commit.step) <= (history.train_call, history.step + 1):
-        return None
-    return (
-        f"The journal is behind: the ranks have reached step {commit.step}. The disk of the run directory may"
-        " be full, and later faults are not recorded here."
-    )

@@ -22,6 +22,7 @@ from support.prometheus import DEADLINE_SECONDS, RULES, eventually, promtool, qu
 from grpo_run.dashboards.metrics.server import MetricsServer, start
 from grpo_run.dashboards.provisioning._alerts import RULES as RULES_TABLE
 from grpo_run.dashboards.provisioning._grafana import PAGES, dashboard, queries_of
+from grpo_run.runtime.registry import targets_folder
 from grpo_run.watchdog.observation import Phase
 
 
@@ -81,7 +82,8 @@ def prometheus(
                 {"job_name": "grpo-run", "static_configs": [{"targets": targets}]},
                 {
                     "job_name": "launched",
-                    "file_sd_configs": [{"files": [str(folder / "launched.json")], "refresh_interval": "1s"}],
+                    "honor_labels": True,
+                    "file_sd_configs": [{"files": [f"{targets_folder()}/*.json"], "refresh_interval": "1s"}],
                 },
             ],
         })
@@ -217,9 +219,9 @@ def test_a_run_that_becomes_unreadable_leaves_no_old_values(
 
 
 def test_alerts_tell_a_run_that_finished_from_one_that_failed(
-    tmp_path: Path, folder: Path, prometheus: httpx.Client
+    tmp_path: Path, prometheus: httpx.Client
 ) -> None:
-    """A real Prometheus scrapes both runs; neither is said to have vanished."""
+    """A real Prometheus finds and scrapes both runs; neither is said to have vanished."""
     (tmp_path / "script.py").write_text(
         "import os, sys, time\n\n"
         "while not os.path.exists('end'):\n    time.sleep(0.1)\n"
@@ -235,13 +237,6 @@ def test_alerts_tell_a_run_that_finished_from_one_that_failed(
         for name, code in (("good", "0"), ("bad", "3"))
     ]  # fmt: skip
     try:
-        addresses = [
-            eventually(lambda run=run: re.search(r"http://([\d.]+:\d+)/metrics", run.printed()), "address")[1]
-            for run in launched
-        ]
-        written = folder / "launched.new"
-        written.write_text(json.dumps([{"targets": addresses}]))
-        written.replace(folder / "launched.json")
         eventually(
             lambda: (
                 len(query(prometheus, 'count_over_time(grpo_supervisor_up{job="launched"}[1m]) > 1')) == 2
@@ -272,6 +267,8 @@ def test_alerts_tell_a_run_that_finished_from_one_that_failed(
 
         wanted = {ids["good"]: "GrpoRunFinished", ids["bad"]: "GrpoRunFailed"}
         eventually(lambda: firing() == wanted, "one alert for each run")
+        # the address of a run that has ended is not scraped in vain
+        eventually(lambda: not query(prometheus, f'up{{run_id=~"{"|".join(ids.values())}"}}'), "no target")
     finally:
         for run in launched:
             run.close()

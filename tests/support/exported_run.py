@@ -9,10 +9,11 @@ from pathlib import Path
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.memory_area import MemoryAreaWriter
 from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.sample_masking import MaskingReason
-from grpo_run.runtime.history.status import RunStatus, read_status
+from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.memory.host_last_sample import LastSample
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
 from grpo_run.watchdog.observation import Phase, RankState
@@ -78,6 +79,7 @@ class ExportedRun:
         self.directory.write_run({"run_id": run_id})
         self.broken = False
         self._lock = self.directory.acquire()
+        self._reader = RunReader(self.directory)
         self._journal = Journal(self.directory.journal, run_id)
         self.board = Board.create(self.directory.board, 2)
         self._write_history()
@@ -153,7 +155,7 @@ class ExportedRun:
         """Read the status of the directory, like a reader outside the supervisor."""
         if self.broken:
             raise OSError("the run directory cannot be read")
-        return read_status(self.directory)
+        return self._reader.read()
 
     def close(self) -> None:
         """Release the lock."""

@@ -38,8 +38,8 @@ from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.checkpoints.search import directories_of_run, find_checkpoints
 from grpo_run.runtime.errors import RunDirectoryError, UsageError
 from grpo_run.runtime.history.checkpoint_backups import output_directories
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.status import read_status
 from grpo_run.runtime.history.train_calls import CallDirectory, KnownCall
 from grpo_run.runtime.rank.memory_plan.settings import original_settings
 
@@ -344,7 +344,7 @@ def refuse_duplicate(run_id: str, own: Path, output_dir: str, registered: Iterab
         try:
             if other.read_run().get("run_id") != run_id:
                 continue
-            calls = read_status(other).history.calls
+            calls = RunReader(other).read().history.calls
         except (RunDirectoryError, OSError):
             continue  # being written or deleted: it has no checkpoints yet, or no more
         if wanted in output_directories(calls):

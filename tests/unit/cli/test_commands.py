@@ -21,7 +21,7 @@ from grpo_run.runtime.history.checkpoint_backups import CheckpointBackups, find_
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import Journal, read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.registry import register, registry_folder
+from grpo_run.runtime.registry import announce_target, register, registry_folder, targets_folder
 from grpo_run.runtime.snapshots.ownership import describe_owner, write_owner
 from grpo_run.runtime.snapshots.slot import StagingSlot
 
@@ -340,6 +340,25 @@ def test_resume_refuses_a_live_run(make_run: MakeRun, here: Path, capsys: Captur
     lock = run.acquire()
     assert "is running" in output_of(capsys, "resume", "night", code=2)
     os.close(lock)
+
+
+def test_gc_removes_the_addresses_of_killed_launches(make_run: MakeRun, here: Path, capsys: Captured) -> None:
+    """Also of a run that somebody has deleted by hand; a live run keeps its address."""
+    killed, live, deleted = (make_run(here / "runs" / name) for name in ("killed", "live", "deleted"))
+    for port, run in enumerate((killed, live, deleted)):
+        register(run.path, registry_folder())
+        announce_target(run.path, targets_folder(), target=f"127.0.0.1:{port}", run_id=run.path.name)
+    lock = live.acquire()
+    shutil.rmtree(deleted.path)
+    (freed, also) = json.loads(output_of(capsys, "gc", "--json"))["freed"]
+    assert {one["kind"] for one in (freed, also)} == {"target"}
+    folder = targets_folder()
+    assert folder is not None
+    (left,) = folder.iterdir()
+    assert "127.0.0.1:1" in left.read_text()
+    os.close(lock)
+    assert "is not live" in output_of(capsys, "gc")
+    assert not list(folder.iterdir())
 
 
 def test_gc_keeps_memory_of_a_folder_that_may_be_unmounted(

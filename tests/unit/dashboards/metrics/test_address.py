@@ -41,6 +41,18 @@ def test_malformed_address_gives_a_one_line_error(text: str) -> None:
     assert "\n" not in message
 
 
+def test_a_scraper_is_given_an_address_it_can_use() -> None:
+    """The name of the machine for all addresses; brackets for IPv6."""
+    for text, name in (
+        ("127.0.0.1:0", "127.0.0.1"),
+        ("[::1]:0", "[::1]"),
+        ("0.0.0.0:0", socket.gethostname()),
+    ):
+        listener = open_listener(text)
+        with listener.socket:
+            assert listener.target == f"{name}:{listener.address[1]}"
+
+
 @pytest.fixture
 def used_port() -> Iterator[int]:
     """A port with a listening socket; at least one hundred port numbers lie above it."""

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.history import status
+from grpo_run.runtime.history import reader
 from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.status import read_status
 from grpo_run.runtime.processes.identity import own_identity
 from grpo_run.watchdog.observation import Phase, RankState
 
@@ -64,7 +64,7 @@ def end(run: RunDirectory, code: int, sentence: str = "") -> None:
 def test_a_live_run_shows_its_position(owned: RunDirectory) -> None:
     """State, step, attempt, and recovered faults."""
     Board.create(owned.board, 1).writer(0, rank=0, pid=1, attempt=1)
-    status = read_status(owned)
+    status = RunReader(owned).read()
     assert status.sentence == "Running at step 8 of 100, attempt 2, 1 fault recovered."
     assert status.supervisor_pid == os.getpid()
     assert [slot is not None for slot in status.slots] == [True]
@@ -75,7 +75,7 @@ def test_a_run_whose_supervisor_vanished_is_unknown(run: RunDirectory) -> None:
     exist.
     """
     Board.create(run.board, 1).writer(0, rank=0, pid=1, attempt=1)
-    status = read_status(run)
+    status = RunReader(run).read()
     assert status.state == status.as_json()["state"] == "unknown"
     assert status.sentence.startswith("Unknown: the supervisor exited")
     assert status.slots == ()
@@ -87,7 +87,7 @@ def test_the_json_object_has_every_rank(owned: RunDirectory) -> None:
     writer.state, writer.step = RankState.training, 8
     writer.enter(Phase.reward)
     writer.publish()
-    shown, unseen = read_status(owned).as_json()["ranks"]
+    shown, unseen = RunReader(owned).read().as_json()["ranks"]
     assert (shown["rank"], shown["pid"], shown["step"], shown["state"]) == (0, 17, 8, "training")
     assert shown["phase"] == "reward"
     assert 0 <= shown["phase_seconds"] < 60
@@ -98,9 +98,9 @@ def test_the_json_object_has_every_rank(owned: RunDirectory) -> None:
 def test_a_board_that_shows_nothing_is_no_error(owned: RunDirectory) -> None:
     """The rest of the status is available. A rank that cannot be observed is not omitted."""
     Board.create(owned.board, 2)
-    assert read_status(owned).slots == (None, None)
+    assert RunReader(owned).read().slots == (None, None)
     owned.board.write_bytes(b"x")
-    assert read_status(owned).slots == ()
+    assert RunReader(owned).read().slots == ()
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,14 @@ def test_a_board_that_shows_nothing_is_no_error(owned: RunDirectory) -> None:
 def test_an_ended_run_shows_how_it_ended(run: RunDirectory, code: int, said: str, sentence: str) -> None:
     """Sentence, exit code and state."""
     end(run, code, said)
-    status = read_status(run)
+    status = RunReader(run).read()
     assert (status.sentence, status.as_json()["exit_code"]) == (sentence, code)
     assert status.state == {0: "finished", 75: "stopped"}.get(code, "failed")
 
 
 def test_the_json_object_has_the_documented_keys(run: RunDirectory) -> None:
     """Every value is JSON."""
-    value = read_status(run).as_json()
+    value = RunReader(run).read().as_json()
     keys = (
         "run_id state step target_steps step_seconds remaining_seconds ranks attempts goodput checkpoint"
         " recoveries sentence exit_code"
@@ -144,14 +144,14 @@ def test_a_snapshot_is_shown_only_while_its_memory_exists(run: RunDirectory, exi
     journal.write("checkpoint_staged", rank=0, step=8, train_call=1)
     if exists:
         memory.mkdir()
-    assert read_status(run).as_json()["snapshot_step"] == (8 if exists else None)
+    assert RunReader(run).read().as_json()["snapshot_step"] == (8 if exists else None)
 
 
 def test_a_journal_with_a_truncated_line_is_read(run: RunDirectory) -> None:
     """The supervisor may have been killed while it wrote."""
     with open(run.journal, "ab") as file:
         file.write(b'{"time": 1, "event": "step_com')
-    assert read_status(run).history.step == 8
+    assert RunReader(run).read().history.step == 8
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_steps_that_the_journal_lacks_are_reported(
         writer.train_call, writer.committed_step = 1, committed
         writer.publish()
     now = time.time() + silent_seconds
-    monkeypatch.setattr(status, "time", SimpleNamespace(time=lambda: now))
-    found = read_status(owned)
+    monkeypatch.setattr(reader, "time", SimpleNamespace(time=lambda: now))
+    found = RunReader(owned).read()
     assert ("journal is behind" in found.sentence) is behind
     assert (f"step {committed}" in found.sentence) is behind
     assert "step 8 of 100" in found.sentence
@@ -180,6 +180,6 @@ def test_the_board_of_another_machine_is_not_shown(owned: RunDirectory) -> None:
     Board.create(owned.board, 1).writer(0, rank=0, pid=1, attempt=1)
     identity = {**vars(own_identity()), "namespace": "another-boot pid:[1]"}
     owned.lock.write_text(f"{os.getpid()}\n{json.dumps(identity)}\n")
-    status = read_status(owned)
+    status = RunReader(owned).read()
     assert status.slots == ()
     assert (status.state, status.supervisor_pid) == ("running", os.getpid())

@@ -8,7 +8,7 @@ from support.builders.runtime.supervised_run import SupervisedRun
 
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.lifecycle import RunState
-from grpo_run.runtime.history.status import read_status
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.processes.agent import Directive
 from grpo_run.watchdog.observation import RankState
 
@@ -37,7 +37,7 @@ def test_a_script_that_trains_by_itself_is_stopped_by_sigterm(start: Callable[..
     assert run.poll(run.ranks.exit(1, signal=15)) is Directive.terminate
     assert (run.supervisor.exit_code, run.state) == (93, RunState.stopped)
     assert run.events("incident") == []
-    assert read_status(run.directory).history.state == "stopped"
+    assert RunReader(run.directory).read().history.state == "stopped"
 
 
 def test_a_train_call_after_steps_of_the_script_is_said(start: Callable[..., SupervisedRun]) -> None:

@@ -10,7 +10,7 @@ from support.builders.runtime.supervised_run import SupervisedRun
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import Journal, read_journal
-from grpo_run.runtime.history.status import read_status
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.processes.agent import Directive
 
@@ -33,7 +33,7 @@ def test_status_in_memory_equals_status_on_disk(start: Callable[..., SupervisedR
     run = start(step=7)
     run.poll()
     lock = run.directory.acquire()
-    memory, disk = run.supervisor.status(), read_status(run.directory)
+    memory, disk = run.supervisor.status(), RunReader(run.directory).read()
     os.close(lock)
     assert (memory.state, memory.sentence, memory.supervisor_pid) == (
         disk.state,

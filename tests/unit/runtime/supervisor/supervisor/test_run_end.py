@@ -12,7 +12,7 @@ from support.builders.runtime.supervised_run import SupervisedRun
 
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.lifecycle import RunState
-from grpo_run.runtime.history.status import read_status
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.processes.agent import Directive
 from grpo_run.runtime.supervisor.detection import exit_hangs
 from grpo_run.runtime.supervisor.detection.finding import HangFinding
@@ -156,7 +156,7 @@ def test_a_run_whose_ranks_cannot_be_started_has_failed(
     run.supervisor.give_up("rank 1 could not be started")
     assert (run.supervisor.exit_code, run.state) == (93, RunState.failed)
     assert run.events("run_ended")[0]["sentence"] == "rank 1 could not be started"
-    assert read_status(run.directory).state == "failed"
+    assert RunReader(run.directory).read().state == "failed"
     assert run.supervisor.status().history.exit_code == 93
 
 

@@ -9,7 +9,7 @@ import pytest
 from support.builders.runtime.supervised_run import SupervisedRun
 
 from grpo_run.runtime.history.lifecycle import RunState
-from grpo_run.runtime.history.status import read_status
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.processes.agent import Directive
 from grpo_run.watchdog.observation import RankState
 
@@ -36,7 +36,7 @@ def test_ranks_that_have_agreed_to_stop_end_the_run_with_code_75(
     run.poll(run.ranks.exit(0, code=75))
     assert run.poll(run.ranks.exit(1, code=75)) is Directive.stopped
     assert (run.supervisor.exit_code, run.state) == (75, RunState.stopped)
-    assert run.supervisor.status().state == read_status(run.directory).state == "stopped"
+    assert run.supervisor.status().state == RunReader(run.directory).read().state == "stopped"
     assert run.supervisor.sentence.startswith("Stopped at step 7")
 
 
