@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo_run.cli.launching._log_files import LogFiles
 from grpo_run.cli.launching._ranks import build_agent, own_processes, rank_environment
 from grpo_run.cli.launching.command import LaunchCommand
 from grpo_run.cli.launching.identity import ChangedFiles
@@ -138,6 +139,8 @@ def _supervise(
     )
     output = OutputFollower(terminal)
 
+    logs = LogFiles(directory)
+    logs.configure()
     remaining = RemainingProcesses(processes.owned, keep=config.keep)
     supervisor = Supervisor(
         config,
@@ -148,6 +151,7 @@ def _supervise(
         observe_exit=remaining.observe,
         follow_output=functools.partial(_begin_output, output, terminal, changed_files),
         staging=StagingArea(config.snapshot_directory) if config.snapshot_directory is not None else None,
+        log=logs.record,
     )
     guardian = Guardian(
         directory.journal, config.run_id, directory.host_memory, tokens=(processes.token,), keep=config.keep

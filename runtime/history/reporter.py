@@ -27,14 +27,21 @@ class LiveHistory:
         path: the journal; events that earlier supervisors and ranks have written are replayed.
         run_id: of the run.
         on_rank_event: called with each event that another process appended since, after it was applied.
+        log: called with each event from now on, after it was applied.
     """
 
     def __init__(
-        self, path: Path, run_id: str, *, on_rank_event: Callable[[dict[str, Any]], None] = _ignore
+        self,
+        path: Path,
+        run_id: str,
+        *,
+        on_rank_event: Callable[[dict[str, Any]], None] = _ignore,
+        log: Callable[[dict[str, Any]], None] = _ignore,
     ) -> None:
         self.journal = Journal(path, run_id)
         self._reader = JournalReader(path)
         self._on_rank_event = on_rank_event
+        self._log = log
         self.history = History.of(self._reader.new())
 
     def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> bool:
@@ -51,12 +58,14 @@ class LiveHistory:
         if accepted:
             self._reader.skip(entry.line)
         self.history.apply(entry.record)
+        self._log(entry.record)
         return accepted
 
     def read_ranks(self) -> None:
         """Apply the events that ranks have appended since the last call."""
         for record in self._reader.new():
             self.history.apply(record)
+            self._log(record)
             self._on_rank_event(record)
 
 

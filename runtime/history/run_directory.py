@@ -3,11 +3,13 @@
     runs/<run-id>/            mode 0700
       run.json                configuration: command, world size, versions
       journal.jsonl           events
+      supervisor.jsonl        events that are of no rank, as a log of bounded size
       board.mmap              one slot per rank
       lock                    held by the supervisor
       processes.json          the last supervisor, and the token of its ranks
       imports.json            digests of the user's files that the ranks have imported
       attempts/000/rank0.log  output, one file per rank, or with rank0.err one for each stream
+      attempts/000/rank0.jsonl  events of a rank, as a log of bounded size
       incidents/0001-signal/  verdict.json and evidence
       checkpoint_backups/     links to checkpoints, while the script starts
       memory_facts.json       what decides how the last `train()` call could use less memory
@@ -49,6 +51,8 @@ ID_DIGITS = 6
 OWN_NAMES = (
     "run.json",
     "journal.jsonl",
+    "supervisor.jsonl",
+    "supervisor.1.jsonl",
     "board.mmap",
     "host_memory.mmap",
     "lock",
@@ -98,6 +102,11 @@ class RunDirectory:
     def journal(self) -> Path:
         """The event log."""
         return self.path / "journal.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """What the supervisor logs."""
+        return self.path / "supervisor.jsonl"
 
     @property
     def board(self) -> Path:

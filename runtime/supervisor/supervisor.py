@@ -68,6 +68,7 @@ class Supervisor:
         follow_output: receives the files that the ranks print to, by rank and descriptor, when an attempt
             starts.
         staging: where ranks place snapshots; None if they save directly.
+        log: called with each event of the journal from now on.
     """
 
     def __init__(
@@ -81,12 +82,13 @@ class Supervisor:
         observe_exit: Observe,
         follow_output: Callable[[dict[tuple[int, int], Path]], None] = lambda files: None,
         staging: StagingArea | None = None,
+        log: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> None:
         self.config = config
         self.run = run
         self._rank_environment = rank_environment
         self._follow_output = follow_output
-        self._live = LiveHistory(run.journal, config.run_id, on_rank_event=self._on_rank_event)
+        self._live = LiveHistory(run.journal, config.run_id, on_rank_event=self._on_rank_event, log=log)
         self.history = self._live.history
         self.run_started_at = self.history.time.first or time.time()
         self.board = Board.create(run.board, local_world_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import time
 import urllib.request
@@ -66,6 +67,12 @@ def test_a_live_run_exports_its_ranks(script: str, tmp_path: Path) -> None:
             else:
                 assert total("grpo_rank_loss", f'rank="{rank}"') != 0
                 assert total("grpo_rank_learning_rate", f'rank="{rank}"') > 0
+            (log,) = run.directory.glob(f"attempts/000/rank{rank}.jsonl")
+            events = [json.loads(line) for line in log.read_text().splitlines()]
+            assert {(one["attempt"], one["rank"], one["level"]) for one in events} >= {(0, rank, "info")}
+            assert any(one["event"] == "step_logged" and one["loss"] != 0 for one in events) == (rank == 0)
+        steps = [json.loads(line)["step"] for line in run.directory.joinpath("supervisor.jsonl").open()]
+        assert max(filter(None, steps)) >= 10
         assert "grpo_reward{" in text
         if script == TRAINER:
             assert total("grpo_reward_function_mean") == pytest.approx(total("grpo_reward"))

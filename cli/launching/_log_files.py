@@ -1,0 +1,82 @@
+"""Log files of a run, as JSON lines of bounded size: one for each rank and attempt, one for the supervisor.
+
+Written by the supervisor with structlog: what is journaled, sorted by rank, and what code beside the run
+reports (the metrics server). A log line costs the ranks nothing. What a rank journals while there is no
+supervisor is in the journal only. Never holds prompts or completions, nor what the script prints, and leaves
+the logging of the script alone. Called by `supervise.py`. Nothing of grpo-run reads these files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from grpo_run.runtime.history.run_directory import RunDirectory
+
+MAX_BYTES = 16 * 1024 * 1024
+"""Size at which a file is renamed and begun anew; the one that was renamed before is replaced."""
+WITH_PROMPTS = {"prompt_quarantined": frozenset({"prompts"})}
+"""Fields of events that hold the beginning of prompts. They are in the journal and in `quarantine.json`."""
+WARNINGS = frozenset({"warning", "incident"})
+PROCESSORS: list[Any] = [
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso"),
+    structlog.processors.format_exc_info,
+    structlog.processors.JSONRenderer(),
+]
+LEVELS = structlog.make_filtering_bound_logger(logging.INFO)
+
+
+class BoundedFile:
+    """Appends lines to a file, which with the one before it takes at most 2 * `MAX_BYTES` and a line.
+
+    Opened for each line like the journal. Takes no lock: a line is one `write`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, line: str) -> None:
+        """Append a line. One that the disk does not accept is lost: the journal reports such a disk."""
+        data = line.encode(errors="backslashreplace") + b"\n"
+        with contextlib.suppress(OSError):  # `Reporter.write` tells the user of a disk that accepts nothing
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, data)
+                full = os.fstat(descriptor).st_size >= MAX_BYTES
+            finally:
+                os.close(descriptor)
+            if full:
+                os.replace(self._path, self._path.with_suffix(".1.jsonl"))
+
+    info = warning = error = critical = write
+
+
+class LogFiles:
+    """The log files of one run. `configure` lets structlog write to the supervisor's."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+
+    def configure(self) -> None:
+        """Send what this process logs with structlog to the supervisor's file, instead of to the terminal."""
+        structlog.configure(
+            list(PROCESSORS), wrapper_class=LEVELS, logger_factory=lambda *_: BoundedFile(self._run.log)
+        )
+
+    def record(self, journaled: Mapping[str, Any]) -> None:
+        """Log an event of the journal: to the file of the rank that it is of, or to the supervisor's."""
+        rank, attempt, event = journaled.get("rank"), journaled.get("attempt"), journaled["event"]
+        path = self._run.log
+        if isinstance(rank, int) and isinstance(attempt, int):
+            path = self._run.attempt(attempt) / f"rank{rank}.jsonl"
+        hidden = WITH_PROMPTS.get(event, frozenset()) | {"event"}
+        fields = {name: value for name, value in journaled.items() if name not in hidden}
+        logger = structlog.wrap_logger(BoundedFile(path), PROCESSORS, LEVELS, dict)
+        logger.bind(**fields).log(logging.WARNING if event in WARNINGS else logging.INFO, event)

@@ -1,0 +1,115 @@
+"""What is journaled is logged by rank, as JSON lines in files of bounded size."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from grpo_run.cli.launching import _log_files
+from grpo_run.cli.launching._log_files import LogFiles
+from grpo_run.runtime.history.reporter import LiveHistory
+from grpo_run.runtime.history.run_directory import RunDirectory
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run directory with the folder of the first attempt."""
+    found = RunDirectory(path=tmp_path / "run")
+    found.create()
+    found.attempt(0).mkdir()
+    return found
+
+
+@pytest.fixture
+def live(run: RunDirectory) -> LiveHistory:
+    """The supervisor's journal in the first attempt; what it writes is logged."""
+    found = LiveHistory(run.journal, "night", log=LogFiles(run).record)
+    found.journal.attempt = 0
+    return found
+
+
+def test_events_are_logged_by_rank(run: RunDirectory, live: LiveHistory) -> None:
+    """Those of no rank by the supervisor; each line says which run, attempt, rank and step it is of. Those of
+    an attempt without a folder are only in the journal.
+    """
+    live.write("step_committed", step=3, train_call=1)
+    live.write("warning", rank=1, step=3, text="slow", level="high", self_="x", args=[1])
+    ranks = LiveHistory(run.journal, "night").journal
+    ranks.attempt = 0
+    ranks.write("resume_chosen", rank=0, step=2, checkpoint=None)
+    ranks.attempt = 7
+    ranks.write("resume_chosen", rank=0, step=2, checkpoint=None)
+    live.read_ranks()
+    (committed,) = lines(run.log)
+    assert (committed["event"], committed["rank"], committed["train_call"]) == ("step_committed", None, 1)
+    (warned,) = lines(run.attempt(0) / "rank1.jsonl")
+    assert {"run": "night", "attempt": 0, "rank": 1, "step": 3}.items() <= warned.items()
+    assert (warned["event"], warned["level"], warned["text"]) == ("warning", "warning", "slow")
+    (chosen,) = lines(run.attempt(0) / "rank0.jsonl")
+    assert (chosen["event"], chosen["level"], chosen["step"]) == ("resume_chosen", "info", 2)
+    assert stat.S_IMODE(run.log.stat().st_mode) == 0o600
+    assert run.log in run.own_files()
+
+
+def test_events_of_an_earlier_supervisor_are_not_logged_again(run: RunDirectory, live: LiveHistory) -> None:
+    """They are in the journal already when a supervisor begins."""
+    live.write("step_committed", step=3, train_call=1)
+    again = LiveHistory(run.journal, "night", log=LogFiles(run).record)
+    again.write("step_committed", step=4, train_call=1)
+    assert [line["step"] for line in lines(run.log)] == [3, 4]
+
+
+def test_prompts_are_not_logged(run: RunDirectory, live: LiveHistory) -> None:
+    """The beginning of a quarantined prompt is in the journal and in `quarantine.json`."""
+    live.write("prompt_quarantined", step=3, prompts=[{"preview": "a secret"}])
+    assert "secret" in run.journal.read_text()
+    assert "secret" not in run.log.read_text()
+
+
+def test_a_log_is_bounded(run: RunDirectory, live: LiveHistory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full file is kept until the next one is full; every line is whole."""
+    monkeypatch.setattr(_log_files, "MAX_BYTES", 4096)
+    for step in range(200):
+        live.write("step_committed", step=step, train_call=1)
+    older = run.path / "supervisor.1.jsonl"
+    steps = [line["step"] for path in (older, run.log) for line in lines(path)]
+    assert steps == list(range(steps[0], 200))
+    assert 4096 <= older.stat().st_size < 4096 + 512
+    assert run.log.stat().st_size < 4096
+    assert older in run.own_files()
+
+
+@pytest.fixture
+def configured(run: RunDirectory) -> Iterator[None]:
+    """Let structlog write to the supervisor's file until the test ends."""
+    LogFiles(run).configure()
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("configured")
+def test_what_the_supervisors_process_logs_is_not_printed(
+    run: RunDirectory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is in the supervisor's file, an exception with its traceback."""
+    log = structlog.get_logger("metrics")
+    log.debug("ignored")
+    try:
+        raise OSError("no board")
+    except OSError:
+        log.exception("run_not_observed", run_id="night")
+    (line,) = lines(run.log)
+    assert (line["event"], line["level"], line["run_id"]) == ("run_not_observed", "error", "night")
+    assert "no board" in line["exception"]
+    assert capfd.readouterr() == ("", "")
