@@ -140,7 +140,9 @@ def _run_child(entry: str, environment: dict[str, str], directory: str, standard
     """Give the child its own session and environment, make it a main process again, and call the entry
     point.
     """
-    server = os.getppid()
+    server, supervisor = os.getppid(), multiprocessing.parent_process()
+    if supervisor is not None and server == supervisor.pid:
+        os._exit(128 + signal.SIGKILL)  # the server has exited, and the supervisor adopted this process
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if standard_input is not None:
         os.dup2(standard_input, 0)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import multiprocessing
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 
+from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.starting import PR_SET_PDEATHSIG, die_with_parent
 
 
@@ -51,6 +54,17 @@ def test_the_process_exits_if_the_parent_has_exited_already(library: Library) ->
     """The parent exited before the request took effect; the kernel would send no signal."""
     with pytest.raises(Exited, match="137"):
         die_with_parent(os.getppid() + 1)
+
+
+def test_a_rank_exits_if_the_supervisor_has_adopted_it(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its forkserver exited before the rank knew it. The rank would stay beside those of the next attempt."""
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=os.getppid()))
+    for call in ("setsid", "chdir"):
+        monkeypatch.setattr(os, call, lambda *_: pytest.fail("the rank starts"))
+    with pytest.raises(Exited, match="137"):
+        forkserver._run_child("posix:getpid", {}, "/", None)
 
 
 def test_a_refused_request_raises(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
