@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from grpo_run.dashboards.metrics._collectives import COLLECTIVE_METRICS
 from grpo_run.dashboards.metrics._memory import HOST_MEMORY_METRICS, MEMORY_METRICS
 from grpo_run.dashboards.metrics._readings import (
     awaited_rank_deadline,
@@ -313,6 +314,7 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         help="Completions of the rank in this attempt by why they ended, with and without caps.",
     ),
     *(rank_metric(row) for row in TABLE),
+    *COLLECTIVE_METRICS,
     *MEMORY_METRICS,
     *HOST_MEMORY_METRICS,
 )  # fmt: skip

@@ -333,13 +333,15 @@ class Supervisor:
         own threads.
 
         Args:
-            complete: with the memory of the ranks and those that are late. The terminal shows neither.
+            complete: with the memory of the ranks, those that are late, and their collectives. The terminal
+                shows none of them.
         """
         return live_status(
             (self.config.run_id, str(self.lifecycle.state), self.sentence), self.history, self.board,
             awaited=self.detector.awaited, blind=dict(self.detector.blind),
             journal_lost=self._live.journal.lost,
             host_memory=self._host.latest, complete=complete,
+            collectives=self.detector.collective_progress.latest() if complete else {},
         )  # fmt: skip
 
     def _write_commit(self, slots: dict[int, Slot | None]) -> None:

@@ -20,8 +20,6 @@ PENDING: dict[str, frozenset[str]] = {
         "grpo_checkpoints_total": "result", "grpo_checkpoint_timestamp_seconds": "",
         "grpo_checkpoint_bytes": "",
         "grpo_faults_total": "cause outcome", "grpo_nonfinite_total": "",
-        "grpo_collectives_enqueued": "rank group", "grpo_collectives_completed": "rank group",
-        "grpo_collective_straggler_gap": "group",
     }.items()
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.supervisor.detection._collective_progress import CollectiveProgressPoller
 from grpo_run.runtime.supervisor.detection._collective_records import CollectiveRecords
 from grpo_run.runtime.supervisor.detection._deadlock_detector import DeadlockDetector
 from grpo_run.runtime.supervisor.detection._local_ranks import LocalRanks, PhaseDurations, SlotMovement
@@ -56,6 +57,8 @@ class HangDetector:
         self._observe_exit = observe_exit
         self._clock = clock
         self.phase_durations = PhaseDurations()
+        self.collective_progress = CollectiveProgressPoller(lambda: self._ranks.sockets, clock)
+        """For the metrics only; nothing is decided by it."""
         self.begin_attempt(board, {}, {}, {}, 0)
 
     def begin_attempt(
