@@ -59,6 +59,7 @@ mutation: $(STAMP)
 # Run benchmarks on an idle machine. Peers are installed into a virtual environment of their own.
 bench: $(STAMP)
 	$(BIN)/python -P benchmarks/micro.py
+	$(BIN)/python -P benchmarks/metrics.py
 	$(BIN)/python -P benchmarks/false_alarms.py
 	$(BIN)/python -P benchmarks/overhead.py
 	$(BIN)/python -P benchmarks/overhead_in_turns.py

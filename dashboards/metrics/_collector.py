@@ -16,20 +16,21 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, EXPORTER_METRICS, RUN_METRICS
-from grpo_run.dashboards.metrics.metric import RUN_ID, Exporter, Metric, RunObservation, Source
+from grpo_run.dashboards.metrics.metric import RUN_ID, Exporter, Kind, Metric, RunObservation, Source
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.stalls.durations import HISTOGRAM_EDGES_SECONDS, Histogram
 
 KEPT_SCRAPES = 6
 LAST_SCRAPES = 2
@@ -76,7 +77,11 @@ def stay_seconds(scrapes: Sequence[float], now: float, *, ended_at: float, annou
 
 
 Result = TypeVar("Result")
-Family = CounterMetricFamily | GaugeMetricFamily
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+KINDS: dict[Kind, type[Family]] = {
+    "counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily,
+}  # fmt: skip
+EDGES = (*map(repr, HISTOGRAM_EDGES_SECONDS), "+Inf")
 
 log = structlog.get_logger(__name__)
 
@@ -201,13 +206,44 @@ class RunCollector(Collector):
         family = _family(metric)
         labels: tuple[str, ...]
         for labels, value in metric.read(source):
-            if value is not None and not math.isnan(value):
+            if isinstance(value, Histogram):
+                assert isinstance(family, HistogramMetricFamily)
+                buckets = list(zip(EDGES, accumulate(value.counts), strict=True))
+                family.add_metric([self._run_id, *labels], buckets, value.sum_seconds)
+            elif value is not None and not math.isnan(value):
+                assert not isinstance(family, HistogramMetricFamily)
                 family.add_metric([self._run_id, *labels], value)
         return family
 
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def exposition(families: Iterable[Family]) -> str:
+    """Return the page of a scrape, in Prometheus' text format.
+
+    prometheus_client checks each name in each sample again, which takes most of a scrape of many ranks.
+    """
+    lines = []
+    for family in families:
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        lines.append(f"# HELP {name} {_escaped(family.documentation)}\n# TYPE {name} {family.type}\n")
+        for sample in family.samples:
+            labels = ",".join([f'{label}="{_escaped(text)}"' for label, text in sample.labels.items()])
+            value = float(sample.value)
+            shown = repr(value) if math.isfinite(value) else "+Inf" if value > 0 else "-Inf"
+            lines.append(f"{sample.name}{{{labels}}} {shown}\n")
+    return "".join(lines)
+
+
+def _escaped(text: str) -> str:
+    if text.isalnum():
+        return text
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
 def _family(metric: Metric[Source]) -> Family:
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    kind = KINDS[metric.kind]
     stem = metric.name.removesuffix("_total")
     # prometheus_client appends the unit to a name that does not end with it; pass it only if the name does.
     unit = metric.unit if metric.unit and stem.endswith(f"_{metric.unit}") else ""

@@ -1,9 +1,10 @@
 """Metrics of memory: the ranks' by phase and with the cost of cleanup, and the host's.
 
 A part of the table in `catalogue.py`, which says what holds for all metrics. Metrics of ranks, on the
-device and on the host, are those that each rank has measured in this attempt; before its first measurement
-it exports none. Metrics of the host (limits, usage by process kind, actions taken under pressure) are those
-of the supervisor's last sample; without a supervisor on this machine they are absent.
+device and on the host, are those that each rank has measured in this attempt, counters those of all attempts;
+before its first measurement it exports none. Metrics of the host (limits, usage by process kind, actions
+taken under pressure) are those of the supervisor's last sample; without a supervisor on this machine they are
+absent.
 """
 
 from __future__ import annotations
@@ -21,16 +22,21 @@ from grpo_run.dashboards.metrics.metric import (
     RunObservation,
     Sample,
 )
+from grpo_run.runtime.history.totals import SPLIT_ROLLOUTS
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse
 from grpo_run.watchdog.memory.phase_memory import MemoryForecast, PhaseMemory, RankMemory
+from grpo_run.watchdog.observation import Slot
+
+
+def _measured_slots(observation: RunObservation, *, device: bool) -> Iterator[tuple[Slot, RankMemory]]:
+    for slot, memory in zip(observation.slots, observation.status.memory, strict=False):
+        if slot is not None and memory is not None and (memory.has_device or not device):
+            yield slot, memory
 
 
 def _measured(observation: RunObservation, *, device: bool) -> Iterator[tuple[str, RankMemory]]:
-    memories = observation.status.memory
-    for place, (rank, slot) in enumerate(observation.ranks()):
-        memory = memories[place] if place < len(memories) else None
-        if slot is not None and memory is not None and (memory.has_device or not device):
-            yield rank, memory
+    for slot, memory in _measured_slots(observation, device=device):
+        yield str(slot.rank), memory
 
 
 def _rank(
@@ -79,11 +85,34 @@ def _agreed(value: Callable[[MemoryForecast], float]) -> Callable[[RunObservatio
     """
 
     def read(observation: RunObservation) -> Iterator[Sample]:
-        found = [one for _, one in _forecast(value)(observation) if one is not None]
+        found = [one for _, one in _forecast(value)(observation) if isinstance(one, (int, float))]
         if found:
             yield (), max(found)
 
     return read
+
+
+def _total(name: str, *, device: bool = False) -> Callable[[RunObservation], Iterator[Sample]]:
+    """Read what each rank has counted over all attempts, as `_rank`."""
+
+    def read(observation: RunObservation) -> Iterator[Sample]:
+        totals = observation.status.history.ranks
+        for slot, memory in _measured_slots(observation, device=device):
+            yield (str(slot.rank),), totals.total(slot.rank, slot.attempt, name, getattr(memory, name))
+
+    return read
+
+
+def _split_rollouts(observation: RunObservation) -> Iterator[Sample]:
+    """The rollouts of all attempts that were split, as `_agreed`."""
+    totals = observation.status.history.ranks
+    found = [
+        totals.total(slot.rank, slot.attempt, SPLIT_ROLLOUTS, memory.forecast.split_rollouts)
+        for slot, memory in _measured_slots(observation, device=False)
+        if memory.forecast is not None
+    ]
+    if found:
+        yield (), max(found)
 
 
 MEMORY_METRICS: tuple[Metric[RunObservation], ...] = (
@@ -114,13 +143,13 @@ MEMORY_METRICS: tuple[Metric[RunObservation], ...] = (
     ),
     Metric(
         name="grpo_rank_gpu_alloc_retries_total", kind="counter", unit="count", labels=(RANK,),
-        read=_device(lambda memory: memory.retries),
-        help="Allocations of the rank in this attempt for which torch had to return all its caches first.",
+        read=_total("retries", device=True),
+        help="Allocations of the rank for which torch had to return all its caches first.",
     ),
     Metric(
         name="grpo_rank_gpu_ooms_total", kind="counter", unit="count", labels=(RANK,),
-        read=_device(lambda memory: memory.ooms),
-        help="Allocations of the rank in this attempt that failed for lack of GPU memory, even if the"
+        read=_total("ooms", device=True),
+        help="Allocations of the rank that failed for lack of GPU memory, even if the"
         " script continued.",
     ),
     Metric(
@@ -153,24 +182,24 @@ MEMORY_METRICS: tuple[Metric[RunObservation], ...] = (
     ),
     Metric(
         name="grpo_split_rollouts_total", kind="counter", unit="count", labels=(),
-        read=_agreed(lambda forecast: forecast.split_rollouts),
-        help="Rollouts of this attempt whose micro-batches were split, because their peak would not"
+        read=_split_rollouts,
+        help="Rollouts whose micro-batches were split, because their peak would not"
         " have fitted.",
     ),
     Metric(
         name="grpo_rank_cleanup_freed_bytes_total", kind="counter", unit="bytes", labels=(RANK,),
-        read=_rank(lambda memory: memory.freed_bytes),
-        help="Host memory that memory cleanup has freed in this attempt.",
+        read=_total("freed_bytes"),
+        help="Host memory that memory cleanup has freed.",
     ),
     Metric(
         name="grpo_rank_cleanup_released_bytes_total", kind="counter", unit="bytes", labels=(RANK,),
-        read=_device(lambda memory: memory.released_bytes),
-        help="GPU memory that memory cleanup has returned to the device in this attempt.",
+        read=_total("released_bytes", device=True),
+        help="GPU memory that memory cleanup has returned to the device.",
     ),
     Metric(
         name="grpo_rank_memory_accounting_seconds_total", kind="counter", unit="seconds", labels=(RANK,),
-        read=_rank(lambda memory: memory.spent_seconds),
-        help="Time the rank spent on measuring its memory in this attempt.",
+        read=_total("spent_seconds"),
+        help="Time the rank spent on measuring its memory.",
     ),
 )  # fmt: skip
 

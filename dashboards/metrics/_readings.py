@@ -14,6 +14,7 @@ from importlib.metadata import version
 from grpo_run.dashboards.metrics.metric import (
     ACTIONS,
     CAUSES,
+    OUTCOMES,
     PHASES,
     RANK_STATES,
     RESTART_ACTIONS,
@@ -28,9 +29,11 @@ from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.rewards import OTHER, FailureKind, RewardLatency
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.history.status import WAITING_STATES
+from grpo_run.runtime.history.totals import CheckpointResult
 from grpo_run.watchdog.learning_rules import LearningGuard
-from grpo_run.watchdog.observation import EndReason, Slot
+from grpo_run.watchdog.observation import EndReason, Phase, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
+from grpo_run.watchdog.stalls.durations import Histogram
 
 
 def run_value(
@@ -52,6 +55,17 @@ def rank_value(
     def read(observation: RunObservation) -> Iterator[Sample]:
         for rank, slot in observation.readable():
             yield (rank,), value(observation, slot)
+
+    return read
+
+
+def rank_total(name: str) -> Callable[[RunObservation], Iterator[Sample]]:
+    """Read what each readable rank has counted, over all attempts."""
+
+    def read(observation: RunObservation) -> Iterator[Sample]:
+        totals = observation.status.history.ranks
+        for rank, slot in observation.readable():
+            yield (rank,), totals.total(slot.rank, slot.attempt, name, slot.value(name))
 
     return read
 
@@ -131,6 +145,57 @@ def incidents(observation: RunObservation) -> Iterator[Sample]:
     counts = Counter(_cause(recovery) for recovery in observation.status.history.recoveries)
     for cause in CAUSES:
         yield (cause,), float(counts[cause])
+
+
+def faults(observation: RunObservation) -> Iterator[Sample]:
+    """The number of faults by cause and by what became of them."""
+    counts = Counter(
+        (_cause(recovery), "gave_up" if recovery.gave_up else "recovered")
+        for recovery in observation.status.history.recoveries
+        if recovery.gave_up or recovery.recovery_seconds is not None
+    )
+    for cause in CAUSES:
+        for outcome in OUTCOMES:
+            yield (cause, outcome), float(counts[cause, outcome])
+
+
+def fault_durations(
+    field: Callable[[Recovery], float | None],
+) -> Callable[[RunObservation], Iterator[Sample]]:
+    """Read a duration of all faults for which it is known."""
+
+    def value(observation: RunObservation) -> Iterator[Sample]:
+        total = Histogram()
+        for seconds in map(field, observation.status.history.recoveries):
+            total = total if seconds is None else total.with_value(seconds)
+        yield (), total
+
+    return value
+
+
+def phase_durations(observation: RunObservation) -> Iterator[Sample]:
+    """The durations of phases over all ranks and attempts; no sample if the board cannot be read."""
+    status = observation.status
+    if not status.phases and status.history.exit_code is None:
+        return
+    present = [
+        (slot, phases) for slot, phases in zip(status.slots, status.phases, strict=False) if slot is not None
+    ]
+    found = status.history.ranks.phases(present)
+    for phase in Phase:
+        yield (phase.name,), found.get(phase, Histogram())
+
+
+def wall_seconds(observation: RunObservation) -> Iterator[Sample]:
+    """The seconds of the run by what they were spent on."""
+    for state, seconds in observation.status.history.wall.seconds.items():
+        yield (state.value,), seconds
+
+
+def checkpoints(observation: RunObservation) -> Iterator[Sample]:
+    """The number of checkpoints by what became of them."""
+    for result in CheckpointResult:
+        yield (result.value,), float(observation.status.history.checkpoints.results[result])
 
 
 def restarts(observation: RunObservation) -> Iterator[Sample]:
@@ -234,9 +299,11 @@ def rank_state(observation: RunObservation) -> Iterator[Sample]:
 
 def completions_ended(observation: RunObservation) -> Iterator[Sample]:
     """The completions of each readable rank by why they ended."""
+    totals = observation.status.history.ranks
     for rank, slot in observation.readable():
         for reason in EndReason:
-            yield (rank, reason.value), slot.ended(reason)
+            name = f"ended_{reason.value}"
+            yield (rank, reason.value), totals.total(slot.rank, slot.attempt, name, slot.ended(reason))
 
 
 @cache

@@ -19,18 +19,23 @@ from grpo_run.dashboards.metrics._readings import (
     awaited_rank_seconds,
     checkpoint_step,
     checkpoint_verified,
+    checkpoints,
     completions_ended,
     exporter_value,
+    fault_durations,
+    faults,
     goodput,
     guard_trips,
     incidents,
     last_incident,
     last_known,
     lost_steps,
+    phase_durations,
     rank_observable,
     rank_phase,
     rank_phase_age,
     rank_state,
+    rank_total,
     rank_value,
     restarts,
     reward_failures,
@@ -42,17 +47,20 @@ from grpo_run.dashboards.metrics._readings import (
     samples_masked,
     script_checkpoint_age,
     snapshot_step,
+    wall_seconds,
 )
 from grpo_run.dashboards.metrics.metric import (
     AWAITED_PHASE,
     AWAITED_RANK,
     CAUSE,
+    CHECKPOINT_RESULT,
     CULPRIT,
     END_REASON,
     GUARD,
     LAST_ACTION,
     LAST_CAUSE,
     MASKING,
+    OUTCOME,
     PHASE,
     RANK,
     RANK_STATE,
@@ -62,6 +70,7 @@ from grpo_run.dashboards.metrics.metric import (
     RUN_ID,
     RUN_STATE,
     VERSION,
+    WALL_STATE,
     Exporter,
     Metric,
     RunObservation,
@@ -77,7 +86,9 @@ def rank_metric(row: RankMetric) -> Metric[RunObservation]:
         unit=row.unit,
         labels=(RANK,),
         help=row.help,
-        read=rank_value(lambda run, slot: slot.value(row.field)),
+        read=rank_total(row.field)
+        if row.kind == "counter"
+        else rank_value(lambda run, slot: slot.value(row.field)),
     )
 
 
@@ -134,7 +145,24 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     ),
     Metric(
         name="grpo_goodput", kind="gauge", unit="ratio", read=run_value(goodput),
-        help="Fraction of wall time spent on steps that were kept, 0 to 1.",
+        help="Fraction of wall time with a supervisor that was productive, 0 to 1.",
+    ),
+    Metric(
+        name="grpo_wall_seconds_total", kind="counter", unit="seconds", labels=(WALL_STATE,),
+        read=wall_seconds,
+        help="Wall time of the run by what it was spent on: steps committed for the first time are"
+        " productive, later times redone; a second is counted when it is known what it was.",
+    ),
+    Metric(
+        name="grpo_phase_duration_seconds", kind="histogram", unit="seconds", labels=(PHASE,),
+        read=phase_durations,
+        help="Duration of phases of this node's ranks that have ended, over all attempts; nested phases count"
+        " in both.",
+    ),
+    Metric(
+        name="grpo_step_duration_seconds", kind="histogram", unit="seconds",
+        read=lambda run: iter([((), run.status.history.steps.durations)]),
+        help="Duration of committed steps; those done again after a recovery count again.",
     ),
     Metric(
         name="grpo_checkpoint_step", kind="gauge", unit="steps", read=run_value(checkpoint_step),
@@ -148,6 +176,27 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         name="grpo_checkpoint_trouble", kind="gauge", unit="boolean",
         read=run_value(lambda run: float(run.status.history.checkpoint_trouble is not None)),
         help="1 while checkpoints cannot be written because the disk is full or not responding.",
+    ),
+    Metric(
+        name="grpo_checkpoints_total", kind="counter", unit="count", labels=(CHECKPOINT_RESULT,),
+        read=checkpoints,
+        help="Checkpoints published on disk, failed to be written (once until one is written again), rejected"
+        " because weights are not finite or files cannot be resumed from, or skipped for want of space.",
+    ),
+    Metric(
+        name="grpo_checkpoint_duration_seconds", kind="histogram", unit="seconds",
+        read=lambda run: iter([((), run.status.history.checkpoints.durations)]),
+        help="Time to write a checkpoint to disk, of those published.",
+    ),
+    Metric(
+        name="grpo_checkpoint_timestamp_seconds", kind="gauge", unit="seconds",
+        read=run_value(lambda run: run.status.history.checkpoints.published_at),
+        help="Unix time at which the last checkpoint was published; absent before the first one.",
+    ),
+    Metric(
+        name="grpo_checkpoint_bytes", kind="gauge", unit="bytes",
+        read=run_value(lambda run: run.status.history.checkpoints.size_bytes),
+        help="Size of the last published checkpoint.",
     ),
     Metric(
         name="grpo_trains_without_trainer", kind="gauge", unit="boolean",
@@ -173,6 +222,25 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     Metric(
         name="grpo_incidents_total", kind="counter", unit="count", labels=(CAUSE,), read=incidents,
         help="Incidents by cause.",
+    ),
+    Metric(
+        name="grpo_faults_total", kind="counter", unit="count", labels=(CAUSE, OUTCOME), read=faults,
+        help="Incidents by what became of them: a step was committed afterwards, or the run was given up.",
+    ),
+    Metric(
+        name="grpo_detection_duration_seconds", kind="histogram", unit="seconds",
+        read=fault_durations(lambda recovery: recovery.detection_seconds),
+        help="Time from a fault to its verdict.",
+    ),
+    Metric(
+        name="grpo_recovery_duration_seconds", kind="histogram", unit="seconds",
+        read=fault_durations(lambda recovery: recovery.recovery_seconds),
+        help="Time from a fault to the first step committed after it.",
+    ),
+    Metric(
+        name="grpo_nonfinite_total", kind="counter", unit="count",
+        read=run_value(lambda run: float(run.status.history.nonfinite_refused)),
+        help="How often a step was refused because its loss or gradient was not finite.",
     ),
     Metric(
         name="grpo_restarts_total", kind="counter", unit="count", labels=(CAUSE, RESTART), read=restarts,
@@ -311,7 +379,7 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
     Metric(
         name="grpo_rank_completions_ended_total", kind="counter", unit="count", labels=(RANK, END_REASON),
         read=completions_ended,
-        help="Completions of the rank in this attempt by why they ended, with and without caps.",
+        help="Completions of the rank by why they ended, with and without caps.",
     ),
     *(rank_metric(row) for row in TABLE),
     *COLLECTIVE_METRICS,

@@ -10,20 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.history.recovery import RESTARTS, Action
 from grpo_run.runtime.history.rewards import MOST_FUNCTIONS, FailureKind
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.history.status import RunStatus
+from grpo_run.runtime.history.totals import CheckpointResult
+from grpo_run.runtime.history.wall_states import WallState
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.learning_rules import LearningGuard
 from grpo_run.watchdog.observation import EndReason, Phase, RankState, Slot
-from grpo_run.watchdog.rank_metrics import Kind, Unit
+from grpo_run.watchdog.rank_metrics import Unit
+from grpo_run.watchdog.stalls.durations import HISTOGRAM_EDGES_SECONDS, Histogram
 
-Sample = tuple[tuple[str, ...], float | None]
+Kind = Literal["gauge", "counter", "histogram"]
+Sample = tuple[tuple[str, ...], float | Histogram | None]
 """Label values in the order of the metric's labels, and the value. None and NaN are not exported."""
+
+HISTOGRAM_SERIES = len(HISTOGRAM_EDGES_SECONDS) + 3
+"""One for each edge and for infinity, the sum and the count."""
 
 RUN_ID = "run_id"
 """Label of every series, so that one Prometheus server can hold many runs."""
@@ -100,7 +107,7 @@ class Metric(Generic[Source]):
 
     def max_series(self, local_ranks: int) -> int:
         """Return the largest number of series that one exporter can export for this metric at a time."""
-        series = 1
+        series = HISTOGRAM_SERIES if self.kind == "histogram" else 1
         for label in self.labels:
             if not label.exclusive:
                 series *= label.most or (local_ranks if label.values is None else len(label.values))
@@ -185,5 +192,9 @@ REWARD_FAILURE = Label(name="kind", values=tuple(kind.value for kind in FailureK
 MOST_GROUPS = 8
 """Process groups with a name of their own; further ones are one."""
 GROUP = Label(name="group", values=None, most=MOST_GROUPS + 1)
+CHECKPOINT_RESULT = Label(name="result", values=tuple(result.value for result in CheckpointResult))
+WALL_STATE = Label(name="state", values=tuple(state.value for state in WallState))
+OUTCOMES = ("recovered", "gave_up")
+OUTCOME = Label(name="outcome", values=OUTCOMES)
 MASKING = Label(name="reason", values=tuple(reason.value for reason in MaskingReason))
 VERSION = Label(name="version", values=None, exclusive=True)

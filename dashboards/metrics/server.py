@@ -20,10 +20,9 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
-from prometheus_client import make_wsgi_app
 from waitress import create_server, wasyncore
 
-from grpo_run.dashboards.metrics._collector import ObservationFailed, RunCollector
+from grpo_run.dashboards.metrics._collector import CONTENT_TYPE, ObservationFailed, RunCollector, exposition
 from grpo_run.dashboards.metrics.address import BACKLOG, DEFAULT_ADDRESS, Listener, open_listener
 from grpo_run.runtime.history.status import RunStatus
 
@@ -193,7 +192,6 @@ def application(
         accepts_host: whether a Host header names this server. A page of another site that resolves its own
             name to this address would otherwise read the run through the user's browser.
     """
-    exposition = make_wsgi_app(collector.registry, disable_compression=True)
 
     def answer(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         host, path = environ.get("HTTP_HOST"), environ["PATH_INFO"]
@@ -207,8 +205,7 @@ def application(
         if path == "/metrics":
             if SCRAPER_HEADER in environ:
                 collector.announce_scraper()
-            page: Iterable[bytes] = exposition(environ, start_response)
-            return page
+            return _answer(start_response, HTTPStatus.OK, CONTENT_TYPE, exposition(collector.collect()))
         try:
             if path == "/state.json":
                 text = collector.observe(lambda seen: json.dumps(seen.status.as_json(), allow_nan=False))

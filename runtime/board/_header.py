@@ -24,7 +24,7 @@ from grpo_run.runtime.board._storage import BoardBytes
 from grpo_run.watchdog.json_values import from_json, to_json
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
-MAGIC = b"GRPOBRD3"
+MAGIC = b"GRPOBRD4"
 HEADER_BYTES = 4096
 REQUEST_STOP = 1
 END_RANKS = 2

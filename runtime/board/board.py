@@ -19,7 +19,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_run.runtime.board._duration_table import TABLE_BYTES, read_callback_name, read_durations
+from grpo_run.runtime.board._duration_table import (
+    TABLE_BYTES,
+    read_callback_name,
+    read_durations,
+    read_histograms,
+)
 from grpo_run.runtime.board._header import (
     HEADER_BYTES,
     BoardHeader,
@@ -44,8 +49,8 @@ from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.watchdog.deadlocks.collectives import Collective
 from grpo_run.watchdog.memory.phase_memory import RankMemory
-from grpo_run.watchdog.observation import PhaseKey, Slot
-from grpo_run.watchdog.stalls.durations import Durations
+from grpo_run.watchdog.observation import Phase, PhaseKey, Slot
+from grpo_run.watchdog.stalls.durations import Durations, Histogram
 
 READ_ATTEMPTS = 50
 assert not any(part % 64 for part in (HEADER_BYTES, SLOT_BYTES, TABLE_BYTES, EXCHANGE_BYTES))
@@ -267,6 +272,10 @@ class Board(BoardHeader):
         attempt.
         """
         return read_durations(self._durations(index))
+
+    def histograms(self, index: int) -> dict[Phase, Histogram]:
+        """Return the durations of the phases that local rank `index` has ended in this attempt, to export."""
+        return read_histograms(self._durations(index))
 
     def _durations(self, index: int) -> bytes:
         return self._contents.read(self._layout.durations(index), TABLE_BYTES)

@@ -34,9 +34,14 @@ from grpo_run.runtime.history.recovery import (
 )
 from grpo_run.runtime.history.rewards import RewardRecord
 from grpo_run.runtime.history.sample_masking import MaskedSamples
+from grpo_run.runtime.history.totals import CheckpointTotals, RankTotals
 from grpo_run.runtime.history.train_calls import TrainCalls
+from grpo_run.runtime.history.wall_states import WallState, WallStates
 from grpo_run.runtime.memory.plan import MemoryRecord
+from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard
 
+BEFORE_START = ("rank_counted",)
+"""Events that a supervisor writes before it takes a run over: the run's time does not begin with them."""
 ENDED = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped"}
 """State of a run that has ended, by its exit code; with any other code it has failed."""
 
@@ -124,6 +129,13 @@ class History:
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
     guard_trips: Counter[str] = field(default_factory=Counter)
     """How often each learning guard has tripped, by name."""
+    nonfinite_refused: int = 0
+    """How often a step was refused because its loss or gradient was not finite."""
+    ranks: RankTotals = field(default_factory=RankTotals)
+    """What ranks have counted in attempts that have ended."""
+    checkpoints: CheckpointTotals = field(default_factory=CheckpointTotals)
+    wall: WallStates = field(default_factory=WallStates)
+    """What the run's wall time was spent on."""
     snapshot_interval: int | None = None
     """Steps between snapshots in memory, as rank 0 chose it last; None before."""
     tracker_runs: dict[str, str] = field(default_factory=dict)
@@ -145,12 +157,14 @@ class History:
         if not isinstance(time, (int, float)):
             self.unreadable += 1
             return
-        self.time.apply_event(time)
         event = record["event"]
         handler = getattr(self, f"_on_{event}", None)
-        if handler is None and event not in _FORWARDED:
-            return
         try:
+            if event not in BEFORE_START:
+                self.time.apply_event(time)
+                self.wall.apply(record, time, self.best_position)
+            if handler is None and event not in _FORWARDED:
+                return
             if handler is not None:
                 handler(record, time)
             else:
@@ -246,6 +260,7 @@ class History:
                 step=step, path=record["path"], verified=bool(record.get("verified")), train_call=call
             )
         self._record_save(record)
+        self.checkpoints.apply_published(record, time)
         self.checkpoint_trouble = None
         if record.get("scheduled"):
             self.scheduled_call = call
@@ -271,6 +286,11 @@ class History:
 
     def _on_checkpoint_failed(self, record: dict[str, Any], time: float) -> None:
         self.checkpoint_trouble = str(record.get("reason"))
+        self.checkpoints.apply_failed(record)
+        self.lost.apply_failed(record)
+
+    def _on_checkpoint_rejected(self, record: dict[str, Any], time: float) -> None:
+        self.checkpoints.apply_rejected()
         self.lost.apply_failed(record)
 
     def _on_model_saved(self, record: dict[str, Any], time: float) -> None:
@@ -298,7 +318,10 @@ class History:
             self.failures_without_progress -= 1
 
     def _on_guard_tripped(self, record: dict[str, Any], time: float) -> None:
-        self.guard_trips[str(record["guard"])] += 1
+        guard, response = str(record["guard"]), record.get("response")
+        self.guard_trips[guard] += 1
+        if guard == LearningGuard.nonfinite and response in (GuardResponse.stop, GuardResponse.roll_back):
+            self.nonfinite_refused += 1
 
     def _on_rolled_back(self, record: dict[str, Any], time: float) -> None:
         self.calls.apply_rolled_back(int(record["train_call"]), int(record["step"]))
@@ -327,6 +350,12 @@ class History:
         if self.exit_code is not None:
             # a script that trains by itself may end a stop with any code
             self.state = "stopped" if record.get("stopped") else ENDED.get(self.exit_code, "failed")
+        if (
+            self.exit_code == EXIT_GAVE_UP
+            and self.recoveries
+            and self.recoveries[-1].recovery_seconds is None
+        ):
+            self.recoveries[-1].gave_up = True
         self.completed = bool(record.get("completed", self.finished))
         if not record.get("snapshots_kept"):
             self.snapshot_step = None  # all snapshots needed are on disk, and the memory is freed
@@ -350,8 +379,8 @@ class History:
         return last is not None and last.action.startswith("restart") and last.recovery_seconds is None
 
     def productive_seconds(self) -> float:
-        """Return the seconds spent on steps that were committed and not repeated after a recovery."""
-        return self.steps.productive_seconds()
+        """Return the seconds spent on steps, each the first time that it was committed."""
+        return self.wall.seconds[WallState.productive]
 
     def step_seconds(self) -> float | None:
         """Return how long a step takes at present, in seconds; None until a few have been committed."""
@@ -384,7 +413,6 @@ class History:
 
 
 _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
-    "checkpoint_rejected": lambda history, record: history.lost.apply_failed(record),
     "sample_masked": lambda history, record: history.masked.apply_sample_masked(record),
     "group_masked": lambda history, record: history.masked.apply_group_masked(record),
     "prompt_quarantined": lambda history, record: history.quarantine.apply(record),
@@ -395,6 +423,7 @@ _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "memory_snapshot": lambda history, record: history.memory_trace.apply_snapshot(record),
     "plan_changed": lambda history, record: history.memory.apply(record),
     "memory_plan_given": lambda history, record: history.memory.apply_given(record),
+    "rank_counted": lambda history, record: history.ranks.apply(record),
     "phase_learned": lambda history, record: history.phases.apply(record),
     "rank_started": lambda history, record: history.calls.apply_rank_started(record),
     "train_restored": lambda history, record: history.calls.apply_train_restored(record),

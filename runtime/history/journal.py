@@ -29,10 +29,10 @@ READ_BYTES = 4 * 1024 * 1024
 """How much of a journal is in memory at a time; one of a million steps has hundreds of megabytes."""
 
 EVENTS = frozenset((
-    "run_started", "attempt_started", "rank_started", "phase_learned", "step_committed", "step_logged",
-    "checkpoint_staged", "checkpoint_published", "checkpoint_rejected", "checkpoint_failed",
-    "snapshot_interval", "suspicion", "fault_injected", "incident", "action", "attempt_ended",
-    "processes_ended", "plan_changed", "memory_plan_given", "sample_masked", "group_masked",
+    "run_started", "attempt_started", "rank_started", "phase_learned", "rank_counted", "step_committed",
+    "step_logged", "checkpoint_staged", "checkpoint_published", "checkpoint_rejected",
+    "checkpoint_failed", "snapshot_interval", "suspicion", "fault_injected", "incident", "action",
+    "attempt_ended", "processes_ended", "plan_changed", "memory_plan_given", "sample_masked", "group_masked",
     "rewards_repeated", "nan_read_as_none", "prompt_quarantined", "guard_tripped", "reseeded", "rolled_back",
     "run_ended", "resume_chosen", "resume_missed", "fresh_interpreters", "train_started", "train_ended",
     "train_restored", "loop_left", "model_saved", "rank_completed", "warning", "state_changed",

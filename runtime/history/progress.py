@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from grpo_run.watchdog.observation import Phase, PhaseKey, Slot
-from grpo_run.watchdog.stalls.durations import Durations
+from grpo_run.watchdog.stalls.durations import Durations, Histogram
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +139,9 @@ class StepTimes:
 
     _commits: list[tuple[int, int, int, float]] = field(default_factory=list)
     """(train call, step, steps since the commit before, seconds since it)."""
+    durations: Histogram = field(default_factory=Histogram)
+    """Of all committed steps, those that were done again too."""
     _last: tuple[int, int, float] | None = None
-    _productive_seconds: float = 0.0
 
     def interrupt(self) -> None:
         """Do not count the time until training begins again: the ranks are started."""
@@ -149,20 +150,16 @@ class StepTimes:
     def begin(self, call: int, step: int, at: float) -> None:
         """Training begins or resumes after `step`; the steps after it are done again."""
         self._commits = [known for known in self._commits if known[:2] <= (call, step)]
-        self._productive_seconds = sum(seconds for _, _, _, seconds in self._commits)
         self._last = (call, step, at)
 
     def commit(self, call: int, step: int, at: float) -> None:
         """Count a committed step. Fast steps are not all observed: a commit may stand for several."""
         last = self._last
         if last is not None and last[0] == call and step > last[1]:
-            self._commits.append((call, step, step - last[1], at - last[2]))
-            self._productive_seconds += at - last[2]
+            steps = step - last[1]
+            self._commits.append((call, step, steps, at - last[2]))
+            self.durations = self.durations.with_value((at - last[2]) / steps, steps)
         self._last = (call, step, at)
-
-    def productive_seconds(self) -> float:
-        """Return the seconds spent on these steps."""
-        return self._productive_seconds
 
     def gained_seconds(self, call: int, step: int) -> float:
         """Return how long the steps beyond a position take at their median duration, in seconds."""

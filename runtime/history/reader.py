@@ -18,7 +18,7 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import JournalReader
 from grpo_run.runtime.history.progress import newest_commit
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.status import RunStatus, read_late_ranks, read_memory
+from grpo_run.runtime.history.status import RunStatus, read_late_ranks, read_memory, read_phases
 from grpo_run.runtime.history.summary import summarize
 from grpo_run.runtime.memory.host_last_sample import read_last_sample
 from grpo_run.runtime.processes.identity import ProcessIdentity
@@ -94,6 +94,7 @@ class RunReader:
                     "awaited": board.read_awaited(),
                     "late_ranks": read_late_ranks(board, slots),
                     "memory": read_memory(board),
+                    "phases": read_phases(board),
                 }
         state = history.state
         if supervisor is None and history.exit_code is None:

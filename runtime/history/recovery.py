@@ -57,6 +57,8 @@ class Recovery:
     """How the next attempt did not continue what the run has; empty if it did."""
     starting: bool = False
     """It failed outside the steps of a `train()` call."""
+    gave_up: bool = False
+    """The run was given up at it."""
     patient: bool = False
     """It is tried again for minutes, and does not count against the restart budget."""
     also_failed: tuple[int, ...] = ()

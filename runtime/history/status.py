@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,13 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history._wait_line import WaitLine, find_wait
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.summary import summarize
+from grpo_run.runtime.history.totals import event_of
 from grpo_run.watchdog.json_values import to_json
 from grpo_run.watchdog.memory.host_sample import HostSample
 from grpo_run.watchdog.memory.phase_memory import RankMemory
-from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
+from grpo_run.watchdog.stalls.durations import Histogram
 from grpo_run.watchdog.stalls.late_ranks import LateRank, find_late_ranks
 
 WAITING_STATES = ("starting", "running", "suspect", "stopping")
@@ -66,6 +68,8 @@ class RunStatus:
     """By rank and process group, the last enqueued and the last completed sequence number. Known to the
     supervisor only.
     """
+    phases: tuple[Mapping[Phase, Histogram], ...] = ()
+    """How long phases took in this attempt, by local rank; empty for ranks that were not observed."""
 
     @property
     def wait(self) -> WaitLine | None:
@@ -191,6 +195,7 @@ def live_status(
         history=history,
         slots=slots,
         memory=read_memory(board) if complete else (),
+        phases=read_phases(board) if complete else (),
         late_ranks=read_late_ranks(board, slots) if complete else (),
         supervisor_pid=os.getpid(),
         **observed,
@@ -200,6 +205,20 @@ def live_status(
 def read_memory(board: Board) -> tuple[RankMemory | None, ...]:
     """Return the memory of each rank on a board, by local rank."""
     return tuple(board.rank_memory(local_rank) for local_rank in range(board.slots))
+
+
+def read_phases(board: Board) -> tuple[Mapping[Phase, Histogram], ...]:
+    """Return how long phases took in this attempt, by local rank; nothing of a truncated board."""
+    if not board.has_full_size:
+        return ()
+    return tuple(board.histograms(local_rank) for local_rank in range(board.slots))
+
+
+def read_counts(board: Board) -> Iterator[dict[str, Any]]:
+    """Yield the fields of `rank_counted` for each rank that has used the board in its attempt."""
+    for local_rank, slot in enumerate(board.read_all()):
+        if slot is not None:
+            yield event_of(slot, board.rank_memory(local_rank), board.histograms(local_rank))
 
 
 def read_late_ranks(board: Board, slots: Sequence[Slot | None]) -> tuple[LateRank, ...]:

@@ -9,6 +9,7 @@ itself ends in a joint stop of the ranks and a report (`outcome.py`). Does not s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from grpo_run.runtime.history.checkpoint_backups import CheckpointBackups
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.status import RunStatus, live_status
+from grpo_run.runtime.history.status import RunStatus, live_status, read_counts
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.agent import Directive
@@ -91,9 +92,11 @@ class Supervisor:
         self._live = LiveHistory(run.journal, config.run_id, on_rank_event=self._on_rank_event, log=log)
         self.history = self._live.history
         self.run_started_at = self.history.time.first or time.time()
+        self._reporter = Reporter(self._live, str(run.path), notify)
+        with contextlib.suppress(RunDirectoryError):  # there is none, or of another version
+            self._count_ranks(Board.open(run.board))
         self.board = Board.create(run.board, local_world_size)
         self.detector = HangDetector(self.board, config.deadlines, observe_exit=observe_exit)
-        self._reporter = Reporter(self._live, str(run.path), notify)
         self.warn = self._reporter.warn
         links = (run.checkpoint_backups, config.run_id, self.history.calls)
         self.backups = CheckpointBackups(*links, warn=lambda text: self.warn(None, text))
@@ -170,6 +173,7 @@ class Supervisor:
             rank_of_local_rank={worker.local_rank: worker.global_rank for worker in workers},
             world_size=workers[0].world_size,
         )
+        self._count_ranks(self.board)
         self._live.journal.attempt = attempt.number
         attempt.make_files(self._reporter.notify)
         if not self.board.has_full_size or not self.board.is_at(self.run.board):
@@ -191,6 +195,11 @@ class Supervisor:
             )
             for rank in attempt.local_rank_of
         }
+
+    def _count_ranks(self, board: Board) -> None:
+        """Keep what the ranks of an ended attempt have counted, before their board is cleared."""
+        for fields in read_counts(board):
+            self._reporter.write("rank_counted", **fields)
 
     def _settle_resumption(self) -> None:
         """Set aside what a rollback discards, write what is not loaded from memory to disk, and keep the

@@ -79,6 +79,7 @@ class ExportedRun:
         self.directory.create()
         self.directory.write_run({"run_id": run_id})
         self.broken = False
+        self._checkpoint = 6
         self._lock = self.directory.acquire()
         self._reader = RunReader(self.directory)
         self._journal = Journal(self.directory.journal, run_id)
@@ -118,7 +119,10 @@ class ExportedRun:
         for step in range(1, 8):
             write("step_committed", step=step, train_call=1)
             write("step_logged", rank=0, step=step, reward=step / 8)
-        write("checkpoint_published", step=6, train_call=1, path="out/checkpoint-6", verified=True)
+        write(
+            "checkpoint_published", step=6, train_call=1, path="out/checkpoint-6", verified=True,
+            size_bytes=2**30, seconds=2.5,
+        )  # fmt: skip
         write("incident", step=7, cause="signal", culprit=1, detection_seconds=0.25, signature="9")
         write("action", action="restart")
         self._journal.attempt = 1
@@ -138,6 +142,7 @@ class ExportedRun:
     def _write_rare_events(self) -> None:
         write = self._journal.write
         write("checkpoint_staged", step=8, train_call=1)
+        write("guard_tripped", step=8, guard="nonfinite", response="roll-back")
         write("memory_short", step=8)
         write("memory_restart", step=8, train_call=1)
 
@@ -148,6 +153,10 @@ class ExportedRun:
         write("reward_failed", rank=0, step=8, kind=FailureKind.exception.value, reward="length")
         write("reward_worker_replaced", rank=0, step=8)
         write("incident", step=8, cause="signal", culprit=1, detection_seconds=0.25, signature="9")
+        write("action", action="restart")
+        write("nan_read_as_none", rank=0, step=8, count=1)
+        self._checkpoint += 1
+        write("checkpoint_published", step=self._checkpoint, train_call=1, path="out", verified=True)
         write("state_changed", to="running")
         self._slot.ended_eos += 1
         self._slot.publish()

@@ -9,20 +9,6 @@ import promql_parser
 
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS
 
-PENDING: dict[str, frozenset[str]] = {
-    name: frozenset({"run_id", *labels.split()})
-    for name, labels in {
-        "grpo_phase_duration_seconds_bucket": "phase le", "grpo_phase_duration_seconds_sum": "phase",
-        "grpo_step_duration_seconds_bucket": "le", "grpo_wall_seconds_total": "state",
-        "grpo_detection_duration_seconds_sum": "", "grpo_detection_duration_seconds_count": "",
-        "grpo_recovery_duration_seconds_sum": "", "grpo_recovery_duration_seconds_count": "",
-        "grpo_checkpoint_duration_seconds_sum": "", "grpo_checkpoint_duration_seconds_count": "",
-        "grpo_checkpoints_total": "result", "grpo_checkpoint_timestamp_seconds": "",
-        "grpo_checkpoint_bytes": "",
-        "grpo_faults_total": "cause outcome", "grpo_nonfinite_total": "",
-    }.items()
-}  # fmt: skip
-
 HISTOGRAM_PARTS: dict[str, set[str]] = {"bucket": {"le"}, "sum": set(), "count": set()}
 
 

@@ -39,7 +39,7 @@ DECIDERS = {
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
         "history", "progress", "sample_masking", "lifecycle", "memory_findings",
-        "no_trainer_script", "quarantine", "recovery", "rewards", "train_calls",
+        "no_trainer_script", "quarantine", "recovery", "rewards", "totals", "train_calls", "wall_states",
     },
     "runtime.launch": {"config", "guard_options", "injections"},
     "runtime.memory": {"closed_form", "facts", "plan"},

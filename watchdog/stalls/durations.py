@@ -9,9 +9,10 @@ Filled by a rank's histogram on the board, merged over ranks and attempts by the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import add
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, model_validator
@@ -177,6 +178,38 @@ class _Stored(BaseModel):
         if self.max_seconds > 0 and not self.counts:
             raise ValueError("max_seconds without an occurrence")
         return self
+
+
+HISTOGRAM_EDGES_SECONDS = tuple(upper_edge_seconds(bucket) for bucket in range(0, BUCKETS - 1, 2))
+"""Upper edges of a histogram that is exported: every second edge of the buckets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Durations to export: every occurrence counts, first ones too.
+
+    Args:
+        counts: by edge; the last one has no upper edge.
+        sum_seconds: of all occurrences.
+    """
+
+    counts: tuple[int, ...] = (0,) * (len(HISTOGRAM_EDGES_SECONDS) + 1)
+    sum_seconds: float = 0.0
+
+    @classmethod
+    def of_buckets(cls, counts: Sequence[int], sum_seconds: float) -> Histogram:
+        """Return the histogram of durations that were counted by `bucket_of`."""
+        pairs = map(add, counts[1:-1:2], counts[2:-1:2])
+        return cls((counts[0], *pairs, counts[-1]), sum_seconds)
+
+    def with_value(self, seconds: float, times: int = 1) -> Histogram:
+        """Return a copy with a duration that has occurred so many times more."""
+        counts = list(self.counts)
+        counts[(bucket_of(seconds) + 1) // 2] += times
+        return Histogram(tuple(counts), self.sum_seconds + times * max(0.0, seconds))
+
+    def __add__(self, other: Histogram) -> Histogram:
+        return Histogram(tuple(map(add, self.counts, other.counts)), self.sum_seconds + other.sum_seconds)
 
 
 def merge_ranks(many: Iterable[Durations]) -> Durations:

@@ -16,6 +16,7 @@ from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMe
 from grpo_run.watchdog.memory.phase_memory import MemoryForecast, PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
+from grpo_run.watchdog.stalls.durations import Histogram
 
 
 def measured(rank: int) -> RankMemory:
@@ -77,11 +78,13 @@ def make_status() -> Callable[..., RunStatus]:
         history.rewards.logged["length"] = {"mean": 0.5, "std": 0.25}
         for step in range(8):
             history.steps.commit(0, step, 2.0 * step)
+        history.checkpoints.apply_published({"size_bytes": 2**20, "seconds": 3.0}, 90.0)
         fields: dict[str, Any] = {
             "run_id": "night", "state": "running", "sentence": "Running.", "history": history,
             "slots": slots, "supervisor_pid": 4711, "read_at_seconds": 1000.0,
             "memory": tuple(measured(slot.rank) if slot is not None else None for slot in slots),
             "host_memory": sampled([slot.rank for slot in slots if slot is not None]),
+            "phases": tuple({Phase.generate: Histogram().with_value(8.0)} for _ in slots),
             "awaited": AwaitedRank(
                 rank=0, phase=Phase.generate, since_seconds=996.0, deadline_at_seconds=1056.0, busy=None,
                 waiters=(1,),

@@ -12,8 +12,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
-from grpo_run.dashboards.metrics._collector import ObservationFailed, RunCollector
+from grpo_run.dashboards.metrics._collector import ObservationFailed, RunCollector, exposition
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS
+from grpo_run.runtime.history.rewards import RewardLatency
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import RankState
 
@@ -80,7 +81,18 @@ def test_values_are_exported_with_run_and_rank_labels(make_slot: Any, make_statu
 def test_every_metric_of_the_catalogue_is_exported(make_slot: Any, make_status: Any) -> None:
     """A full observation exports every metric under its own name."""
     status = make_status(make_slot(0))
-    assert names(scrape(collector_of(status))) == {metric.name for metric in ALL_METRICS}
+    parts = {"histogram": ("_bucket", "_sum", "_count")}
+    expected = {metric.name + part for metric in ALL_METRICS for part in parts.get(metric.kind, ("",))}
+    assert names(scrape(collector_of(status))) == expected
+
+
+def test_the_page_has_what_prometheus_client_would_write(make_slot: Any, make_status: Any) -> None:
+    """The same families, samples and texts, with a name that has to be escaped and a value without limit."""
+    status = make_status(make_slot(0, loss=float("inf")))
+    status.history.rewards.latencies[0, 0, 'a"b\\c\nd'] = RewardLatency(calls=1, total_seconds=1e-9)
+    collector = collector_of(status)
+    expected = list(text_string_to_metric_families(generate_latest(collector.registry).decode()))
+    assert list(text_string_to_metric_families(exposition(collector.collect()))) == expected
 
 
 def test_openmetrics_form_is_valid(make_slot: Any, make_status: Any) -> None:

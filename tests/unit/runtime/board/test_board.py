@@ -108,10 +108,10 @@ def test_a_reader_cannot_write(tmp_path: Path) -> None:
     [
         (None, "no readable board"),
         (b"", "not a board"),
-        (b"GRPOBRD3", "not a board"),
+        (b"GRPOBRD4", "not a board"),
         (b"SOMETHING" + bytes(HEADER_BYTES + SLOT_BYTES), "not a board"),
-        (b"GRPOBRD3" + struct.pack("<II", 2, SLOT_BYTES) + bytes(HEADER_BYTES), "truncated"),
-        (b"GRPOBRD3" + struct.pack("<II", 1, 512) + bytes(HEADER_BYTES + SLOT_BYTES), "another version"),
+        (b"GRPOBRD4" + struct.pack("<II", 2, SLOT_BYTES) + bytes(HEADER_BYTES), "truncated"),
+        (b"GRPOBRD4" + struct.pack("<II", 1, 512) + bytes(HEADER_BYTES + SLOT_BYTES), "another version"),
     ],
 )
 def test_a_file_that_is_no_board_is_rejected(tmp_path: Path, content: bytes | None, reason: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+from itertools import accumulate
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,11 +17,12 @@ from grpo_run.runtime.board._duration_table import (
     TABLE_BYTES,
     DurationTableWriter,
     read_durations,
+    read_histograms,
 )
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.watchdog.observation import Phase
-from grpo_run.watchdog.stalls.durations import Durations
+from grpo_run.watchdog.stalls.durations import HISTOGRAM_EDGES_SECONDS, Durations, bucket_of
 
 OFFSET = 128
 PHASES = [phase for phase in Phase if phase is not Phase.callback]
@@ -48,6 +51,11 @@ def test_an_entry_equals_the_durations_of_its_phase(seconds: list[float], key: P
         writer.add(number, value)
     expected = Durations.of([max(seconds[0], 1e-9), *seconds[1:]])
     assert read_durations(memory[OFFSET:]) == {key: expected}
+    ((phase, histogram),) = read_histograms(memory[OFFSET:]).items()
+    assert phase is (key if isinstance(key, Phase) else Phase.callback)
+    assert histogram.sum_seconds == pytest.approx(sum(seconds))
+    for edge, below in zip(HISTOGRAM_EDGES_SECONDS, accumulate(histogram.counts), strict=False):
+        assert below == sum(bucket_of(one) <= bucket_of(edge) - 1 for one in seconds)
 
 
 def test_phases_have_separate_counters() -> None:

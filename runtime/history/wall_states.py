@@ -1,0 +1,104 @@
+"""The wall time of a run by what it was spent on: every second in exactly one state. Pure.
+
+`History` applies the journal's events. Time is assigned when the event comes that says what it was, and is
+never assigned again, so that no state's seconds ever decrease: the first time that a step is committed is
+productive, and each further time it is done again. Until a step is committed, its time is in no state.
+Keeps nothing by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class WallState(str, Enum):
+    """What a second of a run was spent on. The values are metric labels."""
+
+    productive = "productive"
+    """Steps that were committed for the first time."""
+    startup = "startup"
+    """Starts of ranks, and everything outside of the steps of `train()` calls."""
+    checkpoint = "checkpoint"
+    """Saves that ranks wait for."""
+    detection = "detection"
+    """From a fault to its verdict."""
+    recovery = "recovery"
+    """From a verdict until training resumes."""
+    redone = "redone"
+    """Steps that were committed before, and the begun step that a fault has ended."""
+    stopped = "stopped"
+    """No supervisor ran."""
+
+
+@dataclass(kw_only=True)
+class WallStates:
+    """Seconds by state, up to the last event that has decided on a state. Times are of the wall clock."""
+
+    seconds: dict[WallState, float] = field(default_factory=lambda: dict.fromkeys(WallState, 0.0))
+    _assigned_to: float | None = None
+    _last_event: float = 0.0
+    _state: WallState | None = WallState.startup
+    """The state of the time since; None inside a step, which is known at its end."""
+    _saving_seconds: float = 0.0
+
+    def apply(self, record: Mapping[str, Any], time: float, best: tuple[int, int]) -> None:
+        """Apply an event.
+
+        Args:
+            time: of the event, in seconds since the epoch.
+            best: the furthest (train call, step) that was committed before it.
+        """
+        event = record["event"]
+        if self._assigned_to is None:
+            self._assigned_to = time
+        elif event == "run_started":
+            self._assign(self._last_event)
+            self._enter(WallState.stopped)
+            self._assign(time)
+            self._enter(WallState.startup)
+        self._last_event = time
+        if event == "attempt_started":
+            self._assign(time)
+            if self._state is not WallState.recovery:
+                self._enter(WallState.startup)
+        elif event == "train_started" and record.get("rank") in (0, None):
+            self._assign(time, WallState.startup)
+            self._enter(None)
+        elif event == "step_committed":
+            position = int(record.get("train_call") or best[0]), int(record["step"])
+            kind = WallState.productive if position > best else WallState.redone
+            self._assign(float(record.get("committed_at") or time), kind)
+            self._enter(None)
+        elif event == "checkpoint_staged" or (
+            event == "checkpoint_published" and record.get("rank") is not None
+        ):
+            self._saving_seconds += float(record.get("seconds") or 0.0)
+        elif event == "train_ended" and record.get("rank") in (0, None):
+            self._assign(time, WallState.startup)
+            self._enter(WallState.startup)
+        elif event == "incident":
+            self._assign(min(time, float(record.get("failed_at") or time)))
+            self._enter(WallState.detection)
+            self._assign(time)
+            self._enter(WallState.recovery)
+        elif event == "run_ended":
+            self._assign(time, WallState.startup)
+            self._enter(WallState.stopped)
+
+    def _enter(self, state: WallState | None) -> None:
+        self._state, self._saving_seconds = state, 0.0
+
+    def _assign(self, until: float, step: WallState = WallState.redone) -> None:
+        """Assign the time until now to the present state; inside a step, to `step` and to its saves."""
+        assert self._assigned_to is not None
+        seconds = max(0.0, until - self._assigned_to)
+        self._assigned_to = max(until, self._assigned_to)
+        if self._state is not None:
+            self.seconds[self._state] += seconds
+            return
+        saving = min(seconds, self._saving_seconds)
+        self.seconds[WallState.checkpoint] += saving
+        self.seconds[step] += seconds - saving

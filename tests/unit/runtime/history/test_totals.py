@@ -1,0 +1,129 @@
+"""What ranks count goes on over attempts: each attempt counts once, and no sum ever falls."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.builders.watchdog.slots import make_slot
+
+from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.status import read_counts
+from grpo_run.runtime.history.totals import CheckpointResult, RankTotals
+from grpo_run.watchdog.observation import Phase
+from grpo_run.watchdog.stalls.durations import Histogram
+
+
+def used_board(path: Path, attempt: int) -> Board:
+    """A board of two ranks, of which rank 4 has voted three times and finished two optimizer phases."""
+    board = Board.create(path / "board.mmap", 2)
+    board.begin_attempt(attempt)
+    slot = board.writer(0, rank=4, pid=os.getpid(), attempt=attempt)
+    for _ in range(2):
+        slot.enter(Phase.optimizer)
+        slot.leave(Phase.optimizer)
+    slot.votes, slot.vote_wait_seconds, slot.ended_eos = 3, 0.5, 7.0
+    slot.publish()
+    slot.memory_area.totals.retries = 2
+    slot.memory_area.publish()
+    return board
+
+
+def test_counts_of_a_board_are_added_up_by_attempt(tmp_path: Path) -> None:
+    """A rank that has not written has no record, and a record that is applied again adds nothing."""
+    totals = RankTotals()
+    for attempt in (0, 1):
+        board = used_board(tmp_path, attempt)
+        (record,) = read_counts(board)
+        slot = board.read(0)
+        assert slot is not None
+        before = totals.total(4, attempt, "votes", slot.votes)
+        totals.apply(record)
+        totals.apply(record)
+        assert totals.total(4, attempt, "votes", slot.votes) == before == 3.0 * (attempt + 1)
+    assert totals.total(4, 2, "votes", 5) == 11
+    assert totals.total(4, 2, "ended_eos", 0) == 14
+    assert totals.total(4, 2, "retries", 0) == 4
+    assert totals.total(5, 2, "votes", 1) == 1
+    assert sum(totals.phases([])[Phase.optimizer].counts) == 4
+
+
+def test_a_record_of_another_version_is_unreadable_and_changes_nothing() -> None:
+    """A journal truncates events that are too long to their header."""
+    history = History()
+    header = {"event": "rank_counted", "time": 5.0, "rank": 0, "attempt": 0}
+    for fields in ({}, {"counts": {}, "phases": {"sleep": {"counts": [], "sum_seconds": 0.0}}}):
+        history.apply(header | fields)
+    assert history.unreadable == 2
+    assert history.time.first is None
+    assert history.ranks == RankTotals()
+
+
+SECONDS = st.lists(st.lists(st.floats(0.0, 1e4), min_size=3, max_size=3), min_size=1, max_size=6)
+
+
+@given(attempts=SECONDS)
+def test_no_sum_falls_when_an_attempt_is_counted(attempts: list[list[float]]) -> None:
+    """The same additions in the same order: rounding alone would be a reset for Prometheus."""
+    totals, last = RankTotals(), 0.0
+    for attempt, seconds in enumerate(attempts):
+        live = [
+            (make_slot(rank, attempt=attempt), {Phase.vote: Histogram().with_value(one)})
+            for rank, one in enumerate(seconds)
+        ]
+        shown = totals.phases(live)[Phase.vote].sum_seconds
+        assert shown >= last
+        for slot, phases in live:
+            one = phases[Phase.vote]
+            record: dict[str, Any] = {
+                "rank": slot.rank, "attempt": attempt, "counts": {},
+                "phases": {"vote": {"counts": list(one.counts), "sum_seconds": one.sum_seconds}},
+            }  # fmt: skip
+            totals.apply(record)
+            assert totals.phases(live)[Phase.vote].sum_seconds == shown
+        assert totals.phases([])[Phase.vote].sum_seconds == shown
+        last = shown
+
+
+def test_checkpoints_are_counted_by_what_became_of_them() -> None:
+    """A rank that has not tried has skipped one, and the supervisor has failed."""
+    history = History()
+    published = {"step": 3, "train_call": 1, "path": "out/checkpoint-3", "size_bytes": 7, "seconds": 2.0}
+    for event, fields in (
+        ("checkpoint_published", published),
+        ("checkpoint_failed", {"step": 4, "rank": None}),
+        ("checkpoint_failed", {"step": 5, "rank": 0}),
+        ("checkpoint_rejected", {"step": 6, "rank": 0}),
+    ):
+        history.apply({"event": event, "time": 50.0, **fields})
+    assert history.checkpoints.results == dict.fromkeys(CheckpointResult, 1)
+    assert (history.checkpoints.published_at, history.checkpoints.size_bytes) == (50.0, 7)
+    assert history.checkpoints.durations == Histogram().with_value(2.0)
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "committed", "gave_up"),
+    [("stop", 93, False, True), ("restart", 75, True, False), ("stop", 75, False, False)],
+)
+def test_a_run_is_given_up_at_its_last_fault(action: str, code: int, committed: bool, gave_up: bool) -> None:
+    """A fault during a stop, or one that was recovered, is not what the run was given up at."""
+    history = History()
+    events = [("incident", {"cause": "signal", "step": 1}), ("action", {"action": action})]
+    events += [("step_committed", {"step": 2, "train_call": 1})] * committed
+    for event, fields in [*events, ("run_ended", {"exit_code": code})]:
+        history.apply({"event": event, "time": 50.0, **fields})
+    (recovery,) = history.recoveries
+    assert (recovery.gave_up, recovery.recovery_seconds is not None) == (gave_up, committed)
+
+
+def test_only_a_guard_that_ends_the_attempt_refuses_a_step() -> None:
+    """A warning lets the step pass, and other guards judge finite values."""
+    history = History()
+    for guard, response in (("nonfinite", "roll-back"), ("nonfinite", "warn"), ("kl", "stop")):
+        history.apply({"event": "guard_tripped", "time": 1.0, "guard": guard, "response": response})
+    assert history.nonfinite_refused == 1
