@@ -81,9 +81,12 @@ def _optimization() -> list[BuiltPanel]:
         ),
         lines(
             "KL divergence and entropy", "short",
-            {"KL": "avg(grpo_rank_kl{RUN})", "entropy": "avg(grpo_rank_entropy{RUN})"},
-            "Mean KL divergence from the reference model (absent while beta is 0), and mean entropy of the"
-            " policy (right axis).",
+            {
+                "KL": "avg(grpo_rank_kl{RUN})", "entropy": "avg(grpo_rank_entropy{RUN})",
+                "vLLM": "avg(grpo_rank_sampling_logp_difference{RUN})",
+            },
+            "Mean KL divergence from the reference model (absent while beta is 0), mean entropy of the policy"
+            " (right axis), and mean difference of log-probabilities between vLLM and the trainer.",
             from_zero=False, right_axis={"entropy": "short"},
         ),
         lines(
@@ -143,16 +146,6 @@ def _rollouts() -> list[BuiltPanel]:
                 "scored": "sum(rate(grpo_rank_rewards_scored_total{RUN}[$__rate_interval]))",
             },
             "Completions generated and scored per second, over all ranks.",
-        ),
-        lines(
-            "Sampling and training", "short",
-            {
-                "difference of log-probabilities": "avg(grpo_rank_sampling_logp_difference{RUN})",
-                "importance sampling ratio": "avg(grpo_rank_importance_sampling_ratio{RUN})",
-            },
-            "How far vLLM, which samples, is from the model that is trained; means last logged. Empty without"
-            " vLLM.",
-            width=24,
         ),
     ]  # fmt: skip
 

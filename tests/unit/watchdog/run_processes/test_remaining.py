@@ -203,7 +203,7 @@ def test_without_ranks_what_is_kept_and_services_are_nothing_to_wait_for(start: 
         "    print(subprocess.Popen([name, '600'], executable='/bin/sleep', start_new_session=True).pid)"
     )
     service, helper, kept = (int(line) for line in rank.lines)
-    assert {rank.pid, service, helper, kept} == rank.own()
+    wait_until(lambda: {rank.pid, service, helper, kept} == rank.own())
     os.kill(rank.pid, signal.SIGKILL)
 
     def without_rank() -> set[int]:
