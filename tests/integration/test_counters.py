@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import re
 import threading
 import urllib.request
@@ -47,7 +48,7 @@ class Scraper:
                 try:
                     with urllib.request.urlopen(addresses[-1], timeout=10) as answer:
                         text = answer.read().decode()
-                except OSError:  # no supervisor at present
+                except (OSError, http.client.HTTPException):  # no supervisor at present, or killed meanwhile
                     continue
                 self._compare(text)
 
