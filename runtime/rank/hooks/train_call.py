@@ -39,7 +39,7 @@ from grpo_run.runtime.rank.step.events import StepEvents, finish, leave
 from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.rank.step.resume import agree_on_resume, held_snapshot, resumed_directory
 from grpo_run.runtime.rank.step.step_vote import StepVote
-from grpo_run.runtime.upstream import trainer_names
+from grpo_run.runtime.upstream import input_gradients, trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes
 
 
@@ -65,6 +65,24 @@ def record_model_activity(trainer: Any, session: Session) -> Iterator[None]:
     finally:
         if handle is not None:
             handle.remove()
+
+
+def first_hooks_report(session: Session) -> Callable[[], None]:
+    """Return a function that journals its first call, on rank 0."""
+
+    def report() -> None:
+        nonlocal told
+        if not told and session.is_main:
+            session.warn_in_journal(
+                "transformers adds a forward hook to the input embeddings each time that gradient"
+                " checkpointing is enabled, and TRL enables it after each rollout. The hook of the last time"
+                " was removed first, and will be from here on; otherwise forward passes would get slower with"
+                " every step."
+            )
+        told = True
+
+    told = False
+    return report
 
 
 def order_warning(trainer: Any) -> str | None:
@@ -127,6 +145,7 @@ def run_train_call(
         hooks.enter_context(rollouts_hooked(trainer, session, call.ordinal, step_vote, forecasts))
         hooks.enter_context(read_steps(trainer, reader))
         hooks.enter_context(record_model_activity(trainer, session))
+        hooks.enter_context(input_gradients.one_hook_per_model(first_hooks_report(session)))
         contents = TrainerContents(trainer, session, call, exact)
         saver = Saver(contents, session, snapshots=guard.snapshots, collect_vote=step_vote.collect)
         events = StepEvents(session, call.ordinal, step_vote, saver, guards, TrainerSource(exact, reader))
