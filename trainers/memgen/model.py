@@ -1,0 +1,181 @@
+"""The three models of MemGen over one set of frozen weights: reasoner, weaver and trigger.
+
+    reasoner   generates; its weights never change
+    weaver     reads what the reasoner has read, and writes K latent vectors for it to read next
+    trigger    reads the tokens, and says after each one whether the weaver should write
+
+Weaver and trigger are copies of the reasoner with LoRA adapters (peft) that share its frozen tensors, so that
+they add little memory. Used by `generation.py`, `training.py` and `evaluation.py`. Trains nothing itself.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from peft.utils import load_peft_weights
+from torch import Tensor, nn
+
+QUERIES, PROJECTION, HEAD = "memory_queries", "memory_projection", "decision_head"
+"""Names of the modules that weaver and trigger have beyond the reasoner's."""
+SKIP, WEAVE, NO_DECISION = 0, 1, -100
+"""Decisions of the trigger; no decision where it is not asked. -100 is what torch's losses ignore."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySettings:
+    """Sizes of the memory.
+
+    Attributes:
+        prompt_latents: latent vectors at the end of the prompt.
+        latents: latent vectors at each later augmentation.
+        augmentations: the most augmentations of a completion, beyond the one of the prompt.
+        lora_rank: rank of the adapters of weaver and trigger; `lora_alpha` is twice as large.
+    """
+
+    prompt_latents: int = 16
+    latents: int = 8
+    augmentations: int = 5
+    lora_rank: int = 16
+
+
+class MemGen:
+    """A frozen reasoner with its weaver and trigger.
+
+    Args:
+        reasoner: any causal language model of transformers; frozen here.
+        delimiters: token ids after which memory may be woven.
+    """
+
+    def __init__(self, reasoner: Any, settings: MemorySettings, delimiters: Sequence[int]) -> None:
+        self.reasoner = reasoner.requires_grad_(False).eval()
+        self.settings = settings
+        self.delimiters = tuple(sorted(delimiters))
+        width = reasoner.get_input_embeddings().embedding_dim
+        like = {"dtype": reasoner.dtype, "device": reasoner.device}
+        # queries and latents are as large as embeddings of tokens, which is what the layers have learned to
+        # read
+        scale = float(reasoner.get_input_embeddings().weight.float().std())
+        queries = nn.Embedding(settings.prompt_latents + settings.latents, width, **like)
+        nn.init.normal_(queries.weight, std=scale)
+        projection = nn.Linear(width, width, **like)
+        nn.init.normal_(projection.weight, std=scale / width**0.5)
+        nn.init.zeros_(projection.bias)
+        self.weaver = self._adapted({QUERIES: queries, PROJECTION: projection})
+        head = nn.Linear(width, 2, **like)
+        nn.init.zeros_(head.weight)  # an untrained trigger weaves with probability 0.5 everywhere
+        nn.init.zeros_(head.bias)
+        self.trigger = self._adapted({HEAD: head})
+
+    def _adapted(self, modules: dict[str, nn.Module]) -> Any:
+        """Return a copy of the reasoner with LoRA and trained modules, which shares the frozen tensors."""
+        shared = [*self.reasoner.parameters(), *self.reasoner.buffers()]
+        model = copy.deepcopy(self.reasoner, {id(tensor): tensor for tensor in shared})
+        for name, module in modules.items():
+            model.add_module(name, module)
+        rank = self.settings.lora_rank
+        linear = [
+            name for name, module in model.named_modules()
+            if isinstance(module, nn.Linear)
+            and module is not model.get_output_embeddings()
+            and name not in modules
+        ]  # fmt: skip
+        return get_peft_model(
+            model,
+            LoraConfig(
+                r=rank,
+                lora_alpha=2 * rank,
+                target_modules=linear,
+                modules_to_save=list(modules),
+                task_type="CAUSAL_LM",
+            ),
+        )
+
+    def to(self, device: torch.device) -> MemGen:
+        """Move all three models to a device."""
+        for model in (self.reasoner, self.weaver, self.trigger):
+            model.to(device)
+        return self
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return the reasoner's input embeddings, [..., D], of token ids, [...]."""
+        embeddings: Tensor = self.reasoner.get_input_embeddings()(token_ids)
+        return embeddings
+
+    def weave(self, prefixes: Sequence[Tensor], *, at_prompt: bool = False, weaver: Any = None) -> Tensor:
+        """Return the latents, [b, K, D], that the reasoner reads after each of b prefixes.
+
+        Args:
+            prefixes: embeddings, [L_i, D], of what each row has read: tokens, and latents of earlier
+                augmentations.
+            at_prompt: the prefixes are prompts, which get `prompt_latents` latents.
+            weaver: the wrapped weaver during its training; calls go through it.
+        """
+        count, start = (
+            (self.settings.prompt_latents, 0)
+            if at_prompt
+            else (self.settings.latents, self.settings.prompt_latents)
+        )
+        own = self.weaver.get_base_model()
+        queries = own.get_submodule(QUERIES)(torch.arange(start, start + count, device=own.device))
+        rows, mask = pad_left([torch.cat([prefix, queries]) for prefix in prefixes])
+        hidden = last_states(weaver or self.weaver, mask, inputs_embeds=rows)
+        latents: Tensor = own.get_submodule(PROJECTION)(hidden[:, -count:])
+        return latents
+
+    def decision_logits(self, token_ids: Tensor, mask: Tensor, *, trigger: Any = None) -> Tensor:
+        """Return the trigger's logits after each token, [b, L, 2], of skipping and of weaving.
+
+        Args:
+            token_ids: tokens of prompt and completion, [b, L]; latents are not among them.
+            mask: 1 for tokens, 0 for padding, [b, L].
+            trigger: the wrapped trigger during its training; calls go through it.
+        """
+        hidden = last_states(trigger or self.trigger, mask, input_ids=token_ids)
+        logits: Tensor = self.trigger.get_base_model().get_submodule(HEAD)(hidden)
+        return logits
+
+    def load_weaver(self, folder: Path) -> None:
+        """Load a weaver that its trainer has saved."""
+        set_peft_model_state_dict(self.weaver, load_peft_weights(str(folder), device="cpu"))
+
+    def load_trigger(self, folder: Path) -> None:
+        """Load a trigger that its trainer has saved."""
+        set_peft_model_state_dict(self.trigger, load_peft_weights(str(folder), device="cpu"))
+
+
+def last_states(model: Any, mask: Tensor, **inputs: Tensor) -> Tensor:
+    """Return the last hidden states, [b, L, D], of a causal language model without a cache.
+
+    Args:
+        mask: 1 for what is read, 0 for padding, [b, L].
+        inputs: `input_ids`, [b, L], or `inputs_embeds`, [b, L, D].
+    """
+    output = model(
+        **inputs, attention_mask=mask, position_ids=positions_of(mask), use_cache=False,
+        output_hidden_states=True, logits_to_keep=1,
+    )  # fmt: skip
+    hidden: Tensor = output.hidden_states[-1]
+    return hidden
+
+
+def positions_of(mask: Tensor) -> Tensor:
+    """Return the position of each slot among those that are read, [b, L]; masked slots count for nothing."""
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def pad_left(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return rows of embeddings, [L_i, D], as one tensor, [b, L, D], with padding on the left, and its mask,
+    [b, L].
+    """
+    length = max(len(row) for row in rows)
+    padded = torch.stack([torch.cat([row.new_zeros(length - len(row), row.shape[1]), row]) for row in rows])
+    mask = torch.zeros(len(rows), length, dtype=torch.long, device=padded.device)
+    for number, row in enumerate(rows):
+        mask[number, length - len(row) :] = 1
+    return padded, mask
