@@ -22,8 +22,9 @@ FILES = {
     "grafana/provisioning/datasources/prometheus.yml": "stack/datasource.yml",
     "grafana/provisioning/dashboards/grpo-run.yml": "stack/provider.yml",
     **{
-        f"grafana/dashboards/grpo-run-{name}.json": f"grafana/grpo-run-{name}.json"
-        for name in ("overview", "ranks", "memory", "learning")
+        f"grafana/dashboards/{file.name}": f"grafana/{file.name}"
+        for file in files("grpo_run.dashboards.grafana").iterdir()
+        if file.name.endswith(".json")
     },
 }
 """Path below the given folder, and of the file in the package `dashboards`."""

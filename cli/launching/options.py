@@ -149,7 +149,8 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--run-id",
         metavar="ID",
-        help="name of the run (default: the script's name and a digest of the script's path and arguments)",
+        help="name of the run (default: the script's name and a digest of its path, its arguments and the"
+        " working directory)",
     )
     group.add_argument(
         "--run-dir",
@@ -295,8 +296,8 @@ def _add_rewards(group: argparse._ArgumentGroup) -> None:
         default=RunConfig.reward_workers,
         metavar="N",
         help="run the reward functions of each rank in N worker processes, where a hanging call is killed,"
-        " and only the samples that it fails on are excluded (default: %(default)s; a function that has hung"
-        " twice at one step is moved to a worker in any case)",
+        " and only the samples that it fails on are excluded (default: %(default)s; a function that has"
+        " failed twice at one step is moved to a worker in any case)",
     )
     group.add_argument(
         "--reward-timeout",

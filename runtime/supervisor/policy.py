@@ -145,7 +145,8 @@ def decide(
         prompts: how many prompts could be put into quarantine.
         starts_over: a new run follows if this one cannot be resumed.
         wrong_settings: a rank has found an error that the user has to correct.
-        out_of_memory: what `decide_out_of_memory` answers; None for other faults.
+        out_of_memory: what `decide_out_of_memory` answers, or `decide_generation_stall`; None for other
+            faults.
     """
     if wrong_settings:
         return _stop("the settings are wrong; a restart would repeat the error")

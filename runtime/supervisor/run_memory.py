@@ -20,7 +20,12 @@ from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.memory.plan import MemoryPlan, sets_segments
 from grpo_run.runtime.supervisor.memory.fallback_steps import PlanChange, Situation, Tracer, no_traces
-from grpo_run.runtime.supervisor.memory.policy import MemoryDecision, decide_out_of_memory, sentences
+from grpo_run.runtime.supervisor.memory.policy import (
+    MemoryDecision,
+    decide_generation_stall,
+    decide_out_of_memory,
+    sentences,
+)
 from grpo_run.runtime.supervisor.memory.returned import ReturnedMemory, visible_gpus
 from grpo_run.runtime.supervisor.policy import start_of
 from grpo_run.watchdog.causes import Cause
@@ -80,7 +85,8 @@ class RunMemory:
                 self._reporter.warn(None, held)
 
     def decide(self, verdict: Verdict, *, several_nodes: bool, grown_bytes: int) -> MemoryDecision | None:
-        """Return what follows a fault if a rank has run out of GPU memory; None for any other fault.
+        """Return what follows a fault if a rank has run out of GPU memory, or generation has not returned in
+        time twice at one step; None for any other fault.
 
         None also where no plan can be changed: before a `train()` call, in a hand-written loop, and on
         several nodes, each of which has its own supervisor. The policy for other faults then decides.
@@ -90,12 +96,16 @@ class RunMemory:
             several_nodes: the run has ranks on other nodes.
             grown_bytes: how much more the rank had allocated than early in the attempt.
         """
-        shortage = verdict.shortage
-        if verdict.cause is not Cause.gpu_oom or shortage is None:
+        shortage, stalled = verdict.shortage, verdict.cause is Cause.generation_stall
+        if not stalled and (verdict.cause is not Cause.gpu_oom or shortage is None):
             return None
         facts, history = self._facts(), self._history
         if facts is None or several_nodes:
             return None
+        if shortage is None:
+            return decide_generation_stall(
+                history, facts, start=start_of(history), budget=self._config.budget.failures_without_progress
+            )
         situation = Situation(
             shortage=shortage,
             facts=facts,

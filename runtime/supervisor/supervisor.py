@@ -24,6 +24,7 @@ from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.status import RunStatus, live_status, read_counts
 from grpo_run.runtime.launch.config import RunConfig
+from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.processes import forkserver
 from grpo_run.runtime.processes.agent import Directive
 from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
@@ -31,6 +32,7 @@ from grpo_run.runtime.processes.termination import TerminatedProcess
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
 from grpo_run.runtime.snapshots.slot import SnapshotName
+from grpo_run.runtime.supervisor.advice import Advice
 from grpo_run.runtime.supervisor.attempt import Attempt
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
 from grpo_run.runtime.supervisor.detection.exit_hangs import Observe
@@ -113,6 +115,7 @@ class Supervisor:
         self.stop = StopRequest(config.timeouts, self.history)
         parts = (self._drains, self._reporter, self.history, self.stop)
         self._host = HostWatch(run, config, *parts)
+        self._advice = Advice(lambda: read_facts(run.path), lambda text: self.warn(None, text))
         self._no_trainer = NoTrainerWatch(config.injections, self.lifecycle, self._reporter, self.history)
         self._outcome = RunOutcome(
             config, run.incidents, live=self._live, reporter=self._reporter, lifecycle=self.lifecycle,
@@ -220,6 +223,7 @@ class Supervisor:
         pids = self.attempt.by_rank(ranks.pids)
         self._hangs.begin_attempt(self.attempt, self.board, pids)
         self._host.begin_attempt(pids)
+        self._advice.begin_attempt()
         self._no_trainer.begin_attempt()
         self.stop.begin_attempt()
         for rank, pid in pids.items():
@@ -364,6 +368,7 @@ class Supervisor:
         retried = self.attempt.retries.warning
         if retried is not None:
             self._reporter.warn_once(retried[0], "retried allocations", retried[1])
+        self._advice.committed(slots, lambda: self.attempt.read_memory(self.board))
 
     def _check_for_hangs(self, ranks: RankGroup, slots: dict[int, Slot | None]) -> Directive:
         """No rank has failed: check whether one hangs, or takes too long to stop."""

@@ -83,6 +83,7 @@ class MovedFunction:
         stays: why it runs in the rank after all; empty while it runs in workers.
         has_returned: whether a worker has ever returned rewards of it.
         was_tried: whether its one trial in the rank was due.
+        was_warned: whether the user knows that a call may take too long.
         trial: that trial, until the call is made.
     """
 
@@ -94,6 +95,7 @@ class MovedFunction:
         self.stays = ""
         self.has_returned = False
         self.was_tried = False
+        self.was_warned = False
         self.trial: Trial | None = None
         self.packed: packing.Packed | None = None
 
@@ -184,6 +186,9 @@ class RewardService:
             self._keep_in_rank(moved, "takes environments, which exist only in the rank")
             return None
         batch = RewardBatch(arguments)
+        if (text := moved.learned.forecast(batch.size)) and not moved.was_warned:
+            moved.was_warned = True
+            self._warn(f"reward function {moved.name} {text}")
         try:
             reply = self._call(
                 moved, batch.all, batch, read_generators(), moved.learned.longest_call_seconds()
@@ -196,7 +201,7 @@ class RewardService:
             return None
         if reply.failure is None:
             moved.has_returned = True
-            moved.learned.add(reply.seconds)
+            moved.learned.add(reply.seconds, batch.size)
             self._accept(reply.generators)
             batch.replay([(batch.all, reply)])
             return reply.values

@@ -2,7 +2,7 @@
 
 Called for each guarded `train()` call. A function is wrapped once and stays so, because the script may call
 it between two `train()` calls. `--reward-workers` moves functions to workers, or one function moves after
-it has hung twice at one step (`runtime/history/rewards.py`). A function in the rank is called through
+it has failed twice at one step (`runtime/history/rewards.py`). A function in the rank is called through
 `call_in_rank`, by which a stack shows which function hangs. Latencies go to the journal periodically.
 Reward models are left alone.
 """

@@ -289,6 +289,7 @@ class PlanChange:
         prediction: the peak of the phase, before and after.
         skipped: earlier steps, and why they were not taken.
         inexact: why the update is not the same; empty if it is, up to the rounding of sums.
+        why: why the plan changes, if not for want of memory.
     """
 
     phase: MemoryPhase
@@ -297,6 +298,27 @@ class PlanChange:
     prediction: PeakPrediction
     skipped: tuple[Skipped, ...]
     inexact: tuple[str, ...]
+    why: str = ""
+
+
+def smaller_generation(facts: MemoryFacts, plan: MemoryPlan, why: str) -> PlanChange | None:
+    """Return the change that generates in smaller calls, one after another; None if they cannot be smaller.
+
+    Args:
+        why: the reason, as a clause.
+    """
+    after = _generation_sub_batches(facts, plan)
+    if not isinstance(after, MemoryPlan):
+        return None
+    return PlanChange(
+        phase=MemoryPhase.generate,
+        fallback_step=FallbackStep.generation_sub_batches,
+        plan=after,
+        prediction=PeakPrediction(before_bytes=0, after_bytes=0, nominal=True),
+        skipped=(),
+        inexact=inexact(facts, plan, after),
+        why=why,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

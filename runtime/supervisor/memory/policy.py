@@ -1,4 +1,5 @@
-"""The decision after a rank has run out of GPU memory: change the plan, restart once, or give up.
+"""The decision after a rank has run out of GPU memory: change the plan, restart once, or give up; and after
+generation has not returned in time twice at one step: generate in smaller calls.
 
 A change of plan spends no restart budget, because the number of fallback steps bounds it. An unchanged
 restart frees what was cached. It is tried once for a plan and a phase, if that may suffice: the allocator
@@ -33,6 +34,7 @@ from grpo_run.runtime.supervisor.memory.fallback_steps import (
     next_change,
     no_traces,
     proposals,
+    smaller_generation,
 )
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.phase_memory import RankMemory
@@ -95,7 +97,9 @@ def sentences(change: PlanChange, before: MemoryPlan, facts: MemoryFacts) -> tup
     costs in exactness.
     """
     text = f"memory plan: {in_settings(before, change.plan, facts)}"
-    if change.fallback_step is not FallbackStep.larger_vllm_share:
+    if change.why:
+        text = f"{text}; {change.why}"
+    elif change.fallback_step is not FallbackStep.larger_vllm_share:
         text = f"{text}; {_predicted(change.prediction, change.phase)}"
     said = [text]
     if change.skipped:
@@ -202,6 +206,36 @@ def decide_out_of_memory(history: History, situation: Situation, trace: Tracer =
             situation, "with the same memory plan, because the run makes progress and no change is left"
         )
     return _stop(_exhausted_text(found))
+
+
+def decide_generation_stall(
+    history: History, facts: MemoryFacts, *, start: str, budget: int
+) -> MemoryDecision | None:
+    """Return the restart with smaller calls of generation, after it has not returned twice at one step; None
+    in any other case: the first time, and if smaller calls did not help either.
+
+    Args:
+        history: contains this stall as its last recovery.
+        start: where a restart continues, as a clause.
+        budget: failures without progress that are recovered.
+    """
+    if len(history.recoveries) < 2 or history.failures_without_progress > budget:
+        return None
+    before, now = history.recoveries[-2:]
+    same = (before.cause, before.train_call, before.step) == (now.cause, now.train_call, now.step)
+    if not same or before.action != str(Action.restart):
+        return None
+    why = "generation has not returned in time twice at this step"
+    change = smaller_generation(facts, history.memory.plan, why)
+    if change is None:
+        return None
+    settings = in_settings(MemoryPlan(), change.plan, facts)
+    return MemoryDecision(
+        decision=Decision(
+            action=Action.restart_with_plan_change, reason=f"{start}, with {settings}, because {why}"
+        ),
+        change=change,
+    )
 
 
 def _changed_in_vain(history: History, shortage: Shortage) -> bool:

@@ -113,3 +113,20 @@ def test_a_call_is_overdue_at_its_limit() -> None:
     clock = CallClock(learned(), 5.0)
     assert clock.overdue(4.9) is None
     assert clock.overdue(5.0) == "did not return within 5 s"
+
+
+def test_a_call_that_will_take_too_long_is_forecast_from_the_time_of_a_completion() -> None:
+    """8 completions at 180 s each, one after another, against a limit of 20 minutes."""
+    made = Learned(SETTINGS, 1200)
+    made.add(360, samples=2)
+    text = made.forecast(8)
+    assert "up to 180 s for each completion, so 8 take about 1440 s" in text
+    assert "ended after 1200 s" in text
+
+
+@pytest.mark.parametrize(("samples", "limit"), [(8, 1801), (2, 600), (8, None)])
+def test_a_call_that_fits_is_not_forecast(samples: int, limit: float | None) -> None:
+    made = Learned(SETTINGS, limit)
+    assert made.forecast(samples) == ""  # nothing is known
+    made.add(360 if limit else 1.0, samples=2)
+    assert made.forecast(samples) == ""

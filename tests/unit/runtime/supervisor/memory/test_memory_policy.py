@@ -12,7 +12,12 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.memory.fallback_steps import FallbackStep, Situation
-from grpo_run.runtime.supervisor.memory.policy import MemoryDecision, decide_out_of_memory
+from grpo_run.runtime.supervisor.memory.policy import (
+    MemoryDecision,
+    decide_generation_stall,
+    decide_out_of_memory,
+    sentences,
+)
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.shortage import Figures, MemoryPhase, Shortage
@@ -233,3 +238,49 @@ def test_a_refused_split_goes_on_with_the_next_step() -> None:
     found = Story().out_of_memory(situation(facts=facts(loss_type="bnpo")))
     assert found.change is not None
     assert found.change.fallback_step is FallbackStep.gradient_checkpointing
+
+
+def stalled(*actions: str, steps: tuple[int, ...] | None = None) -> History:
+    """A run whose generation has not returned in time at each of these steps, after such actions."""
+    history = History()
+    history.apply({"event": "run_started", "time": 0.0})
+    for number, step in enumerate(steps or (7,) * (len(actions) + 1)):
+        history.apply({"event": "incident", "cause": "generation_stall", "step": step})
+        if number < len(actions):
+            history.apply({"event": "action", "action": actions[number], "reason": ""})
+    return history
+
+
+def stall_decision(history: History, **changed: Any) -> MemoryDecision | None:
+    given = facts(**changed) if changed else GRPO
+    return decide_generation_stall(history, given, start="from checkpoint-6", budget=3)
+
+
+def test_generation_that_stalls_twice_at_a_step_is_made_in_smaller_calls() -> None:
+    decision = stall_decision(stalled("restart"))
+    assert decision is not None
+    assert decision.change is not None
+    assert decision.decision.action is Action.restart_with_plan_change
+    assert decision.change.plan.generation_sub_batches == 2
+    said = sentences(decision.change, MemoryPlan(), GRPO)
+    assert said[0] == (
+        "memory plan: generation in 2 parts; generation has not returned in time twice at this step"
+    )
+    assert "sampling in smaller batches gives different completions" in said[1]
+
+
+@pytest.mark.parametrize(
+    "history",
+    [stalled(), stalled("restart", "restart_with_plan_change"), stalled("restart", steps=(7, 9))],
+    ids=["once", "in smaller calls already", "at two steps"],
+)
+def test_other_stalls_of_generation_change_no_plan(history: History) -> None:
+    assert stall_decision(history) is None
+
+
+def test_generation_by_vllm_is_not_divided_after_stalls() -> None:
+    assert stall_decision(stalled("restart"), **COLOCATED) is None
+
+
+def test_stalls_beyond_the_budget_change_no_plan() -> None:
+    assert decide_generation_stall(stalled("restart"), GRPO, start="", budget=1) is None
