@@ -66,7 +66,9 @@ def woven_loss(
     labels = [torch.full((cut[0],), IGNORED_LABEL, device=device) for cut in cuts]
     for number in range(max(map(len, cuts))):
         woven = [row for row, cut in enumerate(cuts) if number < len(cut)]
-        latents = memgen.weave([read[row] for row in woven], at_prompt=number == 0, weaver=weaver)
+        # DDP allows one forward pass of its wrapper for each backward pass, and that prepares all parameters
+        wrapped = weaver if number == 0 else None
+        latents = memgen.weave([read[row] for row in woven], at_prompt=number == 0, weaver=wrapped)
         for row, vectors in zip(woven, latents, strict=True):
             start, *later = cuts[row][number:]
             part = slice(start, later[0] if later else None)

@@ -34,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             from grpo_run.trainers.recipes import arithmetic
 
             arithmetic.train(recipe)
+        elif recipe.task == "memgen-arithmetic":
+            from grpo_run.trainers.recipes import memgen
+
+            memgen.train_arithmetic(recipe)
         else:
             from grpo_run.trainers.recipes import gsm8k
 

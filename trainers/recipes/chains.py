@@ -1,13 +1,16 @@
-"""The task of `memgen-arithmetic`: chains of calculations modulo 10, of which the reasoner knows one kind.
+"""The task of `memgen-arithmetic`: chains of steps with one digit each, of which the reasoner knows three kinds.
 
-    prompt       3a+4b*7c+1:
-    completion   a+4=7,b*7=9,c+1=0
+    prompt       A+B#C=D-E#F+G-H=I+J-:4
+    completion   A+5B#9C=9D-8E#6F+7G-6H=6I+7J-6
 
-Labels lead from step to step, so that latents between tokens do not disturb a model that counts positions.
-The reasoner is pre-trained on chains in which sums are right and products are random digits, so it can follow
-a chain and add, and has no way to multiply. The weaver is trained on right chains. There are two delimiters
-in each step, `=` and `,`, so more than the memory's budget, and memory helps only after the `=` of a product.
-Called by `memgen.py`.
+A step writes its label, its operation and the resulting digit. Operations are the delimiters, so there are
+twice as many as the memory's budget. The reasoner is pre-trained on chains in which `+`, `-` and `=` are right
+and the result of `#` is a random digit, from which the chain goes on: it knows the format, and cannot know
+`#`, which is a fixed permutation of the digits. The weaver is trained on right chains. So memory helps after
+`#` only, and these may be anywhere. Called by `memgen.py`.
+
+Labels lead from step to step, and pre-training has pauses after operations, which are read and never
+written. So the reasoner does not count tokens, and latents between them do not disturb it.
 """
 
 from __future__ import annotations
@@ -16,83 +19,79 @@ import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-LABELS = "abcdef"
-CHARACTERS = "0123456789+*=,:" + LABELS
-DELIMITERS = "=,"
+LABELS = "ABCDEFGHIJ"
 STEPS = len(LABELS)
-"""Steps of a chain: 11 delimiters, of which the budget of 5 reaches the `=` of the first three steps."""
-MOST_PRODUCTS = 3
-FACTORS = range(2, 10)
+"""Steps of a chain, each with one delimiter; the packaged budget is 5 augmentations."""
+EASY, HARD, PAUSE = "+-=", "#", "."
+DELIMITERS = EASY + HARD
+CHARACTERS = "0123456789:" + DELIMITERS + PAUSE + LABELS
+PERMUTATION = (3, 8, 5, 0, 9, 1, 7, 2, 6, 4)
+"""Result of the hard operation for each digit."""
+MOST_HARD = 4
+"""Hard steps of a chain, at least one; fewer than the budget."""
+MOST_PAUSES = 2
+GIVEN_STEPS = 5
+"""Most steps of a demonstration that belong to its prompt."""
 
 
 class Chain(NamedTuple):
-    """A problem: the first number, and the operation and number of each step."""
+    """A problem: the digit at the start, and the operation of each step."""
 
     start: int
-    steps: tuple[tuple[str, int], ...]
+    operations: str
 
     @property
     def prompt(self) -> str:
-        steps = zip(LABELS, self.steps, strict=True)
-        return str(self.start) + "".join(f"{label}{sign}{number}" for label, (sign, number) in steps) + ":"
+        pairs = zip(LABELS, self.operations, strict=True)
+        return "".join(label + operation for label, operation in pairs) + f":{self.start}"
 
-    def solution(self, guess: random.Random | None = None) -> str:
-        """Return the calculation; with `guess`, products are random digits, from which it goes on."""
-        value, parts = self.start, []
-        for label, (sign, number) in zip(LABELS, self.steps, strict=True):
-            if sign == "+":
-                value = (value + number) % 10
+    def steps(self, guess: random.Random | None = None) -> list[str]:
+        """Return the text of each step; with `guess`, hard ones have random results."""
+        digit, texts = self.start, []
+        for label, operation in zip(LABELS, self.operations, strict=True):
+            if operation == HARD:
+                digit = PERMUTATION[digit] if guess is None else guess.randrange(10)
             else:
-                value = value * number % 10 if guess is None else guess.randrange(10)
-            parts.append(f"{label}{sign}{number}={value}")
-        return ",".join(parts)
-
-    @property
-    def answer(self) -> str:
-        """The last digit of the calculation."""
-        return self.solution()[-1]
+                digit = (digit + {"+": 1, "-": -1, "=": 0}[operation]) % 10
+            texts.append(f"{label}{operation}{digit}")
+        return texts
 
 
 def chains(seed: str, count: int) -> list[Chain]:
-    """Return chains that the seed determines; each has one to `MOST_PRODUCTS` products, anywhere."""
+    """Return chains that the seed determines, each with one to `MOST_HARD` hard steps, anywhere."""
     rng = random.Random(seed)
     found = []
     for _ in range(count):
-        products = set(rng.sample(range(STEPS), rng.randint(1, MOST_PRODUCTS)))
-        steps = tuple(
-            ("*", rng.choice(FACTORS)) if number in products else ("+", rng.randrange(1, 10))
-            for number in range(STEPS)
-        )
-        found.append(Chain(rng.randrange(10), steps))
+        hard = set(rng.sample(range(STEPS), rng.randint(1, MOST_HARD)))
+        operations = "".join(HARD if step in hard else rng.choice(EASY) for step in range(STEPS))
+        found.append(Chain(rng.randrange(10), operations))
     return found
 
 
 def pretraining_rows(seed: int, count: int) -> dict[str, list[str]]:
-    """Return the reasoner's data: right sums, random products."""
+    """Return the reasoner's data: hard steps are random, and operations are followed by pauses."""
     rng = random.Random(f"guesses {seed}")
-    problems = chains(f"pre-training {seed}", count)
-    return {
-        "prompt": [chain.prompt for chain in problems],
-        "completion": [chain.solution(rng) for chain in problems],
-    }
+    rows: dict[str, list[str]] = {"prompt": [], "completion": []}
+    for chain in chains(f"pre-training {seed}", count):
+        steps = [step[:2] + PAUSE * rng.randint(0, MOST_PAUSES) + step[2:] for step in chain.steps(rng)]
+        rows["prompt"].append(chain.prompt)
+        rows["completion"].append("".join(steps))
+    return rows
 
 
 def demonstrations(seed: int, count: int) -> dict[str, list[str]]:
-    """Return the weaver's data: right calculations. In each, some steps belong to the prompt already, so that
-    the weaver, which is trained at the first delimiters only, sees all steps.
+    """Return the weaver's data: right chains. Some steps belong to the prompt already, so that the weaver,
+    which is trained at the first delimiters only, sees all steps.
     """
     rng = random.Random(f"given steps {seed}")
     rows: dict[str, list[str]] = {"prompt": [], "completion": []}
     for chain in chains(f"demonstrations {seed}", count):
-        steps = chain.solution().split(",")
-        given = rng.randrange(STEPS - 1)
-        rows["prompt"].append(chain.prompt + "".join(f"{step}," for step in steps[:given]))
-        rows["completion"].append(",".join(steps[given:]))
+        steps, given = chain.steps(), rng.randint(0, GIVEN_STEPS)
+        rows["prompt"].append(chain.prompt + "".join(steps[:given]))
+        rows["completion"].append("".join(steps[given:]))
     return rows
 
 
-def correct_chain(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:
-    """Return 1 if the number after the last `=` is the answer, else 0."""
-    return [
-        float(text.rpartition("=")[2] == expected) for text, expected in zip(completions, answer, strict=True)
-    ]
+def correct_chain(completions: Sequence[str], solution: Sequence[str], **columns: Any) -> list[float]:
+    """Return 1 if every step is right, else 0."""
+    return [float(text == expected) for text, expected in zip(completions, solution, strict=True)]

@@ -23,7 +23,7 @@ from grpo_run.trainers.recipes.settings import apply_overrides, origin_of, read_
 PACKAGED = Path(__file__).parent
 PATH_PREFIXES = ("/", "./", "../", "~")
 """A name with one of these prefixes is a path, so its existence is checked before anything starts."""
-REWARD_COUNTS = {"arithmetic": 1, "gsm8k": 2}
+REWARD_COUNTS = {"arithmetic": 1, "gsm8k": 2, "memgen-arithmetic": 1, "memgen-gsm8k": 1}
 """Number of reward functions of each task."""
 
 UnitInterval = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -104,10 +104,25 @@ class CapsSection(Section):
     max_time: PositiveNumber | None = None
 
 
+class MemgenSection(Section):
+    """Sizes of MemGen's memory, as in `trainers.memgen.model.MemorySettings`, and its evaluation."""
+
+    prompt_latents: PositiveInt = 16
+    latents: PositiveInt = 8
+    augmentations: PositiveInt = 5
+    lora_rank: PositiveInt = 16
+    max_length: PositiveInt = 1024
+    """Tokens of a demonstration; the rest is left out."""
+    evaluation_problems: PositiveInt
+    """Held-out problems."""
+    evaluation_batch_size: PositiveInt = 50
+    """Problems that the ranks answer together, and that a kill can repeat."""
+
+
 class Recipe(Section):
     """A recipe: task, model, data, settings of each trainer, and output directory."""
 
-    task: Literal["arithmetic", "gsm8k"]
+    task: Literal["arithmetic", "gsm8k", "memgen-arithmetic", "memgen-gsm8k"]
     model: Annotated[str, Field(min_length=1)] = "tiny"
     data: Annotated[str, Field(min_length=1)] | None = None
     output_dir: Annotated[str, Field(min_length=1)]
@@ -116,6 +131,9 @@ class Recipe(Section):
     """Settings of `--guard`, which the command line overrides."""
     caps: CapsSection | None = None
     sft: SftSection | None = None
+    weaver: SftSection | None = None
+    """Training of MemGen's weaver, which `grpo`, the training of its trigger, follows."""
+    memgen: MemgenSection | None = None
     grpo: GrpoSection
 
 
@@ -126,7 +144,13 @@ def packaged_recipes() -> list[str]:
 
 def setting_keys() -> list[str]:
     """Return every key that a recipe may contain, with nested keys dotted."""
-    sections: dict[str, type[Section]] = {"caps": CapsSection, "sft": SftSection, "grpo": GrpoSection}
+    sections: dict[str, type[Section]] = {
+        "caps": CapsSection,
+        "sft": SftSection,
+        "weaver": SftSection,
+        "memgen": MemgenSection,
+        "grpo": GrpoSection,
+    }
     nested = [f"{name}.{key}" for name, section in sections.items() for key in section.model_fields]
     return [*Recipe.model_fields, *nested]
 
@@ -182,10 +206,14 @@ def _check_combinations(recipe: Recipe, origin: Callable[[str], str]) -> None:
     Args:
         origin: returns where a key was set.
     """
-    if recipe.task == "arithmetic" and recipe.data is not None:
-        raise ConfigError(f"{origin('data')}: the arithmetic task generates its own data; remove 'data'")
-    if recipe.task == "gsm8k" and recipe.sft is not None:
-        raise ConfigError(f"{origin('sft')}: the gsm8k task has no warm start; remove 'sft'")
+    if recipe.task.endswith("arithmetic") and recipe.data is not None:
+        raise ConfigError(f"{origin('data')}: the {recipe.task} task generates its own data; remove 'data'")
+    if recipe.task.endswith("gsm8k") and recipe.sft is not None:
+        raise ConfigError(f"{origin('sft')}: the {recipe.task} task has no warm start; remove 'sft'")
+    for key in ("weaver", "memgen"):
+        if (getattr(recipe, key) is None) == recipe.task.startswith("memgen"):
+            problem = "needs" if recipe.task.startswith("memgen") else "has no"
+            raise ConfigError(f"{origin(key)}: the {recipe.task} task {problem} section {key!r}")
     try:
         parse_guards(recipe.guards)
     except ConfigError as error:

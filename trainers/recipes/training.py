@@ -61,9 +61,14 @@ def shared_arguments(recipe: Recipe, section: TrainerSection, name: str) -> dict
 
 
 def encoder(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase, pause: str | None = None
 ) -> Callable[[dict[str, list[str]]], dict[str, list[list[int]]]]:
-    """Return a transform from `prompt` and `completion` to `input_ids` and masked `labels`."""
+    """Return a transform from `prompt` and `completion` to `input_ids` and masked `labels`.
+
+    Args:
+        pause: a token that the model learns to read and not to write.
+    """
+    unlearned = None if pause is None else tokenizer.convert_tokens_to_ids(pause)
 
     def encode(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         prompts = tokenizer(rows["prompt"], add_special_tokens=False)["input_ids"]
@@ -72,18 +77,29 @@ def encoder(
         pairs = list(zip(prompts, endings, strict=True))
         return {
             "input_ids": [prompt + ending for prompt, ending in pairs],
-            "labels": [[IGNORED_LABEL] * len(prompt) + ending for prompt, ending in pairs],
+            "labels": [
+                [IGNORED_LABEL] * len(prompt)
+                + [IGNORED_LABEL if token == unlearned else token for token in ending]
+                for prompt, ending in pairs
+            ],
         }
 
     return encode
 
 
 def warm_start(
-    recipe: Recipe, model: Policy, tokenizer: PreTrainedTokenizerBase, dataset: Dataset
+    recipe: Recipe,
+    model: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    dataset: Dataset,
+    pause: str | None = None,
 ) -> PreTrainedModel:
     """Train with SFT on the columns `prompt` and `completion`, and return the model.
 
     Examples are encoded when they are drawn. Encoding all of them first would delay every restart.
+
+    Args:
+        pause: as for `encoder`.
     """
     assert recipe.sft is not None
 
@@ -94,7 +110,7 @@ def warm_start(
             dataset_kwargs={"skip_prepare_dataset": True},
             remove_unused_columns=False,
         ),
-        train_dataset=dataset.with_transform(encoder(tokenizer)),
+        train_dataset=dataset.with_transform(encoder(tokenizer, pause)),
         processing_class=tokenizer,
     )
     trainer.train()

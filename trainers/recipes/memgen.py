@@ -1,0 +1,187 @@
+"""The stages of MemGen's recipes: SFT of the weaver, GRPO of the trigger, evaluation; and the arithmetic task.
+
+Called by `__main__.py`. Each stage resumes by itself: the trainers from their checkpoints, the evaluation from
+its file of results. `memgen-arithmetic` pre-trains its reasoner first. Loss curves, accuracy and firing rates
+go to `experiment.json` and `experiment.png` in the output directory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from trl import GRPOConfig, maybe_apply_chat_template
+
+from grpo_run.trainers.memgen import evaluation, figures
+from grpo_run.trainers.memgen.generation import GenerationSettings
+from grpo_run.trainers.memgen.model import MemGen, MemorySettings
+from grpo_run.trainers.memgen.training import TriggerTrainer, WeaverTrainer
+from grpo_run.trainers.recipes import chains
+from grpo_run.trainers.recipes.recipe import Recipe
+from grpo_run.trainers.recipes.training import Reward, load_policy, shared_arguments, warm_start
+
+PRETRAINING_ROWS = 40_000
+"""More than one epoch of the packaged settings needs on two ranks, as the other numbers of rows."""
+DEMONSTRATIONS = 40_000
+PROBLEMS = 4_096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a recipe trains MemGen on.
+
+    Attributes:
+        demonstrations: columns `prompt` and `completion`, for the weaver.
+        problems: column `prompt` and the columns that the reward takes, for the trigger.
+        held_out: as `problems`, for the evaluation.
+        reward: the trigger's reward and the score of the evaluation.
+        delimiters: characters after which memory may be woven: tokens that end with one are delimiters.
+    """
+
+    demonstrations: Dataset
+    problems: Dataset
+    held_out: Dataset
+    reward: Reward
+    delimiters: str
+
+
+def train_arithmetic(recipe: Recipe) -> None:
+    """Pre-train the reasoner on chains, and train MemGen on it."""
+    assert recipe.memgen is not None
+    model, tokenizer = load_policy(recipe, characters=chains.CHARACTERS)
+    if recipe.sft is not None:
+        rows = Dataset.from_dict(chains.pretraining_rows(recipe.seed, PRETRAINING_ROWS))
+        trained = warm_start(recipe, model, tokenizer, rows, pause=chains.PAUSE)
+        # trainers replace `forward` of their model by a closure, which copies of the model would share
+        model, _ = load_policy(recipe, characters=chains.CHARACTERS)
+        model.load_state_dict(trained.state_dict())
+    train(
+        recipe,
+        model,
+        tokenizer,
+        Task(
+            demonstrations=Dataset.from_dict(chains.demonstrations(recipe.seed, DEMONSTRATIONS)),
+            problems=_chains(f"problems {recipe.seed}", PROBLEMS),
+            held_out=_chains("held out", recipe.memgen.evaluation_problems),
+            reward=chains.correct_chain,
+            delimiters=chains.DELIMITERS,
+        ),
+    )
+
+
+def _chains(seed: str, count: int) -> Dataset:
+    found = chains.chains(seed, count)
+    return Dataset.from_dict(
+        {
+            "prompt": [chain.prompt for chain in found],
+            "solution": ["".join(chain.steps()) for chain in found],
+        }
+    )
+
+
+def train(
+    recipe: Recipe, model: PreTrainedModel | str, tokenizer: PreTrainedTokenizerBase, task: Task
+) -> None:
+    """Train weaver and trigger over a frozen reasoner, evaluate, and write results and pictures."""
+    assert recipe.memgen is not None
+    assert recipe.weaver is not None
+    reasoner = AutoModelForCausalLM.from_pretrained(model) if isinstance(model, str) else model
+    sizes = recipe.memgen.model_dump(include=set(MemorySettings.__dataclass_fields__))
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        memgen = MemGen(reasoner, MemorySettings(**sizes), delimiters_of(tokenizer, task.delimiters))
+    ends = reasoner.generation_config.eos_token_id
+    generation = GenerationSettings(
+        max_tokens=recipe.grpo.max_completion_length,
+        repetition_penalty=recipe.grpo.repetition_penalty or 1.0,
+        end_tokens=ends if isinstance(ends, list) else [ends],
+        pad_token=tokenizer.pad_token_id,
+        repetition_window=recipe.caps.repetition or 0 if recipe.caps else 0,
+        max_seconds=recipe.caps.max_time if recipe.caps else None,
+    )
+    weaver = WeaverTrainer(
+        memgen,
+        TrainingArguments(**shared_arguments(recipe, recipe.weaver, "weaver"), remove_unused_columns=False),
+        max_length=recipe.memgen.max_length,
+        train_dataset=task.demonstrations.with_transform(_demonstration_encoder(tokenizer)),
+        processing_class=tokenizer,
+    )
+    weaver.train()
+    trigger = TriggerTrainer(
+        memgen,
+        generation,
+        reward_funcs=[task.reward],
+        args=GRPOConfig(**shared_arguments(recipe, recipe.grpo, "grpo")),
+        train_dataset=task.problems,
+        processing_class=tokenizer,
+    )
+    trigger.train()
+    folder = Path(recipe.output_dir).expanduser()
+    weaver.save_model(str(folder / "weaver-final"))
+    trigger.save_model(str(folder / "trigger-final"))
+    outcomes = evaluation.evaluate(
+        memgen,
+        [_prompt_ids(tokenizer, prompt) for prompt in task.held_out["prompt"]],
+        _scorer(task, tokenizer),
+        generation,
+        batch_size=recipe.memgen.evaluation_batch_size,
+        file=folder / "evaluation.jsonl",
+    )
+    if PartialState().is_main_process:
+        experiment = figures.experiment_of(
+            outcomes, weaver.state.log_history, trigger.state.log_history, tokenizer.convert_ids_to_tokens
+        )
+        (folder / "experiment.json").write_text(json.dumps(asdict(experiment), indent=1) + "\n")
+        figures.draw(experiment, folder / "experiment.png")
+        shown = ", ".join(f"{name} {value:.1%}" for name, value in experiment.accuracy.items())
+        print(
+            f"accuracy on {len(task.held_out)} held-out problems: {shown}; greedy (temperature 0), at most"
+            f" {generation.max_tokens} tokens",
+            flush=True,
+        )
+
+
+def delimiters_of(tokenizer: PreTrainedTokenizerBase, characters: str) -> list[int]:
+    """Return the ids of the tokens whose text ends with one of the characters."""
+    special = set(tokenizer.all_special_ids)
+    texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
+    return [number for number, text in enumerate(texts) if text.endswith(tuple(characters)) and number not in special]
+
+
+def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
+    text = maybe_apply_chat_template({"prompt": prompt}, tokenizer)["prompt"]
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def _demonstration_encoder(
+    tokenizer: PreTrainedTokenizerBase,
+) -> Callable[[dict[str, list[Any]]], dict[str, list[list[int]]]]:
+    """Return a transform from `prompt` and `completion` to `prompt_ids` and `completion_ids`."""
+
+    def encode(rows: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
+        completions = tokenizer(rows["completion"], add_special_tokens=False)["input_ids"]
+        return {
+            "prompt_ids": [_prompt_ids(tokenizer, prompt) for prompt in rows["prompt"]],
+            "completion_ids": [[*completion, tokenizer.eos_token_id] for completion in completions],
+        }
+
+    return encode
+
+
+def _scorer(task: Task, tokenizer: PreTrainedTokenizerBase) -> Callable[[int, Sequence[int]], float]:
+    """Return the score of a held-out problem's completion."""
+
+    def score(number: int, tokens: Sequence[int]) -> float:
+        columns = {name: [value] for name, value in task.held_out[number].items() if name != "prompt"}
+        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        return task.reward([text], **columns)[0]
+
+    return score
