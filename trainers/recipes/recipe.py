@@ -191,9 +191,7 @@ def _check_combinations(recipe: Recipe, origin: Callable[[str], str]) -> None:
     if recipe.task == "arithmetic" and recipe.data is not None:
         raise ConfigError(f"{origin('data')}: the arithmetic task generates its own data; remove 'data'")
     if recipe.task == "gsm8k" and recipe.sft is not None and recipe.model != "tiny":
-        raise ConfigError(
-            f"{origin('sft')}: the gsm8k task has a warm start of the tiny model only; remove 'sft'"
-        )
+        raise ConfigError(f"{origin('sft')}: gsm8k has a warm start for model: tiny only; remove 'sft'")
     try:
         parse_guards(recipe.guards)
     except ConfigError as error:

@@ -239,7 +239,7 @@ def test_keys_that_do_not_fit_the_task_are_errors(tmp_path: Path) -> None:
     """Data for generated sums, a warm start for GSM8K, and weights for missing rewards."""
     assert "remove 'data'" in error("arithmetic", ["data=x"])
     assert "reward_weights has length 1, expected 2" in error("gsm8k", ["grpo.reward_weights=[1]"])
-    text = MINIMAL.replace("arithmetic", "gsm8k")
+    text = MINIMAL.replace("arithmetic", "gsm8k\nmodel: some/model")
     text += "sft:\n  max_steps: 1\n  per_device_train_batch_size: 1\n  learning_rate: 1\n  save_steps: 1\n"
     path = write_recipe(tmp_path, text)
     assert error(path) == f"{path}: gsm8k has a warm start for model: tiny only; remove 'sft'"
