@@ -52,13 +52,13 @@ def main(arguments: Sequence[str]) -> int:
     model = PlannedModel(name=name, values=None if options.model else source.configuration)
     if source.settings.get("dtype") == "auto" and options.dtype is None:
         source.settings["dtype"] = _saved_dtype(model)
+    if options.preset is not None:
+        _check_preset(options)
     job = job_of(options, source)
     if options.pad_to is not None and options.pad_to <= job.length:
         raise UsageError(f"--pad-to is {options.pad_to}, but rows have {job.lengths} already")
     if job.vllm_share is not None and gpu_bytes is None:
         raise UsageError("--vllm-share is a share of the GPU; give --gpu SIZE too")
-    if options.preset is not None:
-        _check_preset(options, job, observed)
     if options.plot is not None:
         _plot_path(options.plot)
         if observed is not None:
@@ -119,16 +119,10 @@ def _with_default_attention(job: Job, model: PlannedModel, source: JobSource) ->
     return replace(job, attention=attention)
 
 
-def _check_preset(options: argparse.Namespace, job: Job, observed: int | None) -> None:
-    if not job.generates:
-        raise UsageError("--preset chooses groups of completions, and SFT generates none")
-    if options.gpu is None:
-        raise UsageError("--preset needs --gpu SIZE, the memory that it is for")
-    if observed is not None:
-        raise UsageError("--preset and --explain ask two questions; give one of them")
-    for option in ("batch", "accumulation", "steps_per_generation", "gradient_checkpointing"):
+def _check_preset(options: argparse.Namespace) -> None:
+    for option in ("batch", "accumulation", "num_generations"):
         if getattr(options, option) is not None:
-            raise UsageError(f"--preset chooses what --{option.replace('_', '-')} says; give one of them")
+            raise UsageError(f"--preset sets what --{option.replace('_', '-')} says; give one of them")
 
 
 def _saved_dtype(model: PlannedModel) -> str:
@@ -148,20 +142,15 @@ def _plan(
     # these import torch and TRL, which takes seconds: bad input is reported before
     from grpo_run.runtime.planning.changes import largest_batch, largest_completion, try_changes
     from grpo_run.runtime.planning.prediction import Predictor
-    from grpo_run.runtime.planning.presets import choose
 
     predictor = Predictor(model.config(), gpu_bytes=gpu_bytes, all_layers=options.all_layers)
     _check_length(job, predictor.shape.positions)
-    changes, batch, completion, choice = [], None, None, None
-    if options.preset is not None:
-        choice = choose(predictor, job, options.preset)
-        prediction = choice.prediction
-    else:
-        prediction = predictor.predict(job, fitted=True)
-        if not options.no_changes:
-            changes = try_changes(predictor, prediction)
-            batch = largest_batch(predictor, prediction)
-            completion = largest_completion(predictor, prediction)
+    changes, batch, completion = [], None, None
+    prediction = predictor.predict(job, fitted=True)
+    if not options.no_changes:
+        changes = try_changes(predictor, prediction)
+        batch = largest_batch(predictor, prediction)
+        completion = largest_completion(predictor, prediction)
     report = PlanReport(
         model=model.name,
         shape=predictor.shape,
@@ -170,7 +159,7 @@ def _plan(
         changes=changes,
         largest_batch=batch,
         largest_completion=completion,
-        choice=choice,
+        preset=options.preset,
         notes=notes,
     )
     if options.plot is not None:

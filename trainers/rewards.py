@@ -1,19 +1,212 @@
-"""For reward functions of scripts: `whole_batch` marks one that compares completions with one another.
+"""Reward functions for scripts to combine, and `whole_batch`, the mark of one that compares completions.
 
-    from grpo_run.trainers.rewards import whole_batch
+    from grpo_run.trainers.rewards import answer_format, correct_answer, soft_overlong
 
-    @whole_batch
-    def reward(completions, **columns): ...
+    GRPOTrainer(reward_funcs=[correct_answer, answer_format, soft_overlong(512, cache=128)], ...)
+
+Each is a reward function of its own, so TRL logs it under its own name, and `reward_weights` weighs it. The
+reference answers are the data set's column `answer`. A completion is text, or a conversation whose last
+message is the model's. Each takes time linear in the length of a completion, whatever it contains, and
+scores a completion by itself, so none of them needs the mark.
 
 Under `grpo-run launch`, reward functions can run in worker processes, so that one that hangs or crashes
 costs its own samples and not the run. After a failure a function is called again with parts of its batch,
-to find the samples that it fails on. Parts would change the rewards of a marked function, so all samples of
-its failed call are masked instead. The mark has no effect elsewhere. The reward service is
+to find the samples that it fails on. Parts would change the rewards of a function marked `whole_batch`, so
+all samples of its failed call are masked instead. The mark has no effect elsewhere. The reward service is
 `runtime/rank/rewards/`. See docs/guide/rewards.md.
 """
 
 from __future__ import annotations
 
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, TypeAlias
+
 from grpo_run.runtime.rank.rewards.batch import whole_batch
 
-__all__ = ["whole_batch"]
+__all__ = [
+    "answer_format",
+    "completion_text",
+    "correct_answer",
+    "correct_number",
+    "final_answer",
+    "repetition",
+    "short_completion",
+    "soft_overlong",
+    "whole_batch",
+    "xml_format",
+]
+
+Completion: TypeAlias = str | Sequence[Mapping[str, Any]]
+RewardFunction: TypeAlias = Callable[..., list[float]]
+
+MARKER = "####"
+
+_NUMBER = re.compile(
+    r"""
+    (?P<minus> (?<! [\w.] ) - \s? )? (?: [$€£] (?P<inner_minus> - )? )?
+    (?P<digits> (?: [0-9]{1,3} (?: ,[0-9]{3} )+ (?![0-9]) | [0-9]+ ) (?: \.[0-9]+ )? | \.[0-9]+ )
+    """,
+    re.VERBOSE,
+)
+
+
+def completion_text(completion: Completion) -> str:
+    """Return the text that the model generated: of a conversation, of its last message.
+
+    A message without text (a call of a tool) is empty, and of one in parts the texts are joined.
+    """
+    if isinstance(completion, str):
+        return completion
+    content = completion[-1].get("content") if completion else None
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content)
+    return "" if content is None else str(content)
+
+
+def final_answer(text: str) -> Decimal | None:
+    """Return the number on the line of the last `####`, or None.
+
+    Currency signs, thousands separators, units, emphasis and a final period are ignored. A line with two
+    numbers ("5 + 3 = 8", "3/4", "12,13") has no answer: a reward for one of several numbers would teach the
+    model to list candidates.
+    """
+    _, marker, tail = text.rpartition(MARKER)
+    numbers = _numbers(tail.lstrip().partition("\n")[0]) if marker else iter(())
+    first = next(numbers, None)
+    return first if next(numbers, None) is None else None
+
+
+def correct_answer(completions: Sequence[Completion], answer: Sequence[Any], **columns: Any) -> list[float]:
+    """Return 1 if the number after the last `####` equals the reference answer, else 0.
+
+    Args:
+        answer: numbers, or texts of numbers: `72.00` and `$72` equal `72`. A solution that ends in `####
+            number`, as in GSM8K, is the number.
+
+    Raises:
+        ValueError: a reference answer is no number.
+    """
+    return _correct(final_answer, completions, answer)
+
+
+def correct_number(completions: Sequence[Completion], answer: Sequence[Any], **columns: Any) -> list[float]:
+    """Return 1 if the last number of the completion equals the reference answer, else 0.
+
+    For answers without a mark, and within tags or `\\boxed{}`. Arguments and errors as of `correct_answer`.
+    """
+    return _correct(_last_number, completions, answer)
+
+
+def answer_format(completions: Sequence[Completion], **columns: Any) -> list[float]:
+    """Return 1 if the completion has one `####` line, at its end, with exactly one number, else 0."""
+    scores = []
+    for completion in completions:
+        text = completion_text(completion).rstrip()
+        _, *tails = text.split(MARKER)
+        scores.append(float(len(tails) == 1 and "\n" not in tails[0] and final_answer(text) is not None))
+    return scores
+
+
+def xml_format(*tags: str) -> RewardFunction:
+    """Return a function: 1 if a completion consists of these elements in this order, else 0.
+
+    Each tag opens and closes once, with text between, and only white space is outside: `<think>...</think>
+    <answer>...</answer>` for `xml_format("think", "answer")`.
+    """
+    assert tags
+    assert len({*tags}) == len(tags)
+
+    def xml_format(completions: Sequence[Completion], **columns: Any) -> list[float]:
+        return [float(_consists_of(tags, completion_text(completion))) for completion in completions]
+
+    return xml_format
+
+
+def short_completion(max_tokens: int) -> RewardFunction:
+    """Return a function that falls linearly with the length: 1 for no token, 0 for `max_tokens` or more."""
+    assert max_tokens > 0
+
+    def short_completion(completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
+        return [1 - min(len(ids), max_tokens) / max_tokens for ids in completion_ids]
+
+    return short_completion
+
+
+def soft_overlong(max_tokens: int, *, cache: int) -> RewardFunction:
+    """Return DAPO's soft overlong punishment: 0 up to `max_tokens - cache`, then linearly to -1.
+
+    Equation 13 of Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", 2025,
+    https://arxiv.org/abs/2503.14476, which has 20,480 and 4,096 tokens.
+
+    Args:
+        max_tokens: `max_completion_length` of the trainer.
+        cache: tokens over which the punishment grows.
+    """
+    assert 0 < cache <= max_tokens
+
+    def soft_overlong(completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
+        return [max(-1.0, min(0.0, (max_tokens - cache - len(ids)) / cache)) for ids in completion_ids]
+
+    return soft_overlong
+
+
+def repetition(tokens: int = 4) -> RewardFunction:
+    """Return a function that is minus the share of repeated sequences of that many tokens: 0 to almost -1.
+
+    Tokens, not words, so that it also counts in scripts without spaces. A shorter completion gets 0.
+    """
+    assert tokens > 0
+
+    def repetition(completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
+        scores = []
+        for ids in completion_ids:
+            found = len(ids) - tokens + 1
+            distinct = len({tuple(ids[at : at + tokens]) for at in range(found)})
+            scores.append(distinct / found - 1 if found > 0 else 0.0)
+        return scores
+
+    return repetition
+
+
+def _correct(
+    read: Callable[[str], Decimal | None], completions: Sequence[Completion], answer: Sequence[Any]
+) -> list[float]:
+    return [
+        float(read(completion_text(completion)) == _reference(expected))
+        for completion, expected in zip(completions, answer, strict=True)
+    ]
+
+
+def _reference(answer: Any) -> Decimal:
+    text = str(answer)
+    number = final_answer(text if MARKER in text else f"{MARKER} {text}")
+    if number is None:
+        raise ValueError(f"the reference answer {text[:80]!r} is no number")
+    return number
+
+
+def _last_number(text: str) -> Decimal | None:
+    found = deque(_numbers(text), maxlen=1)
+    return found[0] if found else None
+
+
+def _numbers(text: str) -> Iterator[Decimal]:
+    for match in _NUMBER.finditer(text.replace("−", "-")):
+        value = Decimal(match["digits"].replace(",", ""))
+        yield -value if match["minus"] or match["inner_minus"] else value
+
+
+def _consists_of(tags: Sequence[str], text: str) -> bool:
+    if any(text.count(mark) != 1 for tag in tags for mark in (f"<{tag}>", f"</{tag}>")):
+        return False
+    for tag in tags:
+        before, _, rest = text.partition(f"<{tag}>")
+        inner, close, text = rest.partition(f"</{tag}>")
+        if before.strip() or not close or not inner.strip():
+            return False
+        if any(f"<{other}>" in inner for other in tags):
+            return False
+    return not text.strip()

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 
 from grpo_run.cli.command_parser import CommandParser
+from grpo_run.cli.planning.requested_job import PRESETS
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.planning.job import ALGORITHMS, ATTENTIONS, DTYPE_BYTES, LAYOUTS, OPTIMIZERS
-from grpo_run.runtime.planning.presets import PRESETS
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([KMGT])(i?)B", re.IGNORECASE)
 _STEPS = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?", re.ASCII)
@@ -87,6 +87,9 @@ def build_parser() -> CommandParser:
     model.add_argument(
         "--num-generations", type=int, metavar="N", help="completions per prompt (default: 8; RLOO: 2)"
     )
+    model.add_argument(
+        "--preset", choices=tuple(PRESETS), help="a profile of rows, group and accumulation in their place"
+    )
     settings = parser.add_argument_group("settings")
     settings.add_argument("--algorithm", choices=ALGORITHMS, help="whose trainer runs (default: grpo)")
     settings.add_argument("--dtype", choices=tuple(DTYPE_BYTES), help="of the weights (default: float32)")
@@ -113,9 +116,6 @@ def build_parser() -> CommandParser:
     )
     machine.add_argument("--vllm-sleep", action=argparse.BooleanOptionalAction, help="vllm_enable_sleep_mode")
     output = parser.add_argument_group("output")
-    output.add_argument(
-        "--preset", choices=tuple(PRESETS), help="choose micro-batch, group and accumulation for --gpu"
-    )
     output.add_argument("--plot", metavar="FILE", help="draw memory over a step as an SVG")
     output.add_argument(
         "--explain", metavar="SIZE", help="say which wrong assumption would need this much, such as 22.65GB"

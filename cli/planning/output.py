@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from grpo_run.cli.planning.report import PlanReport
+from grpo_run.cli.planning.requested_job import PRESETS
 from grpo_run.cli.text import print_paragraph, print_table
 from grpo_run.runtime.planning.changes import ChangeOutcome
 from grpo_run.runtime.planning.job import NAMED_OPTIMIZERS
 from grpo_run.runtime.planning.prediction import Fit, PredictedPhase
-from grpo_run.runtime.planning.presets import Choice
 from grpo_run.runtime.planning.timeline import KINDS
 
 _GIB = 1 << 30
@@ -86,8 +86,8 @@ def print_plan(report: PlanReport) -> None:
     )
     for note in report.notes:
         print_paragraph(f"Note: {note}")
-    if report.choice is not None:
-        _print_choice(report.choice)
+    if report.preset is not None:
+        _print_preset(report.preset, job.algorithm)
     print(f"\nPeak of each phase on one rank, {unit.name}:\n")
     kinds = [
         kind
@@ -131,15 +131,15 @@ def print_plan(report: PlanReport) -> None:
         print_paragraph(NOT_COMPARED)
 
 
-def _print_choice(choice: Choice) -> None:
-    """Print what a preset has chosen, as it is written in a script."""
-    print()
-    print_paragraph(
-        f"Preset {choice.name}: {choice.preset.about}. It leaves {100 * choice.free_share:.0f} % free."
+def _print_preset(name: str, algorithm: str) -> None:
+    """Print what a preset sets, as it is written in a script."""
+    preset = PRESETS[name]
+    print(
+        f"\nPreset {name}: prompts x completions {preset.prompts} x {preset.group}, accumulated"
+        f" {preset.accumulation} times.\n\n{'GRPOConfig' if algorithm == 'grpo' else 'RLOOConfig'}("
     )
-    print(f"\n{'GRPOConfig' if choice.prediction.job.algorithm == 'grpo' else 'RLOOConfig'}(")
-    for name, value in choice.settings.items():
-        print(f"    {name}={value},")
+    for setting, value in preset.settings.items():
+        print(f"    {setting}={value},")
     print("    ...\n)")
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from grpo_run.runtime.planning.changes import ChangeOutcome
 from grpo_run.runtime.planning.model_config import Shape
 from grpo_run.runtime.planning.prediction import Prediction
-from grpo_run.runtime.planning.presets import Choice
 from grpo_run.runtime.planning.timeline import KINDS
 
 
@@ -28,7 +27,7 @@ class PlanReport:
         changes: predicted again, the best first.
         largest_batch: rows of the largest micro-batch that fits; None if none does or no GPU is known.
         largest_completion: tokens of the longest completion that fits, likewise.
-        choice: what a preset has chosen, if one was asked for; `prediction` is then that of its job.
+        preset: whose rows, group and accumulation the job has, by its name.
         notes: what of the script or recipe is not followed, a sentence each.
     """
 
@@ -39,7 +38,7 @@ class PlanReport:
     changes: Sequence[ChangeOutcome] = ()
     largest_batch: int | None = None
     largest_completion: int | None = None
-    choice: Choice | None = None
+    preset: str | None = None
     notes: Sequence[str] = ()
 
     @property
@@ -92,13 +91,7 @@ def as_json(report: PlanReport) -> dict[str, Any]:
             }
             for one in report.changes
         ],
-        "preset": None
-        if report.choice is None
-        else {
-            "name": report.choice.name,
-            "settings": report.choice.settings,
-            "free_share": report.choice.free_share,
-        },
+        "preset": report.preset,
         "notes": list(report.notes),
         "compared_with_gpu": False,
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_run.cli.planning.sources import JobSource
 from grpo_run.runtime.errors import ConfigError
@@ -24,7 +24,35 @@ TRL_GENERATIONS = {"grpo": 8, "rloo": 2}
 """TRL's defaults of `num_generations`."""
 TRL_BETA = {"grpo": 0.0, "rloo": 0.05, "sft": 0.0}
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a name"}
+
+
+class Preset(NamedTuple):
+    """A profile of an update: prompts of a micro-batch, completions of each, and micro-batches of an update.
+
+    TRL counts rows, so `per_device_train_batch_size` is prompts times completions.
+    """
+
+    prompts: int
+    group: int
+    accumulation: int
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """Its values by TRL's names."""
+        return {
+            "per_device_train_batch_size": self.prompts * self.group,
+            "num_generations": self.group,
+            "gradient_accumulation_steps": self.accumulation,
+        }
+
+
+PRESETS = {
+    "constrained": Preset(prompts=1, group=4, accumulation=32),
+    "balanced": Preset(prompts=2, group=8, accumulation=16),
+    "economical": Preset(prompts=1, group=4, accumulation=64),
+}
 NOT_FOR_SFT = (
+    "preset",
     "prompt",
     "completion",
     "steps_per_generation",
@@ -47,7 +75,8 @@ def job_of(options: argparse.Namespace, source: JobSource) -> Job:
             algorithm.
     """
     algorithm = _algorithm(options, source)
-    settings = _Settings(options, source.settings)
+    preset = PRESETS[options.preset].settings if options.preset else {}
+    settings = _Settings(options, source.settings | preset)
     accumulation = settings.given("accumulation", "gradient_accumulation_steps", 1)
     if accumulation < 1:
         raise ConfigError(f"gradient accumulation is {accumulation}, expected 1 or more")

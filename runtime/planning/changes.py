@@ -1,6 +1,6 @@
 """What fits on a GPU, and which single changes need less memory, each predicted again.
 
-Called by `cli.planning` and `presets.py`. Does not say whether a change is right for an experiment; it says
+Called by `cli/plan.py`. Does not say whether a change is right for an experiment; it says
 what it costs.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning._terms import terms
 from grpo_run.runtime.planning.job import MAX_ROWS, MAX_TOKENS, NAMED_OPTIMIZERS, Job
+from grpo_run.runtime.planning.model_config import default_attention
 from grpo_run.runtime.planning.prediction import Prediction, Predictor
 
 LORA_RANK = 16
@@ -48,8 +49,10 @@ class ChangeOutcome:
     fits: bool | None
 
 
-def candidates(job: Job) -> Iterator[Change]:
-    """Yield the changes that apply to a job, the cheapest first."""
+def candidates(job: Job, *, has_fused_attention: bool = True) -> Iterator[Change]:
+    """Yield the changes that apply to a job, in the order in which to try them: length, group, checkpointing,
+    batch, precision, fused attention, and what else there is.
+    """
 
     def same(name: str, cost: str, **fields: Any) -> Change:
         return Change(name=name, cost=cost, exact=True, job=replace(job, **fields))
@@ -57,43 +60,49 @@ def candidates(job: Job) -> Iterator[Change]:
     def other(name: str, cost: str, **fields: Any) -> Change:
         return replace(same(name, cost, **fields), exact=False)
 
-    if job.device == "cuda":
-        yield same("PYTORCH_ALLOC_CONF=expandable_segments:True", "none; less fragmentation")
-    if job.vllm_share is not None and not job.vllm_sleeps:
-        yield same("vllm_enable_sleep_mode=True", "vLLM wakes once per rollout", vllm_sleeps=True)
+    if job.completion > 3:
+        name, shorter = "max_completion_length" if job.generates else "max_length", job.completion // 2
+        yield other(f"{name}={shorter}", "another experiment", completion=shorter)
+    half, group = job.batch // 2, job.num_generations // 2
+    if group >= 2 and job.num_generations % 2 == 0 and job.batch % 2 == 0:
+        name = f"num_generations={group}, per_device_train_batch_size={half}"
+        yield other(name, "a group of half the size, with more noise", batch=half, num_generations=group)
     if not job.checkpointing:
         yield same("gradient_checkpointing=True", "one more forward pass", checkpointing=True)
     if job.batch % 2 == 0:
-        half = job.batch // 2
         yield same(
             f"per_device_train_batch_size={half}, accumulation x2", "smaller matrices", batch=half,
             accumulation=2 * job.accumulation, rollout_batches=2 * job.rollout_batches,
         )  # fmt: skip
+    if job.as_run.weights == "float32":
+        yield other("weights in bfloat16", "updates are rounded to 8 bits", weights="bfloat16")
+    if job.optimizer not in NAMED_OPTIMIZERS and not job.deepspeed:
+        cost = "the optimizer's state is rounded to 8 bits"
+        yield other(f"optim={EIGHT_BITS!r}", cost, optimizer=EIGHT_BITS)
+    if job.attention == "eager" and has_fused_attention:
+        yield other("attn_implementation='sdpa'", "rounds otherwise", attention="sdpa")
+    if job.device == "cuda":
+        yield same("PYTORCH_ALLOC_CONF=expandable_segments:True", "none; less fragmentation")
+    if job.vllm_share is not None and not job.vllm_sleeps:
+        yield same("vllm_enable_sleep_mode=True", "vLLM wakes once per rollout", vllm_sleeps=True)
     if job.ranks > 1 and job.layout == "ddp":
         yield same("DeepSpeed zero2", "none or little", layout="zero2")
         yield same("DeepSpeed zero3", "weights are gathered per layer", layout="zero3")
     if job.layout == "zero3" and job.gathers and job.transformers_generates:
         cost = "weights are gathered again for every token"
         yield same("ds3_gather_for_generation=False", cost, gathers=False)
-    if job.optimizer not in NAMED_OPTIMIZERS and not job.deepspeed:
-        cost = "the optimizer's state is rounded to 8 bits"
-        yield other(f"optim={EIGHT_BITS!r}", cost, optimizer=EIGHT_BITS)
     if not job.lora_rank:
         name = f"LoRA of rank {LORA_RANK} (peft_config)"
         yield other(name, "only adapters are trained", lora_rank=LORA_RANK)
-    if job.as_run.weights == "float32":
-        yield other("weights in bfloat16", "updates are rounded to 8 bits", weights="bfloat16")
-    if job.completion > 3:
-        name, shorter = "max_completion_length" if job.generates else "max_length", job.completion // 2
-        yield other(f"{name}={shorter}", "another experiment", completion=shorter)
     if job.reference:
         yield other("beta=0.0, no reference model", "another loss", reference=False)
 
 
 def try_changes(predictor: Predictor, before: Prediction) -> list[ChangeOutcome]:
-    """Predict every change; those that fit first, of these the cheapest first, then the largest savings."""
+    """Predict every change; those that fit first, each in the order of `candidates`."""
     outcomes = []
-    for change in candidates(before.job):
+    fused = default_attention(predictor.config) != "eager"
+    for change in candidates(before.job, has_fused_attention=fused):
         try:
             high = (
                 before.high_bytes - before.fragmentation_bytes
@@ -107,7 +116,7 @@ def try_changes(predictor: Predictor, before: Prediction) -> list[ChangeOutcome]
             ChangeOutcome(change=change, high_bytes=high, saved_bytes=before.high_bytes - high, fits=fits)
         )
     useful = [outcome for outcome in outcomes if outcome.saved_bytes > 0]
-    return sorted(useful, key=lambda one: (not one.fits, 0 if one.fits else -one.saved_bytes))
+    return sorted(useful, key=lambda one: not one.fits)
 
 
 def largest_batch(predictor: Predictor, fitted: Prediction) -> int | None:
@@ -133,14 +142,14 @@ def _largest(predictor: Predictor, fitted: Prediction, job_of: Callable[[int], J
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        if estimate(predictor, fitted, job_of(middle)) <= predictor.gpu_bytes:
+        if _estimate(predictor, fitted, job_of(middle)) <= predictor.gpu_bytes:
             low = middle
         else:
             high = middle - 1
     return low or None
 
 
-def estimate(predictor: Predictor, fitted: Prediction, job: Job) -> float:
+def _estimate(predictor: Predictor, fitted: Prediction, job: Job) -> float:
     """Return the device memory of a job that differs in its lengths only, on the fits of all windows."""
     added = terms(job.as_run, predictor.shape, predictor.gpu_bytes, fitted.trained_parameters)
     before = {term.name: term.high_bytes for term in fitted.terms}

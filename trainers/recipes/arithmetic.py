@@ -9,13 +9,16 @@ reward and completion length rise together. Called by `__main__.py`; the setting
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Sequence
+from typing import Any
 
 from datasets import Dataset
 
 from grpo_run.trainers.recipes.recipe import Recipe
-from grpo_run.trainers.recipes.rewards import correct_sum
 from grpo_run.trainers.recipes.tiny import TINY
 from grpo_run.trainers.recipes.training import load_policy, train_grpo, warm_start
+from grpo_run.trainers.rewards import Completion, completion_text
 
 CHARACTERS = "0123456789+=:,"
 DEMONSTRATIONS = 61_440
@@ -24,6 +27,8 @@ SUMS = 8_192
 """More than one epoch of the packaged GRPO settings needs on two ranks: 120 steps of 8 prompts."""
 STEPWISE_FRACTION = 0.35
 """Fraction of demonstrations with the calculation in steps; about the reward at the start of GRPO."""
+
+_TOTAL = re.compile(r"(?:.*=)?([0-9]+)\s*", re.DOTALL)
 
 
 def stepwise_answer(first: int, second: int) -> str:
@@ -62,6 +67,15 @@ def sums(seed: int, count: int = SUMS) -> Dataset:
             "total": [first + second for first, second in pairs],
         }
     )
+
+
+def correct_sum(completions: Sequence[Completion], total: Sequence[int], **columns: Any) -> list[float]:
+    """Return 1 if the text after the last `=` (all of it, if there is none) is the total, else 0."""
+    scores = []
+    for completion, expected in zip(completions, total, strict=True):
+        match = _TOTAL.fullmatch(completion_text(completion))
+        scores.append(float(match is not None and match[1] == str(expected)))
+    return scores
 
 
 def train(recipe: Recipe) -> None:

@@ -1,50 +1,19 @@
-"""GSM8K's problems from JSON lines, validated, and the final answer of a solution or completion.
+"""GSM8K's problems from JSON lines, validated.
 
 The recipe loader calls it to reject invalid data before any process starts; `gsm8k.py` reads problems with
-it, and `rewards.py` the answers. A final answer is the number after `####`, as `Decimal`, so that
-comparisons are exact. Imports no training library. Does not download (`gsm8k.py` does if the recipe sets no
-path) and does not score (`rewards.py`).
+it. Imports no training library. Does not download (`gsm8k.py` does if the recipe sets no path) and does not
+score (`trainers/rewards.py`).
 """
 
 from __future__ import annotations
 
 import json
-import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_run.runtime.errors import ConfigError
-
-MARKER = "####"
-
-_NUMBER = re.compile(
-    r"""
-    (?P<minus> (?<! [\w.] ) - \s? )? (?: [$€£] (?P<inner_minus> - )? )?
-    (?P<digits> (?: [0-9]{1,3} (?: ,[0-9]{3} )+ (?![0-9]) | [0-9]+ ) (?: \.[0-9]+ )? | \.[0-9]+ )
-    """,
-    re.VERBOSE,
-)
-
-
-def final_answer(text: str) -> Decimal | None:
-    """Return the number on the line of the last `####`, or None.
-
-    Currency signs, thousands separators, units, emphasis and a final period are ignored. A line with two
-    numbers ("5 + 3 = 8", "3/4", "12,13") has no answer: a reward for one of several numbers would teach the
-    model to list candidates.
-    """
-    _, marker, tail = text.rpartition(MARKER)
-    if not marker:
-        return None
-    line = tail.lstrip().partition("\n")[0].replace("−", "-")
-    found = list(_NUMBER.finditer(line))
-    if len(found) != 1:
-        return None
-    match = found[0]
-    value = Decimal(match["digits"].replace(",", ""))
-    return -value if match["minus"] or match["inner_minus"] else value
-
+from grpo_run.trainers.rewards import final_answer
 
 TRAIN_FILE = "train.jsonl"
 

@@ -23,6 +23,8 @@ from grpo_run.trainers.recipes.settings import apply_overrides, origin_of, read_
 PACKAGED = Path(__file__).parent
 PATH_PREFIXES = ("/", "./", "../", "~")
 """A name with one of these prefixes is a path, so its existence is checked before anything starts."""
+TINY_SECTION = "tiny"
+"""Key of the sections that replace others if `model` is `tiny`."""
 REWARD_COUNTS = {"arithmetic": 1, "gsm8k": 2, "memgen-arithmetic": 1, "memgen-gsm8k": 1}
 """Number of reward functions of each task."""
 
@@ -191,7 +193,11 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
             expected.
     """
     path = find_recipe(name_or_path)
-    settings = apply_overrides(read_settings(path), overrides, setting_keys())
+    packaged = read_settings(path)
+    tiny = packaged.pop(TINY_SECTION, None)
+    settings = apply_overrides(packaged, overrides, setting_keys())
+    if settings.get("model") == "tiny" and isinstance(tiny, dict):
+        settings = apply_overrides({**packaged, **tiny}, overrides, setting_keys())
     try:
         recipe = Recipe.model_validate(settings)
     except ValidationError as invalid:
@@ -208,8 +214,10 @@ def _check_combinations(recipe: Recipe, origin: Callable[[str], str]) -> None:
     """
     if recipe.task.endswith("arithmetic") and recipe.data is not None:
         raise ConfigError(f"{origin('data')}: the {recipe.task} task generates its own data; remove 'data'")
-    if recipe.task.endswith("gsm8k") and recipe.sft is not None:
-        raise ConfigError(f"{origin('sft')}: the {recipe.task} task has no warm start; remove 'sft'")
+    if recipe.task.endswith("gsm8k") and recipe.sft is not None and recipe.model != "tiny":
+        raise ConfigError(
+            f"{origin('sft')}: {recipe.task} has a warm start for model: tiny only; remove 'sft'"
+        )
     for key in ("weaver", "memgen"):
         if (getattr(recipe, key) is None) == recipe.task.startswith("memgen"):
             problem = "needs" if recipe.task.startswith("memgen") else "has no"

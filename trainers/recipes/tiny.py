@@ -6,8 +6,10 @@ models.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 TINY = "tiny"
@@ -27,6 +29,31 @@ def tiny_tokenizer(characters: str | None = None) -> PreTrainedTokenizerFast:
     vocabulary = {token: number for number, token in enumerate([PAD, END, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return _wrapped(tokenizer)
+
+
+def learned_tokenizer(texts: Sequence[str], vocabulary: int = 2048) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer that is trained on texts.
+
+    The texts alone determine it, so that every rank builds the same one, also after a restart.
+
+    Args:
+        texts: to learn the merges from.
+        vocabulary: most tokens, with the 256 byte values and the two special ones.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[PAD, END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _wrapped(tokenizer)
+
+
+def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, padding_side="left"

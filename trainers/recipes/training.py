@@ -6,7 +6,7 @@ grpo-run's launcher and runs the same under torchrun.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from grpo_run.trainers import caps
 from grpo_run.trainers.recipes.recipe import Recipe, TrainerSection
-from grpo_run.trainers.recipes.tiny import TINY, tiny_model, tiny_tokenizer
+from grpo_run.trainers.recipes.tiny import TINY, learned_tokenizer, tiny_model, tiny_tokenizer
 
 Reward: TypeAlias = Callable[..., list[float]]
 Policy: TypeAlias = PreTrainedModel | str
@@ -27,14 +27,17 @@ IGNORED_LABEL = -100
 """Default `ignore_index` of `torch.nn.functional.cross_entropy`."""
 
 
-def load_policy(recipe: Recipe, characters: str | None = None) -> tuple[Policy, PreTrainedTokenizerBase]:
+def load_policy(
+    recipe: Recipe, *, characters: str | None = None, texts: Sequence[str] | None = None
+) -> tuple[Policy, PreTrainedTokenizerBase]:
     """Return the recipe's model and tokenizer. The `tiny` ones are built here.
 
     Args:
         characters: vocabulary of the tiny tokenizer; None for all byte values.
+        texts: from which the tiny tokenizer learns its vocabulary instead.
     """
     if recipe.model == TINY:
-        tokenizer = tiny_tokenizer(characters)
+        tokenizer = tiny_tokenizer(characters) if texts is None else learned_tokenizer(texts)
         return tiny_model(seed=recipe.seed, tokenizer=tokenizer), tokenizer
     name = str(Path(recipe.model).expanduser()) if recipe.model.startswith("~") else recipe.model
     return name, AutoTokenizer.from_pretrained(name, padding_side="left")

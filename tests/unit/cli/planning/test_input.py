@@ -32,17 +32,13 @@ SHAPE = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
         (["--model", SHAPE + ",layers=3"], "layers is given twice"),
         (["--model", "type=nothing,layers=2,hidden=64,heads=4,vocabulary=100"], "nothing"),
         (["--model", SHAPE, "--beta", "nan"], "beta is nan"),
-        (["--model", SHAPE, "--preset", "balanced"], "needs --gpu"),
-        (["--model", SHAPE, "--preset", "balanced", "--gpu", "8GiB", "--batch", "3"], "--batch"),
+        (["--model", SHAPE, "--preset", "balanced", "--batch", "3"], "--batch"),
         (["--model", SHAPE, "--plot", "plan.png"], "ends in .svg"),
         (["--model", SHAPE, "--lora-targets", "q_proj"], "--lora-rank"),
         (["--model", SHAPE, "--algorithm", "sft", "--completion", "64"], "--length"),
         (["--model", SHAPE, "--algorithm", "sft", "--beta", "0.1"], "--beta is not for SFT"),
         (["--model", SHAPE, "--algorithm", "sft", "--length", "1"], "length is 1, expected 2"),
-        (
-            ["--model", SHAPE, "--algorithm", "sft", "--preset", "balanced", "--gpu", "8GiB"],
-            "SFT generates none",
-        ),
+        (["--model", SHAPE, "--algorithm", "sft", "--preset", "balanced"], "--preset is not for SFT"),
         (["--model", SHAPE, "--length", "64"], "--length is for SFT"),
         (["--model", "layers=9,hidden=16777216,heads=4,vocabulary=16777216"], "parameters"),
         (["--model", SHAPE + ",positions=256"], "longest context"),
@@ -115,6 +111,17 @@ def test_options_win_over_a_source_and_a_source_over_defaults() -> None:
     job = _job({"per_device_train_batch_size": 6, "max_completion_length": 99, "beta": 1}, "--batch", "3")
     assert (job.batch, job.completion, job.reference, job.autocast) == (3, 99, True, True)
     assert _job({"per_device_train_batch_size": None}).batch == 8
+
+
+@pytest.mark.parametrize(
+    ("preset", "rows", "group", "accumulation"),
+    [("constrained", 4, 4, 32), ("balanced", 16, 8, 16), ("economical", 4, 4, 64)],
+)
+def test_a_preset_is_a_profile_in_rows(preset: str, rows: int, group: int, accumulation: int) -> None:
+    """Prompts times completions are TRL's rows, whatever a source says; a rollout is one update's."""
+    job = _job({"per_device_train_batch_size": 7, "num_generations": 7}, "--preset", preset)
+    assert (job.batch, job.num_generations, job.accumulation) == (rows, group, accumulation)
+    assert job.rollout_batches == accumulation
 
 
 def test_both_names_of_checkpointing_are_read() -> None:

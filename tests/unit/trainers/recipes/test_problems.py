@@ -11,7 +11,7 @@ import pytest
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.recipes.problems import checked_problem, read_problems
-from grpo_run.trainers.recipes.rewards import answer_format, correct_answer
+from grpo_run.trainers.rewards import answer_format, correct_answer
 
 # read at import: a fixture clears these variables before each test
 REAL = Path(os.environ.get("GRPO_RUN_GSM8K") or Path(__file__).parents[5] / "shared/data/gsm8k")

@@ -239,10 +239,10 @@ def test_keys_that_do_not_fit_the_task_are_errors(tmp_path: Path) -> None:
     """Data for generated sums, a warm start for GSM8K, and weights for missing rewards."""
     assert "remove 'data'" in error("arithmetic", ["data=x"])
     assert "reward_weights has length 1, expected 2" in error("gsm8k", ["grpo.reward_weights=[1]"])
-    text = MINIMAL.replace("arithmetic", "gsm8k")
+    text = MINIMAL.replace("arithmetic", "gsm8k\nmodel: some/model")
     text += "sft:\n  max_steps: 1\n  per_device_train_batch_size: 1\n  learning_rate: 1\n  save_steps: 1\n"
     path = write_recipe(tmp_path, text)
-    assert error(path) == f"{path}: the gsm8k task has no warm start; remove 'sft'"
+    assert error(path) == f"{path}: gsm8k has a warm start for model: tiny only; remove 'sft'"
 
 
 def test_local_models_and_data_must_exist(tmp_path: Path) -> None:
@@ -289,3 +289,14 @@ def test_the_caps_of_a_recipe_are_checked() -> None:
     assert load_recipe("arithmetic").caps is None
     with pytest.raises(ConfigError, match=r"caps\.repetition = '7', expected"):
         load_recipe("arithmetic", ["caps.repetition=7"])
+
+
+def test_the_tiny_model_has_sections_of_its_own() -> None:
+    """They take the place of the others, and `--set` wins over them."""
+    recipe = load_recipe("gsm8k", ["model=tiny", "grpo.max_steps=7", "sft.save_steps=9"])
+    assert recipe.sft is not None
+    assert (recipe.sft.max_steps, recipe.sft.save_steps) == (100, 9)
+    assert (recipe.grpo.max_steps, recipe.grpo.bf16, recipe.caps) == (7, False, None)
+    assert load_recipe("gsm8k", ["model=tiny", "sft=null"]).sft is None
+    plain = load_recipe("gsm8k")
+    assert (plain.sft, plain.grpo.bf16) == (None, True)

@@ -10,7 +10,7 @@ import pytest
 from grpo_run.trainers.recipes import arithmetic, gsm8k
 from grpo_run.trainers.recipes.problems import Problem
 from grpo_run.trainers.recipes.recipe import load_recipe
-from grpo_run.trainers.recipes.rewards import correct_sum
+from grpo_run.trainers.rewards import answer_format
 
 PAIRS = [(first, second) for first in range(10, 100) for second in range(10, 100)]
 
@@ -21,13 +21,15 @@ def test_stepwise_answers_are_always_correct() -> None:
         text = arithmetic.stepwise_answer(first, second)
         for left, right, result in re.findall(r"(\d+)\+(\d+)=(\d+)", text):
             assert int(left) + int(right) == int(result)
-        assert correct_sum([text], total=[first + second]) == [1.0]
+        assert arithmetic.correct_sum([text], total=[first + second]) == [1.0]
 
 
 def test_tens_answers_are_seldom_correct() -> None:
     """Only if both numbers end in 0, so GRPO can improve the reward."""
     for first, second in PAIRS:
-        correct = correct_sum([arithmetic.tens_answer(first, second)], total=[first + second]) == [1.0]
+        correct = arithmetic.correct_sum([arithmetic.tens_answer(first, second)], total=[first + second]) == [
+            1.0
+        ]
         assert correct == (first % 10 == 0 and second % 10 == 0)
 
 
@@ -70,3 +72,15 @@ def test_prompts_ask_for_the_rewarded_format(chat: bool) -> None:
     assert "How much?" in text
     assert "#### number" in text
     assert Decimal(row["answer"]) == problem.answer
+
+
+def test_a_tenth_of_the_demonstrations_of_gsm8k_has_the_format() -> None:
+    """The last step without calculator marks; with the line, all of it is what is rewarded."""
+    solution = "First 2+3 = <<2+3=5>>5.\nThen 5+1 = <<5+1=6>>6 in all.\n#### 6"
+    problems = [Problem(question="How many?", answer=Decimal(6), solution=solution)] * 2000
+    rows = gsm8k.demonstrations(problems, seed=0)
+    assert rows.to_list() == gsm8k.demonstrations(problems, seed=0).to_list()
+    assert {*rows["completion"]} == {" Then 5+1 = 6 in all.", " Then 5+1 = 6 in all.\n#### 6"}
+    formatted = sum(answer_format(rows["completion"])) / 2000
+    assert formatted == pytest.approx(gsm8k.FORMATTED_FRACTION, abs=0.03)
+    assert rows["prompt"][0] == gsm8k.prompt_for("How many?", chat=False)

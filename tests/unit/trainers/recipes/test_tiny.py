@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_run.trainers.recipes.arithmetic import CHARACTERS
-from grpo_run.trainers.recipes.tiny import END, PAD, tiny_model, tiny_tokenizer
+from grpo_run.trainers.recipes.tiny import END, PAD, learned_tokenizer, tiny_model, tiny_tokenizer
 
 ALL_BYTES = tiny_tokenizer()
 
@@ -54,3 +56,29 @@ def test_model_and_tokenizer_can_be_saved_and_loaded(tmp_path: Path) -> None:
     assert again("1+2:")["input_ids"] == tokenizer("1+2:")["input_ids"]
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert all(torch.equal(loaded.state_dict()[name], value) for name, value in model.state_dict().items())
+
+
+TEXTS = [f"Ann has {count} apples, and £{count * 7} in “her” bag.\n#### {count * 8}" for count in range(200)]
+
+
+def test_another_process_learns_the_same_tokenizer() -> None:
+    """Every rank builds it, also after a restart, with other seeds of its hash tables."""
+    code = (
+        "from grpo_run.trainers.recipes.tiny import learned_tokenizer;"
+        "texts = [f'Ann has {count} apples, and £{count * 7} in “her” bag.\\n#### {count * 8}'"
+        " for count in range(200)];"
+        "print(learned_tokenizer(texts).backend_tokenizer.to_str())"
+    )
+    command = [sys.executable, "-P", "-c", code]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.strip()
+    assert printed == learned_tokenizer(TEXTS).backend_tokenizer.to_str()
+
+
+def test_a_learned_tokenizer_encodes_any_text_in_fewer_tokens() -> None:
+    """Bytes that it has not seen, too; the vocabulary is bounded."""
+    tokenizer = learned_tokenizer(TEXTS, vocabulary=300)
+    assert len(tokenizer) == 300
+    for text in (TEXTS[7], "汉字 \U0001f600 \x00 ####"):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+    assert len(tokenizer(TEXTS[7])["input_ids"]) < len(TEXTS[7].encode()) / 2

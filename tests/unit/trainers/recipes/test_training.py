@@ -38,7 +38,7 @@ def test_an_accelerator_is_used_as_the_recipe_specifies(monkeypatch: pytest.Monk
 
 def test_the_loss_covers_only_the_completion() -> None:
     """The prompt is masked; the end token is not, so that the model learns to stop."""
-    model, tokenizer = load_policy(load_recipe("arithmetic"), CHARACTERS)
+    model, tokenizer = load_policy(load_recipe("arithmetic"), characters=CHARACTERS)
     rows = demonstrations(0, 20)
     encoded = rows.with_transform(encoder(tokenizer))[:20]
     for prompt, completion, ids, labels in zip(
@@ -51,7 +51,7 @@ def test_the_loss_covers_only_the_completion() -> None:
 
 def test_a_saved_model_is_loaded_by_path(tmp_path: Path) -> None:
     """`model=PATH` loads what an earlier run saved in `final`."""
-    model, tokenizer = load_policy(load_recipe("arithmetic"), CHARACTERS)
+    model, tokenizer = load_policy(load_recipe("arithmetic"), characters=CHARACTERS)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     name, loaded = load_policy(load_recipe("gsm8k", [f"model={tmp_path}"]))

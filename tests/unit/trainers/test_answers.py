@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.trainers.recipes.problems import final_answer
+from grpo_run.trainers.rewards import final_answer
 
 
 @pytest.mark.parametrize(
