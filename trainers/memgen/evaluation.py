@@ -36,7 +36,7 @@ class Outcome:
 
     score: float
     tokens: int
-    delimiters: Sequence[tuple[int, bool]]
+    delimiters: Sequence[Sequence[int]]
 
 
 def evaluate(
@@ -91,7 +91,7 @@ def evaluate(
 
 def _row(memgen: MemGen, score: float, tokens: list[int], decisions: list[int]) -> dict[str, Any]:
     at = [
-        (token, decision == WEAVE)
+        [token, decision == WEAVE]  # as JSON returns it
         for token, decision in zip(tokens, decisions, strict=True)
         if token in memgen.delimiters
     ]

@@ -69,20 +69,17 @@ def train_arithmetic(recipe: Recipe) -> None:
         Task(
             demonstrations=Dataset.from_dict(chains.demonstrations(recipe.seed, DEMONSTRATIONS)),
             problems=_chains(f"problems {recipe.seed}", PROBLEMS),
-            held_out=_chains("held out", recipe.memgen.evaluation_problems),
+            held_out=_chains("held out", recipe.memgen.evaluation_problems, held_out=True),
             reward=chains.correct_chain,
             delimiters=chains.DELIMITERS,
         ),
     )
 
 
-def _chains(seed: str, count: int) -> Dataset:
-    found = chains.chains(seed, count)
+def _chains(seed: str, count: int, *, held_out: bool = False) -> Dataset:
+    found = chains.chains(seed, count, held_out=held_out)
     return Dataset.from_dict(
-        {
-            "prompt": [chain.prompt for chain in found],
-            "solution": ["".join(chain.steps()) for chain in found],
-        }
+        {"prompt": [chain.prompt for chain in found], "solution": ["".join(chain.steps()) for chain in found]}
     )
 
 
@@ -152,7 +149,11 @@ def delimiters_of(tokenizer: PreTrainedTokenizerBase, characters: str) -> list[i
     """Return the ids of the tokens whose text ends with one of the characters."""
     special = set(tokenizer.all_special_ids)
     texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
-    return [number for number, text in enumerate(texts) if text.endswith(tuple(characters)) and number not in special]
+    return [
+        number
+        for number, text in enumerate(texts)
+        if text.endswith(tuple(characters)) and number not in special
+    ]
 
 
 def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
