@@ -21,7 +21,9 @@ from grpo_run.trainers.memgen.generation import GenerationSettings, Mode, genera
 from grpo_run.trainers.memgen.model import WEAVE, MemGen
 
 VARIANTS: dict[str, Mode] = {"baseline": "none", "inactive": "always", "trained": "argmax"}
-"""The reasoner alone; an inactive trigger, for which memory is woven at the first delimiters; the trained one."""
+"""The reasoner alone; an inactive trigger, for which memory is woven at the first delimiters; the trained
+one.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class Outcome:
 
     score: float
     tokens: int
-    delimiters: Sequence[tuple[int, bool]]
+    delimiters: Sequence[Sequence[int]]
 
 
 def evaluate(
@@ -91,7 +93,7 @@ def evaluate(
 
 def _row(memgen: MemGen, score: float, tokens: list[int], decisions: list[int]) -> dict[str, Any]:
     at = [
-        (token, decision == WEAVE)
+        [token, decision == WEAVE]  # as JSON returns it
         for token, decision in zip(tokens, decisions, strict=True)
         if token in memgen.delimiters
     ]

@@ -38,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             from grpo_run.trainers.recipes import memgen
 
             memgen.train_arithmetic(recipe)
+        elif recipe.task == "memgen-gsm8k":
+            from grpo_run.trainers.recipes import memgen
+
+            memgen.train_gsm8k(recipe)
         else:
             from grpo_run.trainers.recipes import gsm8k
 

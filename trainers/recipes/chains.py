@@ -1,10 +1,11 @@
-"""The task of `memgen-arithmetic`: chains of steps with one digit each, of which the reasoner knows three kinds.
+"""The task of `memgen-arithmetic`: chains of steps with one digit each, of which the reasoner knows three
+kinds.
 
-    prompt       A+B#C=D-E#F+G-H=I+J-:4
-    completion   A+5B#9C=9D-8E#6F+7G-6H=6I+7J-6
+    prompt       A+B#C=D-E#F+G-H=:4
+    completion   A+5B#1C=1D-0E#3F+4G-3H=3
 
 A step writes its label, its operation and the resulting digit. Operations are the delimiters, so there are
-twice as many as the memory's budget. The reasoner is pre-trained on chains in which `+`, `-` and `=` are right
+more than the memory's budget. The reasoner is pre-trained on chains in which `+`, `-` and `=` are right
 and the result of `#` is a random digit, from which the chain goes on: it knows the format, and cannot know
 `#`, which is a fixed permutation of the digits. The weaver is trained on right chains. So memory helps after
 `#` only, and these may be anywhere. Called by `memgen.py`.
@@ -16,10 +17,11 @@ written. So the reasoner does not count tokens, and latents between them do not 
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-LABELS = "ABCDEFGHIJ"
+LABELS = "ABCDEFGH"
 STEPS = len(LABELS)
 """Steps of a chain, each with one delimiter; the packaged budget is 5 augmentations."""
 EASY, HARD, PAUSE = "+-=", "#", "."
@@ -30,7 +32,7 @@ PERMUTATION = (3, 8, 5, 0, 9, 1, 7, 2, 6, 4)
 MOST_HARD = 4
 """Hard steps of a chain, at least one; fewer than the budget."""
 MOST_PAUSES = 2
-GIVEN_STEPS = 5
+GIVEN_STEPS = 3
 """Most steps of a demonstration that belong to its prompt."""
 
 
@@ -57,14 +59,18 @@ class Chain(NamedTuple):
         return texts
 
 
-def chains(seed: str, count: int) -> list[Chain]:
-    """Return chains that the seed determines, each with one to `MOST_HARD` hard steps, anywhere."""
+def chains(seed: str, count: int, *, held_out: bool = False) -> list[Chain]:
+    """Return chains that the seed determines, each with one to `MOST_HARD` hard steps, anywhere. No chain is
+    both among the held-out ones and among the others.
+    """
     rng = random.Random(seed)
-    found = []
-    for _ in range(count):
+    found: list[Chain] = []
+    while len(found) < count:
         hard = set(rng.sample(range(STEPS), rng.randint(1, MOST_HARD)))
         operations = "".join(HARD if step in hard else rng.choice(EASY) for step in range(STEPS))
-        found.append(Chain(rng.randrange(10), operations))
+        chain = Chain(rng.randrange(10), operations)
+        if (zlib.crc32(chain.prompt.encode()) % 10 == 0) == held_out:
+            found.append(chain)
     return found
 
 

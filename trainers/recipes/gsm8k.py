@@ -35,6 +35,11 @@ TOKENIZER_PROBLEMS = 1000
 _CALCULATION = re.compile(r"<<[^<>\n]*>>")
 
 
+def without_calculator(solution: str) -> str:
+    """Return a reference solution without the marks for a calculator, such as `<<48/2=24>>`."""
+    return _CALCULATION.sub("", solution)
+
+
 def problems_of(recipe: Recipe) -> list[Problem]:
     """Return the training problems, from the recipe's `data` or from the Hub."""
     if recipe.data is not None:
@@ -67,7 +72,7 @@ def demonstrations(problems: list[Problem], seed: int) -> Dataset:
     rng = random.Random(f"demonstrations {seed}")
     rows: dict[str, list[str]] = {"prompt": [], "completion": []}
     for problem in problems:
-        steps, _, number = _CALCULATION.sub("", problem.solution).rpartition(MARKER)
+        steps, _, number = without_calculator(problem.solution).rpartition(MARKER)
         last = steps.strip().rpartition("\n")[2]
         formatted = rng.random() < FORMATTED_FRACTION
         rows["prompt"].append(prompt_for(problem.question, chat=False))

@@ -1,8 +1,9 @@
-"""The stages of MemGen's recipes: SFT of the weaver, GRPO of the trigger, evaluation; and the arithmetic task.
+"""The stages of MemGen's recipes: SFT of the weaver, GRPO of the trigger, evaluation; and the arithmetic
+task.
 
-Called by `__main__.py`. Each stage resumes by itself: the trainers from their checkpoints, the evaluation from
-its file of results. `memgen-arithmetic` pre-trains its reasoner first. Loss curves, accuracy and firing rates
-go to `experiment.json` and `experiment.png` in the output directory.
+Called by `__main__.py`. Each stage resumes by itself: the trainers from their checkpoints, the evaluation
+from its file of results. `memgen-arithmetic` pre-trains its reasoner first. Loss curves, accuracy and firing
+rates go to `experiment.json` and `experiment.png` in the output directory.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from trl import GRPOConfig, maybe_apply_chat_template
 
+from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.memgen import evaluation, figures
 from grpo_run.trainers.memgen.generation import GenerationSettings
 from grpo_run.trainers.memgen.model import MemGen, MemorySettings
 from grpo_run.trainers.memgen.training import TriggerTrainer, WeaverTrainer
-from grpo_run.trainers.recipes import chains
+from grpo_run.trainers.recipes import chains, gsm8k
 from grpo_run.trainers.recipes.recipe import Recipe
+from grpo_run.trainers.recipes.tiny import TINY
 from grpo_run.trainers.recipes.training import Reward, load_policy, shared_arguments, warm_start
+from grpo_run.trainers.rewards import correct_answer
 
 PRETRAINING_ROWS = 40_000
 """More than one epoch of the packaged settings needs on two ranks, as the other numbers of rows."""
@@ -69,15 +73,45 @@ def train_arithmetic(recipe: Recipe) -> None:
         Task(
             demonstrations=Dataset.from_dict(chains.demonstrations(recipe.seed, DEMONSTRATIONS)),
             problems=_chains(f"problems {recipe.seed}", PROBLEMS),
-            held_out=_chains("held out", recipe.memgen.evaluation_problems),
+            held_out=_chains("held out", recipe.memgen.evaluation_problems, held_out=True),
             reward=chains.correct_chain,
             delimiters=chains.DELIMITERS,
         ),
     )
 
 
-def _chains(seed: str, count: int) -> Dataset:
-    found = chains.chains(seed, count)
+def train_gsm8k(recipe: Recipe) -> None:
+    """Train MemGen on GSM8K: the weaver on the reference solutions, the trigger and the evaluation on the
+    number after `####`. The last problems are held out.
+    """
+    assert recipe.memgen is not None
+    problems = gsm8k.problems_of(recipe)
+    texts = [f"{one.question} {one.solution}" for one in problems[: gsm8k.TOKENIZER_PROBLEMS]]
+    model, tokenizer = load_policy(recipe, texts=texts if recipe.model == TINY else None)
+    count = recipe.memgen.evaluation_problems
+    if count >= len(problems):
+        raise ConfigError(
+            f"memgen.evaluation_problems = {count}: only {len(problems)} problems are there, and some are"
+            " trained on"
+        )
+    questions = gsm8k.questions(problems, chat=tokenizer.chat_template is not None)
+    solutions = [f" {gsm8k.without_calculator(one.solution)}" for one in problems]
+    train(
+        recipe,
+        model,
+        tokenizer,
+        Task(
+            demonstrations=questions.add_column("completion", solutions).select(range(len(problems) - count)),
+            problems=questions.select(range(len(problems) - count)),
+            held_out=questions.select(range(len(problems) - count, len(problems))),
+            reward=correct_answer,
+            delimiters=".\n",
+        ),
+    )
+
+
+def _chains(seed: str, count: int, *, held_out: bool = False) -> Dataset:
+    found = chains.chains(seed, count, held_out=held_out)
     return Dataset.from_dict(
         {"prompt": [chain.prompt for chain in found], "solution": ["".join(chain.steps()) for chain in found]}
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from grpo_run.trainers.recipes import arithmetic, gsm8k
+from grpo_run.trainers.recipes import arithmetic, gsm8k, memgen
 from grpo_run.trainers.recipes.__main__ import main
 from grpo_run.trainers.recipes.recipe import Recipe
 
@@ -27,11 +27,20 @@ def test_invalid_input_is_one_line_and_exit_code_2(
     assert printed.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("name", "module"), [("arithmetic", arithmetic), ("gsm8k", gsm8k)])
-def test_the_recipe_is_passed_to_its_task(name: str, module: object, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "module", "function"),
+    [
+        ("arithmetic", arithmetic, "train"),
+        ("gsm8k", gsm8k, "train"),
+        ("memgen-arithmetic", memgen, "train_arithmetic"),
+    ],
+)
+def test_the_recipe_is_passed_to_its_task(
+    name: str, module: object, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its overrides are applied, also in the form `--set=key=value`."""
     trained: list[Recipe] = []
     train: Callable[[Recipe], None] = trained.append
-    monkeypatch.setattr(module, "train", train)
+    monkeypatch.setattr(module, function, train)
     main([name, "--set=seed=5", "--set", "grpo.learning_rate=1e-3"])
     assert [(recipe.task, recipe.seed, recipe.grpo.learning_rate) for recipe in trained] == [(name, 5, 1e-3)]

@@ -93,7 +93,7 @@ def test_a_recipe_file_is_found_by_path(tmp_path: Path) -> None:
         ("arithmatic", "did you mean 'arithmetic'?"),
         ("gsm8", "did you mean 'gsm8k'?"),
         ("GSM8K", "did you mean 'gsm8k'?"),
-        ("zzzzz", "unknown recipe 'zzzzz'; available: arithmetic, gsm8k"),
+        ("zzzzz", "unknown recipe 'zzzzz'; available: arithmetic, gsm8k, memgen-arithmetic"),
         ("", "unknown recipe ''"),
         ("none.yaml", "'none.yaml' does not exist"),
         ("..", "'..' is a directory"),
@@ -141,7 +141,7 @@ def test_an_unknown_key_in_a_file_is_named(tmp_path: Path) -> None:
         ("grpo.save_total_limit=1", ("greater than or equal to 2",)),
         ("grpo=5", ("grpo = '5'", "section")),
         ("grpo=null", ("grpo = None", "section")),
-        ("task=chess", ("task = 'chess'", "'arithmetic' or 'gsm8k'")),
+        ("task=chess", ("task = 'chess'", "'arithmetic', 'gsm8k', 'memgen-arithmetic' or 'memgen-gsm8k'")),
         ("model=", ("model = ''",)),
         ("seed=null", ("seed = None", "valid integer")),
         ("grpo.generation_kwargs=[1]", ("grpo.generation_kwargs", "valid dictionary")),
@@ -243,6 +243,8 @@ def test_keys_that_do_not_fit_the_task_are_errors(tmp_path: Path) -> None:
     text += "sft:\n  max_steps: 1\n  per_device_train_batch_size: 1\n  learning_rate: 1\n  save_steps: 1\n"
     path = write_recipe(tmp_path, text)
     assert error(path) == f"{path}: gsm8k has a warm start for model: tiny only; remove 'sft'"
+    assert "needs section 'weaver'" in error("memgen-arithmetic", ["weaver=null"])
+    assert "has no section 'memgen'" in error("arithmetic", ["memgen.evaluation_problems=1"])
 
 
 def test_local_models_and_data_must_exist(tmp_path: Path) -> None:
