@@ -96,9 +96,9 @@ def build_trainer(options: argparse.Namespace) -> Any:
         per_device_train_batch_size=options.prompts * options.k, gradient_accumulation_steps=1,
         num_generations=options.k, max_completion_length=options.completion_tokens, beta=0.0,
         temperature=1.0, learning_rate=1e-3, seed=7, use_cpu=not torch.cuda.is_available(), bf16=False,
-        activation_checkpointing=False, dataloader_pin_memory=False, disable_tqdm=True, report_to=[],
+        activation_checkpointing=False, ddp_find_unused_parameters=False, dataloader_pin_memory=False, disable_tqdm=True, report_to=[],
     )  # fmt: skip
-    prompts = [f"prompt {number:03} of an experiment" for number in range(options.prompts * options.steps)]
+    prompts = [f"sum {number:03}:" for number in range(options.prompts * options.steps)]
     return RLOOTrainer(
         model=tiny_qwen3(options.vocabulary, tokenizer), reward_funcs=reward, args=config,
         train_dataset=Dataset.from_dict({"prompt": prompts}), processing_class=tokenizer,

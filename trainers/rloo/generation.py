@@ -8,6 +8,7 @@ them, since TRL's rewards need it; it holds no tensors.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,7 +108,9 @@ class SwitchedGeneration(TrainerCallback):  # type: ignore[misc]
         if self._switches.scores is Scores.dropped:
             sequences: torch.Tensor = self._generate(**rows)
             return sequences
-        output = self._generate(**rows, return_dict_in_generate=True, output_scores=True)
+        rows["generation_config"] = copy.copy(others["generation_config"])
+        rows["generation_config"].update(return_dict_in_generate=True, output_scores=True)
+        output = self._generate(**rows)
         if self._switches.scores is Scores.kept:
             self.scores.append(torch.stack(output.scores, 1))
         else:

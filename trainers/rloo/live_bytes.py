@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
-from grpo_run.runtime.upstream.dispatch_modes import TorchDispatchMode, tree_leaves
+from grpo_run.runtime.upstream.dispatch_modes import TorchDispatchMode
 
 WINDOW_SECONDS = 0.005
 """The highest value in each window of this length is kept for the picture."""
@@ -73,9 +73,8 @@ class LiveBytes(TorchDispatchMode):
         """
         result = func(*args, **(kwargs or {}))
         before = self._total
-        for leaf in tree_leaves((args, kwargs, result)):
-            if isinstance(leaf, torch.Tensor):
-                self._count(leaf.untyped_storage())
+        for tensor in _tensors((args, *(kwargs or {}).values(), result)):
+            self._count(tensor.untyped_storage())
         added = self._total - before
         if added:
             if self._limit_bytes is not None and self._total > self._limit_bytes:
@@ -109,3 +108,11 @@ class LiveBytes(TorchDispatchMode):
                 self.series[-1] = (last, max(highest, self._total), phase)
                 return
         self.series.append((now, self._total, self._phase))
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
