@@ -20,9 +20,9 @@ from trl import RLOOConfig, RLOOTrainer
 
 from grpo_run.runtime.files import write_json
 from grpo_run.trainers.recipes.tiny import tiny_tokenizer
-from grpo_run.trainers.rloo.generation import SwitchedGeneration
-from grpo_run.trainers.rloo.head import use_full_head
-from grpo_run.trainers.rloo.live_bytes import LiveBytes
+from grpo_run.trainers.rloo._generation import SwitchedGeneration
+from grpo_run.trainers.rloo._head import use_full_head
+from grpo_run.trainers.rloo._live_bytes import LiveBytes
 from grpo_run.trainers.rloo.switches import METHODS, Expansion, Head, Scores, Switches
 
 

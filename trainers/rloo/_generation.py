@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 
 from grpo_run.runtime.files import write_json
 from grpo_run.runtime.upstream.trainer_names import SINGLE_TURN
-from grpo_run.trainers.rloo.live_bytes import LiveBytes
+from grpo_run.trainers.rloo._live_bytes import LiveBytes
 from grpo_run.trainers.rloo.switches import Expansion, Scores, Switches
 
 
