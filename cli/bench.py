@@ -31,9 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(prog="grpo-run bench", description="Run an experiment of grpo-run.")
     commands = parser.add_subparsers(dest="experiment", required=True)
     memory = commands.add_parser("memory", help="where the memory of an RLOO step goes")
-    memory.add_argument(
-        "--methods", default=",".join(METHODS), metavar="NAMES", help="default: %(default)s"
-    )
+    memory.add_argument("--methods", default=",".join(METHODS), metavar="NAMES", help="default: %(default)s")
     memory.add_argument("--k", default="2,4,8", metavar="NUMBERS", help="completions (default: %(default)s)")
     memory.add_argument("--grid", action="store_true", help="measure all 24 settings of the switches")
     memory.add_argument("--vocabulary", type=int, default=151_936, help="default: %(default)s")
@@ -102,7 +100,9 @@ def _size(one: Measurement) -> str:
     return f"{one.peak_bytes / MIB:.0f} MiB" if one.exhausted is None else "out of memory"
 
 
-def write_results(measured: Sequence[Measurement], methods: Sequence[str], ks: Sequence[int], out: Path) -> None:
+def write_results(
+    measured: Sequence[Measurement], methods: Sequence[str], ks: Sequence[int], out: Path
+) -> None:
     """Print the table, and write it with pictures and measurements."""
     from grpo_run.dashboards.rloo_memory_plot import draw_over_time, draw_peaks, draw_savings
 
@@ -119,7 +119,9 @@ def write_results(measured: Sequence[Measurement], methods: Sequence[str], ks: S
     largest = max(ks)
     pictures = {
         "peaks": draw_peaks(drawn(lambda one: one.peak_bytes if one.exhausted is None else None)),
-        "over-time": draw_over_time({name: by_place[METHODS[name], largest].series for name in methods}, largest),
+        "over-time": draw_over_time(
+            {name: by_place[METHODS[name], largest].series for name in methods}, largest
+        ),
         "savings": draw_savings(drawn(lambda one: saving(one, by_place[base, one.k]))),
     }
     for name, content in pictures.items():

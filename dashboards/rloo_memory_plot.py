@@ -22,7 +22,9 @@ def draw_peaks(peaks: Mapping[str, Mapping[int, int | None]]) -> bytes:
     """Return bars of peak bytes by setting and k; None stands for exhausted memory."""
 
     def compose(axes: Axes) -> None:
-        _bars(axes, {name: {k: _scaled(v) for k, v in by_k.items()} for name, by_k in peaks.items()}, "{:.0f}")
+        _bars(
+            axes, {name: {k: _scaled(v) for k, v in by_k.items()} for name, by_k in peaks.items()}, "{:.0f}"
+        )
         axes.set_ylabel("highest live bytes (MiB)", color=QUIET)
 
     return _picture("Peak memory of an RLOO step", compose)

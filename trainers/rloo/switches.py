@@ -19,7 +19,7 @@ class Expansion(str, Enum):
     in_turn = "in_turn"
     """The prompts' tokens are generated from k times, one response of each prompt after another."""
     sampler = "sampler"
-    """The data sampler repeats the index of the prompt, as TRL does since 0.21."""
+    """The data sampler repeats the index of the prompt, as TRL does now."""
     text = "text"
     """The prompt's tokens are decoded, the text is repeated, and tokenized again."""
 
@@ -28,7 +28,7 @@ class Scores(str, Enum):
     """What becomes of the scores of generation, one float for each row, token and word of the vocabulary."""
 
     kept = "kept"
-    """Stacked, joined, and kept until the end of the step, as TRL's RLOO trainer did before 0.22."""
+    """Stacked, joined, and kept until the end of the step, as TRL 0.21 did."""
     dropped = "dropped"
     """Not asked for, as in TRL now."""
     reduced = "reduced"

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_run.trainers.rloo.comparison import (
-    Measurement,
-    name_of,
-    saving,
-    settings_for,
-    split_saving,
-)
+from grpo_run.trainers.rloo.comparison import Measurement, name_of, saving, settings_for, split_saving
 from grpo_run.trainers.rloo.switches import METHODS, ONLY_SCORES, ONLY_TEXT, Switches
 
 
