@@ -1,8 +1,8 @@
 """`grpo-run bench memory`: measure where the memory of an RLOO step goes, and draw it.
 
-Starts the script of `trainers/rloo/` once for each setting and k, each in its own process, and writes a table,
-three pictures and the measurements into one directory. Needs no GPU; without one, live bytes of tensors on the
-CPU are counted.
+Starts the script of `trainers/rloo/` once for each setting and k, each in its own process, and writes a
+table, three pictures and the measurements into one directory. Needs no GPU; without one, live bytes of
+tensors on the CPU are counted.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def measure(switches: Switches, k: int, words: Sequence[str], out: Path) -> Meas
     found: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {}
     if not found or (answer.returncode != 0 and found["exhausted"] is None):
         raise ConfigError(
-            f"bench memory: {switches} failed with code {answer.returncode}: {answer.stderr[-TAIL_CHARACTERS:]}"
+            f"bench memory: {switches} failed with code {answer.returncode}:"
+            f" {answer.stderr[-TAIL_CHARACTERS:]}"
         )
     return Measurement(
         switches=switches, k=k, peak_bytes=found["peak_bytes"], peaks=found["peaks"],

@@ -1,8 +1,8 @@
 """The script of the experiment: `-m grpo_run.trainers.rloo --method basic --k 8 --output-dir DIR`.
 
-A plain TRL script that any launcher runs, and that `grpo-run bench memory` starts once for each setting. Trains
-a tiny Qwen3 with a large vocabulary by RLOO, counts live bytes, and writes `memory.json` and the model into the
-output directory. Does not use the network or pretrained weights.
+A plain TRL script that any launcher runs, and that `grpo-run bench memory` starts once for each setting.
+Trains a tiny Qwen3 with a large vocabulary by RLOO, counts live bytes, and writes `memory.json` and the model
+into the output directory. Does not use the network or pretrained weights.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def build_trainer(options: argparse.Namespace) -> Any:
         per_device_train_batch_size=options.prompts * options.k, gradient_accumulation_steps=1,
         num_generations=options.k, max_completion_length=options.completion_tokens, beta=0.0,
         temperature=1.0, learning_rate=1e-3, seed=7, use_cpu=not torch.cuda.is_available(), bf16=False,
-        activation_checkpointing=False, ddp_find_unused_parameters=False, dataloader_pin_memory=False, disable_tqdm=True, report_to=[],
+        activation_checkpointing=False, ddp_find_unused_parameters=False,
+        dataloader_pin_memory=False, disable_tqdm=True, report_to=[],
     )  # fmt: skip
     prompts = [f"sum {number:03}:" for number in range(options.prompts * options.steps)]
     return RLOOTrainer(

@@ -1,9 +1,9 @@
 """Generation of an RLOO rollout with the switches of the experiment, around TRL's own.
 
-Used by the script of the experiment. TRL tokenizes prompts, pads them, and cuts completions at their end; this
-module says which rows reach the model's `generate`, in which parts, and what becomes of the scores. Every
-method generates in k parts of one row for each prompt. The data sampler repeats the text of prompts in all of
-them, since TRL's rewards need it; it holds no tensors.
+Used by the script of the experiment. TRL tokenizes prompts, pads them, and cuts completions at their end;
+this module says which rows reach the model's `generate`, in which parts, and what becomes of the scores.
+Every method generates in k parts of one row for each prompt. The data sampler repeats the text of prompts in
+all of them, since TRL's rewards need it; it holds no tensors.
 """
 
 from __future__ import annotations

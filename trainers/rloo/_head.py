@@ -1,4 +1,4 @@
-"""The full head: log-probabilities from whole logits, as TRL's RLOO trainer computed them before its fused head.
+"""The full head: log-probabilities from whole logits, as TRL computed them before its fused head.
 
 Used by the script of the experiment. Replaces the forward pass of the model, not a method of the trainer, so
 TRL's loss stays as it is.

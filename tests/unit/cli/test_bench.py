@@ -66,5 +66,5 @@ def test_exhausted_memory_is_a_result(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_otherwise_ends_the_experiment(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="(?s)failed with code 2: .*unrecognized arguments"):
+    with pytest.raises(ConfigError, match=r"(?s)failed with code 2: .*unrecognized arguments"):
         bench.measure(METHODS["basic"], 2, ["--no-such-option"], tmp_path)
