@@ -98,8 +98,7 @@ class SwitchedGeneration(TrainerCallback):  # type: ignore[misc]
             repeated = [text for text in texts for _ in range(count)]
             tokens = tokenizer(text=repeated, return_tensors="pt", padding=True).to(input_ids.device)
             input_ids, attention_mask = tokens["input_ids"], tokens["attention_mask"]
-        rows = len(input_ids) // count
-        return list(zip(input_ids.split(rows), attention_mask.split(rows), strict=True))
+        return list(zip(input_ids.chunk(count), attention_mask.chunk(count), strict=True))
 
     def _part(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, others: dict[str, Any]
