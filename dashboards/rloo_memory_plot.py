@@ -32,6 +32,7 @@ def draw_peaks(peaks: Mapping[str, Mapping[int, int | None]]) -> bytes:
 
 def draw_savings(savings: Mapping[str, Mapping[int, float | None]]) -> bytes:
     """Return bars of the share that each setting saves over the first one."""
+    base = next(iter(savings))
 
     def compose(axes: Axes) -> None:
         percent = {
@@ -40,9 +41,9 @@ def draw_savings(savings: Mapping[str, Mapping[int, float | None]]) -> bytes:
         }
         _bars(axes, percent, "{:.1f} %")
         axes.axhline(0, color=INK, linewidth=0.8)
-        axes.set_ylabel("lower peak than `basic` (%)", color=QUIET)
+        axes.set_ylabel(f"lower peak than {base} (%)", color=QUIET)
 
-    return _picture("Savings over `basic`", compose)
+    return _picture(f"Savings over {base}", compose)
 
 
 def draw_over_time(series: Mapping[str, Series], k: int) -> bytes:
