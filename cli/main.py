@@ -29,6 +29,7 @@ COMMANDS = {
     "checkpoints": "list, verify or prune checkpoints",
     "rm": "delete the directories of runs; checkpoints stay",
     "gc": "free shared memory, renamed checkpoints and old runs that are no longer needed",
+    "bench": "measure where the memory of an RLOO step goes",
     "demo": "train the arithmetic recipe, kill a rank, recover, and plot the reward",
 }
 RUNS = frozenset({"launch", "train", "resume"})
