@@ -38,7 +38,7 @@ PROBLEMS = 4_096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class MemgenTask:
     """What a recipe trains MemGen on.
 
     Attributes:
@@ -70,7 +70,7 @@ def train_arithmetic(recipe: Recipe) -> None:
         recipe,
         model,
         tokenizer,
-        Task(
+        MemgenTask(
             demonstrations=Dataset.from_dict(chains.demonstrations(recipe.seed, DEMONSTRATIONS)),
             problems=_chains(f"problems {recipe.seed}", PROBLEMS),
             held_out=_chains("held out", recipe.memgen.evaluation_problems, held_out=True),
@@ -100,7 +100,7 @@ def train_gsm8k(recipe: Recipe) -> None:
         recipe,
         model,
         tokenizer,
-        Task(
+        MemgenTask(
             demonstrations=questions.add_column("completion", solutions).select(range(len(problems) - count)),
             problems=questions.select(range(len(problems) - count)),
             held_out=questions.select(range(len(problems) - count, len(problems))),
@@ -118,7 +118,7 @@ def _chains(seed: str, count: int, *, held_out: bool = False) -> Dataset:
 
 
 def train(
-    recipe: Recipe, model: PreTrainedModel | str, tokenizer: PreTrainedTokenizerBase, task: Task
+    recipe: Recipe, model: PreTrainedModel | str, tokenizer: PreTrainedTokenizerBase, task: MemgenTask
 ) -> None:
     """Train weaver and trigger over a frozen reasoner, evaluate, and write results and pictures."""
     assert recipe.memgen is not None
@@ -211,7 +211,7 @@ def _demonstration_encoder(
     return encode
 
 
-def _scorer(task: Task, tokenizer: PreTrainedTokenizerBase) -> Callable[[int, Sequence[int]], float]:
+def _scorer(task: MemgenTask, tokenizer: PreTrainedTokenizerBase) -> Callable[[int, Sequence[int]], float]:
     """Return the score of a held-out problem's completion."""
 
     def score(number: int, tokens: Sequence[int]) -> float:

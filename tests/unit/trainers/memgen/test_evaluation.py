@@ -27,7 +27,7 @@ class Delimiters:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
-    """Replace generation: a completion is [7, delimiter, other, 1]; return the mode and prompts of each call."""
+    """Replace generation: a completion is [7, delimiter, other, 1]; return mode and prompts of each call."""
     calls: list[tuple[str, list[int]]] = []
 
     def generate(memgen: Any, prompts: Sequence[Sequence[int]], settings: Any, mode: str) -> Completions:
