@@ -1,7 +1,7 @@
 """Curves of a run: what was logged at each step, reduced to as many points as a screen can show.
 
-`feed.py` lets it follow the journal. Steps that a restart has undone are removed, and come again when they are
-repeated. Of a long series, steps that share a point keep their smallest and largest value. Pure.
+`feed.py` lets it follow the journal. Steps that a restart has undone are removed, and come again when they
+are repeated. Of a long series, steps that share a point keep their smallest and largest value. Pure.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -207,9 +206,7 @@ def application(
             return PlainTextResponse("not found\n", 404, headers=HEADERS)
         file, kind = FILES[name]
         content = (STATIC / file).read_bytes()
-        return Response(
-            content, media_type=kind, headers={**HEADERS, "content-security-policy": POLICY}
-        )
+        return Response(content, media_type=kind, headers={**HEADERS, "content-security-policy": POLICY})
 
     async def events(request: Request) -> Response:
         key = request.query_params.get("run") or readers.default

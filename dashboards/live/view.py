@@ -14,7 +14,6 @@ from typing import Any
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.memory.phase_memory import RankMemory
-from grpo_run.watchdog.observation import Slot
 
 MAX_SENTENCE = 2_000
 MAX_LABEL = 200
@@ -23,7 +22,7 @@ ENDED_TONES = {"finished": "good", "stopped": "quiet", "failed": "bad", "unknown
 HANDLING = frozenset({"collecting", "recovering"})
 """States in which a fault is being handled."""
 _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
-_HIDDEN = {code: 0xFFFD for code in (*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_HIDDEN = dict.fromkeys((*range(128, 160), *range(8234, 8239), *range(8294, 8298)), 65533)
 _VISIBLE = _PICTURES | _HIDDEN
 
 
@@ -84,7 +83,7 @@ def view(status: RunStatus, checkpoints: Iterable[Mapping[str, Any]], now: float
 def _verdict(status: RunStatus) -> list[str]:
     """The sentences about a run, the most important one first: its fault until it has recovered."""
     last = status.history.recoveries[-1] if status.history.recoveries else None
-    if last is None or not last.sentence or not _is_open(status, last):
+    if last is None or not _is_open(status, last) or last.sentence in status.summary:
         return [status.summary]
     return [last.sentence, status.summary]
 
@@ -119,7 +118,8 @@ def _ranks(status: RunStatus) -> list[dict[str, Any]]:
     for fields, slot in zip(status.as_json()["ranks"], status.slots, strict=True):
         local = fields["local_rank"]
         if slot is None:
-            rows.append({"local_rank": local, "observable": False})
+            why = "has not started yet" if status.state == "starting" else "cannot be observed"
+            rows.append({"local_rank": local, "observable": False, "phase": why})
             continue
         memory = status.memory[local] if local < len(status.memory) else None
         rows.append(

@@ -54,7 +54,11 @@ class Page:
     def show(self, *, width: int, height: int, dark: bool = False) -> None:
         """Set the size of the page and its color scheme."""
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
         )
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
@@ -97,8 +101,9 @@ def browser(folder: Path) -> Iterator[Page]:
     profile = folder / "profile"
     process = subprocess.Popen(
         [
-            found, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-            f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+            found, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+            "--hide-scrollbars", f"--user-data-dir={profile}",
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
             "--remote-debugging-port=0", "about:blank",
         ],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -4,6 +4,7 @@
 const PHASES = ["data", "generate", "reward", "score", "forward_backward", "optimizer", "vote", "checkpoint", "eval",
   "cleanup", "callback", "startup", "idle", "unknown"];
 const TITLES = { reward: "Reward", completion_length: "Completion length, tokens", kl: "KL", loss: "Loss" };
+const OUTSIDE = { starting: "startup", training: "idle", between: "idle", returned: "idle", done: "idle", absent: "unknown", failed: "unknown" };
 const KEPT_SECONDS = 600;
 const $ = (selector, root = document) => root.querySelector(selector);
 const state = { run: null, runs: [], key: "", curves: {}, lanes: new Map(), now: 0, at: 0, seconds: 60, shown: {}, heard: 0 };
@@ -97,7 +98,7 @@ function showRanks(run) {
     cells: rank.observable ? [
       rank.rank, rank.step, rank.awaited ? { late: true, text: `${rank.phase}: the others wait` } : rank.phase + (rank.waits ? ", waits" : ""),
       duration(rank.phase_seconds), rank.late_seconds === null ? "behind" : rank.late_seconds ? `+${duration(rank.late_seconds)}` : "first",
-      rank.state, rank.pid] : [`local ${rank.local_rank}`, "–", "cannot be observed", "–", "–", "–", "–"],
+      rank.state, rank.pid] : [`local ${rank.local_rank}`, "–", rank.phase, "–", "–", "–", "–"],
   })));
   when("late", run.late_ranks, late => $(".notes").replaceChildren(...late.map(text => make("li", {}, text))));
 }
@@ -130,7 +131,7 @@ function showIncidents(incidents) {
   $("#incidents").hidden = !incidents.length;
   $("#incidents ol").replaceChildren(...incidents.map(one => {
     const facts = [`step ${one.step}`, one.cause, one.detection_seconds !== null && `detected in ${duration(one.detection_seconds)}`, one.action,
-      one.recovery_seconds !== null ? `recovered in ${duration(one.recovery_seconds)}` : one.gave_up ? "gave up" : "not recovered yet",
+      one.recovery_seconds !== null ? `recovered in ${duration(one.recovery_seconds)}` : one.gave_up ? "gave up" : state.run.live ? "not recovered yet" : "not recovered",
       one.lost_steps && `${one.lost_steps} step${one.lost_steps > 1 ? "s" : ""} redone`, one.at && new Date(one.at * 1000).toLocaleTimeString()];
     const link = one.folder && make("a", { href: `incident/${state.key}/${parseInt(one.folder, 10)}`, target: "_blank", rel: "noopener" }, "report");
     return make("li", {}, make("b", {}, one.number), make("div", {}, make("p", {}, one.sentence), make("p", {}, facts.filter(Boolean).join(" · "))), link);
@@ -172,7 +173,7 @@ function addLanes({ now, ranks }, whole) {
   if (whole) state.lanes.clear();
   for (const [rank, spans] of Object.entries(ranks)) {
     const lane = state.lanes.get(+rank) || state.lanes.set(+rank, new Map()).get(+rank);
-    for (const span of spans) lane.set(span[1], span);
+    for (const [phase, begin, end] of spans) lane.set(begin, [OUTSIDE[phase] || phase, begin, end]);
     for (const [begin, span] of lane) if (span[2] !== null && span[2] < now - KEPT_SECONDS) lane.delete(begin);
   }
   state.now = now;

@@ -1,9 +1,9 @@
 """Keep the first groups of every rollout in the run directory, under `--log-completions`, for the live page.
 
-`runtime/rank/hooks/_rollout_hooks.py` puts the handler around `_calculate_rewards`, outermost, so that it sees
-the rewards that the trainer uses. Each rank writes the rows that it has generated, one JSON object per line, to
-a file of its own with mode 0600 and bounded size; `dashboards/live/samples.py` reads them. A file that cannot
-be written ends the keeping, never the training. Changes nothing of the rollout.
+`runtime/rank/hooks/_rollout_hooks.py` puts the handler around `_calculate_rewards`, outermost, so that it
+sees the rewards that the trainer uses. Each rank writes the rows that it has generated, one JSON object per
+line, to a file of its own with mode 0600 and bounded size; `dashboards/live/samples.py` reads them. A file
+that cannot be written ends the keeping, never the training. Changes nothing of the rollout.
 """
 
 from __future__ import annotations
