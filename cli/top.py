@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from grpo_run.dashboards.live.feed import RunFeed, RunList
 
 POLL_SECONDS = 0.5
+LIST_SECONDS = 2.0
+LIST_READ_SECONDS = 0.2
 STACK_SECONDS = 10.0
 ONCE_WIDTH = 80
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -206,14 +208,16 @@ def make_app(runs: RunList, key: str, feed: RunFeed) -> App[None]:
             """Read the chosen run and the list, again and again."""
             listed_at = -1.0
             while self.is_running:
-                if time.monotonic() - listed_at > 2:
-                    runs.poll()
+                if time.monotonic() - listed_at > LIST_SECONDS:
+                    runs.find()
                     listed_at = time.monotonic()
                 directory = runs.directories.get(self.chosen)
                 if self.chosen not in self.feeds and directory is not None:
                     self.feeds = {self.chosen: RunFeed(directory)}
                 if self.chosen in self.feeds:
                     self.feeds[self.chosen].poll()
+                shown = self.feeds[self.chosen].shown.get("run") if self.chosen in self.feeds else None
+                runs.read({} if shown is None else {self.chosen: shown}, LIST_READ_SECONDS)
                 self.call_from_thread(self.show)
                 time.sleep(POLL_SECONDS)
 

@@ -6,7 +6,6 @@ are repeated. Of a long series, steps that share a point keep their smallest and
 
 from __future__ import annotations
 
-import math
 from array import array
 from bisect import bisect_right
 from typing import Any
@@ -104,9 +103,9 @@ class RunCurves:
             self.curves = {name: Curve() for name in NAMES}
         for name, curve in self.curves.items():
             value = record.get(name)
-            if value is not None and math.isfinite(value):
-                curve.add(step, float(value))
-                self.changes += 1
+            if value is not None:  # the journal has null for what is not finite
+                curve.add(step, value)
+        self.changes += 1
 
     def points(self) -> dict[str, list[tuple[int, float, float, float]]]:
         """Return the points of each curve that has some."""

@@ -138,7 +138,7 @@ def _added(before: Points, points: Points) -> dict[str, Any]:
 
 
 class RunList:
-    """All runs of the user. `poll` reads one of those that have changed, so that it never takes long.
+    """All runs of the user.
 
     Args:
         root: the folder of runs in the working directory.
@@ -147,32 +147,40 @@ class RunList:
 
     def __init__(self, root: Path = DEFAULT_ROOT, given: RunDirectory | None = None) -> None:
         self._root, self._given = root, given
-        self._read: dict[str, tuple[object, dict[str, Any]]] = {}
+        self._changed: dict[str, tuple[float, bool]] = {}
+        self._entries: dict[str, tuple[object, dict[str, Any]]] = {}
         self.directories: dict[str, RunDirectory] = {}
         """By key, the run that changed last first."""
 
-    def poll(self) -> None:
-        """Look for runs, and read the newest one that has changed since it was read."""
+    def find(self) -> None:
+        """Look for runs, and which of them have changed."""
         found: dict[str, tuple[float, RunDirectory]] = {}
-        paths = [*([self._given.path] if self._given else []), *run_directories(self._root)]
-        for path in paths:
+        for path in [*([self._given.path] if self._given else []), *run_directories(self._root)]:
             directory = RunDirectory(path=path)
             found.setdefault(key_of(path), (_changed_at(directory), directory))
         newest = sorted(found.items(), key=lambda item: -item[1][0])[:MOST_RUNS]
+        # a supervisor that is killed changes no file
+        self._changed = {key: (at, directory.owner() is not None) for key, (at, directory) in newest}
         self.directories = {key: directory for key, (_, directory) in newest}
-        self._read = {key: read for key, read in self._read.items() if key in self.directories}
-        for key, (changed_at, directory) in newest:
-            # a supervisor that is killed changes no file
-            held = directory.owner() is not None
-            if self._read.get(key, (None, {}))[0] != (changed_at, held):
-                self._read[key] = (changed_at, held), _entry(directory)
-                return
+
+    def read(self, watched: Mapping[str, Mapping[str, Any]], seconds: float) -> None:
+        """Read runs that have changed since they were read, for about so many seconds.
+
+        Args:
+            watched: what is known of the runs that are watched anyway, as `view` returns it.
+        """
+        ends = time.monotonic() + seconds
+        for key, directory in self.directories.items():
+            if key in watched:
+                self._entries[key] = self._changed[key], _entry(watched[key])
+            elif self._entries.get(key, (None, {}))[0] != self._changed[key] and time.monotonic() < ends:
+                self._entries[key] = self._changed[key], _read(directory)
 
     def shown(self) -> list[dict[str, Any]]:
         """Return what a page lists; a run that was not read yet has no state."""
         return [
             {"key": key, "run_id": clean(directory.path.name, MAX_LABEL), "state": None}
-            | self._read.get(key, (None, {}))[1]
+            | self._entries.get(key, (None, {}))[1]
             for key, directory in self.directories.items()
         ]
 
@@ -184,17 +192,13 @@ def _changed_at(directory: RunDirectory) -> float:
         return 0.0  # no supervisor has written to it yet
 
 
-def _entry(directory: RunDirectory) -> dict[str, Any]:
+def _read(directory: RunDirectory) -> dict[str, Any]:
     try:
-        status = RunReader(directory).read()
+        return _entry(view(RunReader(directory).read(), (), time.time()))
     except RunDirectoryError as error:
         return {"state": "unreadable", "problem": clean(error)}
-    history = status.history
-    return {
-        "run_id": clean(status.run_id, MAX_LABEL),
-        "state": status.state,
-        "step": history.step,
-        "target_steps": history.target_steps,
-        "faults": len(history.recoveries),
-        "last_event_at": history.time.last,
-    }
+
+
+def _entry(run: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("run_id", "state", "step", "target_steps", "last_event_at")
+    return {name: run[name] for name in names} | {"faults": len(run["incidents"])}

@@ -29,6 +29,7 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 
 POLL_SECONDS = 0.4
 LIST_SECONDS = 2.0
+LIST_READ_SECONDS = 0.2
 QUIET_SECONDS = 15.0
 """A stream without changes says that it is alive."""
 MOST_READERS = 256
@@ -100,20 +101,36 @@ class Readers:
         self._listed: bytes = b""
 
     async def watch(self) -> None:
-        """Read all runs that are shown, until cancelled."""
-        loop = asyncio.get_running_loop()
-        listed_at = 0.0
-        while True:
-            if loop.time() - listed_at >= LIST_SECONDS:
-                listed_at = loop.time()
-                await asyncio.to_thread(self.runs.poll)
-                await self._send_list()
-            wanted = [key for key, feed in self._feeds.items() if self._queues.get(key)]
-            for key in dict.fromkeys([self.default, *wanted]):
-                feed = self._feed(key)
-                if feed is not None:
-                    changes = await asyncio.to_thread(feed.poll)
-                    self._send(key, b"".join(event(name, value) for name, value in changes.items()))
+        """Read all runs that are shown, and the list, until cancelled. Raises what reading a run raises."""
+        loop, found_at = asyncio.get_running_loop(), -LIST_SECONDS
+        followers: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                for key in self._wanted() - followers.keys():
+                    followers[key] = asyncio.create_task(self._follow(key))
+                for key, task in list(followers.items()):
+                    if task.done():
+                        task.result()
+                        del followers[key]
+                if loop.time() - found_at >= LIST_SECONDS:
+                    found_at = loop.time()
+                    await asyncio.to_thread(self.runs.find)
+                watched = {key: feed.shown["run"] for key, feed in self._feeds.items() if "run" in feed.shown}
+                await asyncio.to_thread(self.runs.read, watched, LIST_READ_SECONDS)
+                self._send_list()
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            for task in followers.values():
+                task.cancel()
+
+    def _wanted(self) -> set[str]:
+        return {self.default, *(key for key, queues in self._queues.items() if queues)}
+
+    async def _follow(self, key: str) -> None:
+        """Read one run for all of its pages: a long journal takes seconds, for which no other run waits."""
+        while key in self._wanted() and (feed := self._feed(key)) is not None:
+            changes = await asyncio.to_thread(feed.poll)
+            self._send(key, b"".join(event(name, value) for name, value in changes.items()))
             await asyncio.sleep(POLL_SECONDS)
 
     def _feed(self, key: str) -> RunFeed | None:
@@ -126,7 +143,7 @@ class Readers:
             feed = self._feeds[key] = RunFeed(directory)
         return feed
 
-    async def _send_list(self) -> None:
+    def _send_list(self) -> None:
         listed = event("runs", {"runs": self.runs.shown(), "default": self.default})
         if listed != self._listed:
             self._listed = listed
@@ -228,7 +245,7 @@ def application(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await asyncio.to_thread(runs.poll)
+        await asyncio.to_thread(runs.find)
         watching = asyncio.create_task(readers.watch())
         # without it the pages would stand still: end the server with the error
         watching.add_done_callback(lambda task: None if task.cancelled() else os.kill(os.getpid(), 15))

@@ -47,7 +47,7 @@ function drawCurve(svg, points, faults, color, readout) {
     svg.append(shape("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, short(value)));
   }
   for (const step of ticks(first, last, Math.max(2, width / 75)).filter(Number.isInteger)) {
-    svg.append(shape("text", { x: x(step), y: height - 4, "text-anchor": "middle" }, step.toLocaleString("en")));
+    svg.append(shape("text", { x: x(step), y: height - 4, "text-anchor": x(step) > width - 30 ? "end" : "middle" }, step.toLocaleString("en")));
   }
   let labelled = -Infinity;
   for (const fault of [...faults].sort((a, b) => a.step - b.step)) {

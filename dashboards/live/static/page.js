@@ -151,6 +151,7 @@ function showCurves() {
   const names = Object.keys(TITLES).filter(name => state.curves[name]?.length);
   $("#curves").hidden = !names.length;
   const box = $(".charts");
+  box.dataset.count = names.length;
   const faults = (state.run?.incidents || []).filter(one => one.train_call === state.run.train_call);
   for (const old of box.children) if (!names.includes(old.dataset.name)) old.remove();
   for (const name of names) {
@@ -240,7 +241,7 @@ function connect() {
   });
   source.onopen = () => { whole = true; state.heard = Date.now(); };
   on("runs", showRuns);
-  on("run", run => { showRun(run); showCurves(); redrawLanes(); });
+  on("run", run => { showRun(run); showCurves(); redrawLanes(); sayConnection(); });
   on("curves", ({ from, points }) => {
     for (const [name, added] of Object.entries(points)) state.curves[name] = [...(state.curves[name] || []).slice(0, from[name]), ...added];
     for (const name of Object.keys(state.curves)) if (!(name in points)) delete state.curves[name];
@@ -278,13 +279,15 @@ addEventListener("keydown", event => {
 $("#runs").onchange = event => choose(event.target.value);
 new ResizeObserver(() => { showCurves(); redrawLanes(); }).observe(document.body);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { state.shown.legend = ""; redrawLanes(); });
-setInterval(() => {
+function sayConnection() {
   const lost = source.readyState !== EventSource.OPEN;
   $("#connection").className = lost ? "lost" : "";
   $("#connection").textContent = lost ? `not connected for ${duration((Date.now() - (state.heard || Date.now())) / 1000)}: what is shown may be old`
     : state.run?.live ? "live" : "connected";
   if (state.run) showCheckpoints(state.run);
-}, 1000);
+}
+
+setInterval(sayConnection, 1000);
 setInterval(redrawLanes, 250);
 state.key = new URLSearchParams(location.search).get("run") || "";
 connect();
