@@ -39,7 +39,6 @@ def main(arguments: Sequence[str]) -> int:
         help=f"where to listen, or the next free port (default: {DEFAULT_ADDRESS})",
     )
     options = parser.parse_args(arguments)
-    yield_to_training()
 
     import uvicorn
 
@@ -54,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     token = read_token(file)
     listener = open_listener(options.address)
     app = application(RunList(root, run), run, token, listener.accepts_host)
+    yield_to_training()  # not before, or it could take long to start beside a training on all cores
     print(f"grpo-run: live page on http://{listener.target}/{token}/", flush=True)
     if listener.open_to_network:
         print(
