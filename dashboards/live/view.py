@@ -19,6 +19,7 @@ MAX_SENTENCE = 2_000
 MAX_LABEL = 200
 SHOWN_INCIDENTS = 100
 ENDED_TONES = {"finished": "good", "stopped": "quiet", "failed": "bad", "unknown": "bad"}
+CONFIRMED = "A fault was found, and its evidence is being written."
 HANDLING = frozenset({"collecting", "recovering"})
 """States in which a fault is being handled."""
 _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
@@ -83,7 +84,9 @@ def view(status: RunStatus, checkpoints: Iterable[Mapping[str, Any]], now: float
 def _verdict(status: RunStatus) -> list[str]:
     """The sentences about a run, the most important one first: its fault until it has recovered."""
     last = status.history.recoveries[-1] if status.history.recoveries else None
-    if last is None or not _is_open(status, last) or last.sentence in status.summary:
+    if last is None or not _is_open(status, last):
+        return [CONFIRMED, status.summary] if status.state == "collecting" else [status.summary]
+    if last.sentence in status.summary:
         return [status.summary]
     return [last.sentence, status.summary]
 
@@ -142,12 +145,12 @@ def _memory(memory: RankMemory | None) -> dict[str, Any] | None:
     if memory is None or not memory.readings:
         return None
     forecast = memory.forecast
-    now = memory.reserved_bytes if memory.has_device else memory.resident_bytes
+    now = memory.allocated_bytes if memory.has_device else memory.resident_bytes
     by_phase = {
         phase.name: one.peak_allocated_bytes if memory.has_device else one.peak_resident_bytes
         for phase, one in memory.phases.items()
     }
-    peaks = (*by_phase.values(), memory.peak_allocated_bytes if memory.has_device else 0)
+    peaks = (*by_phase.values(), memory.peak_allocated_bytes if memory.has_device else now)
     return {
         "where": "device" if memory.has_device else "host",
         "now_bytes": now,

@@ -33,6 +33,8 @@ def fault(**changes: Any) -> Recovery:
 
 def test_a_fault_is_the_verdict_until_it_is_recovered(make_status: MakeStatus) -> None:
     """Its sentence comes first and in the color of a fault; afterwards the summary does."""
+    status = make_status(state="collecting", sentence="Collecting at step 7, no faults.")
+    assert shown(status)["sentence"] == "A fault was found, and its evidence is being written."
     status = make_status(state="recovering", sentence="Recovering at step 7.")
     status.history.recoveries.append(fault())
     assert shown(status)["sentence"] == "Rank 1 was killed."
