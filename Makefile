@@ -63,6 +63,7 @@ bench: $(STAMP)
 	$(BIN)/python -P benchmarks/false_alarms.py
 	$(BIN)/python -P benchmarks/overhead.py
 	$(BIN)/python -P benchmarks/overhead_in_turns.py
+	$(BIN)/python -P benchmarks/live_page.py
 	$(BIN)/python -P benchmarks/recovery.py
 	$(BIN)/python -P benchmarks/stopping.py
 	$(BIN)/python -P benchmarks/watching.py

@@ -22,6 +22,8 @@ COMMANDS = {
     "resume": "start the recorded command of a run again",
     "ls": "list all runs",
     "status": "show the state of a run",
+    "serve": "serve a live page of all runs",
+    "top": "show runs and ranks live in the terminal",
     "report": "write one incident as an HTML page",
     "dashboards": "write Grafana dashboards, alert rules and their configuration",
     "stop": "ask a run to save a checkpoint and stop",

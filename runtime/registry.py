@@ -2,6 +2,7 @@
 
     $XDG_STATE_HOME/grpo-run/runs/9f86d081884c7d65           ~/.local/state by default; one file per run
     $XDG_STATE_HOME/grpo-run/targets/9f86d081884c7d65.json   one per run whose metrics are served
+    $XDG_STATE_HOME/grpo-run/serve.token                     the token of the live page
 
 Every launch writes its entry under a name that follows from the path. The registry is an index only: an
 entry without a run directory is ignored, and a run without an entry is found in `runs/`. Only its user can
@@ -35,6 +36,12 @@ def registry_folder() -> Path | None:
 def targets_folder() -> Path | None:
     """Return the folder in which runs announce their metrics to Prometheus; None as `registry_folder`."""
     return _state_folder("targets")
+
+
+def token_file() -> Path | None:
+    """Return where `grpo-run serve` keeps the token of its page; None as `registry_folder`."""
+    folder = registry_folder()
+    return None if folder is None else folder.with_name("serve.token")
 
 
 def _state_folder(name: str) -> Path | None:

@@ -135,6 +135,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         memory_forecast=not options.no_memory_forecast,
         snapshot_every=values.snapshot_every(options.snapshot_every),
         generation=generation,
+        log_completions=values.log_completions(options.log_completions),
         memory_trace=options.memory_trace,
         memory_plan=memory_plan,
         reward_workers=options.reward_workers,

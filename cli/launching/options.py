@@ -287,6 +287,14 @@ def _add_generation(group: argparse._ArgumentGroup) -> None:
         metavar="KEY=VALUE",
         help=f"cap generation: {', '.join(caps.KEYS)}; may be repeated",
     )
+    group.add_argument(
+        "--log-completions",
+        type=int,
+        default=RunConfig.log_completions,
+        metavar="N",
+        help="keep N groups of each rollout, with their rewards, in the run directory for `grpo-run serve`,"
+        " at most 16 MiB for each rank (default: %(default)s)",
+    )
 
 
 def _add_rewards(group: argparse._ArgumentGroup) -> None:

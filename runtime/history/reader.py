@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import RunDirectoryError
@@ -32,15 +32,27 @@ TAIL_BYTES = 128
 """Enough for the times of a journal's line, which no other journal has at this place."""
 
 
+class Follower(Protocol):
+    """Keeps more of a journal than the history does, such as curves."""
+
+    def restart(self) -> None:
+        """Forget everything: the journal is read from its beginning again."""
+
+    def apply(self, record: dict[str, Any], history: History, /) -> None:
+        """Take one record, which the history has already."""
+
+
 class RunReader:
     """Reader of one run. A second look reads only what has been added to the journal since the first.
 
     Args:
         run: its directory.
+        follower: takes every record after the history.
     """
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunDirectory, follower: Follower | None = None) -> None:
         self._run = run
+        self._follower = follower
         self._journal = JournalReader(run.journal)
         self._history = History()
         self._last_read = b""
@@ -53,8 +65,12 @@ class RunReader:
         """
         if self._tail() != self._last_read:  # put back from a copy, or truncated
             self._journal, self._history = JournalReader(self._run.journal), History()
+            if self._follower is not None:
+                self._follower.restart()
         for record in self._journal.new():
             self._history.apply(record)
+            if self._follower is not None:
+                self._follower.apply(record, self._history)
         self._last_read = self._tail()
         return self._history
 

@@ -16,6 +16,7 @@
       plan_traces/            how much memory it would use with other memory plans
       memory_forecast/        what passes of each rank have needed, and how it has split micro-batches
       memory_trace/           snapshots of the CUDA allocator, with `--memory-trace`
+      completions/rank0.jsonl  the last completions of a rank, with `--log-completions`
 
 The supervisor owns the directory and holds the lock; commands that display a run only read. Checkpoints are
 not here: they stay in the script's `output_dir`.
@@ -62,6 +63,7 @@ OWN_NAMES = (
     "incidents",
     "checkpoint_backups",
     "quarantine.json",
+    "completions",
     files.FILE_NAME,
     files.TRACE_FOLDER,
     files.FORECAST_FOLDER,
@@ -112,6 +114,11 @@ class RunDirectory:
     def board(self) -> Path:
         """The memory-mapped board."""
         return self.path / "board.mmap"
+
+    @property
+    def completions(self) -> Path:
+        """The folder of the completions that ranks keep."""
+        return self.path / "completions"
 
     @property
     def run_json(self) -> Path:

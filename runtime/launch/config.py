@@ -164,6 +164,8 @@ class RunConfig:
     """Staging directory on a file system in memory; None to write checkpoints directly to disk."""
     generation: dict[str, int | float] = field(default_factory=dict)
     """Fields of the script's GRPO or RLOO configuration that the run overrides."""
+    log_completions: int = 0
+    """How many groups of each rollout ranks keep in the run directory (`--log-completions`)."""
     memory_trace: bool = False
     """Whether ranks trace what keeps their memory alive (`--memory-trace`)."""
     memory_plan: MemoryPlan = field(default_factory=MemoryPlan)

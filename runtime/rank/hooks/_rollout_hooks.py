@@ -21,6 +21,7 @@ from grpo_run.runtime.rank.rollouts.counting import counted
 from grpo_run.runtime.rank.rollouts.forecast import Forecasts
 from grpo_run.runtime.rank.rollouts.forecast_splitting import TrainerPasses
 from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
+from grpo_run.runtime.rank.rollouts.kept_completions import KeptCompletions
 from grpo_run.runtime.rank.rollouts.quarantine import PromptQuarantine
 from grpo_run.runtime.rank.rollouts.repeated_masking import read_earlier
 from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
@@ -62,6 +63,8 @@ def rollouts_hooked(
             earlier=read_earlier(session, train_call),
             generators=(read_generators, write_generators),
         )
+        groups = session.config.log_completions
+        kept = KeptCompletions(trainer, session, train_call, groups) if groups else None
         passes = None if forecasts is None else TrainerPasses(trainer, forecasts, step_vote)
         around: dict[str, Sequence[Handler | None]] = {
             trainer_names.GENERATE_AND_SCORE: (
@@ -77,6 +80,7 @@ def rollouts_hooked(
             ),
             trainer_names.SINGLE_TURN: (caps.cap_turn if caps else None, sub_batches),
             trainer_names.CALCULATE_REWARDS: (
+                kept.keep if kept else None,
                 masking.choose_samples if masking.is_possible else None,
                 marked(Phase.reward, slot, fingerprint),
             ),

@@ -1,0 +1,96 @@
+"""`grpo-run serve [RUN] [--address HOST:PORT]`: a live page of a run and of all runs of this user."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo_run.cli.command_parser import CommandParser
+from grpo_run.runtime.catalog import find_run
+from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory
+from grpo_run.runtime.registry import token_file
+
+DEFAULT_ADDRESS = "127.0.0.1:9480"
+LOWEST_NICENESS = 19
+END_SECONDS = 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until interrupted; returns 0."""
+    parser = CommandParser(
+        prog="grpo-run serve",
+        description="Serve a live page of a run: verdict, ranks, curves, memory, incidents, checkpoints.",
+        epilog=(
+            "The address has a token, which is kept in ~/.local/state/grpo-run/serve.token. On another"
+            " machine, forward the port: `ssh -L 9480:127.0.0.1:9480 HOST`."
+        ),
+    )
+    parser.add_argument(
+        "run", nargs="?", help="run directory, run id or folder of runs (default: the newest under runs/)"
+    )
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        default=DEFAULT_ADDRESS,
+        help=f"where to listen, or the next free port (default: {DEFAULT_ADDRESS})",
+    )
+    options = parser.parse_args(arguments)
+
+    import uvicorn
+
+    from grpo_run.dashboards.live.feed import RunList
+    from grpo_run.dashboards.live.server import application, read_token
+    from grpo_run.dashboards.metrics.address import open_listener
+
+    root, run = find(options.run)
+    file = token_file()
+    if file is None:
+        raise UsageError("there is no home directory to keep the token in; set XDG_STATE_HOME")
+    token = read_token(file)
+    listener = open_listener(options.address)
+    app = application(RunList(root, run), run, token, listener.accepts_host)
+    yield_to_training()  # not before, or it could take long to start beside a training on all cores
+    print(f"grpo-run: live page on http://{listener.target}/{token}/", flush=True)
+    if listener.open_to_network:
+        print(
+            "grpo-run: other machines can connect, and what is sent is not encrypted: whoever sees the"
+            " address can read the runs",
+            file=sys.stderr,
+        )
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,  # it would have the token
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=END_SECONDS,
+    )
+    uvicorn.Server(config).run(sockets=[listener.socket])
+    return 0
+
+
+def find(name: str | None) -> tuple[Path, RunDirectory]:
+    """Return the folder of runs, and the run that is shown first.
+
+    Args:
+        name: a run directory, a run id or a folder of runs; None for `runs/`.
+
+    Raises:
+        RunDirectoryError: there is no such run.
+    """
+    folder = Path(name) if name is not None else DEFAULT_ROOT
+    runs = sorted(folder.glob("*/run.json"), key=lambda file: file.stat().st_mtime)
+    if runs and not (folder / "run.json").is_file():
+        return folder, RunDirectory(path=runs[-1].parent)
+    return DEFAULT_ROOT, find_run(name)
+
+
+def yield_to_training() -> None:
+    """Let this process and its threads run only while nothing else wants the processor."""
+    with contextlib.suppress(OSError):  # a container may forbid it; niceness alone still helps
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.nice(LOWEST_NICENESS)

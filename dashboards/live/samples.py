@@ -1,0 +1,115 @@
+"""Read the completions that ranks keep under `--log-completions`, for the live page.
+
+`runtime/rank/rollouts/kept_completions.py` writes them. The files grow while they are read; damaged lines
+are left out. Every text is cleaned and cut. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from grpo_run.dashboards.live.view import MAX_LABEL, clean
+
+MAX_READ_BYTES = 1024 * 1024
+"""How much of the end of each file is read."""
+SHOWN_ROLLOUTS = 6
+MAX_TEXT = 4_000
+
+
+class SampleReader:
+    """The newest groups of a run; reads the files only when they have changed.
+
+    Args:
+        folder: of the files, one per rank.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._sizes: dict[str, tuple[int, int]] = {}
+        self._newest: list[dict[str, Any]] | None = None
+
+    def newest(self) -> list[dict[str, Any]] | None:
+        """Return the last groups, newest first; None if the run keeps none."""
+        try:
+            files = sorted(self._folder.glob("rank*.jsonl"))
+            sizes = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
+        except OSError:
+            return self._newest  # replaced at this moment
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self._newest = groups_of([row for file in files for row in _rows(file)])
+        return self._newest
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    try:
+        with open(file, "rb") as opened:
+            begin = max(0, opened.seek(0, 2) - MAX_READ_BYTES)
+            opened.seek(begin)
+            lines = opened.read(MAX_READ_BYTES).split(b"\n")
+    except OSError:
+        return []
+    rows = []
+    for line in lines[1 if begin else 0 : -1]:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # the end of a file on a disk that was full
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def groups_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the groups of the last rollouts, newest first, from what all ranks have written.
+
+    A rollout that was repeated after a fault replaces the one before.
+    """
+    groups: dict[tuple[int, int, int], dict[int, dict[str, Any]]] = {}
+    attempts: dict[tuple[int, int], int] = {}
+    for row in rows:
+        try:
+            at = int(row["train_call"]), int(row["step"])
+            attempt, group, position = int(row["attempt"]), int(row["group"]), int(row["position"])
+            shown = _completion(row)
+        except (LookupError, TypeError, ValueError):
+            continue  # of another version
+        if attempt < attempts.get(at, attempt):
+            continue
+        if attempt > attempts.get(at, attempt):
+            groups = {key: kept for key, kept in groups.items() if key[:2] != at}
+        attempts[at] = attempt
+        groups.setdefault((*at, group), {})[position] = {"prompt": row.get("prompt"), **shown}
+    rollouts = sorted({key[:2] for key in groups})[-SHOWN_ROLLOUTS:]
+    return [
+        {
+            "train_call": call,
+            "step": step,
+            "group": group,
+            "prompt": clean(next(iter(kept.values()))["prompt"] or "", MAX_TEXT),
+            "completions": [
+                {name: value for name, value in kept[position].items() if name != "prompt"}
+                for position in sorted(kept)
+            ],
+        }
+        for (call, step, group), kept in sorted(
+            groups.items(), key=lambda item: (-item[0][0], -item[0][1], item[0][2])
+        )
+        if (call, step) in rollouts
+    ]
+
+
+def _completion(row: dict[str, Any]) -> dict[str, Any]:
+    rewards = {
+        clean(name, MAX_LABEL): None if value is None or not math.isfinite(value) else float(value)
+        for name, value in dict(row["rewards"]).items()
+    }
+    return {
+        "text": clean(row["completion"], MAX_TEXT),
+        "tokens": int(row["tokens"]),
+        "ended": clean(row.get("ended") or "", MAX_LABEL),
+        "rewards": rewards,
+    }

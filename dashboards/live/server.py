@@ -1,0 +1,274 @@
+"""The HTTP server of `grpo-run serve`: one page, a stream of changes, and the reports of incidents.
+
+Called by `cli/serve.py`. Every address begins with a token that only the user knows; any other is answered
+404. Nothing can be changed through the server: it knows GET alone. Texts of scripts are sent as JSON and put
+into the page as text, and the policy that the page is sent with allows no script but its own. The page loads
+nothing from elsewhere. No TLS: listen on the loopback device, and forward the port with ssh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from grpo_run.dashboards.live.feed import RunFeed, RunList, key_of
+from grpo_run.runtime.errors import RunDirectoryError, UsageError
+from grpo_run.runtime.files import replace_file
+from grpo_run.runtime.history.run_directory import RunDirectory
+
+POLL_SECONDS = 0.4
+LIST_SECONDS = 2.0
+LIST_READ_SECONDS = 0.2
+QUIET_SECONDS = 15.0
+"""A stream without changes says that it is alive."""
+MOST_READERS = 256
+WAITING_CHANGES = 32
+"""A page that does not read so many changes is disconnected; it connects again and gets everything anew."""
+TOKEN_BYTES = 24
+MIN_TOKEN_CHARACTERS = 20
+MAX_FEEDS = 32
+STATIC = Path(__file__).with_name("static")
+FILES = {
+    "": ("index.html", "text/html"),
+    "page.js": ("page.js", "text/javascript"),
+    "charts.js": ("charts.js", "text/javascript"),
+    "page.css": ("page.css", "text/css"),
+}
+HEADERS = {
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "cross-origin-resource-policy": "same-origin",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def read_token(file: Path) -> str:
+    """Return the token in a file that only this user can read; make one if there is none.
+
+    Raises:
+        UsageError: the file cannot be written, or others can read it.
+    """
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            found = file.lstat()
+            if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                raise UsageError(f"{file} must be yours and have mode 0600; delete it, and a new one is made")
+            token = file.read_text().strip()
+            if len(token) >= MIN_TOKEN_CHARACTERS and token.isascii() and "/" not in token:
+                return token
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        replace_file(file, f"{token}\n".encode())
+    except OSError as error:
+        raise UsageError(f"cannot keep the token of the page in {file}: {error.strerror}") from error
+    return token
+
+
+def event(name: str, value: object) -> bytes:
+    """Return one server-sent event."""
+    return f"event: {name}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
+
+
+class Readers:
+    """The pages that are open, and the runs that they show.
+
+    Args:
+        runs: all runs.
+        default: the key of the run that a page shows if it names none; watched also without a page, so that
+            the first page has its past.
+    """
+
+    def __init__(self, runs: RunList, default: str) -> None:
+        self.runs, self.default = runs, default
+        self._feeds: dict[str, RunFeed] = {}
+        self._queues: dict[str, set[asyncio.Queue[bytes | None]]] = {}
+        self._listed: bytes = b""
+
+    async def watch(self) -> None:
+        """Read all runs that are shown, and the list, until cancelled. Raises what reading a run raises."""
+        loop, found_at = asyncio.get_running_loop(), -LIST_SECONDS
+        followers: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                for key in self._wanted() - followers.keys():
+                    followers[key] = asyncio.create_task(self._follow(key))
+                for key, task in list(followers.items()):
+                    if task.done():
+                        task.result()
+                        del followers[key]
+                if loop.time() - found_at >= LIST_SECONDS:
+                    found_at = loop.time()
+                    await asyncio.to_thread(self.runs.find)
+                watched = {key: feed.shown["run"] for key, feed in self._feeds.items() if "run" in feed.shown}
+                await asyncio.to_thread(self.runs.read, watched, LIST_READ_SECONDS)
+                self._send_list()
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            for task in followers.values():
+                task.cancel()
+
+    def _wanted(self) -> set[str]:
+        return {self.default, *(key for key, queues in self._queues.items() if queues)}
+
+    async def _follow(self, key: str) -> None:
+        """Read one run for all of its pages: a long journal takes seconds, for which no other run waits."""
+        while key in self._wanted() and (feed := self._feed(key)) is not None:
+            changes = await asyncio.to_thread(feed.poll)
+            self._send(key, b"".join(event(name, value) for name, value in changes.items()))
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _feed(self, key: str) -> RunFeed | None:
+        feed = self._feeds.get(key)
+        directory = self.runs.directories.get(key)
+        if feed is None and directory is not None:
+            unused = [other for other in self._feeds if not self._queues.get(other) and other != self.default]
+            for other in unused[: max(0, len(self._feeds) - MAX_FEEDS + 1)]:
+                del self._feeds[other]
+            feed = self._feeds[key] = RunFeed(directory)
+        return feed
+
+    def _send_list(self) -> None:
+        listed = event("runs", {"runs": self.runs.shown(), "default": self.default})
+        if listed != self._listed:
+            self._listed = listed
+            for key in self._queues:
+                self._send(key, listed)
+
+    def _send(self, key: str, data: bytes) -> None:
+        if not data:
+            return
+        for queue in self._queues.get(key, ()):
+            if queue.full():
+                while not queue.empty():
+                    queue.get_nowait()
+                queue.put_nowait(None)
+            else:
+                queue.put_nowait(data)
+
+    @property
+    def count(self) -> int:
+        """How many pages are connected."""
+        return sum(map(len, self._queues.values()))
+
+    def known(self, key: str) -> RunDirectory | None:
+        """Return a run by its key; None if there is none."""
+        return self.runs.directories.get(key)
+
+    async def stream(self, key: str) -> AsyncIterator[bytes]:
+        """Yield what is shown of a run, and then every change."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING_CHANGES)
+        self._queues.setdefault(key, set()).add(queue)
+        try:
+            yield b"retry: 1000\n\n" + self._listed
+            while (feed := self._feed(key)) is None or not feed.shown:
+                await asyncio.sleep(POLL_SECONDS / 4)  # the first reading of a long journal
+            # a change that waits in the queue may be part of it: to have it twice does no harm
+            yield b"".join(event(name, value) for name, value in feed.shown.items())
+            while True:
+                try:
+                    data = await asyncio.wait_for(queue.get(), QUIET_SECONDS)
+                except asyncio.TimeoutError:
+                    data = b": alive\n\n"
+                if data is None:
+                    return
+                yield data
+        finally:
+            self._queues[key].discard(queue)
+
+
+def application(
+    runs: RunList, default: RunDirectory, token: str, accepts_host: Callable[[str], bool]
+) -> Starlette:
+    """Return the ASGI application.
+
+    Args:
+        default: the run that the page shows first.
+        token: the first part of every address.
+        accepts_host: whether a Host header names this server, as `Listener.accepts_host`.
+    """
+    readers = Readers(runs, key_of(default.path))
+
+    def guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def checked(request: Request) -> Response:
+            host = request.headers.get("host")
+            if host is not None and not accepts_host(host):
+                return PlainTextResponse("not a name of this server\n", 421, headers=HEADERS)
+            given = request.path_params["token"].encode(errors="replace")
+            if not hmac.compare_digest(given, token.encode()):
+                text = "not found; open the address that `grpo-run serve` has printed\n"
+                return PlainTextResponse(text, 404, headers=HEADERS)
+            return await answer(request)
+
+        return checked
+
+    async def static(request: Request) -> Response:
+        name = request.path_params.get("file", "")
+        if name not in FILES:
+            return PlainTextResponse("not found\n", 404, headers=HEADERS)
+        file, kind = FILES[name]
+        content = (STATIC / file).read_bytes()
+        return Response(content, media_type=kind, headers={**HEADERS, "content-security-policy": POLICY})
+
+    async def events(request: Request) -> Response:
+        key = request.query_params.get("run") or readers.default
+        if readers.known(key) is None:
+            return PlainTextResponse("no such run\n", 404, headers=HEADERS)
+        if readers.count >= MOST_READERS:
+            return PlainTextResponse("too many pages are open\n", 503, headers=HEADERS)
+        return StreamingResponse(readers.stream(key), media_type="text/event-stream", headers=HEADERS)
+
+    async def report(request: Request) -> Response:
+        run = readers.known(request.path_params["key"])
+        if run is None:
+            return PlainTextResponse("no such run\n", 404, headers=HEADERS)
+        try:
+            page = await asyncio.to_thread(_report, run, str(request.path_params["number"]))
+        except RunDirectoryError as error:
+            return PlainTextResponse(f"{error}\n", 404, headers=HEADERS)
+        return HTMLResponse(page, headers=HEADERS)  # with a policy of its own
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        await asyncio.to_thread(runs.find)
+        watching = asyncio.create_task(readers.watch())
+        # without it the pages would stand still: end the server with the error
+        watching.add_done_callback(lambda task: None if task.cancelled() else os.kill(os.getpid(), 15))
+        yield
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+    return Starlette(
+        routes=[
+            Route("/{token}/", guarded(static), methods=["GET"]),
+            Route("/{token}/events", guarded(events), methods=["GET"]),
+            Route("/{token}/incident/{key}/{number:int}", guarded(report), methods=["GET"]),
+            Route("/{token}/{file}", guarded(static), methods=["GET"]),
+        ],
+        lifespan=lifespan,
+    )
+
+
+def _report(run: RunDirectory, number: str) -> str:
+    from plotly.offline import get_plotlyjs
+
+    from grpo_run.dashboards.incident_report.contents import find_incident, read_report
+    from grpo_run.dashboards.incident_report.page import build
+
+    return build(read_report(run, find_incident(run, number)), get_plotlyjs())

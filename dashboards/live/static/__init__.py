@@ -1,0 +1,1 @@
+"""Data only: the page, style sheet and script that `dashboards/live/server.py` sends."""

@@ -1,0 +1,186 @@
+"""What the live page and `grpo-run top` show of a run, as plain data.
+
+Called by `feed.py` for every reading of a run. Texts come from scripts, so they are cleaned of control
+characters and cut here, once for the browser and the terminal. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.history.recovery import Recovery
+from grpo_run.runtime.history.status import RunStatus
+from grpo_run.watchdog.memory.phase_memory import RankMemory
+
+MAX_SENTENCE = 2_000
+MAX_LABEL = 200
+SHOWN_INCIDENTS = 100
+ENDED_TONES = {"finished": "good", "stopped": "quiet", "failed": "bad", "unknown": "bad"}
+CONFIRMED = "A fault was found, and its evidence is being written."
+HANDLING = frozenset({"collecting", "recovering"})
+"""States in which a fault is being handled."""
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+_HIDDEN = dict.fromkeys((*range(128, 160), *range(8234, 8239), *range(8294, 8298)), 65533)
+_VISIBLE = _PICTURES | _HIDDEN
+
+
+def clean(text: object, most: int = MAX_SENTENCE) -> str:
+    """Return a text without control characters, orders of writing direction and halves of surrogate pairs.
+
+    Args:
+        text: of a script, or anything that is converted to a text.
+        most: characters, beyond which it is cut.
+    """
+    whole = str(text)
+    shown = whole[:most].translate(_VISIBLE).encode(errors="backslashreplace").decode()
+    return f"{shown}… ({len(whole):,} characters)" if len(whole) > most else shown
+
+
+def view(status: RunStatus, checkpoints: Iterable[Mapping[str, Any]], now: float) -> dict[str, Any]:
+    """Return what is shown of a run, as JSON values.
+
+    Args:
+        status: one reading.
+        checkpoints: the last ones that were published, as `RunCurves` keeps them.
+        now: seconds since the epoch.
+    """
+    history = status.history
+    live = status.supervisor_pid is not None
+    sentences = _verdict(status)
+    return {
+        "run_id": clean(status.run_id, MAX_LABEL),
+        "state": status.state,
+        "live": live,
+        "tone": _tone(status),
+        "sentence": clean(sentences[0]),
+        "also": clean(" ".join(sentences[1:])),
+        "step": history.step,
+        "target_steps": history.target_steps,
+        "train_call": history.train_call,
+        "counts_steps": history.counts_steps,
+        "step_seconds": history.step_seconds(),
+        "remaining_seconds": status.remaining_seconds,
+        "reward": history.reward,
+        "loss": history.loss,
+        "goodput": history.goodput(now if live else None),
+        "attempts": history.attempts,
+        "wall_seconds": None if history.time.first is None else history.time.seconds(now if live else None),
+        "last_event_at": history.time.last,
+        "snapshot_step": history.snapshot_step,
+        "trouble": None if history.checkpoint_trouble is None else clean(history.checkpoint_trouble),
+        "memory_plan": history.memory.plan.text,
+        "masked": clean(history.masked.summary) if history.masked else "",
+        "host_memory": _host_memory(status),
+        "ranks": _ranks(status),
+        "late_ranks": [clean(late.sentence) for late in status.late_ranks],
+        "incidents": _incidents(history.recoveries),
+        "checkpoints": [{**one, "path": clean(one["path"])} for one in checkpoints],
+    }
+
+
+def _verdict(status: RunStatus) -> list[str]:
+    """The sentences about a run, the most important one first: its fault until it has recovered."""
+    last = status.history.recoveries[-1] if status.history.recoveries else None
+    if last is None or not _is_open(status, last):
+        return [CONFIRMED, status.summary] if status.state == "collecting" else [status.summary]
+    if last.sentence in status.summary:
+        return [status.summary]
+    return [last.sentence, status.summary]
+
+
+def _is_open(status: RunStatus, fault: Recovery) -> bool:
+    """Whether the run has not continued after its last fault."""
+    if status.history.exit_code is not None:
+        return fault.gave_up
+    return fault.recovery_seconds is None
+
+
+def _tone(status: RunStatus) -> str:
+    """How a state is colored: `good`, `bad`, `warn`, `busy` or `quiet`."""
+    ended = ENDED_TONES.get(status.state)
+    if ended is not None:
+        return ended
+    last = status.history.recoveries[-1] if status.history.recoveries else None
+    if status.state in HANDLING or (last is not None and _is_open(status, last)):
+        return "bad"
+    if status.wait is not None or status.state == "suspect" or status.history.checkpoint_trouble:
+        return "warn"
+    return "good" if status.state == "running" else "busy"
+
+
+def _ranks(status: RunStatus) -> list[dict[str, Any]]:
+    newest = max((slot.voted_step for slot in status.slots if slot is not None), default=0)
+    voted = [slot for slot in status.slots if slot is not None and slot.voted_step == newest > 0]
+    first = min((slot.voted_at_seconds for slot in voted), default=0.0)
+    awaited = status.awaited.rank if status.awaited is not None and status.wait is not None else None
+    waiters = status.awaited.waiters if awaited is not None and status.awaited is not None else ()
+    rows = []
+    for fields, slot in zip(status.as_json()["ranks"], status.slots, strict=True):
+        local = fields["local_rank"]
+        if slot is None:
+            why = "has not started yet" if status.state == "starting" else "cannot be observed"
+            rows.append({"local_rank": local, "observable": False, "phase": why})
+            continue
+        memory = status.memory[local] if local < len(status.memory) else None
+        rows.append(
+            {name: fields[name] for name in ("local_rank", "observable", "rank", "pid", "state", "step")}
+            | {"phase": clean(fields["callback"] or fields["phase"] or fields["state"], MAX_LABEL)}
+            | {name: fields[name] for name in ("phase_seconds", "seconds_since_progress")}
+            | {
+                # how much later than the first rank it has voted on the newest step
+                "late_seconds": round(slot.voted_at_seconds - first, 4) if slot in voted else None,
+                "awaited": slot.rank == awaited,
+                "waits": slot.rank in waiters,
+                "memory": _memory(memory),
+            }
+        )
+    return rows
+
+
+def _memory(memory: RankMemory | None) -> dict[str, Any] | None:
+    """Memory of a rank in bytes: of its device, or on the host without one; None if it was not measured."""
+    if memory is None or not memory.readings:
+        return None
+    forecast = memory.forecast
+    now = memory.allocated_bytes if memory.has_device else memory.resident_bytes
+    by_phase = {
+        phase.name: one.peak_allocated_bytes if memory.has_device else one.peak_resident_bytes
+        for phase, one in memory.phases.items()
+    }
+    peaks = (*by_phase.values(), memory.peak_allocated_bytes if memory.has_device else now)
+    return {
+        "where": "device" if memory.has_device else "host",
+        "now_bytes": now,
+        "peak_bytes": max(peaks, default=0),
+        "by_phase": by_phase,
+        "predicted_bytes": (forecast.predicted_bytes or None) if forecast else None,
+        "observed_bytes": (forecast.observed_bytes or None) if forecast else None,
+        "limit_bytes": (forecast.limit_bytes if forecast else 0) or memory.capacity_bytes or None,
+    }
+
+
+def _host_memory(status: RunStatus) -> dict[str, Any] | None:
+    nearest = None if status.host_memory is None else status.host_memory.nearest
+    return None if nearest is None else {"name": nearest.name, "fraction": nearest.fraction}
+
+
+def _incidents(recoveries: Sequence[Recovery]) -> list[dict[str, Any]]:
+    """The last faults, newest first."""
+    rows = []
+    for number, one in list(enumerate(recoveries, 1))[-SHOWN_INCIDENTS:][::-1]:
+        shown = ("rank", "step", "train_call", "at", "detection_seconds", "recovery_seconds", "lost_steps")
+        fields = dataclasses.asdict(dataclasses.replace(one, shortage={}))
+        rows.append(
+            {name: fields[name] for name in (*shown, "from_checkpoint", "gave_up")}
+            | {
+                "number": number,
+                "folder": clean(Path(one.incident).name, MAX_LABEL) if one.incident else None,
+                "cause": clean(one.cause, MAX_LABEL),
+                "action": clean(one.action, MAX_LABEL),
+                "sentence": clean(one.sentence or one.cause),
+            }
+        )
+    return rows
