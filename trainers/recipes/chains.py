@@ -5,13 +5,13 @@ kinds.
     completion   A+5B#1C=1D-0E#3F+4G-3H=3
 
 A step writes its label, its operation and the resulting digit. Operations are the delimiters, so there are
-more than the memory's budget. The reasoner is pre-trained on chains in which `+`, `-` and `=` are right
-and the result of `#` is a random digit, from which the chain goes on: it knows the format, and cannot know
-`#`, which is a fixed permutation of the digits. The weaver is trained on right chains. So memory helps after
-`#` only, and these may be anywhere. Called by `memgen.py`.
+more than the memory's budget. `#` is a fixed permutation of the digits. The reasoner is pre-trained with an
+outdated permutation, so it is wrong at every `#` and right elsewhere; the weaver is trained on right chains.
+So memory helps after `#` only, and these may be anywhere. Called by `memgen.py`.
 
-Labels lead from step to step, and pre-training has pauses after operations, which are read and never
-written. So the reasoner does not count tokens, and latents between them do not disturb it.
+Labels lead from step to step, and in pre-training some operations are followed by pauses, `.`, or by a note,
+`5.`, a random digit that overrides the operation. The reasoner learns to read these, and not to write any. So
+it does not count tokens, and it can use memory.
 """
 
 from __future__ import annotations
@@ -29,9 +29,14 @@ DELIMITERS = EASY + HARD
 CHARACTERS = "0123456789:" + DELIMITERS + PAUSE + LABELS
 PERMUTATION = (3, 8, 5, 0, 9, 1, 7, 2, 6, 4)
 """Result of the hard operation for each digit."""
-MOST_HARD = 4
-"""Hard steps of a chain, at least one; fewer than the budget."""
-MOST_PAUSES = 2
+OUTDATED = (5, 2, 9, 7, 1, 8, 0, 6, 4, 3)
+"""What the reasoner learns in pre-training instead; no digit has the same result."""
+HARD_STEPS = (1, 4)
+"""Fewest and most hard steps of a problem; the budget suffices for all of them."""
+DEMONSTRATED_HARD_STEPS = (2, 7)
+"""Of a demonstration: more, because the weaver has something to learn at these only."""
+NOTES = 0.35
+"""Share of steps of pre-training with a note."""
 GIVEN_STEPS = 3
 """Most steps of a demonstration that belong to its prompt."""
 
@@ -47,26 +52,34 @@ class Chain(NamedTuple):
         pairs = zip(LABELS, self.operations, strict=True)
         return "".join(label + operation for label, operation in pairs) + f":{self.start}"
 
-    def steps(self, guess: random.Random | None = None) -> list[str]:
-        """Return the text of each step; with `guess`, hard ones have random results."""
+    def steps(self) -> list[str]:
+        """Return the text of each step."""
         digit, texts = self.start, []
         for label, operation in zip(LABELS, self.operations, strict=True):
-            if operation == HARD:
-                digit = PERMUTATION[digit] if guess is None else guess.randrange(10)
-            else:
-                digit = (digit + {"+": 1, "-": -1, "=": 0}[operation]) % 10
+            digit = result(digit, operation, PERMUTATION)
             texts.append(f"{label}{operation}{digit}")
         return texts
 
 
-def chains(seed: str, count: int, *, held_out: bool = False) -> list[Chain]:
-    """Return chains that the seed determines, each with one to `MOST_HARD` hard steps, anywhere. No chain is
-    both among the held-out ones and among the others.
+def result(digit: int, operation: str, permutation: Sequence[int]) -> int:
+    """Return the result of a step."""
+    if operation == HARD:
+        return permutation[digit]
+    return (digit + {"+": 1, "-": -1, "=": 0}[operation]) % 10
+
+
+def chains(
+    seed: str, count: int, *, hard_steps: tuple[int, int] = HARD_STEPS, held_out: bool = False
+) -> list[Chain]:
+    """Return chains that the seed determines. No chain is both among the held-out ones and among the others.
+
+    Args:
+        hard_steps: fewest and most hard steps of a chain, which may be anywhere.
     """
     rng = random.Random(seed)
     found: list[Chain] = []
     while len(found) < count:
-        hard = set(rng.sample(range(STEPS), rng.randint(1, MOST_HARD)))
+        hard = set(rng.sample(range(STEPS), rng.randint(*hard_steps)))
         operations = "".join(HARD if step in hard else rng.choice(EASY) for step in range(STEPS))
         chain = Chain(rng.randrange(10), operations)
         if (zlib.crc32(chain.prompt.encode()) % 10 == 0) == held_out:
@@ -74,15 +87,24 @@ def chains(seed: str, count: int, *, held_out: bool = False) -> list[Chain]:
     return found
 
 
-def pretraining_rows(seed: int, count: int) -> dict[str, list[str]]:
-    """Return the reasoner's data: hard steps are random, and operations are followed by pauses."""
-    rng = random.Random(f"guesses {seed}")
-    rows: dict[str, list[str]] = {"prompt": [], "completion": []}
+def pretraining_rows(seed: int, count: int) -> dict[str, list[list[str]]]:
+    """Return the reasoner's data: a column `parts`, texts that are read and texts that are learned in turn.
+    Hard steps follow the outdated permutation, and some operations are followed by pauses or a note.
+    """
+    rng = random.Random(f"notes {seed}")
+    rows = []
     for chain in chains(f"pre-training {seed}", count):
-        steps = [step[:2] + PAUSE * rng.randint(0, MOST_PAUSES) + step[2:] for step in chain.steps(rng)]
-        rows["prompt"].append(chain.prompt)
-        rows["completion"].append("".join(steps))
-    return rows
+        parts, digit = [chain.prompt], chain.start
+        for label, operation in zip(LABELS, chain.operations, strict=True):
+            if rng.random() < NOTES:
+                digit = rng.randrange(10)
+                read = f"{digit}{PAUSE}"
+            else:
+                digit = result(digit, operation, OUTDATED)
+                read = rng.choice(("", "", PAUSE, PAUSE * 2))
+            parts += [label + operation, read, str(digit), ""]
+        rows.append(parts)
+    return {"parts": rows}
 
 
 def demonstrations(seed: int, count: int) -> dict[str, list[str]]:
@@ -91,7 +113,7 @@ def demonstrations(seed: int, count: int) -> dict[str, list[str]]:
     """
     rng = random.Random(f"given steps {seed}")
     rows: dict[str, list[str]] = {"prompt": [], "completion": []}
-    for chain in chains(f"demonstrations {seed}", count):
+    for chain in chains(f"demonstrations {seed}", count, hard_steps=DEMONSTRATED_HARD_STEPS):
         steps, given = chain.steps(), rng.randint(0, GIVEN_STEPS)
         rows["prompt"].append(chain.prompt + "".join(steps[:given]))
         rows["completion"].append("".join(steps[given:]))

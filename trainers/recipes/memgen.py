@@ -28,7 +28,14 @@ from grpo_run.trainers.memgen.training import TriggerTrainer, WeaverTrainer
 from grpo_run.trainers.recipes import chains, gsm8k
 from grpo_run.trainers.recipes.recipe import Recipe
 from grpo_run.trainers.recipes.tiny import TINY
-from grpo_run.trainers.recipes.training import Reward, load_policy, shared_arguments, warm_start
+from grpo_run.trainers.recipes.training import (
+    IGNORED_LABEL,
+    Reward,
+    Transform,
+    load_policy,
+    shared_arguments,
+    warm_start,
+)
 from grpo_run.trainers.rewards import correct_answer
 
 PRETRAINING_ROWS = 40_000
@@ -62,7 +69,7 @@ def train_arithmetic(recipe: Recipe) -> None:
     model, tokenizer = load_policy(recipe, characters=chains.CHARACTERS)
     if recipe.sft is not None:
         rows = Dataset.from_dict(chains.pretraining_rows(recipe.seed, PRETRAINING_ROWS))
-        trained = warm_start(recipe, model, tokenizer, rows, pause=chains.PAUSE)
+        trained = warm_start(recipe, model, tokenizer, rows, _parts_encoder(tokenizer))
         # trainers replace `forward` of their model by a closure, which copies of the model would share
         model, _ = load_policy(recipe, characters=chains.CHARACTERS)
         model.load_state_dict(trained.state_dict())
@@ -196,9 +203,25 @@ def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
     return ids
 
 
-def _demonstration_encoder(
-    tokenizer: PreTrainedTokenizerBase,
-) -> Callable[[dict[str, list[Any]]], dict[str, list[list[int]]]]:
+def _parts_encoder(tokenizer: PreTrainedTokenizerBase) -> Transform:
+    """Return a transform from `parts`, read and learned in turn, to `input_ids` and masked `labels`."""
+
+    def encode(rows: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
+        found: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
+        for parts in rows["parts"]:
+            ids, labels = [], []
+            for number, part in enumerate([*parts, tokenizer.eos_token]):
+                tokens = tokenizer(part, add_special_tokens=False)["input_ids"]
+                ids += tokens
+                labels += tokens if number % 2 else [IGNORED_LABEL] * len(tokens)
+            found["input_ids"].append(ids)
+            found["labels"].append(labels)
+        return found
+
+    return encode
+
+
+def _demonstration_encoder(tokenizer: PreTrainedTokenizerBase) -> Transform:
     """Return a transform from `prompt` and `completion` to `prompt_ids` and `completion_ids`."""
 
     def encode(rows: dict[str, list[Any]]) -> dict[str, list[list[int]]]:

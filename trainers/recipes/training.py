@@ -63,28 +63,20 @@ def shared_arguments(recipe: Recipe, section: TrainerSection, name: str) -> dict
     }
 
 
-def encoder(
-    tokenizer: PreTrainedTokenizerBase, pause: str | None = None
-) -> Callable[[dict[str, list[str]]], dict[str, list[list[int]]]]:
-    """Return a transform from `prompt` and `completion` to `input_ids` and masked `labels`.
+Transform: TypeAlias = Callable[[dict[str, list[Any]]], dict[str, list[list[int]]]]
 
-    Args:
-        pause: a token that the model learns to read and not to write.
-    """
-    unlearned = None if pause is None else tokenizer.convert_tokens_to_ids(pause)
 
-    def encode(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+def encoder(tokenizer: PreTrainedTokenizerBase) -> Transform:
+    """Return a transform from `prompt` and `completion` to `input_ids` and masked `labels`."""
+
+    def encode(rows: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
         prompts = tokenizer(rows["prompt"], add_special_tokens=False)["input_ids"]
         completions = tokenizer(rows["completion"], add_special_tokens=False)["input_ids"]
         endings = [[*completion, tokenizer.eos_token_id] for completion in completions]
         pairs = list(zip(prompts, endings, strict=True))
         return {
             "input_ids": [prompt + ending for prompt, ending in pairs],
-            "labels": [
-                [IGNORED_LABEL] * len(prompt)
-                + [IGNORED_LABEL if token == unlearned else token for token in ending]
-                for prompt, ending in pairs
-            ],
+            "labels": [[IGNORED_LABEL] * len(prompt) + ending for prompt, ending in pairs],
         }
 
     return encode
@@ -95,14 +87,14 @@ def warm_start(
     model: Policy,
     tokenizer: PreTrainedTokenizerBase,
     dataset: Dataset,
-    pause: str | None = None,
+    transform: Transform | None = None,
 ) -> PreTrainedModel:
-    """Train with SFT on the columns `prompt` and `completion`, and return the model.
+    """Train with SFT and return the model.
 
     Examples are encoded when they are drawn. Encoding all of them first would delay every restart.
 
     Args:
-        pause: as for `encoder`.
+        transform: of rows to `input_ids` and `labels`; by default `encoder`'s, for `prompt` and `completion`.
     """
     assert recipe.sft is not None
 
@@ -113,7 +105,7 @@ def warm_start(
             dataset_kwargs={"skip_prepare_dataset": True},
             remove_unused_columns=False,
         ),
-        train_dataset=dataset.with_transform(encoder(tokenizer, pause)),
+        train_dataset=dataset.with_transform(transform or encoder(tokenizer)),
         processing_class=tokenizer,
     )
     trainer.train()
