@@ -64,8 +64,7 @@ class MemGen:
         queries = nn.Embedding(settings.prompt_latents + settings.latents, width, **like)
         nn.init.normal_(queries.weight, std=scale)
         projection = nn.Linear(width, width, **like)
-        # at first, memory is what the weaver predicts: last states are similar to embeddings of tokens
-        projection.weight.data.copy_(scale * torch.eye(width))
+        nn.init.normal_(projection.weight, std=scale / width**0.5)
         nn.init.zeros_(projection.bias)
         self.weaver = self._adapted({QUERIES: queries, PROJECTION: projection})
         head = nn.Linear(width, 2, **like)

@@ -72,6 +72,7 @@ def train_arithmetic(recipe: Recipe) -> None:
         trained = warm_start(recipe, model, tokenizer, rows, _parts_encoder(tokenizer))
         # trainers replace `forward` of their model by a closure, which copies of the model would share
         model, _ = load_policy(recipe, characters=chains.CHARACTERS)
+        assert not isinstance(model, str), "the recipe's model is built here"
         model.load_state_dict(trained.state_dict())
     train(
         recipe,
@@ -209,7 +210,8 @@ def _parts_encoder(tokenizer: PreTrainedTokenizerBase) -> Transform:
     def encode(rows: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
         found: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
         for parts in rows["parts"]:
-            ids, labels = [], []
+            ids: list[int] = []
+            labels: list[int] = []
             for number, part in enumerate([*parts, tokenizer.eos_token]):
                 tokens = tokenizer(part, add_special_tokens=False)["input_ids"]
                 ids += tokens

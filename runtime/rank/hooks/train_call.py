@@ -69,6 +69,7 @@ def record_model_activity(trainer: Any, session: Session) -> Iterator[None]:
 
 def first_hooks_report(session: Session) -> Callable[[], None]:
     """Return a function that journals its first call, on rank 0."""
+    told = False
 
     def report() -> None:
         nonlocal told
@@ -81,7 +82,6 @@ def first_hooks_report(session: Session) -> Callable[[], None]:
             )
         told = True
 
-    told = False
     return report
 
 
