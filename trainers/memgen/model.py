@@ -21,6 +21,8 @@ from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from peft.utils import load_peft_weights
 from torch import Tensor, nn
 
+from grpo_run.runtime.errors import ConfigError
+
 QUERIES, PROJECTION, HEAD = "memory_queries", "memory_projection", "decision_head"
 """Names of the modules that weaver and trigger have beyond the reasoner's."""
 SKIP, WEAVE, NO_DECISION = 0, 1, -100
@@ -50,14 +52,24 @@ class MemGen:
     Args:
         reasoner: any causal language model of transformers; frozen here.
         delimiters: token ids after which memory may be woven.
+
+    Raises:
+        ConfigError: the reasoner has been inside a trainer.
     """
 
     def __init__(self, reasoner: Any, settings: MemorySettings, delimiters: Sequence[int]) -> None:
+        if "forward" in vars(reasoner):
+            raise ConfigError(
+                "the reasoner has been inside a trainer, which has replaced its `forward` by one that copies"
+                " of the model would share; load its weights into a new model"
+            )
         self.reasoner = reasoner.requires_grad_(False).eval()
         self.settings = settings
         self.delimiters = tuple(sorted(delimiters))
         width = reasoner.get_input_embeddings().embedding_dim
-        like = {"dtype": reasoner.dtype, "device": reasoner.device}
+        # a step of 1e-5 would be lost in the rounding of bfloat16
+        self._precision = torch.promote_types(reasoner.dtype, torch.float32)
+        like = {"dtype": self._precision, "device": reasoner.device}
         # queries and latents are as large as embeddings of tokens, which is what the layers have learned to
         # read
         scale = float(reasoner.get_input_embeddings().weight.float().std())
@@ -76,6 +88,9 @@ class MemGen:
         """Return a copy of the reasoner with LoRA and trained modules, which shares the frozen tensors."""
         shared = [*self.reasoner.parameters(), *self.reasoner.buffers()]
         model = copy.deepcopy(self.reasoner, {id(tensor): tensor for tensor in shared})
+        for part in model.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0  # decisions of a rollout and their log-probabilities in training must be the same
         for name, module in modules.items():
             model.add_module(name, module)
         rank = self.settings.lora_rank
@@ -123,10 +138,11 @@ class MemGen:
         )
         own = self.weaver.get_base_model()
         queries = own.get_submodule(QUERIES)(torch.arange(start, start + count, device=own.device))
+        queries = queries.to(prefixes[0].dtype)
         rows, mask = pad_left([torch.cat([prefix, queries]) for prefix in prefixes])
         hidden = last_states(weaver or self.weaver, mask, inputs_embeds=rows)
-        latents: Tensor = own.get_submodule(PROJECTION)(hidden[:, -count:])
-        return latents
+        latents: Tensor = own.get_submodule(PROJECTION)(hidden[:, -count:].to(self._precision))
+        return latents.to(prefixes[0].dtype)
 
     def decision_logits(self, token_ids: Tensor, mask: Tensor, *, trigger: Any = None) -> Tensor:
         """Return the trigger's logits after each token, [b, L, 2], of skipping and of weaving.
@@ -137,7 +153,7 @@ class MemGen:
             trigger: the wrapped trigger during its training; calls go through it.
         """
         hidden = last_states(trigger or self.trigger, mask, input_ids=token_ids)
-        logits: Tensor = self.trigger.get_base_model().get_submodule(HEAD)(hidden)
+        logits: Tensor = self.trigger.get_base_model().get_submodule(HEAD)(hidden.to(self._precision))
         return logits
 
     def load_weaver(self, folder: Path) -> None:
