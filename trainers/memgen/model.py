@@ -90,7 +90,9 @@ class MemGen:
         model = copy.deepcopy(self.reasoner, {id(tensor): tensor for tensor in shared})
         for part in model.modules():
             if isinstance(part, nn.Dropout):
-                part.p = 0.0  # decisions of a rollout and their log-probabilities in training must be the same
+                part.p = (
+                    0.0  # decisions of a rollout and their log-probabilities in training must be the same
+                )
         for name, module in modules.items():
             model.add_module(name, module)
         rank = self.settings.lora_rank

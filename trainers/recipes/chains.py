@@ -39,6 +39,8 @@ NOTES = 0.35
 """Share of steps of pre-training with a note."""
 GIVEN_STEPS = 3
 """Most steps of a demonstration that belong to its prompt."""
+WOVEN_STEPS = 5
+"""Steps of a demonstration that memory reaches: the packaged budget."""
 
 
 class Chain(NamedTuple):
@@ -82,9 +84,14 @@ def chains(
         hard = set(rng.sample(range(STEPS), rng.randint(*hard_steps)))
         operations = "".join(HARD if step in hard else rng.choice(EASY) for step in range(STEPS))
         chain = Chain(rng.randrange(10), operations)
-        if (zlib.crc32(chain.prompt.encode()) % 10 == 0) == held_out:
+        if is_held_out(chain) == held_out:
             found.append(chain)
     return found
+
+
+def is_held_out(chain: Chain) -> bool:
+    """Whether a chain is for the evaluation only: one in ten, by a checksum."""
+    return zlib.crc32(chain.prompt.encode()) % 10 == 0
 
 
 def pretraining_rows(seed: int, count: int) -> dict[str, list[list[str]]]:
@@ -108,13 +115,20 @@ def pretraining_rows(seed: int, count: int) -> dict[str, list[list[str]]]:
 
 
 def demonstrations(seed: int, count: int) -> dict[str, list[str]]:
-    """Return the weaver's data: right chains. Some steps belong to the prompt already, so that the weaver,
-    which is trained at the first delimiters only, sees all steps.
+    """Return the weaver's data, at most `count` rows: right chains. Some steps belong to the prompt already,
+    so that the weaver, which is trained at the first delimiters only, sees all steps. Later steps are easy:
+    a hard one without memory would be a loss that the weaver cannot reduce.
     """
     rng = random.Random(f"given steps {seed}")
     rows: dict[str, list[str]] = {"prompt": [], "completion": []}
-    for chain in chains(f"demonstrations {seed}", count, hard_steps=DEMONSTRATED_HARD_STEPS):
-        steps, given = chain.steps(), rng.randint(0, GIVEN_STEPS)
+    for drawn in chains(f"demonstrations {seed}", count, hard_steps=DEMONSTRATED_HARD_STEPS):
+        given = rng.randint(0, GIVEN_STEPS)
+        reached = given + WOVEN_STEPS
+        later = "".join(rng.choice(EASY) if sign == HARD else sign for sign in drawn.operations[reached:])
+        chain = Chain(drawn.start, drawn.operations[:reached] + later)
+        if is_held_out(chain):
+            continue
+        steps = chain.steps()
         rows["prompt"].append(chain.prompt + "".join(steps[:given]))
         rows["completion"].append("".join(steps[given:]))
     return rows
