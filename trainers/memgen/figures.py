@@ -94,6 +94,7 @@ def draw(experiment: Experiment, path: Path) -> None:
         _line(upper[0], "Weaver, SFT: loss per token", experiment.weaver_loss)
         _line(upper[1], "Trigger, GRPO: loss", experiment.trigger_loss)
         _line(upper[2], "Trigger, GRPO: reward", experiment.reward)
+        upper[1].yaxis.set_major_formatter("{x:.1g}")
         upper[2].set_ylim(0, 1.02)
         for axes in upper:
             axes.set_xlabel("step")

@@ -20,6 +20,7 @@ import torch
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from peft.utils import load_peft_weights
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from grpo_run.runtime.errors import ConfigError
 
@@ -98,7 +99,7 @@ class MemGen:
         rank = self.settings.lora_rank
         linear = [
             name for name, module in model.named_modules()
-            if isinstance(module, nn.Linear)
+            if isinstance(module, (nn.Linear, Conv1D))
             and module is not model.get_output_embeddings()
             and name not in modules
         ]  # fmt: skip

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Trainer
+from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer, maybe_apply_chat_template
 
+from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.memgen.generation import GenerationSettings, generate
 from grpo_run.trainers.memgen.model import NO_DECISION, MemGen, pad_left, positions_of
 
@@ -34,6 +36,7 @@ class WeaverTrainer(Trainer):  # type: ignore[misc]
 
     def __init__(self, memgen: MemGen, args: Any, *, max_length: int, **kwargs: Any) -> None:
         self._memgen, self._max_length = memgen, max_length
+        _check(args)
         super().__init__(model=memgen.weaver, args=args, data_collator=list, **kwargs)
         memgen.to(self.accelerator.device)
 
@@ -100,6 +103,18 @@ def cuts_of(row: dict[str, list[int]], length: int, memgen: MemGen) -> list[int]
     return [start, *ends[: memgen.settings.augmentations]]
 
 
+def _check(args: Any) -> None:
+    """Refuse what shards weights, and tell DDP that no parameter is unused: its search takes those for unused
+    that work outside of `forward`, on what that returns.
+    """
+    if is_deepspeed_zero3_enabled() or args.fsdp:
+        raise ConfigError(
+            "MemGen's reasoner, weaver and trigger share their frozen weights, which ZeRO-3 and FSDP would"
+            " shard for one of them only; use DDP or ZeRO-2"
+        )
+    args.ddp_find_unused_parameters = False
+
+
 class TriggerTrainer(GRPOTrainer):  # type: ignore[misc]
     """Trains the trigger with GRPO. What TRL calls log-probabilities of tokens are those of decisions.
 
@@ -114,10 +129,11 @@ class TriggerTrainer(GRPOTrainer):  # type: ignore[misc]
         args: `trl.GRPOConfig`; `loss_type` must be "grpo", which divides each completion by its decisions.
     """
 
-    def __init__(self, memgen: MemGen, generation: GenerationSettings, **kwargs: Any) -> None:
+    def __init__(self, memgen: MemGen, generation: GenerationSettings, *, args: Any, **kwargs: Any) -> None:
         self._memgen, self._generation = memgen, generation
         self._decisions: Tensor | None = None
-        super().__init__(model=memgen.trigger, rollout_func=self._rollout, **kwargs)
+        _check(args)
+        super().__init__(model=memgen.trigger, args=args, rollout_func=self._rollout, **kwargs)
         memgen.to(self.accelerator.device)
 
     def _rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
