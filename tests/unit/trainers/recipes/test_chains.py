@@ -1,16 +1,10 @@
-"""Data of `memgen-arithmetic`: right where it says so, random where the reasoner must not learn."""
+"""Data of `memgen-arithmetic`: right where it says so, outdated where the reasoner must not learn."""
 
 from __future__ import annotations
 
-import random
-import re
-from collections import defaultdict
-
 from grpo_run.trainers.recipes import chains
-from grpo_run.trainers.recipes.chains import EASY, HARD, LABELS, PAUSE, PERMUTATION, STEPS, Chain
+from grpo_run.trainers.recipes.chains import HARD, LABELS, OUTDATED, PAUSE, PERMUTATION, STEPS, Chain
 from grpo_run.trainers.recipes.recipe import load_recipe
-
-STEP = re.compile(rf"([A-Z])([{re.escape(EASY + HARD)}])({re.escape(PAUSE)}*)(\d)")
 
 
 def test_the_example_of_the_docstring() -> None:
@@ -20,25 +14,32 @@ def test_the_example_of_the_docstring() -> None:
     assert f"completion   {''.join(chain.steps())}\n" in (chains.__doc__ or "")
 
 
-def test_solutions_are_right_and_pretraining_guesses_hard_steps() -> None:
-    """Easy steps go on from the digit before, in both; a hard one is the permutation, or any digit."""
+def test_solutions_follow_the_permutation() -> None:
+    """Each step goes on from the digit before."""
     assert sorted(PERMUTATION) == list(range(10))
-    seen: dict[int, set[int]] = defaultdict(set)
     for chain in chains.chains("test", 300):
-        for guess in (None, random.Random(str(chain))):
-            digit = chain.start
-            for text, label in zip(chain.steps(guess), LABELS, strict=True):
-                match = STEP.fullmatch(text)
-                assert match is not None
-                assert match[1] == label
-                result = int(match[4])
-                if match[2] == HARD:
-                    assert guess is not None or result == PERMUTATION[digit]
-                    seen[digit].add(result) if guess else None
-                else:
-                    assert result == (digit + {"+": 1, "-": -1, "=": 0}[match[2]]) % 10
-                digit = result
-    assert all(len(seen[digit]) == 10 for digit in range(10))
+        digit = chain.start
+        for text, label, sign in zip(chain.steps(), LABELS, chain.operations, strict=True):
+            easy = {"+": (digit + 1) % 10, "-": (digit - 1) % 10, "=": digit}
+            digit = PERMUTATION[digit] if sign == HARD else easy[sign]
+            assert text == f"{label}{sign}{digit}"
+
+
+def test_pretraining_never_shows_the_permutation() -> None:
+    """Without a note, a hard step follows the outdated one, which agrees with the other nowhere."""
+    assert sorted(OUTDATED) == list(range(10))
+    assert all(old != new for old, new in zip(OUTDATED, PERMUTATION, strict=True))
+    notes = 0
+    for prompt, *parts in chains.pretraining_rows(0, 200)["parts"]:
+        digit = int(prompt[-1])
+        for start, read, result in zip(parts[::4], parts[1::4], parts[2::4], strict=True):
+            if read.strip(PAUSE):
+                notes += 1
+                assert read == result + PAUSE
+            elif start[1] == HARD:
+                assert int(result) == OUTDATED[digit]
+            digit = int(result)
+    assert notes > 200
 
 
 def test_hard_steps_are_anywhere_and_within_the_budget() -> None:
@@ -46,8 +47,9 @@ def test_hard_steps_are_anywhere_and_within_the_budget() -> None:
     sizes = load_recipe("memgen-arithmetic").memgen
     assert sizes is not None
     found = chains.chains("test", 500)
-    assert {chain.operations.count(HARD) for chain in found} == set(range(1, chains.MOST_HARD + 1))
-    assert chains.MOST_HARD <= sizes.augmentations < STEPS
+    assert {chain.operations.count(HARD) for chain in found} == set(range(1, chains.HARD_STEPS[1] + 1))
+    assert chains.HARD_STEPS[1] <= sizes.augmentations < STEPS
+    assert sizes.augmentations == chains.WOVEN_STEPS
     assert {place for chain in found for place, sign in enumerate(chain.operations) if sign == HARD} == set(
         range(STEPS)
     )
@@ -62,6 +64,8 @@ def test_demonstrations_give_some_steps_and_stay_right() -> None:
         chain = Chain(int(steps[0]), program[1::2])
         assert steps[1:] == "".join(chain.steps())
         starts.add(completion[0])
+        assert HARD not in completion[3 * chains.WOVEN_STEPS :], "memory does not reach it"
+        assert not chains.is_held_out(chain)
     assert starts == set(LABELS[: chains.GIVEN_STEPS + 1])
 
 
