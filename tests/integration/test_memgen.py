@@ -110,20 +110,3 @@ def test_every_stage_runs_with_zero_2(tmp_path: Path) -> None:
     journal = train(tmp_path / "ours", "--inject", "kill@rank1:step5", settings=settings)
     assert [event["cause"] for event in journal if event["event"] == "incident"] == ["signal"]
     assert len(results(tmp_path / "ours")) == 3
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_trained_trigger_beats_one_that_always_weaves_and_that_beats_none(
-    seed: int, tmp_path: Path
-) -> None:
-    """By three percentage points at least, on 1,000 held-out problems."""
-    command = [
-        str(BIN / "grpo-run"), "train", "memgen-arithmetic", "--nproc-per-node", "2", "--run-dir", "run",
-        "--metrics-addr", "off", "--set", f"seed={seed}", "--set", "output_dir=out",
-    ]  # fmt: skip
-    code, printed = warm.run(command, cwd=tmp_path, timeout_seconds=1100)
-    assert code == 0, printed[-6000:]
-    accuracy = json.loads((tmp_path / "out" / "experiment.json").read_text())["accuracy"]
-    assert accuracy["trained"] - 0.03 >= accuracy["inactive"] >= accuracy["baseline"] + 0.03
