@@ -62,6 +62,7 @@ def step_above(step: int) -> str:
     return f"parseInt(document.querySelector('#facts dd')?.textContent) > {step}"
 
 
+@pytest.mark.alone  # the server has the lowest priority: where all cores are busy, it sees no short fault
 def test_the_page_follows_a_run(tmp_path: Path) -> None:
     """The step advances; a fault is the verdict until it is recovered; a killed supervisor and the end of the
     run are said; nothing is asked of another machine, and the console has no error.
