@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -33,9 +32,9 @@ from overhead import CALIBRATION_STEPS, measure_run
 from overhead_in_turns import said
 from parts import machine
 from parts.interval import median_interval
-from parts.launchers import OURS, RANKS, TORCHRUN, LauncherError, Training
+from parts.launchers import OURS, TORCHRUN, LauncherError, Training
 from parts.padding import NO_PADDING, padding_for, unit_seconds
-from parts.step_log import StepLog
+from parts.run_steps import RunSteps
 
 STEP_SECONDS = 0.1
 BLOCK_STEPS = 20
@@ -56,37 +55,6 @@ class Pair:
     def ratio(self) -> float:
         """With readers to without."""
         return self.read_seconds / self.alone_seconds
-
-
-class Steps:
-    """The steps of a run."""
-
-    def __init__(self, training: Training) -> None:
-        self._training = training
-        self._logs = [StepLog(training.step_log, rank) for rank in range(RANKS)]
-
-    def wait(self, step: int) -> None:
-        """Wait until all ranks have ended a step.
-
-        Raises:
-            LauncherError: the run ended before, or took too long.
-        """
-        deadline = time.monotonic() + BLOCK_DEADLINE_SECONDS
-        while self.last() < step:
-            if self._training.ended() is not None or time.monotonic() > deadline:
-                raise LauncherError(f"the run did not reach step {step}:\n{self._training.tail()}")
-            time.sleep(POLL_SECONDS)
-
-    def last(self) -> int:
-        """Return the last step that all ranks have ended."""
-        for log in self._logs:
-            log.update()
-        return min(log.last.step if log.last is not None else 0 for log in self._logs)
-
-    def mean_seconds(self, first: int, last: int) -> float:
-        """Return the mean duration of the steps from `first` to `last` over all ranks."""
-        ends = [{end.step: end.at_seconds for end in log.ends} for log in self._logs]
-        return statistics.mean((one[last] - one[first - 1]) / (last - first + 1) for one in ends)
 
 
 @contextmanager
@@ -145,7 +113,7 @@ def measure(folder: Path, pairs: int, readers: int, padding: list[str]) -> list[
     arguments = ["--max-steps", str(steps), "--no-save", *padding]
     measured = []
     with closing(Training(OURS, folder / "training", arguments)) as training:
-        log = Steps(training)
+        log = RunSteps(training, poll_seconds=POLL_SECONDS, deadline_seconds=BLOCK_DEADLINE_SECONDS)
         log.wait(BLOCK_STEPS)
         with served(folder / "training" / "run", readers, folder) as processes:
             for number in range(pairs):

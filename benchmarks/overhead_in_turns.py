@@ -16,7 +16,6 @@ import signal
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
@@ -30,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from overhead import CALIBRATION_STEPS, measure_run
 from parts import machine
 from parts.interval import Interval, median_interval
-from parts.launchers import OURS, RANKS, TORCHRUN, LauncherError, Training
+from parts.launchers import OURS, TORCHRUN, LauncherError, Training
 from parts.padding import NO_PADDING, padding_for, unit_seconds
-from parts.step_log import StepLog
+from parts.run_steps import RunSteps
 
 STEP_SECONDS = 0.05
 BLOCK_STEPS = 20
@@ -67,7 +66,7 @@ class Turns:
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._logs = [StepLog(training.step_log, rank) for rank in range(RANKS)]
+        self._steps = RunSteps(training, poll_seconds=POLL_SECONDS, deadline_seconds=BLOCK_DEADLINE_SECONDS)
         self._pids: set[int] = set()
 
     def train_until(self, step: int) -> None:
@@ -77,32 +76,17 @@ class Turns:
             LauncherError: the run ended before, or took too long.
         """
         self._signal(signal.SIGCONT)
-        deadline = time.monotonic() + BLOCK_DEADLINE_SECONDS
-        while self._last_step() < step:
-            if self._training.ended() is not None or time.monotonic() > deadline:
-                raise LauncherError(
-                    f"{self._training.name} did not reach step {step}:\n{self._training.tail()}"
-                )
-            time.sleep(POLL_SECONDS)
+        self._steps.wait(step)
         self._pids = self._training.processes() | {self._training.pid}
         self._signal(signal.SIGSTOP)
 
     def step_seconds(self, first: int, last: int) -> float:
         """Return the mean duration of the steps from `first` to `last` over both ranks."""
-        means = []
-        for log in self._logs:
-            ends = {end.step: end.at_seconds for end in log.ends}
-            means.append((ends[last] - ends[first - 1]) / (last - first + 1))
-        return statistics.mean(means)
+        return self._steps.mean_seconds(first, last)
 
     def resume(self) -> None:
         """Continue all processes, so that they can be terminated."""
         self._signal(signal.SIGCONT)
-
-    def _last_step(self) -> int:
-        for log in self._logs:
-            log.update()
-        return min((log.last.step if log.last is not None else 0) for log in self._logs)
 
     def _signal(self, number: int) -> None:
         for pid in self._pids:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from grpo_run.trainers import caps, consensus
-from grpo_run.trainers.memgen.model import NO_DECISION, SKIP, WEAVE, MemGen, positions_of
+from grpo_run.trainers.memgen.model import NO_DECISION, SKIP, WEAVE, MemGen, mask_left, pad_left, positions_of
 
 Mode = Literal["none", "always", "sample", "argmax"]
 """Who decides: `none` generates without memory, `always` weaves wherever the budget allows it, and the
@@ -102,12 +102,9 @@ class _Batch:
     ) -> None:
         self._memgen, self._settings, self._mode = memgen, settings, mode
         device, count = memgen.reasoner.device, len(prompts)
-        length = max(map(len, prompts))
-        self._ids = torch.full((count, length), settings.pad_token, device=device)
-        self._ids_mask = torch.zeros_like(self._ids)
-        for row, prompt in enumerate(prompts):
-            self._ids[row, length - len(prompt) :] = torch.tensor(list(prompt), device=device)
-            self._ids_mask[row, length - len(prompt) :] = 1
+        rows = [torch.tensor(list(prompt), device=device) for prompt in prompts]
+        self._ids, self._ids_mask = pad_left(rows, settings.pad_token), mask_left(rows)
+        length = self._ids.shape[1]
         embeddings = memgen.embed(self._ids)
         self._rows = [_Row(read=[embeddings[row, length - len(prompts[row]) :]]) for row in range(count)]
         self._ended = torch.zeros(count, dtype=torch.bool, device=device)
@@ -123,8 +120,8 @@ class _Batch:
         self._logits: Tensor | None = None
         self._read(embeddings, self._ids_mask)
         self._seen = torch.zeros(self._last_logits.shape, dtype=torch.bool, device=device)
-        for row, prompt in enumerate(prompts):
-            self._seen[row, torch.tensor(list(prompt), device=device)] = True
+        for seen, row in zip(self._seen, rows, strict=True):
+            seen[row] = True
 
     def run(self) -> Completions:
         """Generate until no rank has anything left to do."""

@@ -13,13 +13,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
-from peft.utils import load_peft_weights
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers.pytorch_utils import Conv1D
 
 from grpo_run.runtime.errors import ConfigError
@@ -91,9 +90,7 @@ class MemGen:
         model = copy.deepcopy(self.reasoner, {id(tensor): tensor for tensor in shared})
         for part in model.modules():
             if isinstance(part, nn.Dropout):
-                part.p = (
-                    0.0  # decisions of a rollout and their log-probabilities in training must be the same
-                )
+                part.p = 0.0  # log-probabilities in training must be those of the rollout
         for name, module in modules.items():
             model.add_module(name, module)
         rank = self.settings.lora_rank
@@ -142,8 +139,8 @@ class MemGen:
         own = self.weaver.get_base_model()
         queries = own.get_submodule(QUERIES)(torch.arange(start, start + count, device=own.device))
         queries = queries.to(prefixes[0].dtype)
-        rows, mask = pad_left([torch.cat([prefix, queries]) for prefix in prefixes])
-        hidden = last_states(weaver or self.weaver, mask, inputs_embeds=rows)
+        rows = [torch.cat([prefix, queries]) for prefix in prefixes]
+        hidden = last_states(weaver or self.weaver, mask_left(rows), inputs_embeds=pad_left(rows))
         latents: Tensor = own.get_submodule(PROJECTION)(hidden[:, -count:].to(self._precision))
         return latents.to(prefixes[0].dtype)
 
@@ -158,14 +155,6 @@ class MemGen:
         hidden = last_states(trigger or self.trigger, mask, input_ids=token_ids)
         logits: Tensor = self.trigger.get_base_model().get_submodule(HEAD)(hidden.to(self._precision))
         return logits
-
-    def load_weaver(self, folder: Path) -> None:
-        """Load a weaver that its trainer has saved."""
-        set_peft_model_state_dict(self.weaver, load_peft_weights(str(folder), device="cpu"))
-
-    def load_trigger(self, folder: Path) -> None:
-        """Load a trigger that its trainer has saved."""
-        set_peft_model_state_dict(self.trigger, load_peft_weights(str(folder), device="cpu"))
 
 
 def last_states(model: Any, mask: Tensor, **inputs: Tensor) -> Tensor:
@@ -188,13 +177,11 @@ def positions_of(mask: Tensor) -> Tensor:
     return (mask.cumsum(-1) - 1).clamp(min=0)
 
 
-def pad_left(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return rows of embeddings, [L_i, D], as one tensor, [b, L, D], with padding on the left, and its mask,
-    [b, L].
-    """
-    length = max(len(row) for row in rows)
-    padded = torch.stack([torch.cat([row.new_zeros(length - len(row), row.shape[1]), row]) for row in rows])
-    mask = torch.zeros(len(rows), length, dtype=torch.long, device=padded.device)
-    for number, row in enumerate(rows):
-        mask[number, length - len(row) :] = 1
-    return padded, mask
+def pad_left(rows: Sequence[Tensor], value: float = 0) -> Tensor:
+    """Return rows, [L_i, ...], as one tensor, [b, L, ...], with padding on the left."""
+    return pad_sequence(list(rows), batch_first=True, padding_value=value, padding_side="left")
+
+
+def mask_left(rows: Sequence[Tensor]) -> Tensor:
+    """Return the mask of rows that are padded on the left, [b, L]: 1 for what is read, 0 for padding."""
+    return pad_left([torch.ones(len(row), dtype=torch.long, device=row.device) for row in rows])

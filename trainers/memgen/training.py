@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer, maybe_apply_chat_template
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.memgen.generation import GenerationSettings, generate
-from grpo_run.trainers.memgen.model import NO_DECISION, MemGen, pad_left, positions_of
+from grpo_run.trainers.memgen.model import NO_DECISION, MemGen, mask_left, pad_left, positions_of
 
 IGNORED_LABEL = -100
 """Default `ignore_index` of `torch.nn.functional.cross_entropy`."""
@@ -78,13 +79,10 @@ def woven_loss(
             read[row] = torch.cat([read[row], vectors, embeddings[row][part]])
             ignored = labels[row].new_full((len(vectors),), IGNORED_LABEL)
             labels[row] = torch.cat([labels[row], ignored, tokens[row][part]])
-    slots, mask = pad_left(read)
+    mask, targets = mask_left(read), pad_left(labels, IGNORED_LABEL)
     logits = memgen.reasoner(
-        inputs_embeds=slots, attention_mask=mask, position_ids=positions_of(mask), use_cache=False
+        inputs_embeds=pad_left(read), attention_mask=mask, position_ids=positions_of(mask), use_cache=False
     ).logits
-    targets = torch.full(mask.shape, IGNORED_LABEL, device=device)
-    for number, label in enumerate(labels):
-        targets[number, len(targets[number]) - len(label) :] = label
     return torch.nn.functional.cross_entropy(
         logits[:, :-1].flatten(0, 1).float(), targets[:, 1:].flatten(), ignore_index=IGNORED_LABEL
     )
@@ -101,6 +99,13 @@ def cuts_of(row: dict[str, list[int]], length: int, memgen: MemGen) -> list[int]
         if token in memgen.delimiters
     ]
     return [start, *ends[: memgen.settings.augmentations]]
+
+
+def prompt_tokens(tokenizer: Any, prompt: Any) -> list[int]:
+    """Return the token ids of a prompt: text, or a conversation in the tokenizer's chat template."""
+    text = maybe_apply_chat_template({"prompt": prompt}, tokenizer)["prompt"]
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
 
 
 def _check(args: Any) -> None:
@@ -137,22 +142,17 @@ class TriggerTrainer(GRPOTrainer):  # type: ignore[misc]
         memgen.to(self.accelerator.device)
 
     def _rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        tokenizer = self.processing_class
-        texts = [maybe_apply_chat_template({"prompt": prompt}, tokenizer)["prompt"] for prompt in prompts]
-        prompt_ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        prompt_ids = [prompt_tokens(self.processing_class, prompt) for prompt in prompts]
         found = generate(
             self._memgen, prompt_ids, self._generation, "sample" if self.model.training else "argmax"
         )
-        width = max(map(len, found.decisions))
-        decisions = torch.full((len(prompts), width), NO_DECISION, device=self.accelerator.device)
-        for row, made in enumerate(found.decisions):
-            decisions[row, : len(made)] = torch.tensor(made)
-        self._decisions = decisions
+        made = [torch.tensor(row, device=self.accelerator.device) for row in found.decisions]
+        self._decisions = pad_sequence(made, batch_first=True, padding_value=NO_DECISION)
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": found.tokens,
             "logprobs": None,
-            "env_mask": [[int(decision != NO_DECISION) for decision in made] for made in found.decisions],
+            "env_mask": [[int(decision != NO_DECISION) for decision in row] for row in found.decisions],
         }
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:

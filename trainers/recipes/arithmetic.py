@@ -15,8 +15,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from grpo_run.trainers.recipes.recipe import Recipe
-from grpo_run.trainers.recipes.tiny import TINY
+from grpo_run.trainers.recipes.recipe import TINY, Recipe
 from grpo_run.trainers.recipes.training import load_policy, train_grpo, warm_start
 from grpo_run.trainers.rewards import Completion, completion_text
 

@@ -17,8 +17,7 @@ from typing import Any
 from datasets import Dataset, load_dataset
 
 from grpo_run.trainers.recipes.problems import Problem, checked_problem, read_problems
-from grpo_run.trainers.recipes.recipe import Recipe
-from grpo_run.trainers.recipes.tiny import TINY
+from grpo_run.trainers.recipes.recipe import TINY, Recipe
 from grpo_run.trainers.recipes.training import load_policy, train_grpo, warm_start
 from grpo_run.trainers.rewards import MARKER, answer_format, correct_answer
 

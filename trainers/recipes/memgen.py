@@ -18,16 +18,15 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
-from trl import GRPOConfig, maybe_apply_chat_template
+from trl import GRPOConfig
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.trainers.memgen import evaluation, figures
 from grpo_run.trainers.memgen.generation import GenerationSettings
 from grpo_run.trainers.memgen.model import MemGen, MemorySettings
-from grpo_run.trainers.memgen.training import TriggerTrainer, WeaverTrainer
+from grpo_run.trainers.memgen.training import TriggerTrainer, WeaverTrainer, prompt_tokens
 from grpo_run.trainers.recipes import chains, gsm8k
-from grpo_run.trainers.recipes.recipe import Recipe
-from grpo_run.trainers.recipes.tiny import TINY
+from grpo_run.trainers.recipes.recipe import TINY, Recipe
 from grpo_run.trainers.recipes.training import (
     IGNORED_LABEL,
     Reward,
@@ -167,7 +166,7 @@ def train(
     trigger.save_model(str(folder / "trigger-final"))
     outcomes = evaluation.evaluate(
         memgen,
-        [_prompt_ids(tokenizer, prompt) for prompt in task.held_out["prompt"]],
+        [prompt_tokens(tokenizer, prompt) for prompt in task.held_out["prompt"]],
         _scorer(task, tokenizer),
         generation,
         batch_size=recipe.memgen.evaluation_batch_size,
@@ -198,12 +197,6 @@ def delimiters_of(tokenizer: PreTrainedTokenizerBase, characters: str) -> list[i
     ]
 
 
-def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
-    text = maybe_apply_chat_template({"prompt": prompt}, tokenizer)["prompt"]
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
-
-
 def _parts_encoder(tokenizer: PreTrainedTokenizerBase) -> Transform:
     """Return a transform from `parts`, read and learned in turn, to `input_ids` and masked `labels`."""
 
@@ -229,7 +222,7 @@ def _demonstration_encoder(tokenizer: PreTrainedTokenizerBase) -> Transform:
     def encode(rows: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
         completions = tokenizer(rows["completion"], add_special_tokens=False)["input_ids"]
         return {
-            "prompt_ids": [_prompt_ids(tokenizer, prompt) for prompt in rows["prompt"]],
+            "prompt_ids": [prompt_tokens(tokenizer, prompt) for prompt in rows["prompt"]],
             "completion_ids": [[*completion, tokenizer.eos_token_id] for completion in completions],
         }
 

@@ -23,8 +23,8 @@ from grpo_run.trainers.recipes.settings import apply_overrides, origin_of, read_
 PACKAGED = Path(__file__).parent
 PATH_PREFIXES = ("/", "./", "../", "~")
 """A name with one of these prefixes is a path, so its existence is checked before anything starts."""
-TINY_SECTION = "tiny"
-"""Key of the sections that replace others if `model` is `tiny`."""
+TINY = "tiny"
+"""The model that the recipes build themselves, and the key of the sections that replace others for it."""
 REWARD_COUNTS = {"arithmetic": 1, "gsm8k": 2, "memgen-arithmetic": 1, "memgen-gsm8k": 1}
 """Number of reward functions of each task."""
 
@@ -125,7 +125,7 @@ class Recipe(Section):
     """A recipe: task, model, data, settings of each trainer, and output directory."""
 
     task: Literal["arithmetic", "gsm8k", "memgen-arithmetic", "memgen-gsm8k"]
-    model: Annotated[str, Field(min_length=1)] = "tiny"
+    model: Annotated[str, Field(min_length=1)] = TINY
     data: Annotated[str, Field(min_length=1)] | None = None
     output_dir: Annotated[str, Field(min_length=1)]
     seed: Count = 0
@@ -194,9 +194,9 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     """
     path = find_recipe(name_or_path)
     packaged = read_settings(path)
-    tiny = packaged.pop(TINY_SECTION, None)
+    tiny = packaged.pop(TINY, None)
     settings = apply_overrides(packaged, overrides, setting_keys())
-    if settings.get("model") == "tiny" and isinstance(tiny, dict):
+    if settings.get("model") == TINY and isinstance(tiny, dict):
         settings = apply_overrides({**packaged, **tiny}, overrides, setting_keys())
     try:
         recipe = Recipe.model_validate(settings)
@@ -214,7 +214,7 @@ def _check_combinations(recipe: Recipe, origin: Callable[[str], str]) -> None:
     """
     if recipe.task.endswith("arithmetic") and recipe.data is not None:
         raise ConfigError(f"{origin('data')}: the {recipe.task} task generates its own data; remove 'data'")
-    if recipe.task.endswith("gsm8k") and recipe.sft is not None and recipe.model != "tiny":
+    if recipe.task.endswith("gsm8k") and recipe.sft is not None and recipe.model != TINY:
         raise ConfigError(
             f"{origin('sft')}: {recipe.task} has a warm start for model: tiny only; remove 'sft'"
         )

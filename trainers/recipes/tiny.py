@@ -12,7 +12,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-TINY = "tiny"
 PAD, END = "<pad>", "<end>"
 
 

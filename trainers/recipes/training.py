@@ -16,8 +16,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from grpo_run.trainers import caps
-from grpo_run.trainers.recipes.recipe import Recipe, TrainerSection
-from grpo_run.trainers.recipes.tiny import TINY, learned_tokenizer, tiny_model, tiny_tokenizer
+from grpo_run.trainers.recipes.recipe import TINY, Recipe, TrainerSection
+from grpo_run.trainers.recipes.tiny import learned_tokenizer, tiny_model, tiny_tokenizer
 
 Reward: TypeAlias = Callable[..., list[float]]
 Policy: TypeAlias = PreTrainedModel | str

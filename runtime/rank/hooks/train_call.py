@@ -67,22 +67,11 @@ def record_model_activity(trainer: Any, session: Session) -> Iterator[None]:
             handle.remove()
 
 
-def first_hooks_report(session: Session) -> Callable[[], None]:
-    """Return a function that journals its first call, on rank 0."""
-    told = False
-
-    def report() -> None:
-        nonlocal told
-        if not told and session.is_main:
-            session.warn_in_journal(
-                "transformers adds a forward hook to the input embeddings each time that gradient"
-                " checkpointing is enabled, and TRL enables it after each rollout. The hook of the last time"
-                " was removed first, and will be from here on; otherwise forward passes would get slower with"
-                " every step."
-            )
-        told = True
-
-    return report
+HOOK_REPLACED = (
+    "transformers adds a forward hook to the input embeddings each time that gradient checkpointing is"
+    " enabled, and TRL enables it after each rollout. The hook of the last time was removed first, and will"
+    " be from here on; otherwise forward passes would get slower with every step."
+)
 
 
 def order_warning(trainer: Any) -> str | None:
@@ -145,7 +134,8 @@ def run_train_call(
         hooks.enter_context(rollouts_hooked(trainer, session, call.ordinal, step_vote, forecasts))
         hooks.enter_context(read_steps(trainer, reader))
         hooks.enter_context(record_model_activity(trainer, session))
-        hooks.enter_context(input_gradients.one_hook_per_model(first_hooks_report(session)))
+        warn_once = functools.cache(session.warn_in_journal if session.is_main else lambda text: None)
+        hooks.enter_context(input_gradients.one_hook_per_model(lambda: warn_once(HOOK_REPLACED)))
         contents = TrainerContents(trainer, session, call, exact)
         saver = Saver(contents, session, snapshots=guard.snapshots, collect_vote=step_vote.collect)
         events = StepEvents(session, call.ordinal, step_vote, saver, guards, TrainerSource(exact, reader))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 
@@ -33,8 +34,8 @@ class KeptCompletions:
     def __init__(self, trainer: Any, session: Session, train_call: int, groups: int) -> None:
         self._trainer, self._session = trainer, session
         self._train_call, self._groups = train_call, groups
-        folder = session.config.run_directory / "completions"
-        self._file = folder / f"rank{session.rank}.jsonl"
+        run = RunDirectory(path=session.config.run_directory)
+        self._file = run.completions / f"rank{session.rank}.jsonl"
         self._failed = False
 
     def keep(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
