@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import RunDirectoryError
@@ -22,6 +22,7 @@ from grpo_run.runtime.history.status import RunStatus, read_late_ranks, read_mem
 from grpo_run.runtime.history.summary import summarize
 from grpo_run.runtime.memory.host_last_sample import read_last_sample
 from grpo_run.runtime.processes.identity import ProcessIdentity
+from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Slot
 
 JOURNAL_BEHIND_SECONDS = 5.0
@@ -32,15 +33,27 @@ TAIL_BYTES = 128
 """Enough for the times of a journal's line, which no other journal has at this place."""
 
 
+class Follower(Protocol):
+    """Keeps more of a journal than the history does, such as curves."""
+
+    def restart(self) -> None:
+        """Forget everything: the journal is read from its beginning again."""
+
+    def apply(self, record: dict[str, Any], history: History, /) -> None:
+        """Take one record, which the history has already."""
+
+
 class RunReader:
     """Reader of one run. A second look reads only what has been added to the journal since the first.
 
     Args:
         run: its directory.
+        follower: takes every record after the history.
     """
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunDirectory, follower: Follower | None = None) -> None:
         self._run = run
+        self._follower = follower
         self._journal = JournalReader(run.journal)
         self._history = History()
         self._last_read = b""
@@ -53,10 +66,23 @@ class RunReader:
         """
         if self._tail() != self._last_read:  # put back from a copy, or truncated
             self._journal, self._history = JournalReader(self._run.journal), History()
+            if self._follower is not None:
+                self._follower.restart()
         for record in self._journal.new():
             self._history.apply(record)
+            if self._follower is not None:
+                self._follower.apply(record, self._history)
         self._last_read = self._tail()
         return self._history
+
+    def last_memory(self) -> tuple[RankMemory | None, ...]:
+        """Return what each rank had measured of its memory when the board was last written; empty without a
+        board.
+        """
+        try:
+            return read_memory(Board.open(self._run.board))
+        except RunDirectoryError:
+            return ()  # of another version, or not in a copy
 
     def _tail(self) -> bytes:
         """What the journal has before the position up to which it was read."""

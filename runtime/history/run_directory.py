@@ -62,6 +62,8 @@ OWN_NAMES = (
     "incidents",
     "checkpoint_backups",
     "quarantine.json",
+    "report.html",
+    "trace.json.gz",
     files.FILE_NAME,
     files.TRACE_FOLDER,
     files.FORECAST_FOLDER,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from grpo_run.dashboards.incident_report.contents import IncidentReport
+from grpo_run.dashboards.reports.incident_contents import IncidentReport
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.watchdog.memory.shortage import described_in
 from grpo_run.watchdog.text import rank_names, size_text
@@ -50,6 +50,11 @@ def relative_time(wall_seconds: Any, fault: Recovery | None) -> str:
     if fault is None:
         return datetime.fromtimestamp(wall_seconds, timezone.utc).strftime("%H:%M:%S")
     return f"{wall_seconds - fault.at:+.2f}".replace("-", "−")
+
+
+def seconds_before(seconds: float) -> str:
+    """`34.9 s before` from a negative number of seconds."""
+    return f"{duration(-seconds)} before"
 
 
 def spaced(name: Any) -> str:

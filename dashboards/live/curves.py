@@ -1,0 +1,112 @@
+"""Curves of a run: what was logged at each step, reduced to as many points as a screen can show.
+
+`feed.py` lets it follow the journal. Steps that a restart has undone are removed, and come again when they
+are repeated. Of a long series, steps that share a point keep their smallest and largest value. Pure.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from typing import Any
+
+import numpy as np
+
+from grpo_run.runtime.history.history import History
+
+NAMES = ("reward", "completion_length", "kl", "loss")
+"""Fields of `step_logged` that are drawn."""
+MOST_POINTS = 600
+KEPT_CHECKPOINTS = 8
+
+
+class Curve:
+    """One value by step, in ascending order of steps."""
+
+    def __init__(self) -> None:
+        self._steps = array("q")
+        self._values = array("d")
+
+    def add(self, step: int, value: float) -> None:
+        """Add the value of a step; steps from it on are replaced."""
+        if self._steps and step <= self._steps[-1]:
+            self.cut(step - 1)
+        self._steps.append(step)
+        self._values.append(value)
+
+    def cut(self, last: int) -> None:
+        """Remove what comes after a step."""
+        keep = bisect_right(self._steps, last)
+        del self._steps[keep:], self._values[keep:]
+
+    def points(self) -> list[tuple[int, float, float, float]]:
+        """Return (step, mean, smallest, largest) for at most `MOST_POINTS` groups of steps.
+
+        A group has the steps of one multiple of a power of two, so that points of the past stay as they are
+        while the curve grows. The step is the last one of the group.
+        """
+        if not self._steps:
+            return []
+        steps, values = np.frombuffer(self._steps, np.int64), np.frombuffer(self._values, np.float64)
+        width = 1
+        while (steps[-1] - steps[0]) // width >= MOST_POINTS:
+            width *= 2
+        starts = np.flatnonzero(np.diff((steps - 1) // width, prepend=-1))
+        ends = np.append(starts[1:], len(steps))
+        columns = (
+            steps[ends - 1].tolist(),
+            (np.add.reduceat(values, starts) / (ends - starts)).tolist(),
+            np.minimum.reduceat(values, starts).tolist(),
+            np.maximum.reduceat(values, starts).tolist(),
+        )
+        return list(zip(*columns, strict=True))
+
+
+class RunCurves:
+    """The curves of the newest `train()` call that has logged something, and the last checkpoints."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything."""
+        self.train_call = 0
+        self.curves: dict[str, Curve] = {name: Curve() for name in NAMES}
+        self.checkpoints: list[dict[str, Any]] = []
+        self.changes = 0
+        """Grows with every change of a curve."""
+
+    def apply(self, record: dict[str, Any], history: History) -> None:
+        """Take one record of the journal; one with wrong fields is left out, as the history does."""
+        try:
+            if record["event"] == "step_logged":
+                self._logged(record, history)
+            elif record["event"] == "train_started" and record.get("rank") in (0, None):
+                if int(record["train_call"]) == self.train_call:
+                    self.changes += 1
+                    for curve in self.curves.values():
+                        curve.cut(int(record.get("step") or 0))
+            elif record["event"] == "checkpoint_published":
+                published = {"step": int(record["step"]), "path": str(record["path"]), "at": record["time"]}
+                others = [one for one in self.checkpoints if one["path"] != published["path"]]
+                gone = record.get("removed") or ()
+                others = [one for one in others if one["path"] not in gone]
+                verified = bool(record.get("verified"))
+                self.checkpoints = [*others, published | {"verified": verified}][-KEPT_CHECKPOINTS:]
+        except (LookupError, TypeError, ValueError):
+            return
+
+    def _logged(self, record: dict[str, Any], history: History) -> None:
+        step, call = int(record["step"]), int(record.get("train_call") or history.train_call)
+        if call != self.train_call:
+            self.train_call = call
+            self.curves = {name: Curve() for name in NAMES}
+        for name, curve in self.curves.items():
+            value = record.get(name)
+            if value is not None:  # the journal has null for what is not finite
+                curve.add(step, value)
+        self.changes += 1
+
+    def points(self) -> dict[str, list[tuple[int, float, float, float]]]:
+        """Return the points of each curve that has some."""
+        return {name: points for name, curve in self.curves.items() if (points := curve.points())}

@@ -1,0 +1,100 @@
+"""Curves follow a journal, forget what a restart has undone, and stay small."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_run.dashboards.live.curves import MOST_POINTS, Curve, RunCurves
+from grpo_run.runtime.history.history import History
+
+
+def follow(curves: RunCurves, event: str, **fields: Any) -> None:
+    """Let the curves take one record."""
+    curves.apply({"event": event, "time": 1.0, **fields}, History())
+
+
+def logged(curves: RunCurves, *steps: int, call: int = 1, reward: float = 0.5) -> None:
+    """Log a reward at some steps."""
+    for step in steps:
+        follow(curves, "step_logged", step=step, train_call=call, reward=reward)
+
+
+def steps_of(curves: RunCurves) -> list[int]:
+    """The steps that the curve of the reward has."""
+    return [point[0] for point in curves.points().get("reward", [])]
+
+
+def test_steps_that_a_restart_undoes_are_removed_and_come_again() -> None:
+    """The call resumes from step 3, and logs step 4 with another value."""
+    curves = RunCurves()
+    logged(curves, 1, 2, 3, 4, 5)
+    follow(curves, "train_started", rank=0, train_call=1, step=3)
+    assert steps_of(curves) == [1, 2, 3]
+    logged(curves, 4, reward=0.75)
+    assert curves.points()["reward"][-1] == (4, 0.75, 0.75, 0.75)
+
+
+def test_a_step_that_is_logged_again_replaces_what_follows_it() -> None:
+    """Also without a restart that says so."""
+    curves = RunCurves()
+    logged(curves, 1, 2, 3)
+    logged(curves, 2)
+    assert steps_of(curves) == [1, 2]
+
+
+def test_another_call_begins_curves_of_its_own() -> None:
+    """A warm start logs losses; its steps are not those of the GRPO call."""
+    curves = RunCurves()
+    follow(curves, "step_logged", step=9, train_call=1, loss=2.0)
+    logged(curves, 1, call=2)
+    assert (curves.train_call, sorted(curves.points())) == (2, ["reward"])
+
+
+def test_checkpoints_are_listed_until_they_are_removed() -> None:
+    """The newest comes last; one that is published again is listed once."""
+    curves = RunCurves()
+    for step, removed in ((5, []), (10, []), (10, []), (15, ["c-5"])):
+        follow(curves, "checkpoint_published", step=step, path=f"c-{step}", removed=removed, verified=True)
+    assert [(one["step"], one["verified"]) for one in curves.checkpoints] == [(10, True), (15, True)]
+
+
+def test_records_with_other_fields_are_left_out() -> None:
+    """Of another version, or truncated to their header."""
+    curves = RunCurves()
+    for fields in ({}, {"step": "x", "reward": 1.0}, {"step": 1, "train_call": 1, "reward": None}):
+        follow(curves, "step_logged", **fields)
+    follow(curves, "checkpoint_published", step=1)
+    follow(curves, "train_started", rank=0)
+    assert (curves.points(), curves.checkpoints) == ({}, [])
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000), st.integers(1, 10**9))
+def test_a_long_curve_keeps_its_extremes_in_few_points(values: list[float], first: int) -> None:
+    """And its last step."""
+    curve = Curve()
+    for step, value in enumerate(values, first):
+        curve.add(step, value)
+    points = curve.points()
+    assert len(points) <= MOST_POINTS + 1
+    assert points[-1][0] == first + len(values) - 1
+    assert (min(point[2] for point in points), max(point[3] for point in points)) == (
+        min(values),
+        max(values),
+    )
+    assert all(low - 1e-6 <= mean <= high + 1e-6 for _, mean, low, high in points)
+
+
+def test_points_of_the_past_stay_while_a_curve_grows() -> None:
+    """So that a page is sent the new points only; the groups double rarely."""
+    curve, changed = Curve(), 0
+    before: list[Any] = []
+    for step in range(1, 5001):
+        curve.add(step, math.sin(step))
+        points = curve.points()
+        changed += points[: len(before) - 1] != before[:-1]
+        before = points
+    assert changed == 4
