@@ -16,6 +16,7 @@ from typing import Any
 
 from grpo_run.dashboards.reports.incident_contents import IncidentReport
 from grpo_run.runtime.history.recovery import Recovery
+from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.shortage import described_in
 from grpo_run.watchdog.text import rank_names, size_text
 
@@ -74,6 +75,9 @@ def event_fields(event: Mapping[str, Any]) -> str:
     return text if len(text) <= MAX_FIELDS_CHARACTERS else text[:MAX_FIELDS_CHARACTERS] + "…"
 
 
+STUCK = frozenset(
+    {Cause.generation_stall, Cause.reward_stall, Cause.data_stall, Cause.checkpoint_stall, Cause.no_progress}
+)
 CONFIDENCE = {
     "proved": "records or thread states of the ranks show the cause",
     "deadline": "a deadline passed; nothing proves the cause",
@@ -135,6 +139,19 @@ def facts_of(report: IncidentReport) -> tuple[Fact, ...]:
 
 def _fact(name: str, *lines: str, code: bool = False) -> Fact:
     return Fact(name=name, lines=tuple(filter(None, lines)), code=code)
+
+
+def plain_title(verdict: Mapping[str, Any]) -> str:
+    """`Rank 1 is stuck in ask, train.py:19, reward` for a rank that is stuck in its own code; empty for other
+    faults.
+    """
+    culprits, location = ranks_in(verdict.get("culprits")), verdict.get("location")
+    stuck = str(verdict.get("cause")) in STUCK
+    if not stuck or len(culprits) != 1 or not isinstance(location, Mapping):
+        return ""
+    file = str(location.get("file")).rpartition("/")[2]
+    phase = f", {verdict['phase']}" if verdict.get("phase") else ""
+    return f"Rank {culprits[0]} is stuck in {location.get('function')}, {file}:{location.get('line')}{phase}"
 
 
 def tags_of(report: IncidentReport) -> tuple[Tag, ...]:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from grpo_run.dashboards.reports.charts import timeline_chart
 from grpo_run.dashboards.reports.incident_contents import CollectiveCall, IncidentReport
-from grpo_run.dashboards.reports.incident_facts import facts_of, ranks_in, tags_of
+from grpo_run.dashboards.reports.incident_facts import facts_of, plain_title, ranks_in, tags_of
 from grpo_run.dashboards.reports.rendering import render
 
 SHOWN_CALLS = 10
@@ -137,12 +137,14 @@ def build(report: IncidentReport) -> str:
     culprits = ranks_in(verdict.get("culprits"))
     number = report.name.partition("-")[0]
     sentence = verdict.get("sentence") or NO_VERDICT
+    title = plain_title(verdict)
     stacks = stack_groups(report.folded_stacks, culprits)
     return render(
         "incident.html",
-        title=f"{sentence} · {report.run_id}",
+        title=f"{title or sentence} · {report.run_id}",
+        heading=title or sentence,
+        further=sentence if title else "",
         number=int(number) if number.isdecimal() else number,
-        sentence=sentence,
         tags=tags_of(report),
         facts=facts_of(report),
         stacks=[group for group in stacks if not group.exiting],

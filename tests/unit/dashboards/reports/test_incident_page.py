@@ -60,6 +60,15 @@ def test_the_verdict_comes_first(tmp_path: Path) -> None:
     assert heading.groups() == ("1", SENTENCE)
 
 
+def test_a_rank_that_is_stuck_has_a_plain_title(tmp_path: Path) -> None:
+    """Rank, function, line and phase; the verdict's sentence follows."""
+    place = {"file": "/home/me/job.py", "line": 35, "function": "ask"}
+    page = build(read(tmp_path, cause="reward_stall", location=place))
+    assert "<h1>Rank 1 is stuck in ask, job.py:35, reward</h1>" in page
+    assert "<title>Rank 1 is stuck in ask, job.py:35, reward · night</title>" in page
+    assert SENTENCE in Page(page).text
+
+
 def test_all_known_facts_are_on_the_page(tmp_path: Path) -> None:
     """Culprit, source line, waiting ranks, action, durations, advice and missing evidence are shown."""
     text = Page(build(read(tmp_path))).text
