@@ -2,7 +2,7 @@
 
 Called by `grpo-run report`. Collectives come from the ranks' own logs; dumps of torch's Flight Recorder are
 left to the reader. Evidence may be missing or malformed; that is never an error, and the page reports it.
-Does not format anything (`page.py`).
+Does not format anything (`incident_page.py`).
 """
 
 from __future__ import annotations
