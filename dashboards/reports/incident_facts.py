@@ -1,7 +1,7 @@
 """The facts at the top of the report (cause, culprit, source line, action, result), formatted as text.
 
-Called by `incident_page.py`. Turns `verdict.json` and the journal's records of the incident into values for the
-template, and formats durations, sizes, times and JSON values as plain text, which the template engine
+Called by `incident_page.py`. Turns `verdict.json` and the journal's records of the incident into values for
+the template, and formats durations, sizes, times and JSON values as plain text, which the template engine
 escapes. Pure; does not read files (`incident_contents.py`).
 """
 
