@@ -24,7 +24,7 @@ from grpo_run.cli.text import print_paragraph
 from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.files import replace_file
 from grpo_run.runtime.planning.job import MAX_TOKENS, Job
-from grpo_run.runtime.upstream.versions import check_versions
+from grpo_run.runtime.upstream.versions import untested_versions
 
 if TYPE_CHECKING:
     from grpo_run.runtime.planning.prediction import Predictor
@@ -34,8 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     """Predict and print; returns the exit code."""
     own, of_script = split_arguments(arguments)
     options = build_parser().parse_args(own)
-    for sentence in check_versions(allow_untested=options.allow_untested):
-        print(f"grpo-run: {sentence}; accepted because of --allow-untested", file=sys.stderr)
+    for sentence in untested_versions():
+        print(f"grpo-run: {sentence}", file=sys.stderr)
     gpu_bytes = None if options.gpu is None else parse_size("--gpu", options.gpu)
     observed = None if options.explain is None else parse_size("--explain", options.explain)
     if options.pad_to is not None and not 1 <= options.pad_to <= MAX_TOKENS:

@@ -4,7 +4,7 @@
     ├── UsageError(ValueError)        the user can correct it; exit code 2, one line, nothing is lost
     │   ├── ConfigError               a setting, a recipe or a configuration file is wrong
     │   ├── RunDirectoryError         the run directory cannot be used, or is in use
-    │   └── UntestedVersionError      a library is outside the version range tested with this release
+    │   └── MissingPackageError       a package that a command needs is not installed (names what to install)
     ├── ConsensusError                ranks disagree where they must agree (names the ranks and the values)
     ├── CheckpointError               a checkpoint is incomplete or damaged (names the file and the reason)
     ├── RewardError                   no reward of many rollouts in a row was valid
@@ -52,8 +52,8 @@ class RunDirectoryError(UsageError):
     """The run directory cannot be read or written, or a live supervisor owns it."""
 
 
-class UntestedVersionError(UsageError):
-    """An installed library is outside the version range tested with this release."""
+class MissingPackageError(UsageError):
+    """A package that a command needs is not installed."""
 
 
 class ConsensusError(GrpoRunError):

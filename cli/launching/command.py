@@ -31,7 +31,7 @@ from grpo_run.runtime.launch.injections import check as check_injections
 from grpo_run.runtime.launch.injections import parse_all
 from grpo_run.runtime.processes.starting import parse_signals
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
-from grpo_run.runtime.upstream.versions import check_versions
+from grpo_run.runtime.upstream.versions import untested_versions
 
 REFUSED = ("no_python", "run_path")
 IGNORED = {"log_dir": None, "redirects": "0", "tee": "0", "start_method": "spawn"}
@@ -83,8 +83,8 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     parser = build_parser()
     command = OptionWords(parser).identity(arguments)
     options = parser.parse_args(arguments)
-    for sentence in check_versions(allow_untested=options.allow_untested):
-        _warn(f"{sentence}; accepted because of --allow-untested")
+    for sentence in untested_versions():
+        _warn(sentence)
     _check_torchrun_options(options)
     if options.on_end is not None and not options.on_end.strip():
         raise UsageError("--on-end: give a command, or leave the option out")
@@ -148,7 +148,6 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         starts_over=starts_over or location.starts_over,
         require_resume=options.require_resume,
         allow_degrade=options.allow_degrade,
-        allow_untested=options.allow_untested,
         expected_distributed_type=ranks.expected_distributed_type,
         keep=tuple(options.keep),
         shown_ranks=values.shown_ranks(options.show_ranks, output, ranks.ranks_per_node * nodes[1]),
@@ -242,7 +241,6 @@ def parallelism(options: argparse.Namespace, nodes: int) -> Parallelism:
             nproc_per_node=processes if given else None,
             nnodes=nodes,
             has_accelerator=torch.accelerator.is_available(),
-            allow_ineffective=options.allow_untested,
         )
     environment = {**os.environ, **loaded.environment}
     if loaded.ranks_per_node > 1:

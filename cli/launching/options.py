@@ -210,9 +210,6 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         " comm`, or a shell pattern for its whole command line as in `ps -o args`, such as '*redis-server*';"
         " its child processes are kept too. May be repeated",
     )
-    group.add_argument(
-        "--allow-untested", action="store_true", help="accept library versions outside the tested ranges"
-    )
 
 
 def _add_checkpoints(group: argparse._ArgumentGroup) -> None:

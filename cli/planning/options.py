@@ -128,8 +128,5 @@ def build_parser() -> CommandParser:
     )
     output.add_argument("--json", action="store_true", help="print JSON")
     output.add_argument("--no-changes", action="store_true", help="do not predict changes and what fits")
-    output.add_argument(
-        "--allow-untested", action="store_true", help="accept library versions outside the tested ranges"
-    )
     output.add_argument("--all-layers", action="store_true", help="trace every layer; slower")
     return parser

@@ -50,12 +50,7 @@ class Parallelism:
 
 
 def load_parallelism(
-    path: Path,
-    *,
-    nproc_per_node: int | None,
-    nnodes: int,
-    has_accelerator: bool,
-    allow_ineffective: bool = False,
+    path: Path, *, nproc_per_node: int | None, nnodes: int, has_accelerator: bool
 ) -> Parallelism:
     """Read the file and compute the environment of the ranks with accelerate's own functions.
 
@@ -64,7 +59,6 @@ def load_parallelism(
         nproc_per_node: ranks per node from the command line, which win; None takes the number from the file.
         nnodes: number of nodes; the smallest if the run is elastic.
         has_accelerator: whether this node has a GPU that torch can use.
-        allow_ineffective: accept settings that would not take effect, for tests and experiments.
 
     Raises:
         ConfigError: accelerate refuses the file, it asks for more processes than its number of nodes gives,
@@ -86,15 +80,13 @@ def load_parallelism(
     launch = accelerate_launch.compute(
         path, num_processes=ranks * nnodes, num_machines=nnodes, has_accelerator=has_accelerator
     )
-    if not allow_ineffective:
-        reasons = [
-            f"{name}: accelerate does not read it with distributed_type {kind}"
-            for name in launch.without_effect
-        ]
-        if kind in NEED_ACCELERATOR and not has_accelerator:
-            reasons.insert(0, f"distributed_type {kind} without an accelerator: {NEED_ACCELERATOR[kind]}")
-        if reasons:
-            raise ConfigError(f"{path} would not take effect: {'; '.join(reasons)}")
+    reasons = [
+        f"{name}: accelerate does not read it with distributed_type {kind}" for name in launch.without_effect
+    ]
+    if kind in NEED_ACCELERATOR and not has_accelerator:
+        reasons.insert(0, f"distributed_type {kind} without an accelerator: {NEED_ACCELERATOR[kind]}")
+    if reasons:
+        raise ConfigError(f"{path} would not take effect: {'; '.join(reasons)}")
     environment = dict(launch.environment)
     if kind == "DEEPSPEED":
         environment |= _deepspeed_file(path, environment)

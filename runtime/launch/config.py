@@ -192,8 +192,6 @@ class RunConfig:
     """How many runs of this command before this one could not be resumed."""
     require_resume: bool = False
     """Whether the run ends rather than repeat or leave out work that it has a checkpoint of."""
-    allow_untested: bool = False
-    """Whether library versions outside the tested ranges are accepted."""
     expected_distributed_type: str | None = None
     """accelerate's `DistributedType` that the accelerate configuration file asks for."""
     keep: tuple[str, ...] = ()

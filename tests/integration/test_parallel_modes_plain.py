@@ -46,8 +46,7 @@ def environment(mode: str, *, shim: bool = True) -> dict[str, str]:
         Path("tests") / "configs" / f"{mode}.yaml",
         nproc_per_node=None,
         nnodes=1,
-        has_accelerator=False,
-        allow_ineffective=mode == "fsdp2",  # the shim makes it take effect
+        has_accelerator=mode == "fsdp2",  # the shim makes it take effect
     )
     assert parallelism.ranks_per_node == RANKS
     return {
@@ -148,8 +147,7 @@ def test_environment_equals_accelerate_launch(
         Path("tests") / "configs" / f"{mode}.yaml",
         nproc_per_node=None,
         nnodes=1,
-        has_accelerator=False,
-        allow_ineffective=mode == "fsdp2",
+        has_accelerator=mode == "fsdp2",
     ).environment
     if mode.startswith("zero"):  # torchrun's own default for several ranks, not accelerate's
         theirs.pop("OMP_NUM_THREADS")

@@ -64,7 +64,7 @@ class Run:
             arguments = ["--accelerate-config", str(CONFIGS / f"{mode}.yaml"), *arguments]
             cwd = CONFIGS.parent.parent
         if mode == "fsdp2":  # through the scripts' shim, which the launcher cannot detect on CPU
-            arguments = ["--allow-untested", *arguments]
+            program = special("fsdp_on_cpu")
             environment = {**(environment or {}), "TEST_FSDP_ON_CPU": "1"}
         self.cold = cold
         self.program = tuple(program)

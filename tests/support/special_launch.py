@@ -6,6 +6,7 @@
                                containers have too
     patched                    with other timeouts of drains and restarts, so that tests wait seconds instead
                                of minutes: TEST_DRAINS='{"STALL_SECONDS": 2.0}'
+    fsdp_on_cpu                does not refuse FSDP without an accelerator: the scripts' shim shards on CPU
     failing WHERE              the supervisor fails: in `poll`, an exception in the hang detector once a file
                                `fail` exists; in `start`, one while the second attempt is prepared; in
                                `thread`, one in the thread that follows the ranks' output
@@ -66,6 +67,15 @@ def patched() -> None:
         setattr(module, name, value)
 
 
+def fsdp_on_cpu() -> None:
+    """Do not refuse a file with FSDP."""
+    from grpo_run.runtime.launch import accelerate
+
+    refused = dict(accelerate.NEED_ACCELERATOR)
+    del refused["FSDP"]
+    accelerate.NEED_ACCELERATOR = refused  # type: ignore[misc]
+
+
 def failing(where: str) -> None:
     """Let a method of the supervisor raise."""
     from grpo_run.runtime.processes.output import FileFollower
@@ -92,7 +102,9 @@ def failing(where: str) -> None:
 
 
 if __name__ == "__main__":
-    prepare = {one.__name__: one for one in (descriptors, cgroup, container, patched, failing)}[sys.argv[1]]
+    prepare = {one.__name__: one for one in (descriptors, cgroup, container, patched, fsdp_on_cpu, failing)}[
+        sys.argv[1]
+    ]
     count = prepare.__code__.co_argcount
     prepare(*sys.argv[2 : 2 + count])
     del sys.argv[1 : 2 + count]

@@ -171,7 +171,7 @@ def check_trainer(session: Session, trainer: Any) -> None:
 
         check_took_effect(expected, trainer.accelerator, world_size=session.world_size)
     missing = [name for name in trainer_names.TRAINER_METHODS if not hasattr(trainer, name)]
-    if missing and not session.config.allow_untested:
+    if missing:
         raise ConfigError(
             f"{type(trainer).__name__} lacks {', '.join(missing)}: not a Trainer this release can guard"
         )

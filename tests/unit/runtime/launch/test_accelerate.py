@@ -252,9 +252,9 @@ def test_a_setting_without_effect_is_refused(
     assert said in message
 
 
-def test_settings_without_effect_can_be_allowed(tmp_path: Path) -> None:
-    """A test that makes FSDP shard on CPU allows them, and FSDP is still expected in the ranks."""
-    found = load(write(tmp_path, FSDP2), allow_ineffective=True)
+def test_fsdp_is_expected_in_the_ranks(tmp_path: Path) -> None:
+    """On a node with an accelerator the file takes effect."""
+    found = load(write(tmp_path, FSDP2), has_accelerator=True)
     assert found.expected_distributed_type == "FSDP"
     assert found.environment["ACCELERATE_USE_FSDP"] == "true"
 

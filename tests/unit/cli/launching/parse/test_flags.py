@@ -13,7 +13,7 @@ import pytest
 from grpo_run.cli.launching.options import build_parser
 
 OUR_FLAGS = {
-    "--accelerate-config", "--accept-change", "--allow-degrade", "--allow-untested", "--deadline-ceiling",
+    "--accelerate-config", "--accept-change", "--allow-degrade", "--deadline-ceiling",
     "--deadline-exit",
     "--deadline-first", "--deadline-floor", "--fresh", "--generation", "--guard", "--cleanup-every",
     "--inject",

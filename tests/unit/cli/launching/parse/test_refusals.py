@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 import pytest
 from support.builders.refused_commands import error
@@ -11,6 +10,7 @@ from support.builders.refused_commands import error
 from grpo_run.cli.launching.command import check_descriptors, parse
 from grpo_run.cli.main import main
 from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.upstream import versions
 
 
 @pytest.mark.usefixtures("here")
@@ -97,15 +97,15 @@ def test_a_wrong_command_line_exits_with_2(capsys: pytest.CaptureFixture[str]) -
     assert shown.count("\n") == 1
 
 
-def test_untested_versions_are_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--allow-untested` accepts them."""
-    from packaging.specifiers import SpecifierSet
-
-    from grpo_run.runtime.upstream import versions
-
-    monkeypatch.setattr(versions, "tested_versions", lambda: {"pytest": SpecifierSet("<0.1")})
-    assert "--allow-untested" in error("train.py")
-    assert parse(["--allow-untested", "train.py"]).config.allow_untested
+@pytest.mark.usefixtures("here")
+def test_untested_versions_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line; the launch continues."""
+    monkeypatch.setattr(versions, "TESTED", {"pytest": ("0.1", "0.1")})
+    parse(["train.py"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("grpo-run: not tested with pytest")
 
 
 @pytest.mark.parametrize(("ranks", "limit", "refused"), [(8, 256, False), (9, 256, True), (64, -1, False)])

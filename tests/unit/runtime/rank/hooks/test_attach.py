@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -117,8 +116,6 @@ def test_wrapping_twice_has_no_effect(module: Any, guard: AttemptState) -> None:
 
 
 def test_a_trainer_without_the_wrapped_methods_is_rejected(session: Any) -> None:
-    """The error names what is missing, unless untested versions are allowed."""
+    """The error names what is missing."""
     with pytest.raises(ConfigError, match="lacks _save_checkpoint"):
         check_trainer(session, SimpleNamespace(args=SimpleNamespace()))
-    session.config = replace(session.config, allow_untested=True)
-    check_trainer(session, SimpleNamespace(args=SimpleNamespace()))
