@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest
 
-.PHONY: demo test test-unit test-full lint typing generated mutation bench clean
+.PHONY: demo test test-unit test-full package lint typing generated mutation bench clean
 
 demo: $(STAMP)
 	$(BIN)/grpo-run demo
@@ -33,6 +33,16 @@ test-unit: $(STAMP)
 # All tests and the campaigns, which take hours: prints its plan first. Results of the last run: docs/reference/campaigns.md.
 test-full: $(STAMP) system $(EXTENSION)
 	$(PYTEST) tests -q --campaigns
+
+# Build the wheel and run it where nothing else of the project is: without extras, and not from this folder.
+CLEAN := build/package
+package: $(STAMP)
+	rm -rf $(CLEAN)
+	$(BIN)/python -m build --no-isolation --outdir $(CLEAN)/dist >$(CLEAN).log 2>&1 || { cat $(CLEAN).log; exit 1; }
+	$(PYTHON) -m venv $(CLEAN)/venv
+	$(CLEAN)/venv/bin/pip install --quiet --constraint constraints.txt $(CLEAN)/dist/*.whl
+	cd $(CLEAN) && venv/bin/python -m grpo_run --version
+	cd $(CLEAN) && venv/bin/grpo-run train arithmetic --nproc-per-node 2 --inject kill@rank1:step7 --set grpo.max_steps=12
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 from importlib.resources import files
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trove_classifiers import classifiers
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,14 +36,32 @@ def packages_on_disk() -> set[str]:
     }
 
 
-def test_every_package_on_disk_is_found() -> None:
-    """`setup.py` finds the packages; one that it missed would be missing from the wheel."""
-    found: list[str] = []
+@pytest.fixture(scope="module")
+def given() -> dict[str, Any]:
+    """What `setup.py` gives to setuptools."""
+    found: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(REPOSITORY)
-        patch.setattr("setuptools.setup", lambda **arguments: found.extend(arguments["packages"]))
+        patch.setattr("setuptools.setup", lambda **arguments: found.update(arguments))
         runpy.run_path("setup.py")
-    assert sorted(found) == sorted(packages_on_disk())
+    return found
+
+
+def test_every_package_on_disk_is_found(given: dict[str, Any]) -> None:
+    """`setup.py` finds the packages; one that it missed would be missing from the wheel."""
+    assert sorted(given["packages"]) == sorted({"grpo_run"} | packages_on_disk())
+
+
+def test_a_package_index_shows_no_link_that_leads_nowhere(given: dict[str, Any]) -> None:
+    """It has the README, and not the files beside it."""
+    links = re.findall(r"\]\(([^)]*)\)", given["long_description"])
+    assert links
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+def test_classifiers_are_known(project: dict[str, Any]) -> None:
+    """A package index refuses others."""
+    assert set(project["project"]["classifiers"]) <= classifiers
 
 
 def test_the_five_folders_are_packages() -> None:
