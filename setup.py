@@ -1,7 +1,7 @@
 """What pyproject.toml cannot say: the packages, and a description without links that lead nowhere.
 
-`runtime/board/` is installed as `grpo_run.runtime.board`. A package index shows the README without the files around
-it, so links to them are shown as text, and pictures are left out.
+`runtime/board/` is installed as `grpo_run.runtime.board`. A package index shows the README without the files
+around it, so links to them are shown as text, and pictures are left out.
 """
 
 import re
