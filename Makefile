@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest
 
-.PHONY: demo test test-unit test-full package lint typing generated mutation bench clean
+.PHONY: demo test test-unit test-full package gpu lint typing generated mutation bench clean
 
 demo: $(STAMP)
 	$(BIN)/grpo-run demo
@@ -82,6 +82,10 @@ bench: $(STAMP)
 	$(BIN)/python -P benchmarks/memory.py
 	$(BIN)/python -P benchmarks/memory_trace.py
 	$(BIN)/python -P benchmarks/checkpoint.py
+
+# What waits for a GPU: at most nine minutes on one, and a dated table.
+gpu: $(STAMP)
+	$(BIN)/python -P benchmarks/gpu.py --output docs/reference/gpu.md
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
