@@ -67,7 +67,8 @@ class Trial:
     def script(self, folder: Path, *more: str) -> list[str]:
         """Return the arguments of the training script."""
         words = [
-            "--output-dir", str(folder / "out"), "--step-log", str(folder / "steps"), "--size", str(self.size),
+            "--output-dir", str(folder / "out"), "--step-log", str(folder / "steps"),
+            "--size", str(self.size),
         ]  # fmt: skip
         words += ["--max-steps", str(STEPS), "--per-device-train-batch-size", "16", "--num-generations", "8"]
         return [*words, *(["--cpu"] if self.cpu else []), *more]
@@ -82,7 +83,8 @@ class Trial:
         """Train under grpo-run; return the run's folder and history."""
         folder = self._new()
         words = [
-            str(BIN / "grpo-run"), "launch", "--fresh", "--metrics-addr", "off", "--run-dir", str(folder / "run"),
+            str(BIN / "grpo-run"), "launch", "--fresh", "--metrics-addr", "off",
+            "--run-dir", str(folder / "run"),
         ]  # fmt: skip
         self._run([*words, *options, *script, *self.script(folder)])
         return folder, History.of(read_journal(folder / "run" / "journal.jsonl"))
