@@ -163,16 +163,18 @@ class RunList:
         self._changed = {key: (at, directory.owner() is not None) for key, (at, directory) in newest}
         self.directories = {key: directory for key, (_, directory) in newest}
 
-    def read(self, watched: Mapping[str, Mapping[str, Any]], seconds: float) -> None:
+    def read(self, watched: Mapping[str, Mapping[str, Any] | None], seconds: float) -> None:
         """Read runs that have changed since they were read, for about so many seconds.
 
         Args:
-            watched: what is known of the runs that are watched anyway, as `view` returns it.
+            watched: what is known of the runs that are watched anyway, as `view` returns it; None for one
+                that is being read for the first time.
         """
         ends = time.monotonic() + seconds
         for key, directory in self.directories.items():
             if key in watched:
-                self._entries[key] = self._changed[key], _entry(watched[key])
+                if (known := watched[key]) is not None:
+                    self._entries[key] = self._changed[key], _entry(known)
             elif self._entries.get(key, (None, {}))[0] != self._changed[key] and time.monotonic() < ends:
                 self._entries[key] = self._changed[key], _read(directory)
 

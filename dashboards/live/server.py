@@ -27,7 +27,7 @@ from grpo_run.runtime.errors import RunDirectoryError, UsageError
 from grpo_run.runtime.files import replace_file
 from grpo_run.runtime.history.run_directory import RunDirectory
 
-POLL_SECONDS = 0.4
+POLL_SECONDS = 1.0
 LIST_SECONDS = 2.0
 LIST_READ_SECONDS = 0.2
 QUIET_SECONDS = 15.0
@@ -115,7 +115,11 @@ class Readers:
                 if loop.time() - found_at >= LIST_SECONDS:
                     found_at = loop.time()
                     await asyncio.to_thread(self.runs.find)
-                watched = {key: feed.shown["run"] for key, feed in self._feeds.items() if "run" in feed.shown}
+                watched = {
+                    key: feed.shown.get("run")
+                    for key, feed in self._feeds.items()
+                    if not feed.shown or "run" in feed.shown
+                }
                 await asyncio.to_thread(self.runs.read, watched, LIST_READ_SECONDS)
                 self._send_list()
                 await asyncio.sleep(POLL_SECONDS)
@@ -177,7 +181,7 @@ class Readers:
         try:
             yield b"retry: 1000\n\n" + self._listed
             while (feed := self._feed(key)) is None or not feed.shown:
-                await asyncio.sleep(POLL_SECONDS / 4)  # the first reading of a long journal
+                await asyncio.sleep(POLL_SECONDS / 10)  # the first reading of a long journal
             # a change that waits in the queue may be part of it: to have it twice does no harm
             yield b"".join(event(name, value) for name, value in feed.shown.items())
             while True:

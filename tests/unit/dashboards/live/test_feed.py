@@ -125,9 +125,11 @@ def test_runs_are_listed_before_they_are_read(runs: RunList, tmp_path: Path) -> 
     """What is watched anyway is not read; what has not changed is not read again."""
     runs.find()
     assert [(one["run_id"], one["state"]) for one in runs.shown()] == [("new", None), ("old", None)]
+    key = key_of(tmp_path / "runs" / "old")
+    runs.read({key: None}, 60.0)
+    assert [one["state"] for one in runs.shown()] == ["unknown", None]
     runs.read({}, 60.0)
     assert [one["state"] for one in runs.shown()] == ["unknown", "unknown"]
-    key = key_of(tmp_path / "runs" / "old")
     watched = {"run_id": "old", "state": "running", "step": 3, "target_steps": 4, "last_event_at": 1.0}
     runs.read({key: watched | {"incidents": [1, 2]}}, 0.0)
     assert [(one["state"], one.get("faults")) for one in runs.shown()] == [("unknown", 0), ("running", 2)]
