@@ -54,72 +54,88 @@ class RunFeed:
         self._reader = RunReader(directory, self._curves)
         self._timeline = PhaseTimeline()
         self._samples = SampleReader(directory.completions)
-        self._seen = -1
-        self._lanes_at = 0.0
+        self._drawn = -1
+        self._sent: dict[str, Any] = {}
         self.shown: dict[str, Any] = {}
-        """What a page needs that has seen nothing yet, by the name of the event. Replaced by `poll`."""
+        """What a page needs that has seen nothing yet, by the name of the event. Replaced by `read`."""
 
     @property
     def live(self) -> bool:
         """Whether the run has a supervisor, as far as was seen."""
         return bool(self.shown.get("run", {}).get("live"))
 
-    def poll(self) -> dict[str, Any]:
-        """Read the run again; return what has changed, by the name of the event.
+    @property
+    def urgent(self) -> bool:
+        """Whether the run has got better or worse since `changes` was called."""
+        return _tone(self.shown) != _tone(self._sent)
 
-        A directory that cannot be read at present gives `{"problem": sentence}`.
-        """
+    def poll(self) -> dict[str, Any]:
+        """Read the run, and return `changes`."""
+        self.read()
+        return self.changes()
+
+    def read(self) -> None:
+        """Read the run again. A directory that cannot be read at present is the event `problem`."""
         try:
             status = self._reader.read()
         except RunDirectoryError as error:
-            problem = clean(error)
-            changed = {} if self.shown.get("problem") == problem else {"problem": problem}
-            self.shown = {**self.shown, "problem": problem}
-            return changed
+            self.shown = {**self.shown, "problem": clean(error)}
+            return
         shown: dict[str, Any] = {"run": view(status, self._curves.checkpoints, self._wall())}
-        changes: dict[str, Any] = {}
         if (samples := self._samples.newest()) is not None:
             shown["samples"] = samples
-        shown["lanes"], changes["lanes"] = self._observed_lanes(status)
-        if self._curves.changes != self._seen:
-            self._seen = self._curves.changes
+        shown["lanes"] = self._lanes(status)
+        shown["curves"] = self.shown.get("curves")
+        if self._curves.changes != self._drawn:
+            self._drawn = self._curves.changes
             points = self._curves.points()
-            shown["curves"] = _all_of(points)
-            changes["curves"] = _added(self.shown.get("curves", {}).get("points", {}), points)
-        else:
-            shown["curves"] = self.shown["curves"]
-        for name in ("run", "samples"):
-            if name in shown and shown[name] != self.shown.get(name):
-                changes[name] = shown[name]
-        if not changes["lanes"]["ranks"]:
-            del changes["lanes"]
+            shown["curves"] = {"from": dict.fromkeys(points, 0), "points": points}
         self.shown = shown
+
+    def changes(self) -> dict[str, Any]:
+        """Return what has changed since the last call, by the name of the event."""
+        before, shown = self._sent, self.shown
+        self._sent = shown
+        changes: dict[str, Any] = {
+            name: shown[name]
+            for name in ("run", "samples", "problem")
+            if name in shown and shown[name] != before.get(name)
+        }
+        curves = shown.get("curves")
+        if curves is not None and curves is not before.get("curves"):
+            changes["curves"] = _added((before.get("curves") or {}).get("points", {}), curves["points"])
+        since = before.get("lanes", {}).get("now", 0.0)
+        if (lanes := shown.get("lanes", {})).get("now", 0.0) > since:
+            newer = {
+                rank: [span for span in spans if span[2] is None or span[2] >= since - 1]
+                for rank, spans in lanes["ranks"].items()
+            }
+            changes["lanes"] = {"now": lanes["now"], "ranks": newer}
         return changes
 
-    def _observed_lanes(self, status: RunStatus) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The phases of all ranks by time, and those that were open since the last look."""
-        now, before = self._monotonic(), self._lanes_at
-        if status.slots:
-            ranks = {slot.rank if slot else local: slot for local, slot in enumerate(status.slots)}
-            self._timeline.record(ranks, now)
-            self._lanes_at = now
-        spans: dict[str, list[list[Any]]] = {
-            rank: [
-                [name, round(now + begin, 3), None if end is None else round(now + end, 3)]
-                for name, begin, end in spans
-            ]
-            for rank, spans in self._timeline.as_json(now)["ranks"].items()
+    def _lanes(self, status: RunStatus) -> dict[str, Any]:
+        """The phases of all ranks by time: of each its name, begin and end, None while it lasts."""
+        now = self._monotonic()
+        if not status.slots:
+            before: dict[str, Any] = self.shown.get("lanes", {"now": 0.0, "ranks": {}})
+            return before
+        self._timeline.record(
+            {slot.rank if slot else local: slot for local, slot in enumerate(status.slots)}, now
+        )
+        return {
+            "now": round(now, 3),
+            "ranks": {
+                rank: [
+                    [name, round(now + begin, 3), None if end is None else round(now + end, 3)]
+                    for name, begin, end in spans
+                ]
+                for rank, spans in self._timeline.as_json(now)["ranks"].items()
+            },
         }
-        newer = {
-            rank: [span for span in spans if span[2] is None or span[2] >= before - 1]
-            for rank, spans in (spans.items() if status.slots else ())
-        }
-        at = round(self._lanes_at, 3)
-        return {"now": at, "ranks": spans}, {"now": at, "ranks": newer}
 
 
-def _all_of(points: Points) -> dict[str, Any]:
-    return {"from": dict.fromkeys(points, 0), "points": points}
+def _tone(shown: Mapping[str, Any]) -> object:
+    return shown.get("run", {}).get("tone")
 
 
 def _added(before: Points, points: Points) -> dict[str, Any]:

@@ -27,7 +27,10 @@ from grpo_run.runtime.errors import RunDirectoryError, UsageError
 from grpo_run.runtime.files import replace_file
 from grpo_run.runtime.history.run_directory import RunDirectory
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.4
+SEND_SECONDS = 1.0
+"""Between two changes that are sent, except when a fault begins or ends: with many pages most time goes
+into sending."""
 LIST_SECONDS = 2.0
 LIST_READ_SECONDS = 0.2
 QUIET_SECONDS = 15.0
@@ -132,9 +135,13 @@ class Readers:
 
     async def _follow(self, key: str) -> None:
         """Read one run for all of its pages: a long journal takes seconds, for which no other run waits."""
+        loop, sent_at = asyncio.get_running_loop(), -SEND_SECONDS
         while key in self._wanted() and (feed := self._feed(key)) is not None:
-            changes = await asyncio.to_thread(feed.poll)
-            self._send(key, b"".join(event(name, value) for name, value in changes.items()))
+            await asyncio.to_thread(feed.read)
+            if feed.urgent or loop.time() - sent_at >= SEND_SECONDS:
+                sent_at = loop.time()
+                changes = feed.changes()
+                self._send(key, b"".join(event(name, value) for name, value in changes.items()))
             await asyncio.sleep(POLL_SECONDS)
 
     def _feed(self, key: str) -> RunFeed | None:
@@ -181,7 +188,7 @@ class Readers:
         try:
             yield b"retry: 1000\n\n" + self._listed
             while (feed := self._feed(key)) is None or not feed.shown:
-                await asyncio.sleep(POLL_SECONDS / 10)  # the first reading of a long journal
+                await asyncio.sleep(POLL_SECONDS / 4)  # the first reading of a long journal
             # a change that waits in the queue may be part of it: to have it twice does no harm
             yield b"".join(event(name, value) for name, value in feed.shown.items())
             while True:

@@ -155,3 +155,16 @@ def test_a_run_that_is_given_is_listed_wherever_it_is(
     runs = RunList(tmp_path / "runs", run)
     runs.find()
     assert list(runs.directories) == [key_of(run.path)]
+
+
+def test_the_end_of_a_run_is_urgent_and_a_step_is_not(tmp_path: Path) -> None:
+    """What came between two calls of `changes` is sent at once, or waits; nothing is lost."""
+    run, journal = make_run(tmp_path)
+    feed = RunFeed(run)
+    feed.poll()
+    journal.write("step_committed", step=50, train_call=1)
+    feed.read()
+    assert not feed.urgent
+    journal.write("run_ended", exit_code=0, completed=True, stopped=False)
+    feed.read()
+    assert (feed.urgent, feed.changes()["run"]["step"], feed.urgent) == (True, 50, False)

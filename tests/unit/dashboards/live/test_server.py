@@ -140,10 +140,11 @@ def test_all_pages_of_a_run_share_one_reader(
 ) -> None:
     """Each gets the whole run and then the changes; a page that has gone leaves nothing behind."""
     monkeypatch.setattr(server, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(server, "SEND_SECONDS", 0.05)
     read: list[str] = []
-    poll = server.RunFeed.poll
+    read_run = server.RunFeed.read
     monkeypatch.setattr(
-        server.RunFeed, "poll", lambda self: (read.append(self.directory.path.name), poll(self))[1]
+        server.RunFeed, "read", lambda self: (read.append(self.directory.path.name), read_run(self))[1]
     )
 
     async def watch() -> list[list[tuple[str, Any]]]:
@@ -202,7 +203,7 @@ def test_an_error_while_a_run_is_read_ends_the_watch(
     def fail(self: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(server.RunFeed, "poll", fail)
+    monkeypatch.setattr(server.RunFeed, "read", fail)
     monkeypatch.setattr(server, "POLL_SECONDS", 0.01)
 
     async def watch() -> None:
