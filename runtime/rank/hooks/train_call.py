@@ -39,7 +39,7 @@ from grpo_run.runtime.rank.step.events import StepEvents, finish, leave
 from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.rank.step.resume import agree_on_resume, held_snapshot, resumed_directory
 from grpo_run.runtime.rank.step.step_vote import StepVote
-from grpo_run.runtime.upstream import input_gradients, trainer_names
+from grpo_run.runtime.upstream import input_gradients, tensor_files, trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes
 
 
@@ -144,6 +144,7 @@ def run_train_call(
         resumed_from = resumed_directory(resume.argument, call)
         restored = None
         if resumed_from is not None:
+            tensor_files.accept_numbered_cpus()
             restored = RestoredCall(trainer, session, exact, kwargs.get("ignore_keys_for_eval"))
             hooks.enter_context(restored.ended())
             hooks.enter_context(restore_renamed_weights(trainer, session.warn))
