@@ -30,15 +30,11 @@ from grpo_run.runtime.launch.config import Budget, RunConfig
 from grpo_run.runtime.launch.guard_options import parse_guards
 from grpo_run.runtime.launch.injections import check as check_injections
 from grpo_run.runtime.launch.injections import parse_all
+from grpo_run.runtime.preflight.checks import descriptors_needed
 from grpo_run.runtime.processes.starting import parse_signals
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.runtime.upstream.versions import check_versions
 
-DESCRIPTORS = 128
-"""Open files of the supervisor: libraries, the run's files, connections to the metrics, which take
-a fourth at most, and evidence of a fault."""
-DESCRIPTORS_PER_RANK = 16
-"""Of a rank: its pipe, sentinel and files, and a connection to the store for each process group."""
 TOKEN_BYTES = 4
 """Of the random part of a new run's id."""
 
@@ -60,6 +56,7 @@ class LaunchCommand:
     heartbeat_url: str = field(repr=False)
     typed: tuple[str, ...] = field(repr=False)
     accept_change: bool
+    preflight: bool
     snapshot_folder: Path | None
 
     @property
@@ -168,6 +165,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         heartbeat_url=heartbeat_url,
         typed=tuple(arguments),
         accept_change=options.accept_change,
+        preflight=options.preflight,
         snapshot_folder=values.snapshot_folder(options.snapshot_dir, nodes[1]),
     )
 
@@ -178,7 +176,7 @@ def check_descriptors(ranks: int, limit: int) -> None:
     Raises:
         UsageError: it does not; without descriptors a fault could not be handled.
     """
-    needed = DESCRIPTORS + DESCRIPTORS_PER_RANK * ranks
+    needed = descriptors_needed(ranks)
     if limit != resource.RLIM_INFINITY and limit < needed:
         raise UsageError(
             f"the limit of open files is {limit}, and {ranks} rank(s) need {needed}: raise it with `ulimit"
