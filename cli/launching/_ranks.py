@@ -110,7 +110,7 @@ def _checked_handler(name: str) -> str:
     Raises:
         UsageError: there is no handler of this name.
     """
-    from torch.distributed.elastic.events import get_logging_handler
+    from torch.distributed.elastic.events.handlers import get_logging_handler
 
     try:
         get_logging_handler(name)

@@ -6,6 +6,7 @@
                                containers have too
     patched                    with other timeouts of drains and restarts, so that tests wait seconds instead
                                of minutes: TEST_DRAINS='{"STALL_SECONDS": 2.0}'
+    bound                      as on a machine whose GPUs are beside the last CPU
     failing WHERE              the supervisor fails: in `poll`, an exception in the hang detector once a file
                                `fail` exists; in `start`, one while the second attempt is prepared; in
                                `thread`, one in the thread that follows the ranks' output
@@ -66,6 +67,13 @@ def patched() -> None:
         setattr(module, name, value)
 
 
+def bound() -> None:
+    """Let `--numa-binding` choose the last CPU for every rank, as if all GPUs were beside it."""
+    from grpo_run.cli.launching import command
+
+    command.numa_cpus = lambda options, ranks: ((max(os.sched_getaffinity(0)),),) * ranks
+
+
 def failing(where: str) -> None:
     """Let a method of the supervisor raise."""
     from grpo_run.runtime.processes.output import FileFollower
@@ -92,7 +100,9 @@ def failing(where: str) -> None:
 
 
 if __name__ == "__main__":
-    prepare = {one.__name__: one for one in (descriptors, cgroup, container, patched, failing)}[sys.argv[1]]
+    prepare = {one.__name__: one for one in (descriptors, cgroup, container, patched, bound, failing)}[
+        sys.argv[1]
+    ]
     count = prepare.__code__.co_argcount
     prepare(*sys.argv[2 : 2 + count])
     del sys.argv[1 : 2 + count]

@@ -29,11 +29,11 @@ FULL = Finding(name="disk", state=State.fail, text="1 MiB free", fix="make room"
 
 
 def test_this_machine_has_no_problem(here: Path, capsys: Captured) -> None:
-    """It never cries wolf. How fast the disk is at the moment depends on other tests."""
+    """It never cries wolf. The speed of the disk and processes of killed runs depend on other tests."""
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     bad = [one for one in found["checks"] if one["state"] not in ("ok", "not applicable")]
-    assert [one for one in bad if one["name"] != "disk speed"] == []
+    assert [one for one in bad if one["name"] not in ("disk speed", "left-over processes")] == []
     assert found["failed"] == 0
     assert [path.name for path in here.iterdir()] == ["train.py"]
 
