@@ -18,6 +18,7 @@ from grpo_run.cli.launching.command import LaunchCommand, parse
 from grpo_run.cli.launching.identity import ChangedFiles, check_against_run, check_inputs, inputs_of
 from grpo_run.cli.launching.notifications import Notifier
 from grpo_run.cli.launching.on_end import end_record, run_on_end, status_or_none
+from grpo_run.cli.launching.preflight import check_first
 from grpo_run.cli.launching.stop_signals import after_end, note_signals, stop_signals
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, UsageError
 from grpo_run.runtime.history.history import History
@@ -84,6 +85,8 @@ def main_of_new_run() -> NoReturn:
 
 
 def _run(launch: LaunchCommand) -> int:
+    if launch.preflight:
+        check_first(launch)
     with contextlib.ExitStack() as stack:
         # before anything is created: an address that cannot be used leaves nothing behind
         listener = open_listener(launch)

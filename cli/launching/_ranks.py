@@ -56,6 +56,7 @@ def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers)
     """
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.run import config_from_args, get_args_parser
+    from torch.version import __version__ as torch_version
 
     from grpo_run.runtime.processes.agent import Agent
 
@@ -63,6 +64,8 @@ def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers)
     explicit = options.rdzv_backend != "static" or options.rdzv_endpoint or options.master_port is not None
     for action in get_args_parser()._actions:  # what this torch has in addition
         if not hasattr(options, action.dest):
+            if (variable := f"PET_{action.dest.upper()}") in os.environ:
+                raise UsageError(f"{variable} is not supported with torch {torch_version}; unset it")
             setattr(options, action.dest, action.default)
     alone = options.standalone or (not explicit and node_range(options)[1] == 1)
     if alone:
@@ -88,6 +91,7 @@ def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers)
         monitor_interval=elastic.monitor_interval,
         local_addr=elastic.local_addr,
         virtual_local_rank=elastic.virtual_local_rank,
+        event_log_handler=_checked_handler(elastic.event_log_handler),
     )
     return Agent(
         spec,
@@ -98,6 +102,23 @@ def build_agent(launch: LaunchCommand, supervisor: Supervisor, helpers: Helpers)
         elastic=elastic.max_nodes > 1,
         helpers=helpers,
     )
+
+
+def _checked_handler(name: str) -> str:
+    """Return the name of a handler of torch elastic's events.
+
+    Raises:
+        UsageError: there is no handler of this name.
+    """
+    from torch.distributed.elastic.events.handlers import get_logging_handler
+
+    try:
+        get_logging_handler(name)
+    except KeyError:
+        raise UsageError(
+            f"--event-log-handler {name}: torch has no such handler; use null or console"
+        ) from None
+    return name
 
 
 def _rendezvous(elastic: LaunchConfig) -> RendezvousHandler:
@@ -158,6 +179,7 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         reward_durations=supervisor.history.phases.of_phase(Phase.reward),
         memory_plan=plan,
         tracker_runs=supervisor.history.tracker_runs,
+        cpus=config.rank_cpus[rank % len(config.rank_cpus)] if config.rank_cpus else (),
     )
     environment = settings.to_environment()
     if plan.expandable_segments:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pydantic
 
+from grpo_run.cli.launching._torchrun import handler_seconds
 from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.launch.config import MaskingSettings, Output, Timeouts
@@ -33,11 +34,12 @@ DEADLINE_FIELDS = {
 
 def timeouts(options: argparse.Namespace) -> Timeouts:
     """Return the time limits. `--stop-timeout` is also that of the handlers of a script that trains by
-    itself."""
+    itself; otherwise torchrun's `--shutdown-timeout` is."""
     limits = Timeouts(vote_seconds=options.vote_timeout, tool_seconds=options.tool_timeout)
-    if options.stop_timeout is None:
-        return limits
-    return replace(limits, stop_seconds=options.stop_timeout, handler_seconds=options.stop_timeout)
+    handlers = handler_seconds(options)
+    if options.stop_timeout is not None:
+        return replace(limits, stop_seconds=options.stop_timeout, handler_seconds=options.stop_timeout)
+    return limits if handlers is None else replace(limits, handler_seconds=handlers)
 
 
 def masking(options: argparse.Namespace) -> MaskingSettings:

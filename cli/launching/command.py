@@ -18,6 +18,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from grpo_run.cli.launching import _values as values
+from grpo_run.cli.launching._torchrun import check_torchruns, numa_cpus, shown_local_ranks
 from grpo_run.cli.launching._values import parse_memory_plan
 from grpo_run.cli.launching.identity import check_resume_from, locate
 from grpo_run.cli.launching.notifications import address, without_path
@@ -29,18 +30,11 @@ from grpo_run.runtime.launch.config import Budget, RunConfig
 from grpo_run.runtime.launch.guard_options import parse_guards
 from grpo_run.runtime.launch.injections import check as check_injections
 from grpo_run.runtime.launch.injections import parse_all
+from grpo_run.runtime.preflight.checks import descriptors_needed
 from grpo_run.runtime.processes.starting import parse_signals
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.runtime.upstream.versions import untested_versions
 
-REFUSED = ("no_python", "run_path")
-IGNORED = {"log_dir": None, "redirects": "0", "tee": "0", "start_method": "spawn"}
-"""torchrun's options without effect here, and their defaults."""
-DESCRIPTORS = 128
-"""Open files of the supervisor: libraries, the run's files, connections to the metrics, which take
-a fourth at most, and evidence of a fault."""
-DESCRIPTORS_PER_RANK = 16
-"""Of a rank: its pipe, sentinel and files, and a connection to the store for each process group."""
 TOKEN_BYTES = 4
 """Of the random part of a new run's id."""
 
@@ -62,6 +56,7 @@ class LaunchCommand:
     heartbeat_url: str = field(repr=False)
     typed: tuple[str, ...] = field(repr=False)
     accept_change: bool
+    preflight: bool
     snapshot_folder: Path | None
 
     @property
@@ -85,7 +80,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     options = parser.parse_args(arguments)
     for sentence in untested_versions():
         _warn(sentence)
-    _check_torchrun_options(options)
+    check_torchruns(options)
     if options.on_end is not None and not options.on_end.strip():
         raise UsageError("--on-end: give a command, or leave the option out")
     notify = address("--notify", options.notify)
@@ -109,6 +104,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         _warn(ranks.replaced)
     check_injections(injections, ranks.ranks_per_node * nodes[1])
     check_descriptors(ranks.ranks_per_node, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    shown = shown_local_ranks(options, ranks.ranks_per_node)
     token = secrets.token_hex(TOKEN_BYTES)
     location = locate(options, command, nodes[1], token, starts_over=starts_over > 0)
     series, run_id, directory = location
@@ -150,8 +146,13 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         allow_degrade=options.allow_degrade,
         expected_distributed_type=ranks.expected_distributed_type,
         keep=tuple(options.keep),
-        shown_ranks=values.shown_ranks(options.show_ranks, output, ranks.ranks_per_node * nodes[1]),
+        shown_ranks=values.shown_ranks(options.show_ranks, output, ranks.ranks_per_node * nodes[1])
+        if shown is None
+        else frozenset(
+            rank for rank in range(ranks.ranks_per_node * nodes[1]) if rank % ranks.ranks_per_node in shown
+        ),
         output=output,
+        rank_cpus=numa_cpus(options, ranks.ranks_per_node),
     )
     return LaunchCommand(
         elastic=options,
@@ -163,6 +164,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         heartbeat_url=heartbeat_url,
         typed=tuple(arguments),
         accept_change=options.accept_change,
+        preflight=options.preflight,
         snapshot_folder=values.snapshot_folder(options.snapshot_dir, nodes[1]),
     )
 
@@ -173,23 +175,12 @@ def check_descriptors(ranks: int, limit: int) -> None:
     Raises:
         UsageError: it does not; without descriptors a fault could not be handled.
     """
-    needed = DESCRIPTORS + DESCRIPTORS_PER_RANK * ranks
+    needed = descriptors_needed(ranks)
     if limit != resource.RLIM_INFINITY and limit < needed:
         raise UsageError(
             f"the limit of open files is {limit}, and {ranks} rank(s) need {needed}: raise it with `ulimit"
             f" -n {needed}`"
         )
-
-
-def _check_torchrun_options(options: argparse.Namespace) -> None:
-    for name in REFUSED:
-        if getattr(options, name):
-            raise UsageError(
-                f"--{name.replace('_', '-')} is not supported: a rank must be a Python script or module"
-            )
-    for name, default in IGNORED.items():
-        if getattr(options, name) != default:
-            _warn(f"--{name.replace('_', '-')} is ignored: each rank's output is in its own file")
 
 
 def _warn(text: str) -> None:

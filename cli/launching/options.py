@@ -2,10 +2,9 @@
 words.
 
 `-h` shows the most used options, `--help` all of them: ours by group, torchrun's, exit codes, examples.
-torchrun's are declared again so that help and a wrong option are answered without importing torch; a contract
-test compares them with torch's own parser, and `_ranks.py` adds what a newer torch has. Options come before
-the script; every word after it belongs to the script, even if it looks like an option. Used by `command.py`,
-and by the commands that pass options on: `train` and `resume`. Checks no value (`_values.py`).
+torchrun's are declared in `_torchrun.py`. Options come before the script; every word after it belongs to the
+script, even if it looks like an option. Used by `command.py`, and by the commands that pass options on:
+`train` and `resume`. Checks no value (`_values.py`).
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ import argparse
 import copy
 import difflib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
+from grpo_run.cli.launching._torchrun import add_torchruns
 from grpo_run.cli.launching._values import HELP as MEMORY_PLAN_HELP
 from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS
 from grpo_run.runtime.errors import UsageError
@@ -64,10 +64,10 @@ TORCHRUN = """\
 These differ under grpo-run:
   --max-restarts    counts failures in a row without a newer checkpoint;
                     default 3
-  --log-dir, --redirects, --tee, --start-method
-                    are ignored, with a warning
-  --no-python, --run-path
-                    are refused: a rank must be a Python script or module"""
+  --redirects, --tee, --local-ranks-filter
+                    say whose output is shown; a file has the output of each
+  --no-python, --run-path, --log-dir, --logs-specs, --duplicate-*-filters
+                    are refused in one line"""
 SHORT_EXAMPLES = """\
 examples:
   grpo-run launch --nproc-per-node 2 train.py --lr 1e-6
@@ -141,7 +141,7 @@ def build_parser() -> CommandParser:
     _add_limits(parser.add_argument_group("hang detection and time limits (seconds)"))
     _add_display(parser.add_argument_group("display"))
     _add_injection(parser.add_argument_group("fault injection"))
-    _add_torchruns(parser.add_argument_group(TORCHRUN_TITLE, TORCHRUN))
+    add_torchruns(parser.add_argument_group(TORCHRUN_TITLE, TORCHRUN))
     return parser
 
 
@@ -193,6 +193,12 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--accelerate-config", metavar="FILE", help="apply a configuration file of `accelerate launch`"
+    )
+    group.add_argument(
+        "--preflight",
+        action="store_true",
+        help="examine this machine as `grpo-run doctor` does, without the speed of the disk, before each"
+        " attempt: a failure keeps the run from starting, and is a warning before a restart",
     )
     group.add_argument(
         "--no-preload",
@@ -418,81 +424,6 @@ def _add_injection(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="end with exit code 93 if an injected fault never happened (default: say so at the end)",
     )
-
-
-Row = tuple[tuple[str, ...], Any, Callable[[str], Any], str]
-MONITOR_INTERVAL_SECONDS = 0.3
-"""Time between two polls of the ranks, a third as often as torchrun. Exits are noticed at once all the same,
-and ranks that may be deadlocked are polled when it is time to."""
-
-
-def _words(text: str) -> list[str]:
-    """Split at commas; two of them are one."""
-    return [word.replace("\0", ",") for word in text.replace(",,", "\0").split(",")]
-
-
-OPTIONS: tuple[Row, ...] = (
-    (("--nnodes",), "1:1", str, "number of nodes, or MIN:MAX"),
-    (("--nproc-per-node",), None, str, "ranks per node: a number, auto, cpu, gpu or xpu"),
-    (("--rdzv-backend",), "static", str, "backend of the rendezvous"),
-    (("--rdzv-endpoint",), "", str, "HOST:PORT of the rendezvous"),
-    (("--rdzv-id",), "none", str, "id of the rendezvous, equal on all nodes"),
-    (("--rdzv-conf",), "", str, "configuration of the rendezvous: KEY=VALUE,..."),
-    (("--max-restarts",), None, int, "failures in a row without a newer checkpoint before the run ends"),
-    (("--monitor-interval",), MONITOR_INTERVAL_SECONDS, float, "seconds between two polls of the ranks"),
-    (("--start-method",), "spawn", str, "ignored"),
-    (("--event-log-handler",), "null", str, "without effect"),
-    (("--role",), "default", str, "role of the ranks"),
-    (("--log-dir",), None, str, "ignored"),
-    (("-r", "--redirects"), "0", str, "ignored"),
-    (("-t", "--tee"), "0", str, "ignored"),
-    (("--local-ranks-filter",), "", str, "without effect; see --show-ranks"),
-    (("--duplicate-stdout-filters",), [], _words, "without effect"),
-    (("--duplicate-stderr-filters",), [], _words, "without effect"),
-    (("--node-rank",), 0, int, "rank of this node in a static rendezvous"),
-    (("--master-addr",), "127.0.0.1", str, "address of node 0 in a static rendezvous"),
-    (("--master-port",), None, int, "port of node 0 in a static rendezvous"),
-    (("--local-addr",), None, str, "address of this node"),
-    (("--logs-specs",), None, str, "without effect"),
-    (("--numa-binding",), None, str, "without effect"),
-    (("--signals-to-handle",), "SIGTERM,SIGINT,SIGHUP,SIGQUIT", str, "signals that end the run"),
-    (("--shutdown-timeout",), None, int, "without effect"),
-)
-SWITCHES: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("--standalone",), "a rendezvous of its own on a free port; the default on one node"),
-    (("-m", "--module"), "the script is a module, as in `python -m`"),
-    (("--no-python",), "refused"),
-    (("--run-path",), "refused"),
-    (("--virtual-local-rank",), "LOCAL_RANK is 0 and one GPU is visible in every rank"),
-)
-CHOICES = {
-    "--start-method": ["spawn", "fork", "forkserver"],
-    "--numa-binding": ["node", "socket", "exclusive", "core-complex"],
-}
-WITHOUT_VARIABLE = frozenset({"logs_specs", "numa_binding"})
-"""Options that torchrun does not take from a variable."""
-
-
-def _add_torchruns(group: argparse._ArgumentGroup) -> None:
-    """Declare torchrun's options and the script. A variable `PET_<NAME>` sets a default, as for torchrun."""
-    for names, default, kind, text in OPTIONS:
-        name = names[-1][2:].replace("-", "_")
-        if name not in WITHOUT_VARIABLE:
-            default = os.environ.get(f"PET_{name.upper()}", default)
-        group.add_argument(
-            *_spellings(names), default=default, type=kind, choices=CHOICES.get(names[-1]), help=text
-        )
-    for names, text in SWITCHES:
-        given = bool(int(os.environ.get(f"PET_{names[-1][2:].replace('-', '_').upper()}", "0")))
-        group.add_argument(*_spellings(names), action="store_true", default=given, help=text)
-    group.add_argument("training_script", help="script or module that each rank runs")
-    group.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
-
-
-def _spellings(names: tuple[str, ...]) -> list[str]:
-    """With underscores too, as torchrun accepts them."""
-    other = f"--{names[-1][2:].replace('-', '_')}"
-    return [*names, *([other] if other not in names else [])]
 
 
 MODULE_OPTIONS = ("-m", "--module")

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import os
 import stat
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,7 @@ from grpo_run.cli.launching.command import LaunchCommand
 from grpo_run.cli.launching.identity import ChangedFiles
 from grpo_run.cli.launching.notifications import Notifier
 from grpo_run.cli.launching.on_end import await_last_scrapes, end_record, leave_at, run_on_end
+from grpo_run.cli.launching.preflight import check_again
 from grpo_run.cli.launching.stop_signals import (
     StoppedWithoutRanks,
     handle_signals,
@@ -142,6 +145,12 @@ def _supervise(
     logs = LogFiles(directory)
     logs.configure()
     remaining = RemainingProcesses(processes.owned, keep=config.keep)
+    attempts = itertools.count()
+
+    def check_restart() -> None:
+        if launch.preflight and next(attempts) and supervisor is not None:
+            check_again(launch, supervisor.history.checkpoint, terminal.notify)
+
     supervisor = Supervisor(
         config,
         directory,
@@ -149,7 +158,7 @@ def _supervise(
         rank_environment=lambda *of_rank: {**processes.marks, **rank_environment(*of_rank)},
         notify=terminal.notify,
         observe_exit=remaining.observe,
-        follow_output=functools.partial(_begin_output, output, terminal, changed_files),
+        follow_output=functools.partial(_begin_output, output, terminal, changed_files, check_restart),
         staging=StagingArea(config.snapshot_directory) if config.snapshot_directory is not None else None,
         log=logs.record,
     )
@@ -205,11 +214,13 @@ def _begin_output(
     output: OutputFollower,
     terminal: Terminal,
     changed_files: ChangedFiles,
+    check_restart: Callable[[], None],
     files: dict[tuple[int, int], Path],
 ) -> None:
-    """Show the output of the ranks of a new attempt, by rank and descriptor, and whether the script has
-    changed since the last one."""
+    """Show the output of the ranks of a new attempt, by rank and descriptor, whether the script has changed
+    since the last one, and what is wrong with the machine."""
     output.follow(files)
+    check_restart()
     change = changed_files.since_last_attempt()
     if change is not None:
         terminal.notify(change)

@@ -200,6 +200,8 @@ class RunConfig:
     """Ranks whose output is shown."""
     output: Output = Output.lines
     """How it is shown."""
+    rank_cpus: tuple[tuple[int, ...], ...] = ()
+    """CPUs that each local rank may use (`--numa-binding`); empty for those of this process."""
 
     def __post_init__(self) -> None:
         if self.cleanup_every < 0:

@@ -78,6 +78,8 @@ class RankSettings(pydantic.BaseModel):
     """What is changed so that this attempt needs less memory."""
     tracker_runs: dict[str, str] = {}
     """The names of runs that trackers opened in earlier attempts, by opening."""
+    cpus: tuple[int, ...] = ()
+    """CPUs that the rank may use; empty for those that it inherits."""
 
     @property
     def uses_reward_workers(self) -> bool:

@@ -51,6 +51,8 @@ def main() -> NoReturn:
     """Run the script and exit the process with its exit code. Does not return."""
     settings = RankSettings.from_environment()
     inherited = None
+    if settings.cpus:
+        os.sched_setaffinity(0, settings.cpus)  # threads and processes of the rank inherit it
     if settings.preloaded:
         redirect_output(settings.log, settings.errors or settings.log)
     if settings.uses_reward_workers:

@@ -1,4 +1,4 @@
-"""Private names of torch: process groups, autograd and the data loader.
+"""Private names of torch: process groups, autograd, the data loader and the CPUs near a GPU.
 
 `runtime/rank/collective_recorder.py` and `runtime/rank/worker_server.py` use them to record collectives,
 `runtime/rank/loops/data_position.py` to continue within an epoch. The contract tests report what a new
@@ -7,7 +7,9 @@ release has changed.
 
 from __future__ import annotations
 
+import json
 import operator
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -81,6 +83,22 @@ def distributed_c10d() -> Any:
     from torch._C import _distributed_c10d
 
     return _distributed_c10d
+
+
+def print_numa_cpus() -> None:
+    """Print the CPUs that torchrun binds each local rank to, as JSON. Opens the GPUs.
+
+    `sys.argv[1:]`: the mode, as `--numa-binding` has it, and the number of local ranks.
+
+    Raises:
+        Exception: of torch, if it cannot tell them.
+    """
+    from torch.numa import binding
+
+    mode, ranks = sys.argv[1:]
+    options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
+    choose = binding._get_validated_logical_cpus_to_bind_to
+    print(json.dumps([sorted(choose(gpu_index=rank, numa_options=options)) for rank in range(int(ranks))]))
 
 
 def import_dynamo() -> None:

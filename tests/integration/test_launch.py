@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support import loops, warm
 from support.references import undisturbed
-from support.runs import BIN, QUIET, SCRIPTS, Runs, digest
+from support.runs import BIN, QUIET, SCRIPTS, Runs, digest, special
 
 STEPS = ("--max-steps", "12", "--save-steps", "4")
 
@@ -157,6 +157,28 @@ def test_ranks_inherit_standard_input(preload: list[str], tmp_path: Path) -> Non
     code, printed = warm.run(command, cwd=tmp_path, piped=b"one\ntwo\n")
     assert code == 0, printed
     assert (tmp_path / "seen").read_text() == "one\ntwo\n"
+
+
+@pytest.mark.parametrize("preload", [[], ["--no-preload"]])
+def test_ranks_are_bound_and_shown_and_recorded_as_torchruns_options_say(
+    preload: list[str], tmp_path: Path
+) -> None:
+    """`--numa-binding`, `--local-ranks-filter` and `--event-log-handler`."""
+    (tmp_path / "where.py").write_text(
+        "import os; print('on', *os.sched_getaffinity(0), os.environ['RANK'])\n"
+    )
+    command = [
+        *special("bound"), "launch", *preload, "--metrics-addr", "off", "--snapshot-dir", "off",
+        "--nproc-per-node", "2", "--numa-binding", "node", "--local-ranks-filter", "1",
+        "--event-log-handler", "console", "where.py",
+    ]  # fmt: skip
+    code, printed = warm.run(command, cwd=tmp_path)
+    assert code == 0, printed
+    last = max(os.sched_getaffinity(0))
+    assert [line for line in printed.splitlines() if line.startswith("on ")] == [f"on {last} 1"]
+    assert printed.count('"name": "torchelastic.worker.status.SUCCEEDED", "source": "WORKER"') == 2
+    logs = sorted(tmp_path.glob("runs/*/attempts/000/rank?.log"))
+    assert [log.read_text() for log in logs] == [f"on {last} 0\n", f"on {last} 1\n"]
 
 
 def _group_exists(group: int) -> bool:

@@ -1,10 +1,12 @@
-"""Write the options of `grpo-run launch` into docs/reference/command-line.md; run by `make generated`."""
+"""Write the options of `grpo-run launch` into docs/reference/command-line.md, and torchrun's into
+docs/reference/torchrun.md; run by `make generated`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "command-line.md"
+TORCHRUN_PAGE = PAGE.with_name("torchrun.md")
 BEGIN, END = "<!-- generated: launch -->", "<!-- end: launch -->"
 
 
@@ -19,6 +21,24 @@ def page(text: str) -> str:
     return f"{before}{BEGIN}\n\n```\n{ours}\n```\n\n{END}{after}"
 
 
+def torchrun_page(text: str) -> str:
+    """Return the page of torchrun's options with the current table."""
+    from grpo_run.cli.launching._torchrun import OPTIONS, REFUSALS, SWITCHES, destination
+
+    declared = [(names, text) for names, _, _, text in OPTIONS] + list(SWITCHES)
+    rows = ["| option | here | |", "|---|---|---|"]
+    for names, help_text in declared:
+        reason = REFUSALS.get(destination(names))
+        state, what = ("honoured", help_text) if reason is None else ("refused", reason)
+        rows.append(
+            f"| {', '.join(f'`{name}`' for name in names)} | {state} | {what.replace('|', chr(92) + '|')} |"
+        )
+    begin, end = "<!-- generated: torchrun -->", "<!-- end: torchrun -->"
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n\n{chr(10).join(rows)}\n\n{end}{rest.partition(end)[2]}"
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(PAGE)
+    for path, made in ((PAGE, page), (TORCHRUN_PAGE, torchrun_page)):
+        path.write_text(made(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(path)

@@ -7,6 +7,7 @@
     patched                    with other timeouts of drains and restarts, so that tests wait seconds instead
                                of minutes: TEST_DRAINS='{"STALL_SECONDS": 2.0}'
     fsdp_on_cpu                does not refuse FSDP without an accelerator: the scripts' shim shards on CPU
+    bound                      as on a machine whose GPUs are beside the last CPU
     failing WHERE              the supervisor fails: in `poll`, an exception in the hang detector once a file
                                `fail` exists; in `start`, one while the second attempt is prepared; in
                                `thread`, one in the thread that follows the ranks' output
@@ -76,6 +77,13 @@ def fsdp_on_cpu() -> None:
     accelerate.NEED_ACCELERATOR = refused  # type: ignore[misc]
 
 
+def bound() -> None:
+    """Let `--numa-binding` choose the last CPU for every rank, as if all GPUs were beside it."""
+    from grpo_run.cli.launching import command
+
+    command.numa_cpus = lambda options, ranks: ((max(os.sched_getaffinity(0)),),) * ranks
+
+
 def failing(where: str) -> None:
     """Let a method of the supervisor raise."""
     from grpo_run.runtime.processes.output import FileFollower
@@ -102,9 +110,9 @@ def failing(where: str) -> None:
 
 
 if __name__ == "__main__":
-    prepare = {one.__name__: one for one in (descriptors, cgroup, container, patched, fsdp_on_cpu, failing)}[
-        sys.argv[1]
-    ]
+    prepare = {
+        one.__name__: one for one in (descriptors, cgroup, container, patched, fsdp_on_cpu, bound, failing)
+    }[sys.argv[1]]
     count = prepare.__code__.co_argcount
     prepare(*sys.argv[2 : 2 + count])
     del sys.argv[1 : 2 + count]

@@ -65,6 +65,8 @@ def test_the_options_in_the_documentation_are_current(monkeypatch: pytest.Monkey
     monkeypatch.setenv("COLUMNS", "80")
     text = command_line_page.PAGE.read_text(encoding="utf-8")
     assert command_line_page.page(text) == text
+    text = command_line_page.TORCHRUN_PAGE.read_text(encoding="utf-8")
+    assert command_line_page.torchrun_page(text) == text
 
 
 @pytest.mark.parametrize("hall", ["", *halls()])

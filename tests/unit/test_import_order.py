@@ -42,6 +42,7 @@ DECIDERS = {
         "no_trainer_script", "quarantine", "recovery", "rewards", "totals", "train_calls", "wall_states",
     },
     "runtime.launch": {"config", "guard_options", "injections"},
+    "runtime.preflight": {"checks"},
     "runtime.memory": {"closed_form", "facts", "plan"},
     "runtime.rank.memory": {"cleanup_policy"},
     "runtime.rank.rewards": {"deadlines"},
@@ -64,6 +65,7 @@ OUTSIDE_WORLD = frozenset(
 )  # fmt: skip
 LIGHT = (
     "cli.checkpoints",
+    "cli.doctor",
     "cli.gc",
     "cli.launch",
     "cli.ls",

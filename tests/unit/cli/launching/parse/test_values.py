@@ -109,18 +109,6 @@ def test_the_form_of_the_output_follows_from_where_the_streams_lead(
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
-    "words", [["--log-dir", "logs"], ["--redirects", "3"], ["--tee", "3"], ["--start-method", "fork"]]
-)
-def test_ignored_options_of_torchrun_cause_a_warning(
-    capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
-    """They are accepted, but not silently."""
-    parse([*words, "train.py"])
-    assert f"{words[0]} is ignored" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("ranks", "threads"), [("1", None), ("2", "1")])
 def test_several_ranks_get_one_thread_each(ranks: str, threads: str | None) -> None:
     """The environment may set another number, as under torchrun."""
