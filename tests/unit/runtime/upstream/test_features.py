@@ -37,7 +37,7 @@ def test_a_feature_is_not_off_for_a_trainer_that_it_is_not_for() -> None:
 
 @pytest.mark.parametrize("need", ["json:no_such_name", "no_such_module:name", "trl>=99.1"])
 def test_names_of_modules_and_releases_are_looked_up(need: str) -> None:
-    with pytest.raises(ConfigError, match="something is not possible with trl .*, which lacks"):
+    with pytest.raises(ConfigError, match=r"something is not possible with trl .*, which lacks"):
         check_available(Feature(text="something", needs={"": (need,)}))
 
 
