@@ -235,6 +235,8 @@ def make_app(runs: RunList, key: str, feed: RunFeed) -> App[None]:
                 if one["key"] not in self.nodes:
                     chosen = one["key"] == self.chosen
                     self.nodes[one["key"]] = tree.root.add(label, data=(one["key"], -1), expand=chosen)
+                    if chosen:
+                        self.call_after_refresh(tree.move_cursor, self.nodes[one["key"]])
                 node = self.nodes[one["key"]]
                 node.set_label(label)
                 ranks = shown.get("run", {}).get("ranks", []) if one["key"] == self.chosen else []
@@ -265,8 +267,10 @@ def make_app(runs: RunList, key: str, feed: RunFeed) -> App[None]:
                 else []
             )
             found = next((one for one in ranks if one["local_rank"] == self.rank and one["observable"]), None)
-            self.stacks = "choose a rank first" if found is None else "reading"
-            if found is not None:
+            if found is None:
+                self.notify("choose a rank of a run that is running")
+            else:
+                self.stacks = "reading"
                 self.read_stacks(found["pid"])
 
         @work(thread=True, group="stacks")
