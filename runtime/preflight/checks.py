@@ -205,7 +205,7 @@ def _leftovers_and_room(facts: Facts) -> Iterator[Finding]:
     left, pids = facts.left_processes, " ".join(map(str, facts.left_processes))
     named = ", ".join(f"{pid} ({left[pid][:60]})" for pid in list(left)[:3])
     text = f"{len(left)} of a run whose launcher is gone: {named}"
-    yield _judge("left-over processes", "none", (left, WARN, text, f"kill {pids}"))
+    yield _judge("left-over processes", "none", (left, WARN, text, f"kill {pids}, unless --keep kept it"))
     free = facts.shared_memory.free_bytes if facts.shared_memory is not None else 0
     text = f"{size_text(free)} free in /dev/shm"
     fix = "`grpo-run gc`; docker run --shm-size 16g or --ipc host"
@@ -261,7 +261,7 @@ def _network(facts: Facts) -> Iterator[Finding]:
     name, have = facts.host_name, ", ".join(sorted(facts.interfaces))
     lost = facts.host_address is None and facts.port is not None  # one node uses the loopback address
     text, fix = f"{name} has no address: Gloo cannot reach other nodes", "add it to /etc/hosts"
-    yield _judge("host name", f"{name} is {facts.host_address or 'loopback'}", (lost, WARN, text, fix))
+    yield _judge("host name", f"{name}, {facts.host_address or 'without address'}", (lost, WARN, text, fix))
     wrong = [
         f"{variable}={value}"
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
