@@ -44,9 +44,10 @@ Problem = tuple[object, State, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU, as NVML describes it. `users` are the processes that compute on it."""
+    """One GPU as NVML describes it; `users` compute on it."""
 
     index: int
+    uuid: str
     free_bytes: int
     total_bytes: int
     users: tuple[str, ...] = ()
@@ -158,14 +159,20 @@ def _libraries(facts: Facts) -> Iterator[Finding]:
 def _gpus(facts: Facts) -> Iterator[Finding]:
     problem = (facts.gpu_problem, FAIL, str(facts.gpu_problem), "see nvidia-smi; restart the machine")
     yield _judge("GPUs", f"{len(facts.gpus)} found", problem, (not facts.gpus, NONE, "no GPU", ""))
-    for gpu in facts.gpus:
+    visible = facts.environment.get("CUDA_VISIBLE_DEVICES")
+    words = [word.strip() for word in (visible or "").split(",") if word.strip()]
+    chosen = [
+        gpu for word in words for gpu in facts.gpus if word == str(gpu.index) or gpu.uuid.startswith(word)
+    ]
+    full = FAIL if facts.ranks else WARN  # else another one may be meant for it, such as vLLM's server
+    for gpu in (facts.gpus if visible is None else chosen)[: facts.ranks or None]:
         free = f"{size_text(gpu.free_bytes)} of {size_text(gpu.total_bytes)} free"
         users = f"{free}, in use by {', '.join(gpu.users[:3]) or 'processes that are not visible here'}"
         yield _judge(
             f"GPU {gpu.index}", free,
             (gpu.prohibited, FAIL, "no process may compute on it", f"nvidia-smi -i {gpu.index} -c DEFAULT"),
             (gpu.remap_failed, FAIL, "defective memory that cannot be replaced", "use another GPU"),
-            (gpu.free_bytes < GPU_LEAST_FREE * gpu.total_bytes, FAIL, users, "end them, or hide this GPU"),
+            (gpu.free_bytes < GPU_LEAST_FREE * gpu.total_bytes, full, users, "end them, or hide this GPU"),
             (gpu.remap_pending, WARN, "defective memory is replaced at the next reset", "reset this GPU"),
             (gpu.uncorrected_errors, WARN, f"{gpu.uncorrected_errors} uncorrected memory errors", "reset it"),
             (gpu.slowed_down, WARN, "the hardware has lowered the clocks", "look at cooling and power"),
@@ -198,7 +205,7 @@ def _leftovers_and_room(facts: Facts) -> Iterator[Finding]:
     left, pids = facts.left_processes, " ".join(map(str, facts.left_processes))
     named = ", ".join(f"{pid} ({left[pid][:60]})" for pid in list(left)[:3])
     text = f"{len(left)} of a run whose launcher is gone: {named}"
-    yield _judge("left-over processes", "none", (left, WARN, text, f"kill {pids}"))
+    yield _judge("left-over processes", "none", (left, WARN, text, f"kill {pids}, unless --keep kept it"))
     free = facts.shared_memory.free_bytes if facts.shared_memory is not None else 0
     text = f"{size_text(free)} free in /dev/shm"
     fix = "`grpo-run gc`; docker run --shm-size 16g or --ipc host"
@@ -252,8 +259,9 @@ _SIZES = ("memlock", "fsize", "core")
 
 def _network(facts: Facts) -> Iterator[Finding]:
     name, have = facts.host_name, ", ".join(sorted(facts.interfaces))
-    text, fix = f"{name} has no address: Gloo may fail", "add it to /etc/hosts"
-    yield _judge("host name", f"{name} is {facts.host_address}", (not facts.host_address, WARN, text, fix))
+    lost = facts.host_address is None and facts.port is not None  # one node uses the loopback address
+    text, fix = f"{name} has no address: Gloo cannot reach other nodes", "add it to /etc/hosts"
+    yield _judge("host name", f"{name}, {facts.host_address or 'without address'}", (lost, WARN, text, fix))
     wrong = [
         f"{variable}={value}"
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

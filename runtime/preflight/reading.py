@@ -177,6 +177,7 @@ def _read_gpu(nvml: Any, index: int) -> Gpu:
     _, _, pending, failed = ask("nvmlDeviceGetRemappedRows") or (0, 0, 0, 0)
     return Gpu(
         index=index,
+        uuid=str(ask("nvmlDeviceGetUUID")),
         free_bytes=int(memory.free),
         total_bytes=int(memory.total),
         users=tuple(f"{user.pid} ({read_arguments(user.pid)[:60] or 'not visible here'})" for user in users),

@@ -74,6 +74,7 @@ def nvml(count: int = 0, **answers: Any) -> types.ModuleType:
     module = types.ModuleType("pynvml")
     sound = {
         "nvmlInit": None, "nvmlShutdown": None, "nvmlDeviceGetCount": count,
+        "nvmlDeviceGetUUID": "GPU-8932f937-d72c",
         "nvmlDeviceGetMemoryInfo": types.SimpleNamespace(free=79 * GIB, total=80 * GIB),
         "nvmlDeviceGetComputeRunningProcesses": [],
         "nvmlDeviceGetRemappedRows": NVMLError("not supported"),
@@ -133,11 +134,16 @@ def problems(facts: Facts) -> list[Finding]:
     return bad
 
 
+FULL = types.SimpleNamespace(free=7 * GIB, total=80 * GIB)
 SOUND: dict[str, dict[str, Any]] = {
     "a laptop": {},
     "GPUs": {"gpus": nvml(2), "environment": {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "^docker,lo"}},
     "GPUs chosen": {
         "gpus": nvml(4), "environment": {"CUDA_VISIBLE_DEVICES": "1,3", "NCCL_SOCKET_IFNAME": "eth"}
+    },
+    "other GPUs in use": {"gpus": nvml(3, nvmlDeviceGetMemoryInfo=FULL), "ranks": 2},
+    "a hidden GPU in use": {
+        "gpus": nvml(3, nvmlDeviceGetMemoryInfo=FULL), "environment": {"CUDA_VISIBLE_DEVICES": "0,1"}
     },
     "GPUs by name": {"gpus": nvml(1), "environment": {"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}},
     "Gloo's interface": {"environment": {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}},
@@ -177,8 +183,18 @@ PLANTED: dict[str, tuple[dict[str, Any], str, State, str]] = {
         {"gpus": nvml(2, nvmlDeviceGetComputeRunningProcesses=USER)}, "GPU 1", State.warn, "in use by 1 (",
     ),
     "a full GPU": (
-        {"gpus": nvml(2, nvmlDeviceGetMemoryInfo=types.SimpleNamespace(free=7 * GIB, total=80 * GIB))},
+        {"gpus": nvml(2, nvmlDeviceGetMemoryInfo=FULL), "ranks": 2},
         "GPU 1", State.fail, "7.0 GiB of 80.0 GiB free",
+    ),
+    "a full GPU that may be meant so": (
+        {"gpus": nvml(2, nvmlDeviceGetMemoryInfo=FULL)}, "GPU 1", State.warn, "7.0 GiB of 80.0 GiB free",
+    ),
+    "a full GPU by name": (
+        {
+            "gpus": nvml(1, nvmlDeviceGetMemoryInfo=FULL), "ranks": 1,
+            "environment": {"CUDA_VISIBLE_DEVICES": "GPU-8932f937"},
+        },
+        "GPU 0", State.fail, "not visible here",
     ),
     "memory errors": ({"gpus": nvml(1, nvmlDeviceGetTotalEccErrors=3)}, "GPU 0", State.warn, "3 uncorrected"),
     "memory to be replaced": (
@@ -311,10 +327,15 @@ def test_a_port_in_use_is_found(machine: Machine) -> None:
 
 
 def test_a_host_name_without_an_address_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gloo resolves it."""
+    """Gloo resolves it; on one node it uses the loopback address instead."""
     monkeypatch.setattr(socket, "gethostname", lambda: "node7.invalid")
-    (found,) = problems(machine())
-    assert found.sentence == "host name: node7.invalid has no address: Gloo may fail; add it to /etc/hosts"
+    assert problems(machine()) == []
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    (found,) = problems(machine(port=port))
+    assert found.sentence == (
+        "host name: node7.invalid has no address: Gloo cannot reach other nodes; add it to /etc/hosts"
+    )
 
 
 def test_small_shared_memory_and_a_small_disk_are_found(machine: Machine, tmp_path: Path) -> None:
