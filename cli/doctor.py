@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from grpo_run.cli.planning.options import parse_size
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.preflight.checks import Finding, State, examine
 from grpo_run.runtime.preflight.reading import WRITTEN_BYTES, read_facts
+from grpo_run.runtime.upstream.features import FEATURES, lacking_anywhere
+from grpo_run.runtime.upstream.versions import TESTED
 from grpo_run.watchdog.text import counted
 
 EXIT_FAILED = 1
@@ -59,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         checkpoint_bytes=0 if size is None else parse_size("--checkpoint-size", size),
         written_bytes=WRITTEN_BYTES,
     )
-    findings = examine(facts)
+    findings = [*examine(facts), *_features(facts.versions)]
     number = {state: sum(one.state is state for one in findings) for state in State}
     if options.json:
         found = {"schema": 1, "failed": number[State.fail], "checks": [asdict(one) for one in findings]}
@@ -69,6 +71,20 @@ def main(arguments: Sequence[str]) -> int:
         others = [f"{number[state]} {state.value}" for state in list(State)[1:]]
         print(f"{counted(len(findings), 'check')}: {number[State.ok]} ok, {', '.join(others)}")
     return EXIT_FAILED if number[State.fail] else 0
+
+
+def _features(versions: Mapping[str, str | None]) -> Iterator[Finding]:
+    """What the installed releases lack. In older ones that is found by importing TRL, which takes seconds."""
+    if None in (versions[name] for name in TESTED):
+        return
+    newest = all(str(versions[name]).startswith(f"{last}.") for name, (_, last) in TESTED.items())
+    off = {} if newest else {one.text: missing for one in FEATURES if (missing := lacking_anywhere(one))}
+    for text, missing in off.items():
+        yield Finding(
+            name="feature", state=State.not_applicable, text=f"off: {text}, which needs {', '.join(missing)}"
+        )
+    if not off:
+        yield Finding(name="features", state=State.ok, text=f"all {len(FEATURES)} have what they need")
 
 
 def _print(findings: Sequence[Finding]) -> None:

@@ -118,6 +118,12 @@ def lacking(feature: Feature, trainer: Any = None) -> Iterator[str]:
                 yield need
 
 
+def lacking_anywhere(feature: Feature) -> list[str]:
+    """Return what the installed releases lack of a feature, as far as this can be told without a trainer."""
+    needs = {need for names in feature.needs.values() for need in names if ":" in need or ">=" in need}
+    return sorted(need for need in needs if not _has(need, None))
+
+
 def check_available(feature: Feature) -> None:
     """Check a feature that needs no trainer.
 

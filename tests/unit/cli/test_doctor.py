@@ -21,6 +21,7 @@ from grpo_run.cli.main import main
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.recovery import Checkpoint
 from grpo_run.runtime.preflight.checks import Finding, State
+from grpo_run.runtime.upstream.features import Feature
 
 Captured = pytest.CaptureFixture[str]
 SOUND = Finding(name="clock", state=State.ok, text="tsc")
@@ -36,6 +37,19 @@ def test_this_machine_has_no_problem(here: Path, capsys: Captured) -> None:
     assert [one for one in bad if one["name"] not in ("disk speed", "left-over processes")] == []
     assert found["failed"] == 0
     assert [path.name for path in here.iterdir()] == ["train.py"]
+
+
+def test_what_an_older_release_lacks_is_named(
+    here: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a problem of the machine."""
+    monkeypatch.setattr(doctor, "TESTED", {"trl": ("1.16", "99.9")})
+    new = Feature(text="something new", needs={"GRPOTrainer": ("_new", "trl>=99.9", "json:no_such_name")})
+    monkeypatch.setattr(doctor, "FEATURES", (new,))
+    assert main(["doctor"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "something new" in line)
+    assert line.startswith("not applicable")
+    assert line.endswith("off: something new, which needs json:no_such_name, trl>=99.9")
 
 
 def test_limits_of_the_shell_are_found(tmp_path: Path) -> None:
