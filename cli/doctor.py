@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _features(versions: Mapping[str, str | None]) -> Iterator[Finding]:
     """What the installed releases lack. In older ones that is found by importing TRL, which takes seconds."""
-    if None in (versions[name] for name in TESTED):
+    if None in map(versions.get, TESTED):
         return
     newest = all(str(versions[name]).startswith(f"{last}.") for name, (_, last) in TESTED.items())
     off = {} if newest else {one.text: missing for one in FEATURES if (missing := lacking_anywhere(one))}

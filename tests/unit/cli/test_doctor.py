@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ def test_only_a_failure_changes_the_exit_code(
 ) -> None:
     """What to do is in the line below."""
     monkeypatch.setattr(doctor, "examine", lambda facts: findings)
-    monkeypatch.setattr(doctor, "read_facts", lambda *_, **__: None)
+    monkeypatch.setattr(doctor, "read_facts", lambda *_, **__: SimpleNamespace(versions={}))
     assert main(["doctor"]) == code
     printed = capsys.readouterr().out
     assert all(one.text in printed and one.fix in printed for one in findings)
