@@ -32,11 +32,7 @@ def check_first(launch: LaunchCommand) -> None:
     options = launch.elastic
     static = options.rdzv_backend == "static" and not options.rdzv_endpoint and not options.standalone
     port = options.master_port if static and options.node_rank == 0 else None
-    findings = _examine(launch, port, None, FIRST_SECONDS)
-    if findings is None:
-        raise UsageError(
-            f"--preflight: the checks took more than {FIRST_SECONDS:g} s; does nvidia-smi answer?"
-        )
+    findings = _examine(launch, launch.config.run_directory, 0, port, FIRST_SECONDS)
     for one in findings:
         if one.state is State.warn:
             print(f"grpo-run: warning: {one.sentence}", file=sys.stderr)
@@ -49,35 +45,32 @@ def check_again(launch: LaunchCommand, newest: Checkpoint | None, notify: Callab
     """Examine the machine before a restart, and report what has failed.
 
     Args:
-        newest: the newest checkpoint on disk; the next one will be as large.
+        newest: the newest checkpoint on disk; the next one will be as large, and beside it.
         notify: prints one line.
     """
-    findings = _examine(launch, None, newest, AGAIN_SECONDS)
-    if findings is None:
-        notify(f"warning: --preflight: the checks took more than {AGAIN_SECONDS:g} s, and go unheard")
-    for one in findings or ():
+    folder, size_bytes = launch.config.run_directory, 0
+    if newest is not None:
+        folder, size_bytes = Path(newest.path).parent, tree_bytes(Path(newest.path))
+    for one in _examine(launch, folder, size_bytes, None, AGAIN_SECONDS):
         if one.state is State.fail:
             notify(f"warning: {one.sentence}")
 
 
 def _examine(
-    launch: LaunchCommand, port: int | None, newest: Checkpoint | None, seconds: float
-) -> list[Finding] | None:
-    """Return the findings, or None if they take too long."""
-    path, ranks = Path(newest.path) if newest is not None else None, int(launch.elastic.nproc_per_node)
+    launch: LaunchCommand, folder: Path, checkpoint_bytes: int, port: int | None, seconds: float
+) -> list[Finding]:
+    """Return the findings, or that they take too long."""
+    environment, ranks = launch.config.environment, int(launch.elastic.nproc_per_node)
     found: list[Finding] = []
 
     def read() -> None:
-        facts = read_facts(
-            path.parent if path is not None else launch.config.run_directory,
-            launch.config.environment,
-            ranks=ranks,
-            port=port,
-            checkpoint_bytes=tree_bytes(path) if path is not None else 0,
-        )
+        facts = read_facts(folder, environment, ranks=ranks, port=port, checkpoint_bytes=checkpoint_bytes)
         found.extend(examine(facts))
 
     thread = threading.Thread(target=read, daemon=True, name="grpo-run-preflight")
     thread.start()
     thread.join(seconds)
-    return None if thread.is_alive() else found
+    late = Finding(
+        name="checks", state=State.fail, text=f"not done after {seconds:g} s", fix="does nvidia-smi answer?"
+    )
+    return [late] if thread.is_alive() else found

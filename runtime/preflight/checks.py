@@ -59,23 +59,15 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
-    """Free space of a file system, or memory under a limit; usable is what is free beyond a reserve."""
-
-    name: str
-    free_bytes: int
-    usable_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Facts:
     """What is known of a machine. None: unknown, unlimited, or nothing of the kind.
 
-    `left_processes` are the command lines, by pid, of processes of runs whose supervisor is gone;
-    `disk_files` and `free_tasks` how many more are possible; `limits` the soft limits by name, without
-    unlimited ones; `clock_step_seconds` by how much the wall clock was moved while it was watched;
-    `may_trace` whether this process has CAP_SYS_PTRACE. `checkpoint_bytes` and `ranks` are those of the run
-    to come, 0 if unknown.
+    `left_processes` are the command lines, by pid, of processes of runs whose supervisor is gone. Sizes are
+    of what is free, `memory_usable_bytes` of what is beyond a reserve; `disk_files` and `free_tasks` are how
+    many more are possible. `limits` are the soft limits by name, without unlimited ones;
+    `clock_step_seconds` is by how much the wall clock was moved while it was watched; `may_trace` whether
+    this process has CAP_SYS_PTRACE. `checkpoint_bytes` and `ranks` are those of the run to come, 0 if
+    unknown.
     """
 
     versions: Mapping[str, str | None]
@@ -83,8 +75,9 @@ class Facts:
     gpus: tuple[Gpu, ...]
     gpu_problem: str | None
     left_processes: Mapping[int, str]
-    shared_memory: Room | None
-    disk: Room
+    shared_memory_bytes: int | None
+    folder: str
+    disk_bytes: int
     disk_files: int | None
     disk_problem: str | None
     disk_bytes_per_second: float | None
@@ -102,7 +95,9 @@ class Facts:
     infiniband: bool
     port: int | None
     port_problem: str | None
-    memory: tuple[Room, ...]
+    memory_limit: str
+    memory_bytes: int
+    memory_usable_bytes: int
     kernel_kills: int | None
     kills_whole_group: bool
     ptrace_scope: int | None
@@ -206,24 +201,23 @@ def _leftovers_and_room(facts: Facts) -> Iterator[Finding]:
     named = ", ".join(f"{pid} ({left[pid][:60]})" for pid in list(left)[:3])
     text = f"{len(left)} of a run whose launcher is gone: {named}"
     yield _judge("left-over processes", "none", (left, WARN, text, f"kill {pids}, unless --keep kept it"))
-    free = facts.shared_memory.free_bytes if facts.shared_memory is not None else 0
+    free = facts.shared_memory_bytes or 0
     text = f"{size_text(free)} free in /dev/shm"
     fix = "`grpo-run gc`; docker run --shm-size 16g or --ipc host"
     yield _judge(
         "shared memory", text,
-        (facts.shared_memory is None, WARN, "no /dev/shm: no snapshots in memory", "mount a tmpfs there"),
+        (facts.shared_memory_bytes is None, WARN, "no /dev/shm, so no snapshots in memory", "mount it"),
         (free < SHARED_LEAST_BYTES, FAIL, f"{text}; data loaders and NCCL need some", fix),
         (free < SHARED_BYTES, WARN, f"{text}, too little for snapshots in memory", fix),
     )  # fmt: skip
-    planned, name, files = facts.checkpoint_bytes, facts.disk.name, facts.disk_files
-    room = facts.disk.free_bytes - DISK_LEAST_BYTES
-    text = f"{name} has {size_text(facts.disk.free_bytes)} free"
+    planned, files, room = facts.checkpoint_bytes, facts.disk_files, facts.disk_bytes - DISK_LEAST_BYTES
+    text = f"{size_text(facts.disk_bytes)} free in {facts.folder}"
     fix = "make room: `grpo-run gc`, `grpo-run checkpoints prune`"
     yield _judge(
         "disk", text,
         (facts.disk_problem, FAIL, f"no file can be written: {facts.disk_problem}", "another directory"),
         (room < planned, FAIL, f"{text}, too little for a checkpoint", fix),
-        (files is not None and files < FEW_FILES, FAIL, f"{name} takes {files} more files", "delete some"),
+        (files is not None and files < FEW_FILES, FAIL, f"{text}, for {files} files", "delete some"),
         (room < 2 * planned, WARN, f"{text}, too little for a second checkpoint", fix),
     )  # fmt: skip
     speed = facts.disk_bytes_per_second or 0.0
@@ -282,12 +276,10 @@ def _exists(value: str, interfaces: frozenset[str]) -> bool:
 
 
 def _memory(facts: Facts) -> Iterator[Finding]:
-    least = min(facts.memory, key=lambda room: (room.usable_bytes, room.free_bytes), default=None)
-    if least is not None:
-        text = f"{least.name} has {size_text(least.free_bytes)} free"
-        state = FAIL if least.free_bytes < MEMORY_LEAST_BYTES else WARN
-        few = (not least.usable_bytes, state, text, "end other processes, or raise the limit")
-        yield _judge("host memory", text, few)
+    text = f"{size_text(facts.memory_bytes)} free of {facts.memory_limit}"
+    state = FAIL if facts.memory_bytes < MEMORY_LEAST_BYTES else WARN
+    few = (not facts.memory_usable_bytes, state, text, "end other processes, or raise the limit")
+    yield _judge("host memory", text, few)
     yield _judge(
         "kernel kills", "can be told from others",
         (facts.kills_whole_group, WARN, "a rank that takes too much memory is killed with its launcher",

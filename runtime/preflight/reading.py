@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.preflight.checks import LIBRARIES, Facts, Gpu, Room
+from grpo_run.runtime.preflight.checks import LIBRARIES, Facts, Gpu
 from grpo_run.runtime.snapshots.headroom import cgroup_headroom, machine_headroom
 from grpo_run.watchdog.evidence.stack_capture import find_py_spy
 from grpo_run.watchdog.memory.cgroups import memory_cgroups, read_fields
@@ -80,7 +80,9 @@ def read_facts(
     membership, memory = read("proc/self/cgroup"), read("proc/meminfo")
     groups = memory_cgroups(membership, root / "sys/fs/cgroup")
     kills = [count for group in groups if (count := group.kills()) is not None]
-    machine, fields = machine_headroom(memory), read_fields(memory)
+    rooms = [*cgroup_headroom(membership, root / "sys/fs/cgroup"), machine_headroom(memory)]
+    least = min(filter(None, rooms), key=lambda room: (room.usable_bytes, room.free_bytes))
+    fields = read_fields(memory)
     limits = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[0] for name in LIMITS}
     gpus, gpu_problem = read_gpus((root / "dev/nvidiactl").exists())
     folder = _existing(folder.absolute())
@@ -98,8 +100,9 @@ def read_facts(
         gpus=gpus,
         gpu_problem=gpu_problem,
         left_processes=dict(_left_processes()),
-        shared_memory=_room(root / "dev/shm") if (root / "dev/shm").is_dir() else None,
-        disk=_room(folder),
+        shared_memory_bytes=_free_bytes(root / "dev/shm") if (root / "dev/shm").is_dir() else None,
+        folder=str(folder),
+        disk_bytes=_free_bytes(folder),
         disk_files=os.statvfs(folder).f_favail if os.statvfs(folder).f_files else None,
         disk_problem=disk_problem,
         disk_bytes_per_second=speed,
@@ -117,11 +120,9 @@ def read_facts(
         infiniband=bool(names("sys/class/infiniband")),
         port=port,
         port_problem=None if port is None else _port_problem(port),
-        memory=tuple(
-            Room(name=one.name, free_bytes=one.free_bytes, usable_bytes=one.usable_bytes)
-            for one in (*cgroup_headroom(membership, root / "sys/fs/cgroup"), machine)
-            if one is not None
-        ),
+        memory_limit=least.name,
+        memory_bytes=least.free_bytes,
+        memory_usable_bytes=least.usable_bytes,
         kernel_kills=kills[0] if kills else read_fields(read("proc/vmstat")).get("oom_kill"),
         kills_whole_group=any(group.kills_whole_group for group in groups),
         ptrace_scope=_number(read("proc/sys/kernel/yama/ptrace_scope")),
@@ -213,10 +214,9 @@ def _is_supervised(pid: int, table: Mapping[int, ProcessStat], tokens: Mapping[i
     return any(word in read_arguments(pid) for word in SUPERVISOR_WORDS)
 
 
-def _room(folder: Path) -> Room:
+def _free_bytes(folder: Path) -> int:
     status = os.statvfs(folder)
-    free = status.f_bavail * status.f_frsize
-    return Room(name=f"the file system of {folder}", free_bytes=free, usable_bytes=free)
+    return status.f_bavail * status.f_frsize
 
 
 def _existing(folder: Path) -> Path:

@@ -19,16 +19,7 @@ import pytest
 from support.full_disk import small_disk
 
 from grpo_run.runtime.preflight import reading
-from grpo_run.runtime.preflight.checks import (
-    GIB,
-    MIB,
-    Facts,
-    Finding,
-    Room,
-    State,
-    descriptors_needed,
-    examine,
-)
+from grpo_run.runtime.preflight.checks import GIB, MIB, Facts, Finding, State, descriptors_needed, examine
 from grpo_run.runtime.preflight.reading import read_facts, write_file
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE
 
@@ -408,19 +399,14 @@ def test_a_process_of_a_dead_run_is_found(orphan: tuple[int, str]) -> None:
     assert pid not in left
 
 
-def room(free: int) -> Room:
-    """A file system."""
-    return Room(name="the disk", free_bytes=free, usable_bytes=free)
-
-
 @pytest.mark.parametrize(
     ("changes", "check", "state"),
     [
-        ({"disk": room(256 * MIB)}, "disk", State.ok),
-        ({"disk": room(256 * MIB - 1)}, "disk", State.fail),
-        ({"disk": room(256 * MIB + 2 * GIB), "checkpoint_bytes": GIB}, "disk", State.ok),
-        ({"disk": room(256 * MIB + 2 * GIB - 1), "checkpoint_bytes": GIB}, "disk", State.warn),
-        ({"disk": room(256 * MIB + GIB - 1), "checkpoint_bytes": GIB}, "disk", State.fail),
+        ({"disk_bytes": 256 * MIB}, "disk", State.ok),
+        ({"disk_bytes": 256 * MIB - 1}, "disk", State.fail),
+        ({"disk_bytes": 256 * MIB + 2 * GIB, "checkpoint_bytes": GIB}, "disk", State.ok),
+        ({"disk_bytes": 256 * MIB + 2 * GIB - 1, "checkpoint_bytes": GIB}, "disk", State.warn),
+        ({"disk_bytes": 256 * MIB + GIB - 1, "checkpoint_bytes": GIB}, "disk", State.fail),
         ({"disk_files": 999}, "disk", State.fail),
         ({"disk_files": 1000}, "disk", State.ok),
         ({"disk_bytes_per_second": None}, "disk speed", State.not_applicable),
@@ -432,11 +418,11 @@ def room(free: int) -> Room:
         ({"limits": {"nofile": descriptors_needed(4) - 1}, "ranks": 4}, "open files", State.fail),
         ({"free_tasks": 400, "ranks": 4}, "processes and threads", State.ok),
         ({"free_tasks": 399, "ranks": 4}, "processes and threads", State.fail),
-        ({"shared_memory": None}, "shared memory", State.warn),
-        ({"shared_memory": room(GIB)}, "shared memory", State.ok),
-        ({"shared_memory": room(GIB - 1)}, "shared memory", State.warn),
-        ({"shared_memory": room(8 * MIB)}, "shared memory", State.warn),
-        ({"shared_memory": room(8 * MIB - 1)}, "shared memory", State.fail),
+        ({"shared_memory_bytes": None}, "shared memory", State.warn),
+        ({"shared_memory_bytes": GIB}, "shared memory", State.ok),
+        ({"shared_memory_bytes": GIB - 1}, "shared memory", State.warn),
+        ({"shared_memory_bytes": 8 * MIB}, "shared memory", State.warn),
+        ({"shared_memory_bytes": 8 * MIB - 1}, "shared memory", State.fail),
         ({"clock_step_seconds": 0.5}, "clock", State.ok),
         ({"clock_step_seconds": -0.6}, "clock", State.warn),
         ({"py_spy": None}, "stacks", State.warn),
