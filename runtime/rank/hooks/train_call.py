@@ -139,6 +139,7 @@ def run_train_call(
         contents = TrainerContents(trainer, session, call, exact)
         saver = Saver(contents, session, snapshots=guard.snapshots, collect_vote=step_vote.collect)
         events = StepEvents(session, call.ordinal, step_vote, saver, guards, TrainerSource(exact, reader))
+        hooks.enter_context(contents.log_history.restored())
         hooks.enter_context(save_through(saver, trainer, contents, events.checkpoint))
         hooks.enter_context(mark_callbacks(trainer.callback_handler, TrainerCallback, session.slot))
         resumed_from = resumed_directory(resume.argument, call)
