@@ -93,12 +93,15 @@ def main() -> int:
         for long_one, short_one in zip(samples[options.entries], samples[SHORT], strict=True)
         if long_one.next_step_seconds is not None and short_one.next_step_seconds is not None
     )
+    blocks_ms, short_ms, first_ms = (
+        1000 * value
+        for value in (long["snapshot_seconds"], short["snapshot_seconds"], long["first_snapshot_seconds"])
+    )
     console.print(
         f"{options.entries} entries compared with {SHORT}: a snapshot blocks {ratio:.2f} times as long"
-        f" ({1000 * long['snapshot_seconds']:.1f} and {1000 * short['snapshot_seconds']:.1f} ms; the first one"
-        f" of a run {1000 * long['first_snapshot_seconds']:.0f} ms); the next step after a SIGKILL comes"
-        f" {later_seconds:.2f} s later ({short['next_step_seconds']:.2f} s with {SHORT}); not recovered:"
-        f" {short['not_recovered'] + long['not_recovered']}; equal weights: {len(digests) == 1}",
+        f" ({blocks_ms:.1f} and {short_ms:.1f} ms; the first one of a run {first_ms:.0f} ms); the next step"
+        f" after a SIGKILL comes {later_seconds:.2f} s later ({short['next_step_seconds']:.2f} s with {SHORT});"
+        f" not recovered: {short['not_recovered'] + long['not_recovered']}; equal weights: {len(digests) == 1}",
         highlight=False,
     )
     result = {

@@ -1,26 +1,26 @@
 """The log history of snapshots: what a trainer has logged, written once.
 
-    <staging area>/log-history/5f1c…              a segment: entries, to which rank 0 only appends
-    slot0/LOG_HISTORY.json                        the segments of this snapshot, and how much it has of each
+    <staging area>/log-history/5f1c…              a segment: entries of all snapshots that refer to it
+    slot0/LOG_HISTORY.tail                        the entries after the last segment that is full
+    slot0/LOG_HISTORY.json                        the segments of this snapshot, and at last its tail
     slot0/files/checkpoint-7/trainer_state.json   as transformers writes it, with an empty history
 
 Transformers keeps every log entry and writes all of them into each checkpoint. After 100,000 steps that takes
 seconds, so a snapshot refers to what is written already. Its checkpoint on disk has the file that
-transformers would have written (`composed`). A segment is a sequence of values in version 2 of Python's
-marshal format, in which values can be concatenated: a list of field names, then a tuple of values for each
-entry with these fields. Rank 0 writes segments (`runtime/rank/saving/log_history.py`); the drain worker and
-ranks that resume read them.
+transformers would have written (`composed`). A segment is a list of entries in Python's marshal format, which
+is read four times as fast as JSON. Rank 0 writes segments (`runtime/rank/saving/log_history.py`); the drain
+worker and ranks that resume read them.
 """
 
 from __future__ import annotations
 
 import json
 import marshal
-import struct
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pydantic
 from blake3 import blake3
@@ -29,8 +29,9 @@ from grpo_run.runtime.errors import CheckpointError
 
 SEGMENTS = "log-history"
 LOG_HISTORY = "LOG_HISTORY.json"
-_MARSHAL_VERSION = 2
-"""Later versions refer to earlier values; earlier ones write floats as text."""
+TAIL = "LOG_HISTORY.tail"
+_MARSHAL_VERSION = 4
+"""The version that every supported Python reads."""
 _PLAIN_TYPES = frozenset({float, int, str, bool, type(None)})
 """Types whose values JSON gives back as they were."""
 _EMPTY_HISTORY = b'\n  "log_history": [],\n'
@@ -43,22 +44,18 @@ _ENTRIES_AT_ONCE = 1000
 
 
 class Segment(pydantic.BaseModel):
-    """The first part of a segment's file.
+    """Entries that follow one another.
 
     Attributes:
-        name: of the file.
-        values: how many values there are; `entries` of them are entries.
-        size_bytes: their size; `text_bytes` is about their size in `trainer_state.json`.
-        blake3: their digest.
+        path: of the file, relative to the staging area.
+        text_bytes: about their size in `trainer_state.json`.
+        blake3: digest of the file.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
-    name: str
-    values: int = 0
-    entries: int = 0
-    size_bytes: int = 0
-    text_bytes: int = 0
-    blake3: str = ""
+    path: str
+    text_bytes: int
+    blake3: str
 
 
 _SEGMENTS = pydantic.TypeAdapter(tuple[Segment, ...])
@@ -79,38 +76,26 @@ def read_segments(slot: Path) -> tuple[Segment, ...]:
         raise CheckpointError(f"{slot / LOG_HISTORY}: {error.errors()[0]['msg']}") from error
 
 
-class Packed(NamedTuple):
-    """Entries in the format of a segment. `fields` are those of the last entry."""
-
-    data: bytes
-    values: int
-    text_bytes: int
-    fields: tuple[str, ...] | None
-
-
-def pack(entries: Iterable[Mapping[Any, Any]], fields: tuple[str, ...] | None) -> Packed:
-    """Encode entries as JSON would give them back, in the order in which transformers writes their fields.
-
-    Args:
-        fields: of the entry before; None if there is none.
+def as_read_back(entry: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return an entry as it is read from the file that transformers writes, with its fields in that order.
 
     Raises:
-        TypeError, ValueError, RecursionError: an entry cannot be written as JSON.
+        AttributeError, TypeError, ValueError, RecursionError: it cannot be written as JSON.
     """
-    parts: list[bytes] = []
-    text_bytes = 0
-    for given in entries:
-        if _PLAIN_TYPES.issuperset(map(type, given.values())) and all(type(name) is str for name in given):
-            entry = dict(sorted(given.items()))
-        else:
-            entry = json.loads(json.dumps(given, sort_keys=True))
-        if (names := tuple(entry)) != fields:
-            fields = names
-            parts.append(marshal.dumps(list(names), _MARSHAL_VERSION))
-        parts.append(marshal.dumps(tuple(entry.values()), _MARSHAL_VERSION))
-        # a number of 9 bytes takes up to 24 characters
-        text_bytes += sum(map(len, names)) + _INDENT_BYTES * len(names) + 3 * len(parts[-1])
-    return Packed(b"".join(parts), len(parts), text_bytes, fields)
+    if not _PLAIN_TYPES.issuperset(map(type, entry.values())) or not all(type(name) is str for name in entry):
+        entry = json.loads(json.dumps(entry, sort_keys=True))
+    else:
+        entry = dict(sorted(entry.items()))
+    # the same objects, because marshal writes each object once
+    return {sys.intern(name): value for name, value in entry.items()}
+
+
+def pack(path: str, entries: list[dict[str, Any]]) -> tuple[Segment, bytes]:
+    """Return the segment of entries that `as_read_back` has returned, and the contents of its file."""
+    data = marshal.dumps(entries, _MARSHAL_VERSION)
+    # a number and its name take 14 bytes; the number takes up to 24 characters
+    text_bytes = 2 * len(data) + sum(len(name) + _INDENT_BYTES for entry in entries for name in entry)
+    return Segment(path=path, text_bytes=text_bytes, blake3=blake3(data).hexdigest()), data
 
 
 def read_entries(area: Path, segments: Iterable[Segment]) -> Iterator[list[dict[str, Any]]]:
@@ -123,27 +108,16 @@ def read_entries(area: Path, segments: Iterable[Segment]) -> Iterator[list[dict[
         CheckpointError: a segment is not what the snapshot was taken with.
         OSError: it cannot be read.
     """
-    for segment, data in read_data(area, segments):
-        # the format of a list: a letter, the number of values, the values
-        values = marshal.loads(b"[" + struct.pack("<i", segment.values) + data)
-        entries, fields = [], []
-        for value in values:
-            if type(value) is list:
-                fields = value
-            else:
-                entries.append(dict(zip(fields, value, strict=True)))
-        yield entries
+    yield from map(marshal.loads, read_data(area, segments))
 
 
-def read_data(area: Path, segments: Iterable[Segment]) -> Iterator[tuple[Segment, bytes]]:
-    """Yield the bytes of each segment. Arguments and errors as in `read_entries`."""
+def read_data(area: Path, segments: Iterable[Segment]) -> Iterator[bytes]:
+    """Yield the contents of each segment's file. Arguments and errors as in `read_entries`."""
     for segment in segments:
-        path = area / SEGMENTS / segment.name
-        with open(path, "rb") as file:
-            data = file.read(segment.size_bytes)
+        data = (area / segment.path).read_bytes()
         if blake3(data).hexdigest() != segment.blake3:
-            raise CheckpointError(f"{path} does not match its digest")
-        yield segment, data
+            raise CheckpointError(f"{area / segment.path} does not match its digest")
+        yield data
 
 
 def composed(state: bytes, segments: Iterable[list[dict[str, Any]]]) -> Iterator[bytes]:
@@ -173,10 +147,10 @@ def _entry_text(entry: dict[str, Any]) -> str:
 
 def remove_unused(area: Path, used: Iterable[Segment]) -> None:
     """Delete the segments that no slot refers to, except `used`."""
-    keep = {segment.name for segment in used}
+    keep = {segment.path for segment in used}
     for record in area.glob(f"*/{LOG_HISTORY}"):
         with suppress(CheckpointError):  # that snapshot cannot be read without it
-            keep |= {segment.name for segment in read_segments(record.parent)}
+            keep |= {segment.path for segment in read_segments(record.parent)}
     for path in (area / SEGMENTS).iterdir():
-        if path.name not in keep:
+        if str(path.relative_to(area)) not in keep:
             path.unlink(missing_ok=True)

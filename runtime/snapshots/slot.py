@@ -20,7 +20,7 @@ from grpo_run.runtime.checkpoints.manifest import Identity
 from grpo_run.runtime.checkpoints.search import directory_of, name_of
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import lock_file, tree_bytes, write_json
-from grpo_run.runtime.snapshots.log_history import LOG_HISTORY, read_data, read_segments
+from grpo_run.runtime.snapshots.log_history import LOG_HISTORY, TAIL, read_data, read_segments
 
 STAGED = "STAGED.json"
 PREPARED = "STAGED.json.prepared"
@@ -179,6 +179,7 @@ class StagingSlot:
         (self.path / PREPARED).unlink(missing_ok=True)
         (self.path / DRAINED).unlink(missing_ok=True)
         (self.path / LOG_HISTORY).unlink(missing_ok=True)
+        (self.path / TAIL).unlink(missing_ok=True)
         loaded = (self.path / LOADED).exists()
         if not loaded:
             for folder in self.files.glob("*"):

@@ -1,16 +1,14 @@
 """Keep a trainer's log history out of the files that every snapshot writes anew.
 
-While a snapshot is taken, the trainer's state is written without its history, and entries that are not
-written yet are appended to a segment in the staging area. When a call resumes from a snapshot in memory, the
-state gets its history back. The format is in `runtime/snapshots/log_history.py`. Called by
-`trainer_contents.py` and `runtime/rank/hooks/train_call.py`. Checkpoints that are written directly to disk
-are not changed.
+While a snapshot is taken, the trainer's state is written without its history, and entries that no segment has
+yet are written beside it. When a call resumes from a snapshot in memory, the state gets its history back. The
+format is in `runtime/snapshots/log_history.py`. Called by `trainer_contents.py` and
+`runtime/rank/hooks/train_call.py`. Checkpoints that are written directly to disk are not changed.
 """
 
 from __future__ import annotations
 
 import copy
-import gc
 import itertools
 import os
 import secrets
@@ -20,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
 from transformers import TrainerState
 
 from grpo_run.runtime.files import write_json
@@ -29,7 +26,9 @@ from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.log_history import (
     LOG_HISTORY,
     SEGMENTS,
+    TAIL,
     Segment,
+    as_read_back,
     pack,
     read_entries,
     read_segments,
@@ -37,8 +36,8 @@ from grpo_run.runtime.snapshots.log_history import (
 )
 from grpo_run.runtime.upstream.patches import override_attributes
 
-SEGMENT_ENTRIES = 10_000
-"""Entries of one segment; the drain worker needs memory for as many at once."""
+SEGMENT_ENTRIES = 1000
+"""Every snapshot writes fewer entries than these anew, in a millisecond."""
 COMPARED_ENTRIES = 64
 """Of so many of the last entries, the contents are compared; of earlier ones, whether they are still the
 same objects."""
@@ -55,15 +54,11 @@ class LogHistory:
 
     def _begin(self, segments: list[Segment]) -> None:
         self._segments = segments
+        self._tail: list[dict[str, Any]] = []
         self._stored: list[Any] = []
-        """The entries that the segments have."""
+        """The trainer's entries that the segments and the tail have."""
         self._last: deque[Any] = deque(maxlen=COMPARED_ENTRIES)
         """Copies of the last of them."""
-        self._end_segment()
-
-    def _end_segment(self) -> None:
-        self._appendable, self._hasher = False, blake3()
-        self._fields: tuple[str, ...] | None = None
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -82,9 +77,10 @@ class LogHistory:
             if self._area is not None and path.is_relative_to(self._area):
                 slot = path.parents[2]
                 if segments := read_segments(slot):
-                    with _no_collection():
-                        state.log_history = list(itertools.chain(*read_entries(self._area, segments)))
-                    self._begin(list(segments))
+                    state.log_history = list(itertools.chain(*read_entries(self._area, segments)))
+                    *full, tail = segments
+                    self._begin(full)
+                    self._tail = next(read_entries(self._area, [tail]))
                     self._note_stored(state.log_history)
             self._read = str(path), state
             return state
@@ -107,23 +103,22 @@ class LogHistory:
             return
 
         def save(json_path: str) -> None:
-            history = state.log_history
+            history, slot = state.log_history, folder.parents[1]
             try:
-                segments = self._store(history)
+                segments = self._store(history, slot) if history else []
             except (AttributeError, TypeError, ValueError, RecursionError):
                 self._begin([])
                 segments = []  # transformers writes more than JSON has, or raises its own error
             with override_attributes(state, log_history=[] if segments else history):
                 TrainerState.save_to_json(state, json_path)
             if segments:
-                slot = folder.parents[1]
                 write_json(slot / LOG_HISTORY, [segment.model_dump() for segment in segments])
 
         with override_attributes(state, save_to_json=save):
             yield
 
-    def _store(self, history: list[Any]) -> list[Segment]:
-        """Write the entries that are not written yet, and return the segments of all.
+    def _store(self, history: list[Any], slot: Path) -> list[Segment]:
+        """Write the entries that no segment has yet, and return the segments of all.
 
         Raises:
             NoHeadroomError, OSError: there is no memory for them.
@@ -133,55 +128,27 @@ class LogHistory:
         recent = history[max(0, count - COMPARED_ENTRIES) : count]
         if history[:count] != self._stored or recent != list(self._last):
             self._begin([])  # a callback has changed or removed entries
-        while (count := len(self._stored)) < len(history):
-            if not self._appendable or self._segments[-1].entries >= SEGMENT_ENTRIES:
-                self._begin_segment()
-            self._append(history[count : count + SEGMENT_ENTRIES - self._segments[-1].entries])
-        return self._segments
+        new = history[len(self._stored) :]
+        self._tail += list(map(as_read_back, new))
+        self._note_stored(new)
+        if len(self._tail) >= SEGMENT_ENTRIES:
+            while len(self._tail) >= SEGMENT_ENTRIES:
+                self._segments.append(self._write(f"{SEGMENTS}/{secrets.token_hex(8)}", SEGMENT_ENTRIES))
+                del self._tail[:SEGMENT_ENTRIES]
+            remove_unused(slot.parent, self._segments)
+        return [*self._segments, self._write(f"{slot.name}/{TAIL}", SEGMENT_ENTRIES)]
 
-    def _begin_segment(self) -> None:
-        """Create a segment's file, and delete those that nothing refers to any more."""
+    def _write(self, path: str, count: int) -> Segment:
+        """Write the first `count` entries of the tail into a file of the staging area."""
         assert self._area is not None
-        folder = self._area / SEGMENTS
-        folder.mkdir(mode=0o700, exist_ok=True)
-        remove_unused(self._area, self._segments)
-        self._end_segment()
-        self._segments.append(Segment(name=secrets.token_hex(8)))
-        (folder / self._segments[-1].name).touch(0o600, exist_ok=False)
-        self._appendable = True
-
-    def _append(self, entries: list[Any]) -> None:
-        assert self._area is not None
-        segment, packed = self._segments[-1], pack(entries, self._fields)
-        path = self._area / SEGMENTS / segment.name
-        grant_memory(path.parent, len(packed.data))
-        with open(path, "r+b") as file:
-            file.seek(segment.size_bytes)  # an append that failed may have left something behind it
-            file.write(packed.data)
-        self._hasher.update(packed.data)
-        self._fields = packed.fields
-        self._segments[-1] = Segment(
-            name=segment.name,
-            values=segment.values + packed.values,
-            entries=segment.entries + len(entries),
-            size_bytes=segment.size_bytes + len(packed.data),
-            text_bytes=segment.text_bytes + packed.text_bytes,
-            blake3=self._hasher.hexdigest(),
-        )
-        self._note_stored(entries)
+        segment, data = pack(path, self._tail[:count])
+        target = self._area / path
+        if not target.parent.exists():
+            target.parent.mkdir(mode=0o700)
+        grant_memory(target.parent, len(data))
+        target.write_bytes(data)
+        return segment
 
     def _note_stored(self, entries: list[Any]) -> None:
         self._stored += entries
         self._last.extend(map(copy.deepcopy, entries[-COMPARED_ENTRIES:]))
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without automatic garbage collection, reading takes half the time; there is nothing to collect."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
