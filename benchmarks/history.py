@@ -100,8 +100,8 @@ def main() -> int:
     console.print(
         f"{options.entries} entries compared with {SHORT}: a snapshot blocks {ratio:.2f} times as long"
         f" ({blocks_ms:.1f} and {short_ms:.1f} ms; the first one of a run {first_ms:.0f} ms); the next step"
-        f" after a SIGKILL comes {later_seconds:.2f} s later ({short['next_step_seconds']:.2f} s with {SHORT});"
-        f" not recovered: {short['not_recovered'] + long['not_recovered']}; equal weights: {len(digests) == 1}",
+        f" after a SIGKILL comes {later_seconds:.2f} s later than {short['next_step_seconds']:.2f} s; not"
+        f" recovered: {short['not_recovered'] + long['not_recovered']}; equal weights: {len(digests) == 1}",
         highlight=False,
     )
     result = {

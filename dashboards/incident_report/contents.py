@@ -127,7 +127,8 @@ class IncidentReport:
     is what the journal has of the incident. `resident` and `peak` are the current and highest memory of each
     rank in bytes, `phase_memory` what it has measured by phase (`RankMemory.as_json`). `timeline` is the
     content of `timeline.json`. `excluded` sums up the samples that the run has left out of the loss.
-    `memory_trace` has what `--memory-trace` has found in the run, as lines.
+    `memory_trace` has what `--memory-trace` has found in the run, as lines, and `growth` what has made its
+    steps slower.
     """
 
     name: str
@@ -146,6 +147,7 @@ class IncidentReport:
     events: tuple[Mapping[str, Any], ...] = ()
     excluded: str = ""
     memory_trace: tuple[str, ...] = ()
+    growth: tuple[str, ...] = ()
 
 
 def find_incident(run: RunDirectory, wanted: str | None) -> Path:
@@ -201,6 +203,7 @@ def read_report(run: RunDirectory, incident: Path) -> IncidentReport:
         events=read_events(incident / "events.jsonl", SHOWN_EVENTS),
         excluded=history.masked.summary,
         memory_trace=tuple(history.memory_trace.lines()),
+        growth=tuple(history.growth.lines()),
     )
 
 
