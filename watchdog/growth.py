@@ -38,7 +38,7 @@ LEAST_INCREASE = {
     "descriptors": 32,
     "objects": 20_000,
     "collection": 0.0,
-    "log": 100,
+    "log": 50,
 }
 """By count, what it has increased by if it has grown."""
 COUNT_TEXTS = {

@@ -178,13 +178,13 @@ class StepTimes:
     def gained_seconds(self, call: int, step: int) -> float:
         """Return how long the steps beyond a position take at their median duration, in seconds."""
         gained = [
-            (steps, seconds)
+            (min(steps, reached - step) if ordinal == call else steps, seconds / steps)
             for ordinal, reached, steps, seconds in self._commits
             if (ordinal, reached) > (call, step)
         ]
         if not gained:
             return 0.0
-        return sum(steps for steps, _ in gained) * median(seconds / steps for steps, seconds in gained)
+        return sum(steps for steps, _ in gained) * median(seconds for _, seconds in gained)
 
     def typical_seconds(self, call: int) -> float | None:
         """Return the median duration of a step over the last commits of a `train()` call; None until

@@ -42,7 +42,7 @@ class Grows(TrainerCallback):
         if self._part == "hooks":
             for _ in range(HOOKS_PER_STEP):
                 self.model.model.embed_tokens.register_forward_hook(
-                    lambda module, inputs, output: wait(SECONDS / HOOKS_PER_STEP / 8)
+                    lambda module, inputs, output: wait(SECONDS / HOOKS_PER_STEP / 4)
                 )
         elif self._part == "threads":
             threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
@@ -58,19 +58,10 @@ def wait(seconds: float) -> None:
         pass
 
 
-class SlowRows(torch.utils.data.Dataset[Any]):
-    """A data set that searches longer for each row."""
-
-    def __init__(self, rows: Any) -> None:
-        self._rows = rows
-        self.column_names = rows.column_names
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Any:
-        wait(SECONDS * Steps.taken)
-        return self._rows[index]
+def slow_row(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return what a data set has read, after a search that takes longer and longer."""
+    wait(SECONDS * Steps.taken)
+    return batch
 
 
 def main() -> None:
@@ -84,6 +75,7 @@ def main() -> None:
         pass  # under another launcher
     else:
         growth.BLOCK_STEPS = arguments.block_steps
+    torch.set_num_threads(1)
     kept: list[torch.Tensor] = []
 
     def even(completions: list[str], **_: Any) -> list[float]:
@@ -105,7 +97,7 @@ def main() -> None:
         arguments,
         callbacks=[callback],
         reward_funcs=[even, searching],
-        train_dataset=SlowRows(rows) if arguments.part == "dataset" else rows,
+        train_dataset=rows.with_transform(slow_row) if arguments.part == "dataset" else rows,
     )
     callback.model = trainer.model
     tiny.train(trainer, arguments)

@@ -85,3 +85,21 @@ def test_the_findings_of_the_memory_trace_are_on_the_page(run: RunDirectory, cap
     assert main(["report"]) == 0
     page = Path(capsys.readouterr().out.strip()).read_text()
     assert "held by list of &lt;Collector&gt;" in page
+
+
+def test_what_makes_steps_slower_is_on_the_page_and_in_the_status(
+    run: RunDirectory, capsys: Captured
+) -> None:
+    """With the sentence that was printed."""
+    Journal(run.journal, "night").write(
+        "growth_found",
+        rank=0,
+        step=900,
+        phase="Scan.on_log",
+        factor=1.5,
+        sentence="callback Scan.on_log takes",
+    )
+    assert main(["report"]) == 0
+    assert "callback Scan.on_log takes" in Path(capsys.readouterr().out.strip()).read_text()
+    assert main(["status", "night"]) == 0
+    assert "callback Scan.on_log takes" in capsys.readouterr().out
