@@ -14,17 +14,14 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.upstream import torch_names
 from grpo_run.watchdog.growth import CONTROL_PHASES, Block, Growth, GrowthWatch
-
-if TYPE_CHECKING:
-    from grpo_run.runtime.rank.session import Session
 
 BLOCK_STEPS = 100
 
@@ -77,11 +74,26 @@ class GrowthMeter:
 
     Args:
         trainer: whose model and log are counted.
+        slot: of the rank.
+        costs: of the rank.
+        journal: takes the fields of a `growth_found` event.
+        warn: takes its sentence.
     """
 
-    def __init__(self, session: Session, trainer: Any) -> None:
-        self._session = session
+    def __init__(
+        self,
+        trainer: Any,
+        slot: SlotWriter,
+        costs: StepCosts,
+        *,
+        journal: Callable[..., None],
+        warn: Callable[[str], None],
+    ) -> None:
         self._trainer = trainer
+        self._slot = slot
+        self._costs = costs
+        self._journal = journal
+        self._warn = warn
         model = trainer.model
         # once, because it takes longer than counting; replaced by adapters before the call begins
         self._hooked = [*model.named_modules(), *model.named_parameters()]
@@ -95,7 +107,7 @@ class GrowthMeter:
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Within the block, the session's steps are measured."""
+        """Within the block, garbage collection is measured."""
 
         def collects(phase: str, info: Any) -> None:
             if phase == "start":
@@ -104,18 +116,16 @@ class GrowthMeter:
                 self._collection_seconds += time.perf_counter() - self._collection_began
 
         gc.callbacks.append(collects)
-        self._session.growth = self
         try:
             yield
         finally:
-            self._session.growth = None
             gc.callbacks.remove(collects)
 
     def step_ended(self, step: int) -> None:
         """Add a finished step, and say what has grown at the end of a block."""
-        phases, functions = self._session.step_costs.take()
+        phases, functions = self._costs.take()
         if self._watch is None:  # the first step includes compilation and connections
-            self._watch = GrowthWatch(step, self._session.slot.target_steps, BLOCK_STEPS)
+            self._watch = GrowthWatch(step, self._slot.target_steps, BLOCK_STEPS)
             self._begin_block()
             return
         for name, seconds in phases.items():
@@ -153,7 +163,7 @@ class GrowthMeter:
         )
 
     def _work_done(self) -> tuple[float, ...]:
-        costs, slot = self._session.step_costs, self._session.slot
+        costs, slot = self._costs, self._slot
         return costs.passes, costs.tokens, costs.context, slot.tokens_generated, slot.rewards_scored
 
     def _counts(self) -> tuple[dict[str, float], str]:
@@ -170,12 +180,9 @@ class GrowthMeter:
         return counts, self._hooked[most][0] or type(self._hooked[most][1]).__name__
 
     def _say(self, growth: Growth, step: int) -> None:
-        session = self._session
-        session.journal.write(
-            "growth_found",
-            rank=session.rank,
+        self._journal(
             step=step,
-            train_call=session.slot.train_call,
+            train_call=self._slot.train_call,
             phase=growth.phase,
             factor=round(growth.factor, 3),
             since_step=growth.since_step,
@@ -183,4 +190,4 @@ class GrowthMeter:
             grew=list(growth.grew),
             sentence=growth.sentence,
         )
-        session.warn(growth.sentence)
+        self._warn(growth.sentence)

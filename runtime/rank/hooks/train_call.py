@@ -147,7 +147,10 @@ def run_train_call(
         events = StepEvents(session, call.ordinal, step_vote, saver, guards, TrainerSource(exact, reader))
         hooks.enter_context(contents.log_history.restored())
         if session.is_main:
-            hooks.enter_context(GrowthMeter(session, trainer).measuring())
+            journal = functools.partial(session.journal.write, "growth_found", rank=0)
+            meter = GrowthMeter(trainer, session.slot, session.step_costs, journal=journal, warn=session.warn)
+            hooks.enter_context(meter.measuring())
+            hooks.enter_context(override_attributes(session, growth=meter))
         hooks.enter_context(save_through(saver, trainer, contents, events.checkpoint))
         hooks.enter_context(mark_callbacks(trainer.callback_handler, TrainerCallback, session.slot))
         resumed_from = resumed_directory(resume.argument, call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
 from collections.abc import Callable
@@ -55,9 +56,15 @@ def model() -> Any:
 def meter(session: Any, costs: StepCosts, model: Any, monkeypatch: pytest.MonkeyPatch) -> GrowthMeter:
     """A meter of blocks of two steps."""
     monkeypatch.setattr(growth, "BLOCK_STEPS", 2)
-    session.step_costs = costs
     session.slot.target_steps = 1000
-    return GrowthMeter(session, SimpleNamespace(model=model, state=SimpleNamespace(log_history=[])))
+    return meter_of(session, costs, model)
+
+
+def meter_of(session: Any, costs: StepCosts, model: Any) -> GrowthMeter:
+    """Return the meter of a trainer with a model."""
+    trainer = SimpleNamespace(model=model, state=SimpleNamespace(log_history=[]))
+    journal = functools.partial(session.journal.write, "growth_found", rank=0)
+    return GrowthMeter(trainer, session.slot, costs, journal=journal, warn=session.warn)
 
 
 def test_a_phase_is_measured_without_the_phases_inside_it(
@@ -113,10 +120,7 @@ def test_growth_is_journaled_printed_and_in_the_history(
         return 1 + 0.1 * step
 
     # the first tenth are 20 blocks of 2 steps at most
-    with meter.measuring():
-        assert session.growth is meter
-        take_steps(meter, clock, slot, 200, seconds)
-    assert session.growth is None
+    take_steps(meter, clock, slot, 200, seconds)
     (found,) = [event for event in events() if event["event"] == "growth_found"]
     assert found["phase"] == "forward_backward"
     assert found["grew"][0].startswith("hooks of the model, from ")
@@ -147,10 +151,9 @@ def test_the_collector_is_measured_while_the_call_runs(meter: GrowthMeter) -> No
 
 def test_the_watch_costs_little(session: Any, slot: SlotWriter, model: Any) -> None:
     """At most 0.05 ms of a step on average, its blocks included."""
-    session.step_costs = costs = StepCosts(slot)
-    slot.on_change = lambda ended, begun: None
+    costs = StepCosts(slot)
     slot.target_steps = 100_000
-    meter = GrowthMeter(session, SimpleNamespace(model=model, state=SimpleNamespace(log_history=[])))
+    meter = meter_of(session, costs, model)
     names = [
         "data",
         "generate",
