@@ -3,7 +3,7 @@
 The slot's writer announces each change of phase, so the time of a phase is without the phases inside it.
 After each block of steps the medians go to `watchdog/growth.py`, which decides, with a few counts that are
 cheap to take: hooks, threads, open files, Python's memory blocks, garbage collection, log entries. What it
-finds is printed and journaled once. `train_call.py` creates one meter for each `train()` call;
+finds is printed and journaled once. `runtime/rank/hooks/train_call.py` creates one meter for each call;
 `runtime/rank/step/` calls it after each step. Never ends a run, and changes nothing.
 """
 
@@ -86,7 +86,7 @@ class GrowthMeter:
         slot: SlotWriter,
         costs: StepCosts,
         *,
-        journal: Callable[..., None],
+        journal: Callable[..., object],
         warn: Callable[[str], None],
     ) -> None:
         self._trainer = trainer

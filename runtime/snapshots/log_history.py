@@ -8,7 +8,7 @@
 Transformers keeps every log entry and writes all of them into each checkpoint. After 100,000 steps that takes
 seconds, so a snapshot refers to what is written already. Its checkpoint on disk has the file that
 transformers would have written (`composed`). A segment is a list of entries in Python's marshal format, which
-is read four times as fast as JSON. Rank 0 writes segments (`runtime/rank/saving/log_history.py`); the drain
+is read four times as fast as JSON. Rank 0 writes segments (`runtime/rank/saving/_log_history.py`); the drain
 worker and ranks that resume read them.
 """
 

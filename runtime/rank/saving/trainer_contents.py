@@ -18,8 +18,8 @@ from typing import Any
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.rank.exact.state import ExactState
 from grpo_run.runtime.rank.saving import description
+from grpo_run.runtime.rank.saving._log_history import LogHistory
 from grpo_run.runtime.rank.saving.contents import CheckpointContents, SaveMode, save_mode
-from grpo_run.runtime.rank.saving.log_history import LogHistory
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.headroom import is_full

@@ -15,8 +15,8 @@ from support.slots import snapshot
 from transformers import TrainerState
 
 from grpo_run.runtime.errors import CheckpointError, NoHeadroomError
-from grpo_run.runtime.rank.saving import log_history
-from grpo_run.runtime.rank.saving.log_history import LogHistory
+from grpo_run.runtime.rank.saving import _log_history as log_history
+from grpo_run.runtime.rank.saving._log_history import LogHistory
 from grpo_run.runtime.snapshots._drain_messages import DrainFailed, DrainPublished, DrainRequest
 from grpo_run.runtime.snapshots._drain_worker import handle_request
 from grpo_run.runtime.snapshots.area import StagingArea
