@@ -132,10 +132,11 @@ class LogHistory:
         self._tail += list(map(as_read_back, new))
         self._note_stored(new)
         if len(self._tail) >= SEGMENT_ENTRIES:
+            (slot.parent / SEGMENTS).mkdir(mode=0o700, exist_ok=True)
+            remove_unused(slot.parent, self._segments)
             while len(self._tail) >= SEGMENT_ENTRIES:
                 self._segments.append(self._write(f"{SEGMENTS}/{secrets.token_hex(8)}", SEGMENT_ENTRIES))
                 del self._tail[:SEGMENT_ENTRIES]
-            remove_unused(slot.parent, self._segments)
         return [*self._segments, self._write(f"{slot.name}/{TAIL}", SEGMENT_ENTRIES)]
 
     def _write(self, path: str, count: int) -> Segment:
@@ -143,8 +144,6 @@ class LogHistory:
         assert self._area is not None
         segment, data = pack(path, self._tail[:count])
         target = self._area / path
-        if not target.parent.exists():
-            target.parent.mkdir(mode=0o700)
         grant_memory(target.parent, len(data))
         target.write_bytes(data)
         return segment
