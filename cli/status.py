@@ -75,6 +75,8 @@ def print_text(status: RunStatus) -> None:
         console.print(f"  {_rank_line(rank, status.state)}")
     for late in status.late_ranks:
         console.print(f"  {late.sentence}")
+    for line in history.growth.lines():
+        console.print(f"  {line}")
     for line in history.memory_trace.lines():
         console.print(f"  memory: {line}")
     for number, recovery in enumerate(status.history.recoveries, 1):

@@ -78,6 +78,8 @@ class RunCurves:
         """Forget everything."""
         self.train_call = 0
         self.curves: dict[str, Curve] = {name: Curve() for name in NAMES}
+        self.phases: dict[str, Curve] = {}
+        """By phase or callback, the median of its seconds in a step over blocks of steps, at their ends."""
         self.checkpoints: list[dict[str, Any]] = []
         self.changes = 0
         """Grows with every change of a curve."""
@@ -90,8 +92,11 @@ class RunCurves:
             elif record["event"] == "train_started" and record.get("rank") in (0, None):
                 if int(record["train_call"]) == self.train_call:
                     self.changes += 1
-                    for curve in self.curves.values():
+                    for curve in (*self.curves.values(), *self.phases.values()):
                         curve.cut(int(record.get("step") or 0))
+            elif record["event"] == "phase_costs" and int(record["train_call"]) == self.train_call:
+                for name, seconds in record["seconds"].items():
+                    self.phases.setdefault(str(name), Curve()).add(int(record["step"]), float(seconds))
             elif record["event"] == "checkpoint_published":
                 published = {"step": int(record["step"]), "path": str(record["path"]), "at": record["time"]}
                 others = [one for one in self.checkpoints if one["path"] != published["path"]]
@@ -106,7 +111,7 @@ class RunCurves:
         step, call = int(record["step"]), int(record.get("train_call") or history.train_call)
         if call != self.train_call:
             self.train_call = call
-            self.curves = {name: Curve() for name in NAMES}
+            self.curves, self.phases = {name: Curve() for name in NAMES}, {}
         for name, curve in self.curves.items():
             value = record.get(name)
             if value is not None:  # the journal has null for what is not finite

@@ -1,4 +1,7 @@
-"""Kill ranks of a run on a schedule, and measure its recovery from the step logs. Used by `recovery.py`."""
+"""Kill ranks of a run on a schedule, and measure its recovery from the step logs.
+
+Used by `recovery.py` and `history.py`.
+"""
 
 from __future__ import annotations
 
@@ -192,14 +195,19 @@ class RunEnd:
 
 
 def measure(
-    name: str, kills: Sequence[Kill], folder: Path, options: Any, notify: Callable[[Sample], None]
+    name: str,
+    kills: Sequence[Kill],
+    folder: Path,
+    options: Any,
+    notify: Callable[[Sample], None],
+    more_arguments: Sequence[str] = (),
 ) -> tuple[list[Sample], RunEnd]:
     """Perform the kills of one run; stop at the first kill from which it does not recover."""
     samples: list[Sample] = []
     last_step = (options.kills_per_run + 1) * options.save_steps + options.save_steps // 2
     arguments = [
         "--max-steps", str(last_step), "--save-steps", str(options.save_steps), "--save-total-limit", "2",
-        "--step-seconds", str(options.step_seconds), "--size", str(options.size),
+        "--step-seconds", str(options.step_seconds), "--size", str(options.size), *more_arguments,
     ]  # fmt: skip
     with closing(Training(name, folder, arguments, restarts=len(kills), ranks=options.ranks)) as training:
         injector = FaultInjector(training, options.deadline, options.ranks)

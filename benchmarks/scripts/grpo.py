@@ -35,6 +35,23 @@ class StepLog(TrainerCallback):
         self._file.write(f"{time.monotonic():.6f} {state.global_step} {os.getpid()}\n".encode())
 
 
+class LoggedBefore(TrainerCallback):
+    """Begin with a log history as long as after many steps, with the fields that GRPO logs.
+
+    Args:
+        entries: its length.
+    """
+
+    def __init__(self, entries: int) -> None:
+        self._entries = entries
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        names = [f"rewards/function {number}/mean" for number in range(26)]
+        for step in range(len(state.log_history), self._entries):
+            values = {name: number / (step + 3) for number, name in enumerate(names)}
+            state.log_history.append(values | {"epoch": 0.0, "step": step})
+
+
 def policy(vocabulary_size: int, millions: float, seed: int) -> Any:
     """Return a model of about `millions` million parameters in float32; 0 stands for the tests' model."""
     if not millions:
@@ -93,6 +110,9 @@ def main() -> None:
     parser.add_argument(
         "--size", type=float, default=0.0, metavar="MILLIONS", help="parameters; default: the tests' model"
     )
+    parser.add_argument(
+        "--history", type=int, default=0, metavar="ENTRIES", help="entries that are logged before"
+    )
     parser.add_argument("--no-save", action="store_true", help="write no checkpoint")
     arguments = parser.parse_args()
     tiny.check_rollout_boundaries(arguments)
@@ -107,7 +127,7 @@ def main() -> None:
         args=GRPOConfig(**settings, **tiny.rollout_settings(arguments)),
         train_dataset=tiny.prompts(tiny.prompts_for_one_epoch(arguments)),
         processing_class=tokenizer,
-        callbacks=[StepLog(arguments.step_log)],
+        callbacks=[StepLog(arguments.step_log), LoggedBefore(arguments.history)],
     )
     record_start(arguments.step_log, began_at)
     tiny.train(trainer, arguments)

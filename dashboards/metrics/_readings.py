@@ -115,6 +115,16 @@ def checkpoint_step(observation: RunObservation) -> float | None:
     return None if checkpoint is None else float(checkpoint.step)
 
 
+def phase_growth(observation: RunObservation) -> Iterator[Sample]:
+    """By phase, how many times as long it took as at the beginning; of callbacks the most."""
+    ratios: dict[str, float] = {}
+    for name, (factor, _) in observation.status.history.growth.found.items():
+        phase = name if name in PHASES else Phase.callback.name
+        ratios[phase] = max(factor, ratios.get(phase, 0.0))
+    for phase, ratio in ratios.items():
+        yield (phase,), ratio
+
+
 def checkpoint_verified(observation: RunObservation) -> float | None:
     """1 if the last published checkpoint was verified, 0 if not, None if there is none."""
     checkpoint = observation.status.history.checkpoint

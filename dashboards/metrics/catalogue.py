@@ -31,6 +31,7 @@ from grpo_run.dashboards.metrics._readings import (
     last_known,
     lost_steps,
     phase_durations,
+    phase_growth,
     rank_observable,
     rank_phase,
     rank_phase_age,
@@ -344,6 +345,11 @@ RUN_METRICS: tuple[Metric[RunObservation], ...] = (
         name="grpo_warnings_total", kind="counter", unit="count",
         read=run_value(lambda run: float(run.status.history.warnings)),
         help="Warnings in the journal.",
+    ),
+    Metric(
+        name="grpo_phase_growth_ratio", kind="gauge", unit="ratio", labels=(PHASE,), read=phase_growth,
+        help="How many times as long a phase took for the same work as at the beginning, when it was found to"
+        " get slower; absent before. Callbacks count as one phase.",
     ),
     Metric(
         name="grpo_reward", kind="gauge", unit="", read=run_value(lambda run: run.status.history.reward),

@@ -172,15 +172,19 @@ class CurveChart:
     svg: Markup
 
 
-def curve_chart(name: str, points: Sequence[Point], marks: Sequence[Mark]) -> CurveChart:
+def curve_chart(
+    name: str, points: Sequence[Point], marks: Sequence[Mark], *, from_zero: bool = False
+) -> CurveChart:
     """Return a curve: a line of means, and an area between the extremes of each group of steps.
 
     Args:
         name: shown above it.
         points: not empty, in ascending order.
         marks: faults; lines, and areas of the steps that were done again.
+        from_zero: whether the lower edge is 0, so that small changes look small.
     """
-    low, high = min(point[2] for point in points), max(point[3] for point in points)
+    low = 0.0 if from_zero else min(point[2] for point in points)
+    high = max(point[3] for point in points)
     first, last = points[0][0], points[-1][0]
     height = (high - low) or 1.0
 

@@ -29,6 +29,7 @@ MAX_COMMAND = 2_000
 MAX_CONFIGURATION = 32_000
 SHOWN_INCIDENTS = 200
 SHOWN_RANKS = 64
+SHOWN_PHASES = 6
 LEAST_SECONDS = 0.05
 """Time in no state that is worth a row."""
 
@@ -67,7 +68,9 @@ class RunReport:
     """Everything the report shows, as plain data.
 
     `wall_seconds` is the time by what it was spent on; its sum is the time from the first event to the last.
-    `curves` are of the `train()` call with the number `curves_of_call`, and `marks` its faults. `omitted` is
+    `curves` are of the `train()` call with the number `curves_of_call`, and `marks` its faults; `phases` has
+    the seconds that phases and callbacks took in its steps, the longest first, and `growth` which of them got
+    slower and slower. `omitted` is
     the number of earlier incidents that are not listed.
     """
 
@@ -83,6 +86,8 @@ class RunReport:
     wall_seconds: Mapping[str, float]
     curves: Mapping[str, Sequence[Point]]
     curves_of_call: int
+    phases: Mapping[str, Sequence[Point]]
+    growth: tuple[str, ...]
     marks: tuple[Mark, ...]
     incidents: tuple[Incident, ...]
     omitted: int
@@ -120,6 +125,8 @@ def read_run_report(run: RunDirectory) -> RunReport:
         wall_seconds=_wall_seconds(history),
         curves=curves.points(),
         curves_of_call=curves.train_call,
+        phases=_longest(curves),
+        growth=tuple(clean(line, MAX_SENTENCE) for line in history.growth.lines()),
         marks=_marks(history, curves.train_call),
         incidents=incidents[-SHOWN_INCIDENTS:],
         omitted=max(0, len(incidents) - SHOWN_INCIDENTS),
@@ -141,6 +148,14 @@ def _wall_seconds(history: History) -> dict[str, float]:
     first, last = history.time.first, history.time.last
     rest = 0.0 if first is None or last is None else last - first - sum(seconds.values())
     return seconds | ({"unfinished step": rest} if rest > LEAST_SECONDS else {})
+
+
+def _longest(curves: RunCurves) -> dict[str, Sequence[Point]]:
+    """The curves of the phases and callbacks that took most time, the longest first."""
+    points = {clean(name, 100): curve.points() for name, curve in curves.phases.items()}
+    seconds = {name: sum(point[1] for point in one) / len(one) for name, one in points.items() if one}
+    longest = sorted(seconds, key=lambda name: -seconds[name])[:SHOWN_PHASES]
+    return {name: points[name] for name in longest}
 
 
 def _incident(recovery: Recovery) -> Incident:

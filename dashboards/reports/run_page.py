@@ -99,6 +99,10 @@ def as_html(report: RunReport) -> str:
             for name, label in CURVES.items()
             if report.curves.get(name)
         ],
+        phases=[
+            curve_chart(f"{name}, seconds", points, report.marks, from_zero=True)
+            for name, points in report.phases.items()
+        ],
     )
 
 
@@ -124,6 +128,7 @@ def as_markdown(report: RunReport) -> str:
                 for name, points in report.curves.items()
             ],
         )  # fmt: skip
+    lines += ["", "## Pace", "", *(f"- {_inline(line)}" for line in report.growth)] if report.growth else []
     lines += ["", "## Incidents", ""]
     rows = [
         (

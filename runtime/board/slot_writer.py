@@ -142,6 +142,12 @@ class SlotWriter(SlotFields):
         return self._open_phases[-1].phase if self._open_phases else None
 
     @property
+    def running_name(self) -> str | None:
+        """The name of the innermost open phase, or of the user's callback that it is."""
+        phase = self.running
+        return None if phase is None else self._callback if phase is Phase.callback else phase.name
+
+    @property
     def open_phases(self) -> tuple[Phase, ...]:
         """The phases that have begun and not ended, the outermost first."""
         return tuple(one.phase for one in self._open_phases)

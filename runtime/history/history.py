@@ -16,6 +16,7 @@ from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.history.memory_findings import MemoryFindings
 from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
 from grpo_run.runtime.history.progress import (
+    Growths,
     LostCheckpoints,
     MemoryRestarts,
     PhaseRecords,
@@ -125,6 +126,7 @@ class History:
     memory_restarts: MemoryRestarts = field(default_factory=MemoryRestarts)
     memory_trace: MemoryFindings = field(default_factory=MemoryFindings)
     """What `--memory-trace` has found."""
+    growth: Growths = field(default_factory=Growths)
     resume_mismatches: int = 0
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
     guard_trips: Counter[str] = field(default_factory=Counter)
@@ -421,6 +423,7 @@ _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "reward_latency": lambda history, record: history.rewards.apply_latency(record),
     "memory_finding": lambda history, record: history.memory_trace.apply_found(record),
     "memory_snapshot": lambda history, record: history.memory_trace.apply_snapshot(record),
+    "growth_found": lambda history, record: history.growth.apply(record),
     "plan_changed": lambda history, record: history.memory.apply(record),
     "memory_plan_given": lambda history, record: history.memory.apply_given(record),
     "rank_counted": lambda history, record: history.ranks.apply(record),

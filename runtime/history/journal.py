@@ -40,7 +40,7 @@ EVENTS = frozenset((
     "completions_capped", "rollout_ended", "rollout_timed_out", "trains_without_trainer", "state_saved",
     "script_checkpoint", "cleanup", "memory_short", "memory_freed", "memory_restart", "memory_oom_suspected",
     "memory_finding", "memory_snapshot", "reward_moved", "reward_failed", "reward_latency",
-    "reward_worker_replaced", "tracker_run",
+    "reward_worker_replaced", "tracker_run", "growth_found", "phase_costs",
 ))  # fmt: skip
 
 

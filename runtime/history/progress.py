@@ -127,6 +127,8 @@ class PhaseRecords:
         return learned
 
 
+MOST_COMMITS = 2000
+"""Commits that are kept. If there are more, pairs of the older half are joined."""
 RECENT_COMMITS = 20
 """Commits whose median is the present step time."""
 MIN_COMMITS = 3
@@ -138,7 +140,7 @@ class StepTimes:
     """Durations of the steps that were committed and not repeated later. Times are wall clock seconds."""
 
     _commits: list[tuple[int, int, int, float]] = field(default_factory=list)
-    """(train call, step, steps since the commit before, seconds since it)."""
+    """(train call, step, steps since the commit before, seconds since it); old ones are joined."""
     durations: Histogram = field(default_factory=Histogram)
     """Of all committed steps, those that were done again too."""
     _last: tuple[int, int, float] | None = None
@@ -158,19 +160,31 @@ class StepTimes:
         if last is not None and last[0] == call and step > last[1]:
             steps = step - last[1]
             self._commits.append((call, step, steps, at - last[2]))
+            if len(self._commits) > MOST_COMMITS:
+                self._join_pairs()
             self.durations = self.durations.with_value((at - last[2]) / steps, steps)
         self._last = (call, step, at)
+
+    def _join_pairs(self) -> None:
+        older, self._commits = self._commits[: MOST_COMMITS // 2], self._commits[MOST_COMMITS // 2 :]
+        joined: list[tuple[int, int, int, float]] = []
+        for number, (call, step, steps, seconds) in enumerate(older):
+            if number % 2 and joined[-1][0] == call:
+                _, _, steps_before, seconds_before = joined.pop()
+                steps, seconds = steps + steps_before, seconds + seconds_before
+            joined.append((call, step, steps, seconds))
+        self._commits[:0] = joined
 
     def gained_seconds(self, call: int, step: int) -> float:
         """Return how long the steps beyond a position take at their median duration, in seconds."""
         gained = [
-            (steps, seconds)
+            (min(steps, reached - step) if ordinal == call else steps, seconds / steps)
             for ordinal, reached, steps, seconds in self._commits
             if (ordinal, reached) > (call, step)
         ]
         if not gained:
             return 0.0
-        return sum(steps for steps, _ in gained) * median(seconds / steps for steps, seconds in gained)
+        return sum(steps for steps, _ in gained) * median(seconds for _, seconds in gained)
 
     def typical_seconds(self, call: int) -> float | None:
         """Return the median duration of a step over the last commits of a `train()` call; None until
@@ -242,6 +256,23 @@ class MemoryRestarts:
         """A restart was asked for."""
         self.count += 1
         self.last = int(record["train_call"]), int(record["step"])
+
+
+@dataclass(kw_only=True)
+class Growths:
+    """Phases and callbacks that have cost more and more, as rank 0 has found: by name, how many times as
+    much as at the beginning, and the sentence.
+    """
+
+    found: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    def apply(self, record: Mapping[str, Any]) -> None:
+        """Apply a `growth_found` event."""
+        self.found[str(record["phase"])] = float(record["factor"]), str(record["sentence"])
+
+    def lines(self) -> list[str]:
+        """What was found, as sentences."""
+        return [sentence for _, sentence in self.found.values()]
 
 
 MAX_NAMED = 3

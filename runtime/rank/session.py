@@ -27,6 +27,7 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.imported_files import ImportedFiles
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank.collective_recorder import Recorder
+from grpo_run.runtime.rank.growth import GrowthMeter, StepCosts
 from grpo_run.runtime.rank.heartbeat import start_heartbeat
 from grpo_run.runtime.rank.injector import Injector
 from grpo_run.runtime.rank.memory.device import DeviceMemory
@@ -89,6 +90,9 @@ class Session:
         self.accounting = PhaseAccounting(
             self.slot.memory_area, self.device_memory, self.host_memory, warn=self.warn_in_journal
         )
+        self.step_costs = StepCosts(self.slot)
+        self.growth: GrowthMeter | None = None
+        """Of a Trainer's call, on rank 0."""
         self._automatic_collection = AutomaticCollection()
         self.memory_trace: MemoryTrace | None = None
         """Under `--memory-trace`."""
@@ -235,6 +239,7 @@ class Session:
         self.journal.write("warning", rank=self.rank, text=text)
 
     def _phase_changes(self, ended: Phase | None, begun: Phase | None) -> None:
+        self.step_costs.changed()
         self.accounting.changed(ended)
         if self.config.cleanup_every:
             self._automatic_collection.changed(begun)

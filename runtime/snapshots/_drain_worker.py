@@ -6,7 +6,8 @@
 Only this process writes checkpoints for the supervisor, so a file system that hangs blocks nothing else. It
 dies with the supervisor; the next drain deletes partial directories that it leaves. `DrainProcess` is the
 supervisor's side, used by `_drain_requests.py`; `serve` is the process, and `handle_request` drains one
-snapshot. The files are copied as the trainer wrote them into memory. A snapshot that the script has not
+snapshot. The files are copied as the trainer wrote them into memory; the trainer's state gets its log history
+(`log_history.py`). A snapshot that the script has not
 scheduled goes to a folder of its own in the output directory (`runtime/checkpoints/search.py`). Does not
 choose the snapshot; `drain_scheduler.py` does.
 """
@@ -26,6 +27,7 @@ from typing import Any
 
 import setproctitle
 
+from grpo_run.runtime.checkpoints.completeness import TRAINER_STATE
 from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.checkpoints.publishing import (
     clean_partial_directories,
@@ -49,6 +51,7 @@ from grpo_run.runtime.snapshots._drain_messages import (
 )
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.headroom import DISK_RESERVE_BYTES, FULL_BYTES
+from grpo_run.runtime.snapshots.log_history import composed, read_entries, read_segments
 from grpo_run.runtime.snapshots.slot import BrokenSnapshotError, StagedSnapshot, StagingSlot
 from grpo_run.runtime.upstream import process_names
 from grpo_run.watchdog.text import size_text
@@ -121,6 +124,7 @@ def _drain(
     with partial_directory(directory, staged.step) as partial:
         progress = _WrittenBytes(report, partial)
         _copy_tree(trainer_files, partial, progress.add_written)
+        _add_log_history(slot, partial / TRAINER_STATE, progress.add_written)
         manifest = write_manifest(partial, staged, progress=progress.repeat)
         publish(partial, final)
     slot.mark_drained()
@@ -186,6 +190,14 @@ def _copy_tree(source: Path, target: Path, add_written: Callable[[int], None]) -
             _copy_mode(Path(folder) / name, copy / name)
         if folder != str(source):
             _copy_mode(Path(folder), copy)
+
+
+def _add_log_history(slot: StagingSlot, path: Path, add_written: Callable[[int], None]) -> None:
+    if segments := read_segments(slot.path):
+        state = path.read_bytes()
+        with open(path, "wb") as writer:
+            for part in composed(state, read_entries(slot.path.parent, segments)):
+                add_written(writer.write(part))
 
 
 def _copy_mode(source: Path, target: Path) -> None:

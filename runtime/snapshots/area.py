@@ -7,8 +7,10 @@
         STAGED.json            written last, by rename; without it the slot holds no snapshot
         DRAINED                the snapshot is on disk as a checkpoint
         LOADED                 ranks have resumed from it
+        LOG_HISTORY.json       what `log-history` has of it (`log_history.py`)
         files/checkpoint-N/    the checkpoint, as the trainer wrote it
         spare/                 files of an earlier snapshot, over which the next one is written
+      log-history/             what the trainers have logged, for all slots
       OWNER.json lock          whose area it is, and the lock of the run's supervisor (`ownership`)
       TROUBLE.json             present while checkpoints cannot be written to disk
 

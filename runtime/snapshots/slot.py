@@ -20,6 +20,7 @@ from grpo_run.runtime.checkpoints.manifest import Identity
 from grpo_run.runtime.checkpoints.search import directory_of, name_of
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import lock_file, tree_bytes, write_json
+from grpo_run.runtime.snapshots.log_history import LOG_HISTORY, TAIL, read_data, read_segments
 
 STAGED = "STAGED.json"
 PREPARED = "STAGED.json.prepared"
@@ -129,12 +130,13 @@ class StagingSlot:
         return staged
 
     def check_complete(self, staged: StagedSnapshot) -> None:
-        """Check that every recorded file is in memory with its size.
+        """Check that every recorded file is in memory with its size, and that its log history is.
 
-        Nothing is read: memory is trusted as the memory of a process is.
+        Other files are not read: memory is trusted as the memory of a process is. Segments of the history
+        may have been written by a rank that was killed meanwhile.
 
         Raises:
-            BrokenSnapshotError: a file is missing, or shorter or longer.
+            BrokenSnapshotError: a file is missing, or shorter or longer; a segment is not what it was.
         """
         folder = self.files / staged.folder
         try:
@@ -145,12 +147,17 @@ class StagingSlot:
                     raise BrokenSnapshotError(
                         f"{folder / name} has {found_bytes} bytes instead of {size_bytes}"
                     )
+            for _ in read_data(self.path.parent, read_segments(self.path)):
+                pass
         except OSError as error:
             raise BrokenSnapshotError(f"{error.filename} cannot be read: {error.strerror}") from error
+        except CheckpointError as error:
+            raise BrokenSnapshotError(str(error)) from error
 
     def checkpoint_bytes(self, staged: StagedSnapshot) -> int:
         """Return how large the checkpoint of the snapshot in this slot is on disk."""
-        return sum(_sizes(self.files / staged.folder).values())
+        log_bytes = sum(segment.text_bytes for segment in read_segments(self.path))
+        return log_bytes + sum(_sizes(self.files / staged.folder).values())
 
     @property
     def drained(self) -> bool:
@@ -171,6 +178,8 @@ class StagingSlot:
         (self.path / STAGED).unlink(missing_ok=True)
         (self.path / PREPARED).unlink(missing_ok=True)
         (self.path / DRAINED).unlink(missing_ok=True)
+        (self.path / LOG_HISTORY).unlink(missing_ok=True)
+        (self.path / TAIL).unlink(missing_ok=True)
         loaded = (self.path / LOADED).exists()
         if not loaded:
             for folder in self.files.glob("*"):

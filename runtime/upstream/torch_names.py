@@ -38,6 +38,11 @@ REGISTER_HANDLER = "_register_handler"
 """Torch's function (name, handler): let the worker server call a Python function (request, response)."""
 RUN_BACKWARD = "_engine_run_backward"
 """Function of `torch.autograd.graph` that calls autograd's engine."""
+HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+    "_post_accumulate_grad_hooks",
+)  # fmt: skip
+"""Attributes of modules and parameters: the hooks that they call, or None."""
 sequence_number = operator.methodcaller(GROUP_SEQUENCE)  # half the time of `getattr` and a call
 """Function (group): return how many collectives this rank has issued on a process group or backend."""
 CALLS_FILE = "torch/distributed/distributed_c10d.py"
@@ -104,3 +109,8 @@ def print_numa_cpus() -> None:
 def import_dynamo() -> None:
     """Import torch's compiler, which torch imports by itself at an optimizer's first step."""
     import torch._dynamo  # noqa: F401
+
+
+def count_hooks(hooked: Any) -> int:
+    """Return how many hooks a module or a parameter has."""
+    return sum(len(hooks) for name in HOOKS if (hooks := getattr(hooked, name, None)))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.rank.growth import StepCosts
 from grpo_run.runtime.rank.step.step_vote import PhaseFingerprint
 from grpo_run.runtime.upstream.async_functions import is_coroutine_function
 from grpo_run.runtime.upstream.patches import Handler, override_attributes
@@ -38,17 +40,17 @@ def marked(phase: Phase, slot: SlotWriter, fingerprint: PhaseFingerprint) -> Han
     return mark
 
 
-def mark_rewards(trainer: Any, slot: SlotWriter) -> None:
+def mark_rewards(trainer: Any, slot: SlotWriter, costs: StepCosts) -> None:
     """Mark the reward functions of a trainer. They stay so, because the script may call them between
     `train()` calls.
     """
     functions = getattr(trainer, "reward_funcs", None)
     if isinstance(functions, list):
-        functions[:] = [mark_reward(function, slot) for function in functions]
+        functions[:] = [mark_reward(function, slot, costs) for function in functions]
 
 
-def mark_reward(function: Callable[..., Any], slot: SlotWriter) -> Callable[..., Any]:
-    """Wrap a reward function to mark its phase and count the completions it scored.
+def mark_reward(function: Callable[..., Any], slot: SlotWriter, costs: StepCosts) -> Callable[..., Any]:
+    """Wrap a reward function to mark its phase, and count its time and the completions it scored.
 
     Reward models (modules) and functions that are marked already are returned unchanged.
     """
@@ -59,7 +61,8 @@ def mark_reward(function: Callable[..., Any], slot: SlotWriter) -> Callable[...,
     ):
         return function
 
-    def count(result: Any) -> Any:
+    def count(result: Any, began: float) -> Any:
+        costs.functions[wrapper.__name__] += time.perf_counter() - began
         if hasattr(result, "__len__"):
             slot.rewards_scored += len(result)
         slot.publish()
@@ -68,15 +71,17 @@ def mark_reward(function: Callable[..., Any], slot: SlotWriter) -> Callable[...,
     if is_coroutine_function(function):
 
         async def marked_async(*args: Any, **kwargs: Any) -> Any:
-            return count(await function(*args, **kwargs))
+            began = time.perf_counter()
+            return count(await function(*args, **kwargs), began)
 
         wrapper: Callable[..., Any] = marked_async
     else:
 
         def marked_call(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
             try:
                 slot.enter(Phase.reward)
-                return count(function(*args, **kwargs))
+                return count(function(*args, **kwargs), began)
             finally:
                 slot.leave(Phase.reward)
 

@@ -88,7 +88,7 @@ def rollouts_hooked(
             "compute_loss": (passes.train_in_pieces if passes else None,),
             "evaluate": (marked(Phase.eval, slot, fingerprint),),
         }
-        mark_rewards(trainer, slot)
+        mark_rewards(trainer, slot, session.step_costs)
         if caps is not None:
             hooks.enter_context(caps.prepared())
         if forecasts is not None:

@@ -21,6 +21,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from grpo_run.runtime.rank.exact.state import ExactState
+from grpo_run.runtime.rank.growth import GrowthMeter
 from grpo_run.runtime.rank.hooks._callback import GuardCallback, TrainerSource
 from grpo_run.runtime.rank.hooks._phases import mark_callbacks
 from grpo_run.runtime.rank.hooks._resume import RestoredCall, epochs_skipped, facts_of
@@ -49,7 +50,12 @@ def record_model_activity(trainer: Any, session: Session) -> Iterator[None]:
     slot, accelerator, model = session.slot, trainer.accelerator, trainer.model
     handle = None
     if getattr(model, "_compiled_call_impl", None) is None and not trainer.args.torch_compile:
-        handle = model.register_forward_pre_hook(lambda module, inputs: slot.record_pass())
+
+        def record(module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            slot.record_pass()
+            session.step_costs.record_pass(keywords.get("input_ids"))
+
+        handle = model.register_forward_pre_hook(record, with_kwargs=True)
     backward = accelerator.backward
 
     @functools.wraps(backward)
@@ -139,6 +145,12 @@ def run_train_call(
         contents = TrainerContents(trainer, session, call, exact)
         saver = Saver(contents, session, snapshots=guard.snapshots, collect_vote=step_vote.collect)
         events = StepEvents(session, call.ordinal, step_vote, saver, guards, TrainerSource(exact, reader))
+        hooks.enter_context(contents.log_history.restored())
+        if session.is_main:
+            journal = functools.partial(session.journal.write, rank=0)
+            meter = GrowthMeter(trainer, session.slot, session.step_costs, journal=journal, warn=session.warn)
+            hooks.enter_context(meter.measuring())
+            hooks.enter_context(override_attributes(session, growth=meter))
         hooks.enter_context(save_through(saver, trainer, contents, events.checkpoint))
         hooks.enter_context(mark_callbacks(trainer.callback_handler, TrainerCallback, session.slot))
         resumed_from = resumed_directory(resume.argument, call)

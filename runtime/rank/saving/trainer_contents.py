@@ -18,6 +18,7 @@ from typing import Any
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.rank.exact.state import ExactState
 from grpo_run.runtime.rank.saving import description
+from grpo_run.runtime.rank.saving._log_history import LogHistory
 from grpo_run.runtime.rank.saving.contents import CheckpointContents, SaveMode, save_mode
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
@@ -47,6 +48,7 @@ class TrainerContents(CheckpointContents):
         self._trainer = trainer
         self._exact = exact
         self._save_checkpoint = getattr(trainer, trainer_names.SAVE_CHECKPOINT)
+        self.log_history = LogHistory(session)
 
     @property
     def step(self) -> int:
@@ -110,6 +112,7 @@ class TrainerContents(CheckpointContents):
                 self._trainer, create_model_card=self._tolerate_full_disk(self._trainer.create_model_card)
             ),
             self._output_in(folder.parent),
+            self.log_history.stored_apart(self._trainer.state, folder),
         ):
             returned = self._save_checkpoint(*args, **kwargs)
         self._exact.save(folder)

@@ -157,6 +157,8 @@ class StepEvents:
         self._cleanup.observe(step, session.accounting.step_ended())
         self._trace_memory(step)
         slot.publish()
+        if session.growth is not None:
+            session.growth.step_ended(step)
         if learning.tripped:  # before the next rollout, which may fail with such weights
             self._step_vote.collect()
         self._saver.decide(step, agreed.flags)

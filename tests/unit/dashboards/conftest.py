@@ -76,6 +76,7 @@ def make_status() -> Callable[..., RunStatus]:
             ],
         )  # fmt: skip
         history.rewards.logged["length"] = {"mean": 0.5, "std": 0.25}
+        history.growth.found["generate"] = 1.4, "steps get slower"
         for step in range(8):
             history.steps.commit(0, step, 2.0 * step)
         history.checkpoints.apply_published({"size_bytes": 2**20, "seconds": 3.0}, 90.0)

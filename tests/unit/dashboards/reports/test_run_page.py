@@ -13,6 +13,7 @@ from support.night import STEP_SECONDS, write_night
 
 from grpo_run.dashboards.reports.run_contents import read_run_report
 from grpo_run.dashboards.reports.run_page import as_html, as_json, as_markdown, wall_rows
+from grpo_run.runtime.history.journal import Journal
 
 EVIL = HOSTILE + " \x1b[2J\x1b]0;taken\x07 \x00 \x9b31m \u202e | `x` [a](javascript:alert(1))"
 
@@ -86,3 +87,21 @@ def test_a_run_without_events_has_a_report(tmp_path: Path) -> None:
     assert "Nothing has been recorded yet." in page
     assert "Nothing has been logged." in page
     as_markdown(read_run_report(run))
+
+
+def test_the_pace_of_phases_is_drawn_from_zero(tmp_path: Path) -> None:
+    """With what got slower; a run of under a hundred steps has no such section."""
+    run = write_night(tmp_path, steps=20, faults=())
+    assert "Pace" not in as_html(read_run_report(run))
+    journal = Journal(run.journal, "night")
+    for step in (100, 200, 300):
+        seconds = {"generate": 0.5 + step / 1e5, "Scan.on_log": step / 1000}
+        journal.write("phase_costs", rank=0, step=step, train_call=1, seconds=seconds)
+    sentence = "steps get slower: callback Scan.on_log <b>"
+    journal.write("growth_found", rank=0, step=300, phase="Scan.on_log", factor=3.0, sentence=sentence)
+    report = read_run_report(run)
+    assert list(report.phases) == ["generate", "Scan.on_log"]
+    page = as_html(report)
+    assert "generate, seconds from step 100 to 300: from 0 to 0.503" in page
+    assert "callback Scan.on_log &lt;b&gt;" in page
+    assert "- steps get slower" in as_markdown(report)

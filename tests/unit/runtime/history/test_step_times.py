@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from grpo_run.runtime.history.progress import (
     MIN_COMMITS,
+    MOST_COMMITS,
     PRIOR_FAILURE_SECONDS,
     RECENT_COMMITS,
     StepTimes,
@@ -101,3 +102,16 @@ def test_each_failure_shortens_the_mean_time(elapsed: float, failures: int) -> N
     here = mean_time_between_failures(elapsed, failures)
     assert mean_time_between_failures(elapsed, failures + 1) < here
     assert mean_time_between_failures(elapsed + 3600.0, failures) > here
+
+
+def test_the_commits_of_long_runs_are_joined() -> None:
+    """Memory stays bounded; what was gained since a checkpoint is still known."""
+    times = StepTimes()
+    times.begin(1, 0, 0.0)
+    for step in range(1, 10_001):
+        times.commit(1, step, 2.0 * step)
+    assert len(times._commits) <= MOST_COMMITS
+    assert times.gained_seconds(1, 0) == pytest.approx(20_000.0)
+    assert times.gained_seconds(1, 9_900) == pytest.approx(200.0)
+    assert times.gained_seconds(1, 2_000) == pytest.approx(16_000.0)
+    assert times.typical_seconds(1) == pytest.approx(2.0)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.rank.growth import StepCosts
 from grpo_run.runtime.rank.hooks.train_call import record_model_activity
 from grpo_run.watchdog.observation import Slot
 
@@ -56,7 +57,7 @@ def trainer() -> Any:
 @pytest.fixture
 def recording(slot: SlotWriter) -> Any:
     """A session with a slot and a recorder."""
-    return SimpleNamespace(slot=slot, recorder=Recorder())
+    return SimpleNamespace(slot=slot, recorder=Recorder(), step_costs=StepCosts(slot))
 
 
 def test_each_forward_pass_is_counted(trainer: Any, recording: Any, reading: Callable[[], Slot]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.rank.growth import StepCosts
 from grpo_run.runtime.rank.hooks._phases import callback_name, mark_callbacks, mark_reward, marked
 from grpo_run.runtime.rank.step.step_vote import PhaseFingerprint
 from grpo_run.runtime.upstream.patches import wrapped_methods
@@ -71,7 +72,7 @@ def test_a_reward_keeps_its_name_its_kind_and_its_signature(
     """TRL uses the name for a metric, inspects the signature, and gathers coroutines. An object's state is
     that of the moment; all completions are counted.
     """
-    wrapped = mark_reward(function, slot)
+    wrapped = mark_reward(function, slot, StepCosts(slot))
     assert wrapped.__name__ == name
     assert inspect.signature(wrapped) == inspect.signature(function)
     assert inspect.iscoroutinefunction(wrapped) is (name in ("slow_reward", "AsyncJudge"))
@@ -93,7 +94,7 @@ def test_a_rewards_arguments_and_result_are_unchanged(slot: SlotWriter) -> None:
         given.append((args, kwargs))
         return answer
 
-    assert mark_reward(reward, slot)("a", completions=["b"]) is answer
+    assert mark_reward(reward, slot, StepCosts(slot))("a", completions=["b"]) is answer
     assert given == [(("a",), {"completions": ["b"]})]
 
 
@@ -106,7 +107,7 @@ def test_a_reward_marks_its_phase_and_counts(slot: SlotWriter, reading: Reading)
         return [0.0] * len(completions)
 
     slot.enter(Phase.score)
-    mark_reward(reward, slot)(["a", "b", "c"])
+    mark_reward(reward, slot, StepCosts(slot))(["a", "b", "c"])
     assert during == [Phase.reward]
     assert reading().phase is Phase.score
     assert reading().rewards_scored == 3
@@ -121,7 +122,7 @@ def test_a_rewards_exception_closes_the_phase(slot: SlotWriter, reading: Reading
 
     slot.enter(Phase.score)
     with pytest.raises(KeyError) as caught:
-        mark_reward(reward, slot)()
+        mark_reward(reward, slot, StepCosts(slot))()
     assert caught.value is error
     assert reading().phase is Phase.score
 
@@ -129,16 +130,16 @@ def test_a_rewards_exception_closes_the_phase(slot: SlotWriter, reading: Reading
 @pytest.mark.parametrize("result", [None, 1.0, iter([1.0])])
 def test_a_result_without_length_is_not_counted(slot: SlotWriter, result: Any) -> None:
     """TRL decides whether to reject it."""
-    assert mark_reward(lambda: result, slot)() is result
+    assert mark_reward(lambda: result, slot, StepCosts(slot))() is result
     assert slot.rewards_scored == 0
 
 
 @pytest.mark.parametrize("model", [Module(), Module])
 def test_a_reward_model_or_a_marked_reward_is_not_wrapped(slot: SlotWriter, model: Any) -> None:
     """TRL moves modules to devices. A second `train()` call must not count twice."""
-    assert mark_reward(model, slot) is model
-    once = mark_reward(length_reward, slot)
-    assert mark_reward(once, slot) is once
+    assert mark_reward(model, slot, StepCosts(slot)) is model
+    once = mark_reward(length_reward, slot, StepCosts(slot))
+    assert mark_reward(once, slot, StepCosts(slot)) is once
 
 
 class Trainer:

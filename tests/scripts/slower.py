@@ -1,0 +1,108 @@
+"""A GRPO script of which one part gets slower with every step.
+
+`--part` is one of: hooks, callback, reward, threads, cache, dataset, none. Blocks of steps are short, so that
+a short run shows what a long one would.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import tiny
+import torch
+from transformers import TrainerCallback
+
+SECONDS = 0.0005
+"""What each step adds."""
+HOOKS_PER_STEP = 4
+
+
+class Steps:
+    """How many steps were taken."""
+
+    taken = 0
+
+
+class Grows(TrainerCallback):
+    """Add a hook or a thread at each step, or scan a list that grows.
+
+    Args:
+        part: what gets slower.
+    """
+
+    def __init__(self, part: str) -> None:
+        self._part = part
+        self._seen: list[int] = []
+        self.model: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        Steps.taken += 1
+        if self._part == "hooks":
+            for _ in range(HOOKS_PER_STEP):
+                self.model.model.embed_tokens.register_forward_hook(
+                    lambda module, inputs, output: wait(SECONDS / HOOKS_PER_STEP / 4)
+                )
+        elif self._part == "threads":
+            threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        elif self._part == "callback":
+            self._seen.append(state.global_step)
+            wait(SECONDS * len(self._seen))
+
+
+def wait(seconds: float) -> None:
+    """Compute for some time, which a busy machine makes longer, but not by a multiple."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
+def slow_row(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return what a data set has read, after a search that takes longer and longer."""
+    wait(SECONDS * Steps.taken)
+    return batch
+
+
+def main() -> None:
+    parser = tiny.rollout_parser(__doc__)
+    parser.add_argument("--part", default="none", help="what gets slower")
+    parser.add_argument("--block-steps", type=int, default=5, help="steps of a block")
+    arguments = parser.parse_args()
+    try:
+        from grpo_run.runtime.rank import growth
+    except ImportError:
+        pass  # under another launcher
+    else:
+        growth.BLOCK_STEPS = arguments.block_steps
+    torch.set_num_threads(1)
+    kept: list[torch.Tensor] = []
+
+    def even(completions: list[str], **_: Any) -> list[float]:
+        return [float(len(text) % 2) for text in completions]
+
+    def searching(completions: list[str], **_: Any) -> list[float]:
+        if arguments.part == "reward":
+            wait(SECONDS * Steps.taken)
+        if arguments.part == "cache":
+            kept.extend(torch.full((1,), float(len(kept))) for _ in range(300))
+            sum(bool(one == -1) for one in kept)
+        if arguments.part == "threads":
+            wait(SECONDS * threading.active_count())
+        return [float(len(text)) for text in completions]
+
+    callback = Grows(arguments.part)
+    rows: Any = tiny.prompts(tiny.prompts_for_one_epoch(arguments))
+    trainer = tiny.rollout_trainer(
+        arguments,
+        callbacks=[callback],
+        reward_funcs=[even, searching],
+        train_dataset=rows.with_transform(slow_row) if arguments.part == "dataset" else rows,
+    )
+    callback.model = trainer.model
+    tiny.train(trainer, arguments)
+    tiny.write_digest(trainer, arguments.output_dir)
+
+
+if __name__ == "__main__":
+    main()
