@@ -9,9 +9,10 @@ listed. Does not write weights, stage, rename or delete directories (see `publis
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -203,5 +204,9 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the installed versions of the libraries that define a checkpoint's format."""
-    return {name: version(name) for name in _LIBRARIES}
+    """Return the versions of those libraries that define a checkpoint's format and are installed."""
+    found = {}
+    for name in _LIBRARIES:
+        with contextlib.suppress(PackageNotFoundError):  # DeepSpeed is an extra
+            found[name] = version(name)
+    return found

@@ -1,0 +1,304 @@
+"""Install sets of library versions beside grpo-run, and run one job in each: `make test-versions`.
+
+A set of `tests/versions/sets.json` is what pip installed on a date, or the lowest versions that the project's
+metadata allows. Its environment holds what the wheel asks for and no extra. In it torchrun trains a small GRPO
+job, and `grpo-run launch` trains the same undisturbed, killed, hung, and stopped and resumed; the weights must be
+equal to the last bit. Sets marked `scripts` also run TRL's own scripts, unmodified. Results are kept in
+`build/versions`, one JSON file a set; a set that has one is not run again. `python -P -m support.version_sets`
+takes names of sets; `--page` only writes the table of `docs/reference/versions.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from support.references import torchrun
+from support.runs import SCRIPTS, Run
+from support.warm import QUIET
+
+ROOT = Path(__file__).parents[2]
+SETS: dict[str, dict[str, Any]] = json.loads((ROOT / "tests" / "versions" / "sets.json").read_text())
+BUILD = ROOT / "build" / "versions"
+PAGE = ROOT / "docs" / "reference" / "versions.md"
+BEGIN, END = "<!-- generated: installed sets -->", "<!-- end: installed sets -->"
+UV = BUILD / "tools" / "bin" / "uv"
+LIBRARIES = ("torch", "transformers", "trl", "accelerate")
+SHOWN = (*LIBRARIES, "datasets", "numpy")
+STEPS, SAVED = 24, 5
+JOB = (
+    str(SCRIPTS / "grpo.py"), "--max-steps", str(STEPS), "--save-steps", str(SAVED), "--save-inside-rollouts",
+    "--steps-per-generation", "2", "--num-iterations", "2", "--step-seconds", "0.02", "--cpu",
+)  # fmt: skip
+"""Four optimizer steps a rollout, so that checkpoints and faults lie inside one."""
+TRL_SCRIPTS = ("sft", "dpo", "kto", "reward", "grpo", "rloo")
+TRL_SCRIPT_STEPS = 8
+
+
+class Failure(Exception):
+    """A step of a set did not end as it must; the message has the end of the output."""
+
+
+def call(*command: str | Path, cwd: Path = ROOT) -> str:
+    """Run a command and return what it prints; raise `Failure` if it fails."""
+    answer = subprocess.run(
+        [str(word) for word in command], cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        env={**os.environ, **QUIET, "UV_CACHE_DIR": str(BUILD / "cache")}, timeout=900,
+    )  # fmt: skip
+    if answer.returncode:
+        raise Failure(f"{Path(command[0]).name} {command[1]}: {(answer.stdout + answer.stderr)[-3000:]}")
+    return answer.stdout
+
+
+def wheel() -> Path:
+    """Build the wheel of the working tree and return it."""
+    folder = BUILD / "wheel"
+    shutil.rmtree(folder, ignore_errors=True)
+    call(UV, "build", "--quiet", "--wheel", "--out-dir", folder, ROOT)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def install(environment: Path, asked: dict[str, Any], built: Path) -> dict[str, Any]:
+    """Make the environment of a set.
+
+    Returns:
+        `versions` of all its packages, and `changed`: packages of the set that installing the wheel changes.
+    """
+    shutil.rmtree(environment, ignore_errors=True)
+    call(UV, "venv", "--quiet", "--python", "3.11", environment)
+    python = environment / "bin" / "python"
+    pip = (UV, "pip", "install", "--quiet", "--python", python, "--find-links", "/opt/wheels")
+    torch = asked.get("torch", "2.13.0+cpu")
+    if asked.get("lowest"):
+        call(*pip, "--resolution", "lowest-direct", f"torch=={torch}", *asked["pins"], built)
+        return {"versions": versions(python), "changed": []}
+    dated = ()
+    if "date" in asked:
+        dated = ("--exclude-newer", asked["date"], "--exclude-newer-package", "torch=2099-01-01")
+    call(*pip, *dated, f"torch=={torch}", *asked["pins"], *LIBRARIES[1:])
+    before = versions(python)
+    planned = json.loads(call(
+        sys.executable, "-m", "pip", "--python", python, "install", "--dry-run", "--quiet", "--report", "-", built
+    ))  # fmt: skip
+    names = {one["metadata"]["name"].lower().replace("_", "-") for one in planned["install"]}
+    call(*pip, built)
+    return {"versions": versions(python), "changed": sorted(names & before.keys())}
+
+
+def versions(python: Path) -> dict[str, str]:
+    """Return the version of each package of an environment."""
+    found = json.loads(call(UV, "pip", "list", "--quiet", "--format", "json", "--python", python))
+    return {one["name"].lower().replace("_", "-"): one["version"] for one in found}
+
+
+class Trial:
+    """One set in its environment: runs a command under torchrun and under grpo-run, and compares.
+
+    Args:
+        environment: of the set.
+        folder: of the runs.
+    """
+
+    def __init__(self, environment: Path, folder: Path) -> None:
+        self.bin = environment / "bin"
+        self.folder = folder
+        self.off: set[str] = set()
+        folder.mkdir(parents=True)
+
+    def torchrun(self, name: str, command: Sequence[str]) -> Path:
+        """Train under torchrun; return the output directory."""
+        words = ["--standalone", "--nproc-per-node", "2", *command, "--output-dir", name]
+        try:
+            torchrun(self.folder, words, folder_of_program=self.bin, timeout_seconds=300)
+        except AssertionError:
+            if not final_weights(self.folder / name):  # otherwise torch aborted at process exit
+                raise
+        return self.folder / name
+
+    def launched(self, name: str, command: Sequence[str], *options: str) -> Run:
+        """Return a run of the same command under grpo-run, not started."""
+        words = [*options, "--nproc-per-node", "2", *command, "--output-dir", name]
+        return Run(
+            self.folder, words, name=f"run-{name}", program=(str(self.bin / "grpo-run"),), cold=True
+        )
+
+    def ended(self, run: Run, *, faults: int) -> None:
+        """Wait for the end of a run that must have recovered from so many faults."""
+        run.ended(timeout_seconds=240)
+        found = run.events("incident")
+        if len(found) != faults:
+            raise Failure(f"{len(found)} incidents, not {faults}:\n{run.tail(3000)}")
+        self.off |= {
+            line.split("grpo-run: ", 1)[-1] for line in run.printed().splitlines() if " is off: " in line
+        }
+        run.close()
+
+
+def jobs(trial: Trial) -> dict[str, Callable[[], str]]:
+    """Return the scenarios of the GRPO job, by name: each returns the digest of its weights."""
+
+    def plain() -> str:
+        return final_weights(trial.torchrun("torchrun", JOB))
+
+    def supervised(name: str, faults: int, *options: str) -> str:
+        run = trial.launched(name, JOB, *options)
+        trial.ended(run.start(), faults=faults)
+        return final_weights(trial.folder / name)
+
+    def stopped() -> str:
+        run = trial.launched("stopped", JOB).stopped(after=11)
+        trial.ended(run.start(), faults=0)
+        return final_weights(trial.folder / "stopped")
+
+    return {
+        "torchrun": plain,
+        "undisturbed": lambda: supervised("undisturbed", 0),
+        "killed": lambda: supervised("killed", 1, "--inject", "kill@rank1:step14"),
+        "hung": lambda: supervised(
+            "hung", 1, "--deadline-floor", "4", "--inject", "hang@rank1:step14:phase=reward"
+        ),
+        "stopped": stopped,
+    }
+
+
+def scripts(trial: Trial) -> dict[str, Callable[[], str]]:
+    """Return TRL's scripts under torchrun and, with a rank killed, under grpo-run, by name."""
+    call(trial.bin / "python", ROOT / "tests" / "versions" / "local_files.py", cwd=trial.folder)
+    found: dict[str, Callable[[], str]] = {}
+    for name in TRL_SCRIPTS:
+        command = [
+            "-m", f"trl.scripts.{name}", "--model_name_or_path", "scorer" if name == "reward" else "model", "--dataset_name", f"data/{name}",
+            "--max_steps", str(TRL_SCRIPT_STEPS), "--save_steps", "2", "--per_device_train_batch_size", "4",
+            "--learning_rate", "1e-3", "--report_to", "none", "--use_cpu", "--bf16", "false",
+            "--gradient_checkpointing", "false",
+        ]  # fmt: skip
+        if name in ("grpo", "rloo"):
+            command += ["--reward_funcs", "letters.variety", "--num_generations", "4", "--max_completion_length", "6"]
+
+        def plain(name: str = name, command: list[str] = command) -> str:
+            return final_weights(trial.torchrun(f"{name}-torchrun", command))
+
+        def killed(name: str = name, command: list[str] = command) -> str:
+            run = trial.launched(f"{name}-killed", command, "--inject", "kill@rank1:step5")
+            trial.ended(run.start(), faults=1)
+            return final_weights(trial.folder / f"{name}-killed")
+
+        found |= {f"{name} torchrun": plain, f"{name} killed": killed}
+    return found
+
+
+def final_weights(output: Path) -> str:
+    """Return the digest of the model that a script saved last, empty if there is none."""
+    for name in ("weights.safetensors", "model.safetensors"):
+        if (file := output / name).exists():
+            return hashlib.sha256(file.read_bytes()).hexdigest()
+    return ""
+
+
+def results(cases: dict[str, Callable[[], str]]) -> dict[str, dict[str, Any]]:
+    """Run the cases in order; each must end in the weights of the last torchrun before it."""
+    found: dict[str, dict[str, Any]] = {}
+    reference = ""
+    for name, case in cases.items():
+        began, result, made = time.monotonic(), "equal", ""
+        try:
+            made = case()
+        except (Failure, AssertionError, OSError, subprocess.TimeoutExpired) as error:
+            result = f"failed: {error}"
+        if name.endswith("torchrun"):
+            reference = made
+        elif result == "equal" and (made != reference or not made):
+            result = "other weights"
+        found[name] = {"result": result, "seconds": round(time.monotonic() - began, 1)}
+        print(f"  {name}: {result[:60].splitlines()[0]}, {found[name]['seconds']} s", flush=True)
+    return found
+
+
+def run_set(name: str, built: Path) -> dict[str, Any]:
+    """Install and run one set; return what is kept of it."""
+    asked, began, environment = SETS[name], time.monotonic(), BUILD / "environments" / name
+    folder = BUILD / "runs" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    kept = {"date": date.today().isoformat(), **install(environment, asked, built)}
+    print(name, *(f"{one} {kept['versions'].get(one)}" for one in SHOWN), flush=True)
+    trial = Trial(environment, folder)
+    kept["cases"] = results(jobs(trial))
+    kept["scripts"] = results(scripts(trial)) if asked.get("scripts") else {}
+    kept["off"] = sorted(trial.off)
+    kept["seconds"] = round(time.monotonic() - began)
+    return kept
+
+
+def table() -> str:
+    """Return the results as Markdown."""
+    kept = {
+        name: json.loads(path.read_text()) for name in SETS if (path := BUILD / f"{name}.json").exists()
+    }
+    scenarios = ("undisturbed", "killed", "hung", "stopped")
+    head = ("set", *SHOWN, *scenarios, "packages changed", "seconds", "date")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, one in kept.items():
+        results = (one["cases"][scenario]["result"].split(":")[0] for scenario in scenarios)
+        changed = ", ".join(one["changed"]) or "none"
+        found = (one["versions"][library] for library in SHOWN)
+        lines.append(f"| {' | '.join((name, *found, *results, changed, str(one['seconds']), one['date']))} |")
+    lines += ["", f"| TRL | {' | '.join(TRL_SCRIPTS)} |", "|---" * (len(TRL_SCRIPTS) + 1) + "|"]
+    for one in kept.values():
+        if one["scripts"]:
+            results = (one["scripts"][f"{script} killed"]["result"].split(":")[0] for script in TRL_SCRIPTS)
+            lines.append(f"| {one['versions']['trl']} | {' | '.join(results)} |")
+    return "\n".join(lines)
+
+
+def write_page() -> None:
+    """Write the tables into the generated part of the page."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sets", nargs="*", metavar="SET", help=f"of {', '.join(SETS)}; all by default")
+    parser.add_argument("--page", action="store_true", help="only write the table")
+    options = parser.parse_args()
+    for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE"):  # otherwise each process compiles all libraries
+        os.environ.pop(name, None)
+    os.environ |= {"XDG_STATE_HOME": str(BUILD / "state"), "HF_HOME": str(BUILD / "huggingface")}
+    failed = []
+    if not options.page:
+        BUILD.mkdir(parents=True, exist_ok=True)
+        if not UV.exists():
+            call(sys.executable, "-m", "venv", BUILD / "tools")
+            call(UV.with_name("python"), "-m", "pip", "install", "--quiet", "uv")
+        built = wheel()
+        for name in options.sets or SETS:
+            path = BUILD / f"{name}.json"
+            if path.exists():
+                continue
+            try:
+                kept = run_set(name, built)
+            except Failure as error:
+                print(f"{name}: {error}", flush=True)
+                failed.append(name)
+                continue
+            path.write_text(json.dumps(kept, indent=1))
+            cases = {**kept["cases"], **kept["scripts"]}
+            failed += [f"{name}: {case}" for case, one in cases.items() if one["result"] != "equal"]
+    write_page()
+    sys.exit(", ".join(failed))
+
+
+if __name__ == "__main__":
+    main()
