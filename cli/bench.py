@@ -18,6 +18,7 @@ from typing import Any
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.files import replace_file, write_json
+from grpo_run.runtime.upstream.features import MEMORY_EXPERIMENT, check_available
 from grpo_run.trainers.rloo.comparison import Measurement, name_of, saving, settings_for, split_saving
 from grpo_run.trainers.rloo.switches import METHODS, Switches
 
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         for name in ("vocabulary", "completion_tokens", "prompts", "steps", "limit_bytes")
         if getattr(options, name) is not None
     ]
+    check_available(MEMORY_EXPERIMENT)
     options.out.mkdir(parents=True, exist_ok=True)
     measured = []
     for k in ks:

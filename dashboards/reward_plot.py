@@ -1,21 +1,22 @@
 """Draw a run as a PNG: reward and completion length over the steps, with every recovery marked.
 
 Called by `grpo-run demo`; also usable from Python. Reads journal records and draws the last `train()` call
-that logged rewards (a warm start logs none), with running means. The curves are computed by pure functions.
-Does not change matplotlib's settings or backend.
+that logged rewards (a warm start logs none), with running means. Does not change matplotlib's settings or
+backend.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from grpo_run.dashboards.curves import RunCurves
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import replace_file
 from grpo_run.runtime.history.history import History
@@ -32,55 +33,6 @@ SMOOTHED_FRACTION = 1 / 50
 """Long curves are smoothed over this fraction of what was logged, short curves over `SMOOTHING_STEPS`."""
 
 Numbers = NDArray[np.float64]
-
-
-@dataclass(kw_only=True)
-class Curves:
-    """Reward and completion length by train() call and step, after all recoveries."""
-
-    rewards: dict[tuple[int, int], float] = field(default_factory=dict)
-    lengths: dict[tuple[int, int], float] = field(default_factory=dict)
-    recoveries: list[tuple[int, Recovery]] = field(default_factory=list)
-
-    @classmethod
-    def from_journal(cls, records: Iterable[dict[str, Any]]) -> Curves:
-        """Replay a journal. Repeated steps replace earlier values; steps undone by a restart are removed."""
-        curves, history = cls(), History()
-        for record in records:
-            history.apply(record)
-            if record["event"] == "incident":
-                curves.recoveries.append((history.train_call, history.recoveries[-1]))
-            elif record["event"] == "train_started" and record.get("rank") in (0, None):
-                resumed = (int(record["train_call"]), int(record.get("step") or 0))
-                for series in (curves.rewards, curves.lengths):
-                    for position in [position for position in series if position > resumed]:
-                        del series[position]
-            elif record.get("reward") is not None and record.get("step") is not None:
-                position = (int(record.get("train_call") or history.train_call), int(record["step"]))
-                curves.rewards[position] = float(record["reward"])
-                if record.get("completion_length") is not None:
-                    curves.lengths[position] = float(record["completion_length"])
-        return curves
-
-    @property
-    def last_call(self) -> int:
-        """The last train() call that logged rewards.
-
-        Raises:
-            RunDirectoryError: the journal has no rewards.
-        """
-        if not self.rewards:
-            raise RunDirectoryError("the journal has no rewards to draw; no GRPO step has been logged yet")
-        return max(call for call, _ in self.rewards)
-
-
-def series_of(values: dict[tuple[int, int], float], call: int) -> tuple[Numbers, Numbers]:
-    """Return the steps and values of one train() call in the order of the steps."""
-    points = sorted((step, value) for (of_call, step), value in values.items() if of_call == call)
-    return (
-        np.array([step for step, _ in points], dtype=np.float64),
-        np.array([value for _, value in points], dtype=np.float64),
-    )
 
 
 def running_mean(values: Numbers) -> Numbers:
@@ -161,9 +113,14 @@ def draw_run(records: Iterable[dict[str, Any]], path: Path) -> Summary:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    curves = Curves.from_journal(records)
-    call = curves.last_call
-    steps, rewards = series_of(curves.rewards, call)
+    curves, history = RunCurves(), History()
+    for record in records:
+        history.apply(record)
+        if record["event"] != "step_logged" or record.get("reward") is not None:
+            curves.apply(record, history)
+    steps, rewards = curves.curves["reward"].arrays()
+    if not len(steps):
+        raise RunDirectoryError("the journal has no rewards to draw; no GRPO step has been logged yet")
     compared = min(COMPARED_STEPS, len(steps))
     summary = Summary(
         path=path,
@@ -171,21 +128,21 @@ def draw_run(records: Iterable[dict[str, Any]], path: Path) -> Summary:
         compared_steps=compared,
         first_reward=float(rewards[:compared].mean()),
         last_reward=float(rewards[-compared:].mean()),
-        recoveries=len(curves.recoveries),
+        recoveries=len(history.recoveries),
     )
     content = io.BytesIO()
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 6.0), dpi=160)
-        _compose(figure, curves, call, summary)
+        _compose(figure, curves, history.recoveries, summary)
         figure.savefig(content, format="png")
     _write(path, content.getvalue())
     return summary
 
 
-def _compose(figure: Figure, curves: Curves, call: int, summary: Summary) -> None:
-    steps, rewards = series_of(curves.rewards, call)
-    length_steps, lengths = series_of(curves.lengths, call)
-    recoveries = [recovery for of_call, recovery in curves.recoveries if of_call == call]
+def _compose(figure: Figure, curves: RunCurves, all_recoveries: Sequence[Recovery], summary: Summary) -> None:
+    steps, rewards = curves.curves["reward"].arrays()
+    length_steps, lengths = curves.curves["completion_length"].arrays()
+    recoveries = [recovery for recovery in all_recoveries if recovery.train_call == curves.train_call]
     grid = figure.add_gridspec(
         2, 1, height_ratios=(1.75, 1), hspace=0.30, left=0.075, right=0.93, bottom=0.095, top=0.80
     )
@@ -235,7 +192,7 @@ def _heading(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", fontsize=10, color=INK, weight="bold", pad=9)
 
 
-def _curve(axes: Axes, steps: Numbers, values: Numbers, color: str, number_format: str) -> None:
+def _curve(axes: Axes, steps: NDArray[np.int64], values: Numbers, color: str, number_format: str) -> None:
     if not len(steps):
         axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, color=QUIET, ha="center", va="center")
         axes.set_yticks([])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_run.dashboards.live.curves import RunCurves
+from grpo_run.dashboards.curves import RunCurves
 from grpo_run.dashboards.live.samples import SampleReader
 from grpo_run.dashboards.live.view import MAX_LABEL, clean, view
 from grpo_run.runtime.catalog import run_directories

@@ -266,9 +266,7 @@ def application(
 
 
 def _report(run: RunDirectory, number: str) -> str:
-    from plotly.offline import get_plotlyjs
+    from grpo_run.dashboards.reports.incident_contents import find_incident, read_report
+    from grpo_run.dashboards.reports.incident_page import build
 
-    from grpo_run.dashboards.incident_report.contents import find_incident, read_report
-    from grpo_run.dashboards.incident_report.page import build
-
-    return build(read_report(run, find_incident(run, number)), get_plotlyjs())
+    return build(read_report(run, find_incident(run, number)))

@@ -75,7 +75,8 @@ def inspection_line(recovery: Recovery, run_directory: Path) -> str:
     """Return where the evidence of the latest fault is, and the commands that show it."""
     run = short_path(run_directory)
     evidence = f"evidence in {short_path(recovery.incident)}; show it with" if recovery.incident else "see"
-    return f"{evidence} `grpo-run report {run}` or `grpo-run status {run}`"
+    which = " --incident last" if recovery.incident else ""
+    return f"{evidence} `grpo-run report {run}{which}` or `grpo-run status {run}`"
 
 
 def _where(verdict: Mapping[str, Any], rank: int | None) -> str:

@@ -22,6 +22,7 @@ from grpo_run.runtime.history.status import RunStatus, read_late_ranks, read_mem
 from grpo_run.runtime.history.summary import summarize
 from grpo_run.runtime.memory.host_last_sample import read_last_sample
 from grpo_run.runtime.processes.identity import ProcessIdentity
+from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import Slot
 
 JOURNAL_BEHIND_SECONDS = 5.0
@@ -73,6 +74,15 @@ class RunReader:
                 self._follower.apply(record, self._history)
         self._last_read = self._tail()
         return self._history
+
+    def last_memory(self) -> tuple[RankMemory | None, ...]:
+        """Return what each rank had measured of its memory when the board was last written; empty without a
+        board.
+        """
+        try:
+            return read_memory(Board.open(self._run.board))
+        except RunDirectoryError:
+            return ()  # of another version, or not in a copy
 
     def _tail(self) -> bytes:
         """What the journal has before the position up to which it was read."""

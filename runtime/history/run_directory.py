@@ -64,6 +64,8 @@ OWN_NAMES = (
     "checkpoint_backups",
     "quarantine.json",
     "completions",
+    "report.html",
+    "trace.json.gz",
     files.FILE_NAME,
     files.TRACE_FOLDER,
     files.FORECAST_FOLDER,

@@ -20,6 +20,7 @@ from grpo_run.runtime.planning._traced_trainer import arguments_of, build, set_c
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import with_layers
 from grpo_run.runtime.upstream import memory_names
+from grpo_run.runtime.upstream.features import PLAN, check_available
 
 MAX_REASON = 200
 """Characters of another library's message that are passed on."""
@@ -191,6 +192,7 @@ def open_trace(job: Job, config: Any, layers: int) -> Iterator[Trace]:
     Raises:
         ConfigError: the model, TRL or peft cannot run this job, or not without data.
     """
+    check_available(PLAN)
     from grpo_run.runtime.planning._tracker import AllocationTracker
     from grpo_run.runtime.upstream.dispatch_modes import FakeTensorMode
 

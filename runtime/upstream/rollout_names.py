@@ -12,8 +12,8 @@ from typing import Any
 TRAINERS = frozenset(
     {("trl.trainer.grpo_trainer", "GRPOTrainer"), ("trl.trainer.rloo_trainer", "RLOOTrainer")}
 )
-"""Classes, by module and name, whose scoring leaves out rows of rewards that are NaN. Other trainers of TRL
-have methods of the same names that do something else."""
+"""Classes, by module and name. Other trainers of TRL have methods of the same names that do something
+else."""
 COMPLETION_MASK = "completion_mask"
 """1 for each token of a completion, 0 for padding."""
 TOOL_MASK = "tool_mask"
@@ -48,14 +48,28 @@ ACCUMULATION = "current_gradient_accumulation_steps"
 LOSS_IS_SCALED = "loss_is_scaled_for_ga"
 """Attribute: whether `compute_loss` divides by `ACCUMULATION` itself; None if that is not known."""
 PAD_TO = "pad_to_multiple_of"
+EOS_TOKENS = "eos_token_ids"
+"""Attribute: the tokens that end a completion. Since TRL 1.14; before, `EOS_TOKEN` of the trainer or of its
+`TOKENIZER`."""
+EOS_TOKEN = "eos_token_id"
+TOKENIZER = "_tokenizer"
 SUMS = frozenset({"cispo", "dapo", "vespo"})
 """Values of GRPO's `loss_type` that are sums over tokens, divided by a number of the whole rollout. The
 others are means over the rows of a micro-batch."""
 
 
-def leaves_out_nan(trainer: Any) -> bool:
+def generates_rollouts(trainer: Any) -> bool:
     """Whether a trainer is GRPO's or RLOO's, or a subclass."""
     return any((base.__module__, base.__name__) in TRAINERS for base in type(trainer).__mro__)
+
+
+def end_tokens(trainer: Any) -> frozenset[int]:
+    """Return the tokens that end a completion; empty if the trainer does not say."""
+    if (several := getattr(trainer, EOS_TOKENS, None)) is not None:
+        return frozenset(several)
+    tokenizer = getattr(trainer, TOKENIZER, None)
+    one = getattr(trainer, EOS_TOKEN, getattr(tokenizer, EOS_TOKEN, None))
+    return frozenset() if one is None else frozenset((one,))
 
 
 def tokens_of(generated: Any) -> tuple[list[list[int]], list[list[int]]] | None:

@@ -15,7 +15,8 @@ AFTER_STEP = "_maybe_log_save_evaluate"
 INTERNAL_SAVE = "_internal_call"
 """Second argument of `Trainer.save_model`: the trainer saves a checkpoint or an upload by itself."""
 RUN_EPOCH = "_run_epoch"
-"""Trainer method: train one epoch. Replaced to restore a finished call without training."""
+"""Trainer method: train one epoch. Replaced to restore a finished call without training. Since transformers
+5.3."""
 GENERATE_AND_SCORE = "_generate_and_score_completions"
 GENERATE = "_generate"
 CALCULATE_REWARDS = "_calculate_rewards"
@@ -29,7 +30,7 @@ FINALIZE = "_finalize_training"
 PENDING_LOSS = "_tr_loss"
 TOTAL_LOSS = "_total_loss_scalar"
 LAST_LOGGED_STEP = "_globalstep_last_logged"
-FIRST_STEP = "_initial_global_step"
+FIRST_STEP = "_initial_global_step"  # since transformers 5.19
 """Trainer attributes that are reset when training starts; the next log line and the final average use them.
 """
 TRAINER_ATTRIBUTES = (PENDING_LOSS, TOTAL_LOSS, LAST_LOGGED_STEP, FIRST_STEP)
@@ -55,19 +56,17 @@ ASYNC_TOOLS = "_async_tool_dicts"
 """GRPO attributes: the tools of each row by name, made anew for each rollout."""
 ENVIRONMENTS = "_environment_pool"
 """GRPO attribute: the environments by name, of which each has at least one instance. Missing without
-environments.
-"""
+environments. Since TRL 1.8."""
+ENVIRONMENT_LIST = "environments"
+"""GRPO attribute: the environments before."""
 SUMMARY_WRITER = "_SummaryWriter"
 """Attribute of the TensorBoard callback: the class that writes its files, of torch or tensorboardX."""
-TRAINER_METHODS = (SAVE_CHECKPOINT, OUTPUT_DIR, AFTER_STEP, RUN_EPOCH)
+TRAINER_METHODS = (SAVE_CHECKPOINT, OUTPUT_DIR, AFTER_STEP, LOAD_WEIGHTS, LOAD_RNG)
+"""What a trainer must have to be guarded."""
 ROLLOUT_METHODS = (GENERATE_AND_SCORE, GENERATE, CALCULATE_REWARDS)
-
-
 SINGLE_TURN = "_generate_single_turn"
 """GRPO and RLOO method (prompt_ids, ...): generate one turn. GRPO returns completions and log-probabilities,
 RLOO only completions; a completion is a list of tokens."""
 PARSE_RESPONSE = "parse_response"
 """Function (tokenizer, ids, **keywords) in the module of GRPO's trainer: the message of a completion, with
 the tools that it calls."""
-EOS_TOKENS = "eos_token_ids"
-"""GRPO and RLOO attribute: the tokens that end a completion."""

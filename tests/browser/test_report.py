@@ -1,19 +1,23 @@
-"""The report in a real browser without a network: charts are drawn, and scripts in quoted texts do not run.
+"""The reports in a real browser without a network: charts are drawn, and scripts in quoted texts do not run.
 
 Requires Chromium; `tests/support/install-chromium.sh` installs it.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from support.incidents import HOSTILE, SENTENCE, write_incident
+from support.night import write_night
 
 from grpo_run.cli.main import main
+from grpo_run.dashboards.reports.incident_contents import find_incident, read_report
+from grpo_run.dashboards.reports.incident_page import build
+from grpo_run.dashboards.reports.run_contents import read_run_report
+from grpo_run.dashboards.reports.run_page import as_html
 
 SECONDS = 120.0
 
@@ -45,50 +49,41 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A report written by the command."""
     monkeypatch.chdir(tmp_path)
     write_incident(tmp_path)
-    assert main(["report", "night", "--output", str(tmp_path / "report.html")]) == 0
+    assert main(["report", "night", "--incident", "1", "--output", str(tmp_path / "report.html")]) == 0
     return tmp_path / "report.html"
 
 
-LIGHT, DARK = "rgb(29, 39, 51)", "rgb(228, 232, 236)"
-"""The text color of the charts in the two schemes."""
-
-
-def test_the_report_is_complete_without_a_network(chromium: str, page: Path) -> None:
-    """The page shows the sentence and the chart, and the browser reports no error."""
+def test_an_incident_is_complete_without_a_network(chromium: str, page: Path) -> None:
+    """The page shows the sentence and the timeline, and the browser reports no error and no request."""
     shown, console = opened(chromium, page)
     assert console == []
     assert f"<h1>{SENTENCE}</h1>" in shown
-    drawn = re.sub(r"<script.*?</script>", "", shown, flags=re.DOTALL)
-    assert drawn.count('class="main-svg"') >= 1
-    assert drawn.count('class="barlayer') >= 1
-    assert len(re.findall(r'<g class="point">', drawn)) > 40
-    assert ">forward_backward</text>" in drawn
-    assert LIGHT in shown
-    assert DARK not in drawn
+    assert shown.count("<rect") > 40
+    assert "</i>forward_backward</li>" in shown
 
 
-@pytest.fixture(scope="module")
-def hostile(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[str]]:
-    """What `opened` returns of a report with script tags in every text, in the dark scheme."""
-    folder = tmp_path_factory.mktemp("hostile")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        write_incident(folder, sentence=HOSTILE, advice=[HOSTILE], traceback=HOSTILE)
-        assert main(["report", "night", "--output", str(folder / "report.html")]) == 0
-    return opened(chromium, folder / "report.html", dark=True)
+def test_a_run_is_complete_without_a_network(chromium: str, tmp_path: Path) -> None:
+    """Curves and wall time are drawn; texts that pretend to be HTML are shown as texts."""
+    run = write_night(tmp_path, steps=300, sentence=HOSTILE)
+    path = tmp_path / "report.html"
+    path.write_text(as_html(read_run_report(run)))
+    shown, console = opened(chromium, path, dark=True)
+    assert console == []
+    assert shown.count('class="mean"') == 3
+    assert 'class="productive"' in shown
+    assert "<title>taken</title>" not in shown
+    assert "&lt;img src=x onerror=alert(1)&gt;" in shown
 
 
-def test_the_charts_follow_the_color_scheme(hostile: tuple[str, list[str]]) -> None:
-    """Their text has the color of the dark scheme; the test above has the light one."""
-    assert DARK in hostile[0]
-
-
-def test_scripts_in_quoted_texts_do_not_run(hostile: tuple[str, list[str]]) -> None:
+def test_scripts_in_quoted_texts_do_not_run(chromium: str, tmp_path: Path) -> None:
     """A message with script tags is shown as text."""
-    shown, console = hostile
+    run = write_incident(tmp_path, sentence=HOSTILE, advice=[HOSTILE], traceback=HOSTILE)
+    path = tmp_path / "report.html"
+    path.write_text(build(read_report(run, find_incident(run, None))))
+    shown, console = opened(chromium, path)
     assert console == []
     assert "<title>taken</title>" not in shown
-    assert 'class="main-svg"' in shown
+    assert "<rect" in shown
 
 
 def test_the_policy_blocks_an_unescaped_script(chromium: str, page: Path) -> None:

@@ -207,8 +207,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     fast.pre_tokenizer = Split("", "isolated")
     fast.decoder = Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=fast, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
-    )
+        tokenizer_object=fast, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],  # before transformers 5 also token types
+    )  # fmt: skip
 
 
 def model(vocabulary_size: int, seed: int) -> Qwen2ForCausalLM:

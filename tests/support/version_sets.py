@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,9 @@ BUILD = ROOT / "build" / "versions"
 PAGE = ROOT / "docs" / "reference" / "versions.md"
 BEGIN, END = "<!-- generated: installed sets -->", "<!-- end: installed sets -->"
 UV = BUILD / "tools" / "bin" / "uv"
+CUDA_PACKAGES = re.compile(r"nvidia-(?!ml-py)|triton|cuda-")
+CUDA_LIBRARIES = re.compile(r"lib(cu[a-z]|nccl|nvrtc|nvshmem|nvJitLink|nvToolsExt)")
+CUDA_FUNCTIONS = re.compile(r"(__)?(cu[A-Za-z]|nccl[A-Z]|nvrtc|nvshmem|nvJitLink|nvtx)")
 LIBRARIES = ("torch", "transformers", "trl", "accelerate")
 SHOWN = (*LIBRARIES, "datasets", "numpy")
 STEPS, SAVED = 24, 5
@@ -42,7 +46,7 @@ JOB = (
 )  # fmt: skip
 """Four optimizer steps a rollout, so that checkpoints and faults lie inside one."""
 TRL_SCRIPTS = ("sft", "dpo", "kto", "reward", "grpo", "rloo")
-TRL_SCRIPT_STEPS = 8
+TRL_SCRIPT_STEPS = 6
 
 
 class Failure(Exception):
@@ -69,37 +73,74 @@ def wheel() -> Path:
     return built
 
 
-def install(environment: Path, asked: dict[str, Any], built: Path) -> dict[str, Any]:
-    """Make the environment of a set.
+def install(asked: dict[str, Any], built: Path) -> tuple[Path, dict[str, Any]]:
+    """Make the environment of a set from that of the last set with the same torch.
 
     Returns:
-        `versions` of all its packages, and `changed`: packages of the set that installing the wheel changes.
+        Its folder, and what to keep: `versions` of all packages, and `changed`, those of the set that installing
+        the wheel changes.
     """
-    shutil.rmtree(environment, ignore_errors=True)
-    call(UV, "venv", "--quiet", "--python", "3.11", environment)
-    python = environment / "bin" / "python"
-    pip = (UV, "pip", "install", "--quiet", "--python", python, "--find-links", "/opt/wheels")
     torch = asked.get("torch", "2.13.0+cpu")
-    if asked.get("lowest"):
-        call(*pip, "--resolution", "lowest-direct", f"torch=={torch}", *asked["pins"], built)
-        return {"versions": versions(python), "changed": []}
-    dated = ()
+    environment, lock = BUILD / "environments" / f"torch-{torch}", BUILD / "lock.txt"
+    python = environment / "bin" / "python"
+    if not python.exists():
+        call(UV, "venv", "--quiet", "--python", "3.11", environment)
+    wanted = [f"torch=={torch}", *LIBRARIES[1:], *asked["pins"]]
+    options = ["--find-links", "/opt/wheels"]
     if "date" in asked:
-        dated = ("--exclude-newer", asked["date"], "--exclude-newer-package", "torch=2099-01-01")
-    call(*pip, *dated, f"torch=={torch}", *asked["pins"], *LIBRARIES[1:])
+        options += ["--exclude-newer", asked["date"], "--exclude-newer-package", "torch=2099-01-01"]
+    if asked.get("lowest"):
+        wanted.append(f"grpo-run @ {built.as_uri()}")
+        options += ["--resolution", "lowest-direct"]
+    (BUILD / "wanted.txt").write_text("\n".join(wanted))
+    found = call(UV, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python", python, *options,
+                 BUILD / "wanted.txt")  # fmt: skip
+    lock.write_text("".join(f"{line}\n" for line in found.splitlines() if not CUDA_PACKAGES.match(line)))
+    call(UV, "pip", "sync", "--quiet", "--python", python, "--find-links", "/opt/wheels", lock)
+    if "+cpu" not in torch:
+        replace_cuda(python)
     before = versions(python)
     planned = json.loads(call(
         sys.executable, "-m", "pip", "--python", python, "install", "--dry-run", "--quiet", "--report", "-", built
     ))  # fmt: skip
     names = {one["metadata"]["name"].lower().replace("_", "-") for one in planned["install"]}
-    call(*pip, built)
-    return {"versions": versions(python), "changed": sorted(names & before.keys())}
+    needed = [
+        f"{one['metadata']['name']}=={one['metadata']['version']}"
+        for one in planned["install"]
+        if not CUDA_PACKAGES.match(one["metadata"]["name"]) and one["metadata"]["name"] != "grpo-run"
+    ]
+    call(UV, "pip", "install", "--quiet", "--no-deps", "--python", python, *needed, built)
+    changed = sorted((names & before.keys()) - {"grpo-run"})
+    return environment, {"versions": versions(python), "changed": changed}
 
 
 def versions(python: Path) -> dict[str, str]:
     """Return the version of each package of an environment."""
     found = json.loads(call(UV, "pip", "list", "--quiet", "--format", "json", "--python", python))
     return {one["name"].lower().replace("_", "-"): one["version"] for one in found}
+
+
+def replace_cuda(python: Path) -> None:
+    """Let a CUDA build of torch run on the CPU without CUDA's libraries, which have several gigabytes.
+
+    One library that defines all their functions stands for each of them; every function returns 100, which is
+    `cudaErrorNoDevice`.
+    """
+    libraries = next((python.parents[1] / "lib").glob("python*/site-packages/torch/lib"))
+    if (stub := libraries / "no_cuda.so").exists():
+        return
+    names, functions = set[str](), set[str]()
+    for library in libraries.glob("*.so"):
+        described = call("readelf", "--dynamic", library)
+        names.update(name for name in re.findall(r"\(NEEDED\).*\[(.*)\]", described) if CUDA_LIBRARIES.match(name))
+        undefined = call("nm", "--dynamic", "--undefined-only", "--format", "just-symbols", library)
+        functions.update(one.split("@")[0] for one in undefined.split() if CUDA_FUNCTIONS.match(one))
+    source = stub.with_suffix(".c")
+    source.write_text("".join(f"int {name}(void) {{ return 100; }}\n" for name in sorted(functions)))
+    call("cc", "-shared", "-fPIC", "-w", "-fno-builtin", "-o", stub, source)
+    for name in names:
+        if not (libraries / name).exists():
+            (libraries / name).symlink_to(stub.name)
 
 
 class Trial:
@@ -164,9 +205,8 @@ def jobs(trial: Trial) -> dict[str, Callable[[], str]]:
     return {
         "torchrun": plain,
         "undisturbed": lambda: supervised("undisturbed", 0),
-        "killed": lambda: supervised("killed", 1, "--inject", "kill@rank1:step14"),
-        "hung": lambda: supervised(
-            "hung", 1, "--deadline-floor", "4", "--inject", "hang@rank1:step14:phase=reward"
+        "killed and hung": lambda: supervised(
+            "faults", 2, "--deadline-floor", "4", "--inject", "kill@rank1:step9", "--inject", "hang@rank0:step18"
         ),
         "stopped": stopped,
     }
@@ -227,10 +267,10 @@ def results(cases: dict[str, Callable[[], str]]) -> dict[str, dict[str, Any]]:
 
 def run_set(name: str, built: Path) -> dict[str, Any]:
     """Install and run one set; return what is kept of it."""
-    asked, began, environment = SETS[name], time.monotonic(), BUILD / "environments" / name
-    folder = BUILD / "runs" / name
+    asked, began, folder = SETS[name], time.monotonic(), BUILD / "runs" / name
     shutil.rmtree(folder, ignore_errors=True)
-    kept = {"date": date.today().isoformat(), **install(environment, asked, built)}
+    environment, kept = install(asked, built)
+    kept["date"] = date.today().isoformat()
     print(name, *(f"{one} {kept['versions'].get(one)}" for one in SHOWN), flush=True)
     trial = Trial(environment, folder)
     kept["cases"] = results(jobs(trial))
@@ -245,7 +285,7 @@ def table() -> str:
     kept = {
         name: json.loads(path.read_text()) for name in SETS if (path := BUILD / f"{name}.json").exists()
     }
-    scenarios = ("undisturbed", "killed", "hung", "stopped")
+    scenarios = ("undisturbed", "killed and hung", "stopped")
     head = ("set", *SHOWN, *scenarios, "packages changed", "seconds", "date")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, one in kept.items():

@@ -19,6 +19,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 from trl import RLOOConfig, RLOOTrainer
 
 from grpo_run.runtime.files import write_json
+from grpo_run.runtime.rank.memory_plan.settings import CHECKPOINTING
 from grpo_run.trainers.recipes.tiny import tiny_tokenizer
 from grpo_run.trainers.rloo._generation import SwitchedGeneration
 from grpo_run.trainers.rloo._head import use_full_head
@@ -96,8 +97,8 @@ def build_trainer(options: argparse.Namespace) -> Any:
         per_device_train_batch_size=options.prompts * options.k, gradient_accumulation_steps=1,
         num_generations=options.k, max_completion_length=options.completion_tokens, beta=0.0,
         temperature=1.0, learning_rate=1e-3, seed=7, use_cpu=not torch.cuda.is_available(), bf16=False,
-        activation_checkpointing=False, ddp_find_unused_parameters=False,
-        dataloader_pin_memory=False, disable_tqdm=True, report_to=[],
+        ddp_find_unused_parameters=False, dataloader_pin_memory=False, disable_tqdm=True, report_to=[],
+        **{name: False for name in CHECKPOINTING if hasattr(RLOOConfig, name)},
     )  # fmt: skip
     prompts = [f"sum {number:03}:" for number in range(options.prompts * options.steps)]
     return RLOOTrainer(

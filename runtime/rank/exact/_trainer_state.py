@@ -64,7 +64,7 @@ def save_loss(trainer: Any, *, seconds: float, ended: bool) -> LossState | None:
         pending=pending,
         total=total - pending if ended else total,
         last_logged_step=getattr(trainer, trainer_names.LAST_LOGGED_STEP),
-        first_step=getattr(trainer, trainer_names.FIRST_STEP),
+        first_step=getattr(trainer, trainer_names.FIRST_STEP, 0),
         seconds=seconds,
     )
 
@@ -95,7 +95,8 @@ def _restore_loss(trainer: Any, loss: LossState) -> None:
     getattr(trainer, trainer_names.PENDING_LOSS).fill_(loss.pending)
     setattr(trainer, trainer_names.TOTAL_LOSS, loss.total)
     setattr(trainer, trainer_names.LAST_LOGGED_STEP, loss.last_logged_step)
-    setattr(trainer, trainer_names.FIRST_STEP, loss.first_step)
+    if hasattr(trainer, trainer_names.FIRST_STEP):
+        setattr(trainer, trainer_names.FIRST_STEP, loss.first_step)
     original = getattr(trainer, trainer_names.FINALIZE)
 
     @functools.wraps(original)

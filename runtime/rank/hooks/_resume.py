@@ -6,13 +6,17 @@ checkpoint.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from grpo_run.runtime.rank.exact.state import ExactState
 from grpo_run.runtime.rank.resuming.identification import settings_digest
+from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
 from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.resume import CallFacts
@@ -32,7 +36,11 @@ def facts_of(trainer: Any, session: Session) -> CallFacts:
 @contextmanager
 def epochs_skipped(trainer: Any, over: Callable[[], bool]) -> Iterator[None]:
     """Within the block, `train()` takes no step if `over` returns true when its first epoch begins."""
-    run_epoch = getattr(trainer, trainer_names.RUN_EPOCH)
+    run_epoch = getattr(trainer, trainer_names.RUN_EPOCH, None)
+    if run_epoch is None:
+        with _epochs_without_batches(trainer, over):
+            yield
+        return
 
     def run_or_skip(*args: Any, **kwargs: Any) -> Any:
         if not over():
@@ -41,6 +49,46 @@ def epochs_skipped(trainer: Any, over: Callable[[], bool]) -> Iterator[None]:
         return None
 
     with override_attributes(trainer, **{trainer_names.RUN_EPOCH: run_or_skip}):
+        yield
+
+
+@contextmanager
+def _epochs_without_batches(trainer: Any, over: Callable[[], bool]) -> Iterator[None]:
+    """As `epochs_skipped` before transformers 5.3, where epochs are no method of their own: a skipped one has
+    no batches and no events, and draws no random numbers.
+    """
+    handler, drawn = trainer.callback_handler, []
+
+    def unless_over(original: Callable[..., Any], instead: Callable[[], Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return instead() if over() else original(*args, **kwargs)
+
+        return call
+
+    def begin() -> Any:
+        drawn.append(read_generators())
+        return trainer.control
+
+    def read() -> tuple[list[Any], None]:
+        trainer.control.should_training_stop = True
+        return [], None
+
+    def end() -> None:
+        write_generators(drawn.pop())
+
+    with (
+        override_attributes(
+            handler,
+            on_epoch_begin=unless_over(handler.on_epoch_begin, begin),
+            on_epoch_end=unless_over(handler.on_epoch_end, lambda: trainer.control),
+        ),
+        override_attributes(
+            trainer,
+            get_batch_samples=unless_over(trainer.get_batch_samples, read),
+            **{trainer_names.AFTER_STEP: unless_over(getattr(trainer, trainer_names.AFTER_STEP), end)},
+        ),
+    ):
         yield
 
 
@@ -74,14 +122,11 @@ class RestoredCall:
             return
         self._exact.load_rng()
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, state, trainer.control)
+        pending = getattr(trainer, trainer_names.PENDING_LOSS, None)
+        if pending is None:  # a local variable of the loop before transformers 5.3: better no line than 0
+            pending, trainer.control.should_log = torch.zeros((), device=trainer.args.device), False
         getattr(trainer, trainer_names.AFTER_STEP)(
-            getattr(trainer, trainer_names.PENDING_LOSS),
-            None,
-            trainer.model_wrapped,
-            None,
-            state.epoch,
-            self._ignore_keys,
-            time.time(),
+            pending, None, trainer.model_wrapped, None, state.epoch, self._ignore_keys, time.time()
         )
 
     @contextmanager

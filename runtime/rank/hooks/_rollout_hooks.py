@@ -68,7 +68,7 @@ def rollouts_hooked(
         passes = None if forecasts is None else TrainerPasses(trainer, forecasts, step_vote)
         around: dict[str, Sequence[Handler | None]] = {
             trainer_names.GENERATE_AND_SCORE: (
-                quarantine.replace_prompts if quarantine.is_needed else None,
+                quarantine.replace_prompts if quarantine.is_needed and masking.is_possible else None,
                 marked(Phase.score, slot, fingerprint),
                 masking.mask_samples if masking.is_possible else None,
             ),

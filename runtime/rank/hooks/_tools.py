@@ -19,6 +19,7 @@ from grpo_run.runtime.rank.saving.description import layout
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.async_functions import finished_within
+from grpo_run.runtime.upstream.features import TOOLS, is_available
 from grpo_run.runtime.upstream.patches import override_attributes
 from grpo_run.watchdog.observation import Phase
 from grpo_run.watchdog.text import reset_name, tool_name
@@ -33,7 +34,7 @@ def mark_tools(trainer: Any, session: Session) -> Iterator[None]:
     """Mark the tools and environments of a trainer for the length of the block; a trainer without them is
     left alone.
     """
-    call_tools = getattr(trainer, trainer_names.TOOL_CALLS, None)
+    call_tools = getattr(trainer, trainer_names.TOOL_CALLS, None) if is_available(TOOLS, trainer) else None
     if (text := uneven_turns(trainer, session.world_size)) is not None:
         session.warn(text)
     asynchronous = _AsyncTools(session)
@@ -49,7 +50,8 @@ def mark_tools(trainer: Any, session: Session) -> Iterator[None]:
                     },
                 )
             )
-        pools = getattr(trainer, trainer_names.ENVIRONMENTS, {})
+        single = getattr(trainer, trainer_names.ENVIRONMENT_LIST, None) or ()
+        pools = getattr(trainer, trainer_names.ENVIRONMENTS, {"": single})
         for kind in {type(environment) for pool in pools.values() for environment in pool}:
             marks.enter_context(override_attributes(kind, reset=_marked_reset(kind, session)))
         yield

@@ -25,6 +25,15 @@ from grpo_run.runtime.rank.rollouts.caps_settings import own_caps
 from grpo_run.runtime.rank.session import Session, current
 from grpo_run.runtime.rank.step.guard import AttemptState, guard_of
 from grpo_run.runtime.upstream import trainer_names
+from grpo_run.runtime.upstream.features import (
+    CAPS,
+    EXACT_LOG,
+    EXACT_ROLLOUT,
+    SAMPLE_MASKING,
+    TOOLS,
+    lacking,
+    off_text,
+)
 
 _GUARDED = "_grpo_run_guard"
 
@@ -175,3 +184,16 @@ def check_trainer(session: Session, trainer: Any) -> None:
         raise ConfigError(
             f"{type(trainer).__name__} lacks {', '.join(missing)}: not a Trainer this release can guard"
         )
+    _warn_of_features(session, trainer)
+
+
+def _warn_of_features(session: Session, trainer: Any) -> None:
+    """Name each feature that would act on this trainer, and is off because the release lacks a name."""
+    concerned = [EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING]
+    if session.config.generation:
+        concerned.append(CAPS)
+    if getattr(trainer, "tools", None):
+        concerned.append(TOOLS)
+    for feature in concerned:
+        if missing := list(lacking(feature, trainer)):
+            session.warn(off_text(feature, missing, trainer))

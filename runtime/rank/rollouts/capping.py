@@ -39,7 +39,8 @@ from grpo_run.runtime.rank.rollouts.deadline import (
     read_decisions,
 )
 from grpo_run.runtime.rank.session import Session, current
-from grpo_run.runtime.upstream import trainer_names
+from grpo_run.runtime.upstream import rollout_names, trainer_names
+from grpo_run.runtime.upstream.features import CAPS, is_available
 from grpo_run.runtime.upstream.patches import override_attributes, wrapped_methods
 from grpo_run.watchdog.observation import EndReason
 
@@ -171,7 +172,7 @@ class Capping:
             hasattr(trainer, name) for name in (trainer_names.GENERATE, trainer_names.SINGLE_TURN)
         )
         self._trainer = trainer
-        self._settings = settings if generates else CapSettings()
+        self._settings = settings if generates and is_available(CAPS, trainer) else CapSettings()
         self._report = report
         self._decided = decided
         self._clock = clock
@@ -237,7 +238,7 @@ class Capping:
     def _begin(self) -> CappedRollout:
         seconds = self._settings.max_time
         return CappedRollout(
-            end_tokens=frozenset(getattr(self._trainer, trainer_names.EOS_TOKENS)),
+            end_tokens=rollout_names.end_tokens(self._trainer),
             max_length=self._trainer.max_completion_length or sys.maxsize,
             deadline=None if seconds is None else Deadline(seconds, clock=self._clock),
             decided=None if seconds is None else self._decided(),

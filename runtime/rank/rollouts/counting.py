@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.rank.rollouts.capping import Capping
-from grpo_run.runtime.upstream import rollout_names, trainer_names
+from grpo_run.runtime.upstream import rollout_names
 from grpo_run.runtime.upstream.patches import Handler
 from grpo_run.watchdog.observation import EndReason
 
@@ -35,7 +35,7 @@ def counted(trainer: Any, slot: SlotWriter, caps: Capping | None) -> Handler:
         prompts, completions = found
         reasons = None if caps is None else caps.end_reasons()
         if reasons is None:  # as `end_reason` of `_rollout.py` has it, without a call for each row
-            end_tokens = getattr(trainer, trainer_names.EOS_TOKENS, ())
+            end_tokens = rollout_names.end_tokens(trainer)
             longest = getattr(trainer, "max_completion_length", None) or sys.maxsize
             cut = sum(len(tokens) >= longest and tokens[-1] not in end_tokens for tokens in completions)
             ends = {EndReason.length: cut, EndReason.eos: len(completions) - cut}

@@ -94,7 +94,7 @@ FUSED_OPTIMIZERS = ("lomo", "layerwise")
 
 def has_rollouts(trainer: Any) -> bool:
     """Whether a trainer generates as GRPO's and RLOO's do."""
-    return rollout_names.leaves_out_nan(trainer) and hasattr(trainer, trainer_names.GENERATE)
+    return rollout_names.generates_rollouts(trainer) and hasattr(trainer, trainer_names.GENERATE)
 
 
 def refusals(trainer: Any, session: Session, train_call: int) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.upstream import trainer_names
+from grpo_run.runtime.upstream import rollout_names
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
 """At this size a file is begun anew; the old one is kept until the next time."""
@@ -61,7 +61,7 @@ class KeptCompletions:
         rows = range(first, min(first + len(prompts), self._groups * size, len(rewards)))
         table = rewards[rows.start : rows.stop].tolist() if rows else []
         names = list(getattr(self._trainer, "reward_func_names", ()))
-        end_tokens = getattr(self._trainer, trainer_names.EOS_TOKENS, None) or ()
+        end_tokens = rollout_names.end_tokens(self._trainer)
         return [
             json.dumps(
                 {

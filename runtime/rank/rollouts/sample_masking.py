@@ -38,6 +38,7 @@ from grpo_run.runtime.rank.rollouts.reward_outputs import RETURNED_NAN, check, d
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.async_functions import is_coroutine_function
+from grpo_run.runtime.upstream.features import SAMPLE_MASKING, is_available
 from grpo_run.runtime.upstream.patches import override_attributes
 from grpo_run.runtime.upstream.rollout_names import (
     ADVANTAGES,
@@ -48,7 +49,7 @@ from grpo_run.runtime.upstream.rollout_names import (
     PENDING_TABLES,
     TOOL_MASK,
     ZERO_STD,
-    leaves_out_nan,
+    generates_rollouts,
 )
 
 
@@ -242,7 +243,7 @@ class SampleMasking:
     @property
     def is_possible(self) -> bool:
         """Whether the trainer leaves out a row of rewards in which every column is NaN."""
-        return leaves_out_nan(self._trainer)
+        return generates_rollouts(self._trainer) and is_available(SAMPLE_MASKING, self._trainer)
 
     def mask_samples(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Mask the samples that leave the rollout."""

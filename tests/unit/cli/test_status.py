@@ -212,5 +212,5 @@ def test_findings_of_the_memory_trace_are_listed(run: RunDirectory, capsys: Capt
     assert main(["status", "night", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["memory_trace"]["findings"]
     assert (found["ranks"], found["attempts"]) == ([1], [0, 1])
-    assert main(["report", "night"]) == 2
+    assert main(["report", "night", "--incident", "last"]) == 2
     assert "`grpo-run status" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grpo_run.dashboards.reward_plot import Curves, draw_run, recovery_label, running_mean, series_of
+from grpo_run.dashboards.reward_plot import draw_run, recovery_label, running_mean
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.history.recovery import Recovery
 
@@ -66,32 +66,11 @@ def test_only_the_last_rewarded_call_is_drawn(tmp_path: Path) -> None:
     assert draw_run(records, tmp_path / "run.png").first_reward == 0.9
 
 
-def test_repeated_steps_replace_earlier_values() -> None:
-    """Steps undone by a restart are absent until they are repeated."""
-    records = [_begun(), *_logged(1, 0.1), *_logged(2, 0.2), *_logged(3, 0.3), *_killed(3), _begun(step=1)]
-    assert Curves.from_journal(records).rewards == {(1, 1): 0.1}
-    records += [*_logged(2, 0.25, length=None)]
-    curves = Curves.from_journal(records)
-    assert curves.rewards == {(1, 1): 0.1, (1, 2): 0.25}
-    assert curves.lengths == {(1, 1): 10.0}
-
-
-def test_the_start_of_another_rank_removes_no_steps() -> None:
-    """Every rank logs its start, but only rank 0 logs steps."""
-    records = [*_rising(3), {**_begun(), "rank": 1}]
-    assert len(Curves.from_journal(records).rewards) == 3
-
-
 def test_a_recovery_is_drawn_in_its_own_train_call(tmp_path: Path) -> None:
     """A recovery during the warm start is counted, but not marked on the axis of the GRPO call."""
     records = [_begun(), *_logged(1, None), *_killed(1), _begun(), *_logged(1, None), _begun(call=2)]
     records += [*_logged(1, 0.5, call=2), *_logged(2, 0.5, call=2), *_killed(2), _begun(step=1, call=2)]
     records += _logged(2, 0.5, call=2)
-    curves = Curves.from_journal(records)
-    assert [(call, recovery.step, recovery.lost_steps) for call, recovery in curves.recoveries] == [
-        (1, 1, 1),
-        (2, 2, 1),
-    ]
     assert draw_run(records, tmp_path / "run.png").recoveries == 2
 
 
@@ -148,12 +127,6 @@ def test_the_running_mean_is_over_the_values_around_each() -> None:
     means = running_mean(np.arange(20.0))
     assert (means[0], means[10], means[-1]) == (2.5, 10.0, 16.5)
     assert running_mean(np.arange(5000.0))[0] == 25.0
-
-
-def test_series_are_in_order() -> None:
-    """Series are sorted by step, whatever the order of the journal."""
-    steps, values = series_of({(2, 3): 0.3, (1, 1): 9.0, (2, 1): 0.1}, 2)
-    assert (steps.tolist(), values.tolist()) == ([1.0, 3.0], [0.1, 0.3])
 
 
 @pytest.mark.parametrize("kind", ["negative", "no lengths", "many failures"])

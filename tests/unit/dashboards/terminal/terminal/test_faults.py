@@ -84,7 +84,7 @@ def test_the_last_line_names_the_evidence_and_the_commands(screen: Open) -> None
     made.end("Finished.")
     last = (
         "grpo-run: evidence in /runs/night/incidents/0002-signal; show it with"
-        " `grpo-run report /runs/night` or `grpo-run status /runs/night`"
+        " `grpo-run report /runs/night --incident last` or `grpo-run status /runs/night`"
     )
     assert made.lines()[-2:] == ["grpo-run: Finished.", last]
 

@@ -1,32 +1,26 @@
 """Build the report of one incident as a single HTML page.
 
-Called by `grpo-run report`. Stacks are grouped by culprit and the collectives of the ranks compared. The
-page loads nothing: its Content-Security-Policy forbids all connections and all scripts except its own two,
-because it quotes messages that may come from anywhere. The template engine escapes all values. Pure except
-for reading the template; does not read the incident's files (`contents.py`).
+Called by `grpo-run report --incident`. Stacks are grouped by culprit and the collectives of the ranks
+compared. Stacks of ranks that had already failed, and were exiting, are left out. Pure except for reading the
+template; does not read the incident's files (`incident_contents.py`).
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
-
-from grpo_run.dashboards.incident_report import facts
-from grpo_run.dashboards.incident_report.contents import CollectiveCall, IncidentReport
-from grpo_run.dashboards.incident_report.facts import facts_of, ranks_in, tags_of
-from grpo_run.dashboards.incident_report.timeline_chart import timeline_figure
+from grpo_run.dashboards.reports.charts import timeline_chart
+from grpo_run.dashboards.reports.incident_contents import CollectiveCall, IncidentReport
+from grpo_run.dashboards.reports.incident_facts import facts_of, plain_title, ranks_in, tags_of
+from grpo_run.dashboards.reports.rendering import render
 
 SHOWN_CALLS = 10
+BOOTSTRAP = "runtime/rank/bootstrap.py"
+STARTS_SCRIPT, EXITS = "_run_script", "_exit"
+"""The bootstrap and functions of it, as they appear in stacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +34,13 @@ class StackFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class StackGroup:
-    """Ranks with equal stacks. `culprit` is true if one of them is a culprit."""
+    """Ranks with equal stacks. `culprit` is true if one of them is a culprit, `exiting` if they had failed
+    before, and the stack is that of their end.
+    """
 
     title: str
     culprit: bool
+    exiting: bool
     frames: tuple[StackFrame, ...]
 
 
@@ -87,8 +84,16 @@ def _stack_group(text: str, culprits: Collection[int]) -> StackGroup:
     for line in lines:
         call, _, place = line[2:].rpartition(" (")
         frames.append(StackFrame(call=call, place=place.removesuffix(")"), user_code=line.startswith(">")))
+    ours = [
+        number for number, frame in enumerate(frames) if frame.place.rpartition(":")[0].endswith(BOOTSTRAP)
+    ]
+    # below the script are only the calls that start it
+    started = next((number for number in ours if frames[number].call == STARTS_SCRIPT), None)
     return StackGroup(
-        title=title.rstrip(":").capitalize(), culprit=bool(ranks & set(culprits)), frames=tuple(frames)
+        title=title.rstrip(":").capitalize(),
+        culprit=bool(ranks & set(culprits)),
+        exiting=started is None and any(frames[number].call == EXITS for number in ours),
+        frames=tuple(frames[:started]),
     )
 
 
@@ -124,77 +129,29 @@ def _cell(sequence: int, calls: Mapping[int, CollectiveCall], majority: str | No
 
 
 NO_VERDICT = "There is no verdict: the supervisor ended while it gathered evidence."
-MAX_TEXT_CHARACTERS = 32_000
-"""A longer text is truncated."""
-
-_TEMPLATES = Path(__file__).with_name("templates")
 
 
-def build(report: IncidentReport, plotly_script: str) -> str:
-    """Return the page.
-
-    Args:
-        report: what to show; all of its texts are escaped.
-        plotly_script: the source of plotly.js, which the page embeds unchanged.
-    """
+def build(report: IncidentReport) -> str:
+    """Return the page; all texts of the report are escaped."""
     verdict = report.verdict or {}
     culprits = ranks_in(verdict.get("culprits"))
-    figure = timeline_figure(report.timeline, culprits) if report.timeline else None
-    figures = {"timeline": figure} if figure is not None else {}
-    scripts = [plotly_script, _template_source("charts.js")] if figures else []
     number = report.name.partition("-")[0]
-    return _environment().get_template("report.html").render(
-        title=f"{report.name} · {report.run_id}",
-        policy=_content_security_policy(scripts),
-        style=Markup(_template_source("report.css")),
+    sentence = verdict.get("sentence") or NO_VERDICT
+    title = plain_title(verdict)
+    stacks = stack_groups(report.folded_stacks, culprits)
+    return render(
+        "incident.html",
+        title=f"{title or sentence} · {report.run_id}",
+        heading=title or sentence,
+        further=sentence if title else "",
         number=int(number) if number.isdecimal() else number,
-        sentence=verdict.get("sentence") or NO_VERDICT,
         tags=tags_of(report),
         facts=facts_of(report),
-        stacks=stack_groups(report.folded_stacks, culprits),
+        stacks=[group for group in stacks if not group.exiting],
+        exiting=[group.title for group in stacks if group.exiting],
         call_tables=call_tables(report.collectives),
         culprits=culprits,
         report=report,
         verdict=verdict,
-        figures=figures,
-        figures_json=Markup(json.dumps(figures, separators=(",", ":")).replace("<", "\\u003c")),
-        scripts=[Markup(script) for script in scripts],
-    )  # fmt: skip
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=_printable,
+        timeline=timeline_chart(report.timeline, culprits) if report.timeline else None,
     )
-    names = ("duration", "size", "utc_time", "relative_time", "event_fields")
-    environment.filters.update({name: getattr(facts, name) for name in names})
-    return environment
-
-
-def _printable(value: Any) -> Any:
-    """Truncate a long text, and replace lone surrogates, which cannot be encoded."""
-    if isinstance(value, Markup):
-        return value
-    text = str(value)
-    text = text if len(text) <= MAX_TEXT_CHARACTERS else text[:MAX_TEXT_CHARACTERS] + "…"
-    return text.encode(errors="backslashreplace").decode()
-
-
-def _content_security_policy(scripts: list[str]) -> str:
-    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:;"
-        " base-uri 'none'; form-action 'none'"
-    )
-
-
-@cache
-def _template_source(name: str) -> str:
-    return (_TEMPLATES / name).read_text(encoding="utf-8")

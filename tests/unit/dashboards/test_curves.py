@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_run.dashboards.live.curves import MOST_POINTS, Curve, RunCurves
+from grpo_run.dashboards.curves import MOST_POINTS, Curve, RunCurves
 from grpo_run.runtime.history.history import History
 
 
@@ -44,6 +44,14 @@ def test_a_step_that_is_logged_again_replaces_what_follows_it() -> None:
     logged(curves, 1, 2, 3)
     logged(curves, 2)
     assert steps_of(curves) == [1, 2]
+
+
+def test_the_start_of_another_rank_removes_no_steps() -> None:
+    """Every rank logs its start, but only rank 0 logs steps."""
+    curves = RunCurves()
+    logged(curves, 1, 2, 3)
+    follow(curves, "train_started", rank=1, train_call=1, step=0)
+    assert steps_of(curves) == [1, 2, 3]
 
 
 def test_another_call_begins_curves_of_its_own() -> None:

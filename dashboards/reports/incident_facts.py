@@ -1,8 +1,8 @@
 """The facts at the top of the report (cause, culprit, source line, action, result), formatted as text.
 
-Called by `page.py`. Turns `verdict.json` and the journal's records of the incident into values for the
-template, and formats durations, sizes, times and JSON values as plain text, which the template engine
-escapes. Pure; does not read files (`contents.py`).
+Called by `incident_page.py`. Turns `verdict.json` and the journal's records of the incident into values for
+the template, and formats durations, sizes, times and JSON values as plain text, which the template engine
+escapes. Pure; does not read files (`incident_contents.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from grpo_run.dashboards.incident_report.contents import IncidentReport
+from grpo_run.dashboards.reports.incident_contents import IncidentReport
 from grpo_run.runtime.history.recovery import Recovery
+from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.shortage import described_in
 from grpo_run.watchdog.text import rank_names, size_text
 
@@ -52,6 +53,11 @@ def relative_time(wall_seconds: Any, fault: Recovery | None) -> str:
     return f"{wall_seconds - fault.at:+.2f}".replace("-", "−")
 
 
+def seconds_before(seconds: float) -> str:
+    """`34.9 s before` from a negative number of seconds."""
+    return f"{duration(-seconds)} before"
+
+
 def spaced(name: Any) -> str:
     """An identifier with spaces instead of underscores."""
     return str(name or "unknown").replace("_", " ")
@@ -69,6 +75,9 @@ def event_fields(event: Mapping[str, Any]) -> str:
     return text if len(text) <= MAX_FIELDS_CHARACTERS else text[:MAX_FIELDS_CHARACTERS] + "…"
 
 
+STUCK = frozenset(
+    {Cause.generation_stall, Cause.reward_stall, Cause.data_stall, Cause.checkpoint_stall, Cause.no_progress}
+)
 CONFIDENCE = {
     "proved": "records or thread states of the ranks show the cause",
     "deadline": "a deadline passed; nothing proves the cause",
@@ -130,6 +139,19 @@ def facts_of(report: IncidentReport) -> tuple[Fact, ...]:
 
 def _fact(name: str, *lines: str, code: bool = False) -> Fact:
     return Fact(name=name, lines=tuple(filter(None, lines)), code=code)
+
+
+def plain_title(verdict: Mapping[str, Any]) -> str:
+    """`Rank 1 is stuck in ask, train.py:19, reward` for a rank that is stuck in its own code; empty for other
+    faults.
+    """
+    culprits, location = ranks_in(verdict.get("culprits")), verdict.get("location")
+    stuck = str(verdict.get("cause")) in STUCK
+    if not stuck or len(culprits) != 1 or not isinstance(location, Mapping):
+        return ""
+    file = str(location.get("file")).rpartition("/")[2]
+    phase = f", {verdict['phase']}" if verdict.get("phase") else ""
+    return f"Rank {culprits[0]} is stuck in {location.get('function')}, {file}:{location.get('line')}{phase}"
 
 
 def tags_of(report: IncidentReport) -> tuple[Tag, ...]:

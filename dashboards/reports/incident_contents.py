@@ -2,7 +2,7 @@
 
 Called by `grpo-run report`. Collectives come from the ranks' own logs; dumps of torch's Flight Recorder are
 left to the reader. Evidence may be missing or malformed; that is never an error, and the page reports it.
-Does not format anything (`page.py`).
+Does not format anything (`incident_page.py`).
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.run_directory import RunDirectory
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
+MAX_VERDICT_BYTES = 64 * 1024 * 1024
+"""A verdict quotes the traceback of the script, whatever its length."""
 
 
-def read_text(path: Path) -> str:
-    """The first 4 MiB of a file; empty if it cannot be read."""
+def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
+    """The first bytes of a file; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
-            return file.read(MAX_FILE_BYTES).decode(errors="replace")
+            return file.read(most_bytes).decode(errors="replace")
     except OSError:
         return ""  # was not gathered; the page reports it
 
 
-def read_json(path: Path) -> Any:
-    """The JSON value of a file; None if the file is missing or malformed."""
+def read_json(path: Path, most_bytes: int = MAX_FILE_BYTES) -> Any:
+    """The JSON value of a file; None if the file is missing, longer or malformed."""
     try:
-        return json.loads(read_text(path))
+        return json.loads(read_text(path, most_bytes))
     except ValueError:
         return None
 
@@ -218,7 +220,7 @@ def _by_rank(value: Any) -> dict[int, Mapping[str, Any]]:
 def _read_verdict(path: Path) -> Mapping[str, Any] | None:
     if not path.exists():
         return None
-    verdict = read_json(path)
+    verdict = read_json(path, MAX_VERDICT_BYTES)
     if not isinstance(verdict, dict):
         raise RunDirectoryError(f"cannot read the verdict: {path} is not a JSON object")
     return verdict

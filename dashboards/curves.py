@@ -1,7 +1,8 @@
 """Curves of a run: what was logged at each step, reduced to as many points as a screen can show.
 
-`feed.py` lets it follow the journal. Steps that a restart has undone are removed, and come again when they
-are repeated. Of a long series, steps that share a point keep their smallest and largest value. Pure.
+Follows the journal for the live page, the report of a run and the picture of its rewards. Steps that a
+restart has undone are removed, and come again when they are repeated. Of a long series, steps that share a
+point keep their smallest and largest value. Pure.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from bisect import bisect_right
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from grpo_run.runtime.history.history import History
 
@@ -39,6 +41,10 @@ class Curve:
         keep = bisect_right(self._steps, last)
         del self._steps[keep:], self._values[keep:]
 
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return copies of the steps and their values."""
+        return np.array(self._steps, np.int64), np.array(self._values, np.float64)
+
     def points(self) -> list[tuple[int, float, float, float]]:
         """Return (step, mean, smallest, largest) for at most `MOST_POINTS` groups of steps.
 
@@ -47,7 +53,7 @@ class Curve:
         """
         if not self._steps:
             return []
-        steps, values = np.frombuffer(self._steps, np.int64), np.frombuffer(self._values, np.float64)
+        steps, values = self.arrays()
         width = 1
         while (steps[-1] - steps[0]) // width >= MOST_POINTS:
             width *= 2

@@ -1,0 +1,234 @@
+"""Charts of reports as inline SVG: the phases of each rank before an incident, and curves by step.
+
+Called by `incident_page.py` and `run_page.py`. A chart is stretched to the width of the page, and has no text
+of its own: the templates put labels beside it. Colors that depend on the browser's scheme are classes of the
+style sheet. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from grpo_run.dashboards.reports.rendering import clean
+
+PHASE_COLORS = {
+    "startup": "#8d99a6",
+    "data": "#c08a4e",
+    "generate": "#2a7f9e",
+    "reward": "#8a63b8",
+    "score": "#b394d6",
+    "forward_backward": "#3d8f62",
+    "optimizer": "#8abf74",
+    "vote": "#d8a92f",
+    "checkpoint": "#5b7fb5",
+    "eval": "#4db3b0",
+    "cleanup": "#a3adb8",
+    "idle": "#c3ccd4",
+    "callback": "#7a6f9b",
+}
+OTHER_COLOR = "#97a1ab"
+MAX_PHASE = 300
+WIDTH, HEIGHT = 1000, 200
+"""Units of a chart's coordinates."""
+MIN_SHOWN_SECONDS = 15.0
+SHOWN_OPEN_PHASES = 1.4
+"""The timeline covers the longest open phase times this factor."""
+MOST_BARS = 8_000
+"""Bars of a timeline; shorter phases are left out until there are no more."""
+
+Point = tuple[int, float, float, float]
+"""Step, mean, smallest and largest value of a group of steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineRow:
+    """The phases of one rank. `open_text` says which phase has not ended."""
+
+    rank: int
+    culprit: bool
+    open_text: str
+    bars: Markup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """What the template draws: rows, the phases with their colors, and when the view begins, in seconds."""
+
+    rows: tuple[TimelineRow, ...]
+    legend: tuple[tuple[str, str], ...]
+    begin_seconds: float
+
+
+@dataclass(frozen=True)
+class _Span:
+    phase: str
+    begin: float
+    end: float
+    is_open: bool
+
+
+def timeline_chart(timeline: Mapping[str, Any], culprits: Collection[int]) -> Timeline | None:
+    """Return a row of bars for each rank, or None if the timeline has no valid phase.
+
+    Args:
+        timeline: `{"ranks": {"0": [[phase, begin, end or null], …]}, "now": seconds}`; null marks an open
+            phase.
+        culprits: ranks whose labels are bold.
+    """
+    now = _number(timeline.get("now")) or 0.0
+    rows = spans_of(timeline)
+    every = [span for spans in rows.values() for span in spans]
+    if not every:
+        return None
+    longest_open = max((now - span.begin for span in every if span.is_open), default=0.0)
+    shown = max(MIN_SHOWN_SECONDS, SHOWN_OPEN_PHASES * longest_open)
+    begin = max(min(span.begin for span in every), now - shown)
+    inside = [span for span in every if span.end > begin]
+    by_length = sorted((span.end - span.begin for span in inside), reverse=True)
+    shortest = by_length[MOST_BARS] if len(by_length) > MOST_BARS else 0.0
+    scale = WIDTH / max(now - begin, 1e-9)
+    drawn = []
+    for rank, spans in sorted(rows.items()):
+        bars = [
+            _bar(span, begin, scale)
+            for span in spans
+            if span.end > begin and (span.is_open or span.end - span.begin > shortest or not shortest)
+        ]
+        open_text = ", ".join(
+            f"{span.phase} for {span.end - span.begin:.3g} s" for span in spans if span.is_open
+        )
+        drawn.append(
+            TimelineRow(rank=rank, culprit=rank in culprits, open_text=open_text, bars=Markup("").join(bars))
+        )
+    phases = {span.phase for span in inside}
+    names = [phase for phase in PHASE_COLORS if phase in phases] + sorted(phases - set(PHASE_COLORS))
+    return Timeline(
+        rows=tuple(drawn),
+        legend=tuple((name, PHASE_COLORS.get(name, OTHER_COLOR)) for name in names),
+        begin_seconds=begin - now,
+    )
+
+
+def spans_of(timeline: Mapping[str, Any]) -> dict[int, list[_Span]]:
+    """Return the valid phases of each rank. An open one ends when the timeline was written."""
+    now = _number(timeline.get("now")) or 0.0
+    ranks = timeline.get("ranks")
+    rows: dict[int, list[_Span]] = {}
+    for rank, phases in ranks.items() if isinstance(ranks, dict) else ():
+        if not (rank.isdecimal() and isinstance(phases, list)):
+            continue
+        rows[int(rank)] = []
+        for phase, begin, end in (span for span in phases if isinstance(span, list) and len(span) == 3):
+            start, stop = _number(begin), _number(end)
+            if start is not None:
+                rows[int(rank)].append(
+                    _Span(
+                        clean(phase, MAX_PHASE),
+                        start,
+                        now if stop is None else max(start, stop),
+                        stop is None,
+                    )
+                )
+    return rows
+
+
+def _bar(span: _Span, begin: float, scale: float) -> Markup:
+    left = max(0.0, (span.begin - begin) * scale)
+    width = max(0.4, (span.end - begin) * scale - left)
+    text = f"{span.phase}, {span.end - span.begin:.3g} s" + (", still open" if span.is_open else "")
+    bar = Markup('<rect x="{:.1f}" y="0" width="{:.1f}" height="10" fill="{}"><title>{}</title></rect>')
+    return bar.format(left, width, PHASE_COLORS.get(span.phase, OTHER_COLOR), text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A fault on the axis of steps.
+
+    Args:
+        step: the last step that was completed before it.
+        redone_from: the step from which training resumed; None if that is not known.
+        text: what is shown for it.
+    """
+
+    step: int
+    redone_from: int | None
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveChart:
+    """A curve for the template: its SVG, and the numbers of its axes as texts."""
+
+    name: str
+    last: str
+    low: str
+    high: str
+    first_step: int
+    last_step: int
+    svg: Markup
+
+
+def curve_chart(name: str, points: Sequence[Point], marks: Sequence[Mark]) -> CurveChart:
+    """Return a curve: a line of means, and an area between the extremes of each group of steps.
+
+    Args:
+        name: shown above it.
+        points: not empty, in ascending order.
+        marks: faults; lines, and areas of the steps that were done again.
+    """
+    low, high = min(point[2] for point in points), max(point[3] for point in points)
+    first, last = points[0][0], points[-1][0]
+    height = (high - low) or 1.0
+
+    def x(step: float) -> float:
+        return WIDTH * (min(max(step, first), last) - first) / max(1, last - first)
+
+    def place(step: int, value: float) -> str:
+        return f"{x(step):.1f},{4 + (HEIGHT - 8) * (1 - (value - low) / height if high > low else 0.5):.1f}"
+
+    redone, lines = [], []
+    for mark in marks:
+        if mark.redone_from is not None and mark.redone_from < mark.step:
+            left = x(mark.redone_from)
+            redone.append(
+                Markup('<rect class="redone" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>').format(
+                    left, max(1.0, x(mark.step) - left), HEIGHT
+                )
+            )
+        lines.append(
+            Markup('<path class="fault" d="M{:.1f},0V{}"><title>{}</title></path>').format(
+                x(mark.step), HEIGHT, mark.text
+            )
+        )
+    upper = " ".join(place(step, largest) for step, _, _, largest in points)
+    lower = " ".join(place(step, smallest) for step, _, smallest, _ in reversed(points))
+    means = " ".join(place(step, mean) for step, mean, _, _ in points)
+    return CurveChart(
+        name=name,
+        last=number_text(points[-1][1]),
+        low=number_text(low),
+        high=number_text(high),
+        first_step=first,
+        last_step=last,
+        svg=Markup("").join(
+            [
+                *redone,
+                Markup('<polygon class="extremes" points="{} {}"/>').format(upper, lower),
+                Markup('<polyline class="mean" points="{}"/>').format(means),
+                *lines,
+            ]
+        ),
+    )
+
+
+def number_text(value: float) -> str:
+    """`0.42`, `−1.3` or `1.2e+06`."""
+    return f"{value:.3g}".replace("-", "−", 1)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,0 +1,178 @@
+"""A run as a Chrome trace for Perfetto: what the supervisor has seen, and the phases of ranks before faults.
+
+Called by `grpo-run trace`. One process of the trace is the run, with a lane each for attempts, steps, saves
+and faults; one is each rank, with a lane of phases. Phases are known for the last steps before each incident
+only. The number of events is bounded: of a long run, consecutive steps share a slice.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from grpo_run.dashboards.reports.charts import spans_of
+from grpo_run.dashboards.reports.incident_contents import read_json
+from grpo_run.dashboards.reports.rendering import clean
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.reader import RunReader
+from grpo_run.runtime.history.recovery import Recovery
+from grpo_run.runtime.history.run_directory import RunDirectory
+
+MOST_STEPS = 20_000
+"""Slices of steps; two neighbours are joined until there are no more."""
+MOST_PHASES = 200_000
+"""Slices of phases over all incidents, the last ones first."""
+MOST_SAVES = 20_000
+RUN = 1
+"""Process of the run in the trace; that of rank 0 has the next number."""
+ATTEMPTS, STEPS, SAVES, FAULTS = 1, 2, 3, 4
+MAX_NAME = 300
+
+Slice = tuple[str, float, float, dict[str, Any]]
+"""Name, begin and end in seconds since the epoch, and further values."""
+
+
+class _Lanes:
+    """Follows the journal, and keeps the slices of the run's lanes."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything."""
+        self.attempts: list[Slice] = []
+        self.steps: list[tuple[int, int, int, float, float]] = []
+        """(train call, first step, last step, begin, end)."""
+        self.saves: list[Slice] = []
+        self._joined = 1
+        self._since: tuple[int, int, float] | None = None
+        self._attempt: tuple[int, float] | None = None
+
+    def apply(self, record: dict[str, Any], history: History) -> None:
+        """Take one record of the journal; one with wrong fields is left out, as the history does."""
+        try:
+            self._apply(record, float(record["time"]))
+        except (LookupError, TypeError, ValueError):
+            return
+
+    def _apply(self, record: dict[str, Any], time: float) -> None:
+        event = record["event"]
+        if event == "attempt_started":
+            self.end_attempt(time)
+            self._attempt = int(record["attempt"]), time
+        elif event in ("attempt_ended", "run_ended", "run_started"):
+            self.end_attempt(time)
+            self._since = None
+        elif event == "train_started" and record.get("rank") in (0, None):
+            self._since = int(record["train_call"]), int(record.get("step") or 0), time
+        elif event == "step_committed":
+            call, step = int(record["train_call"]), int(record["step"])
+            at = float(record.get("committed_at") or time)
+            if self._since is not None and self._since[0] == call and step > self._since[1]:
+                self._add_step(call, self._since[1] + 1, step, self._since[2], at)
+            self._since = call, step, at
+        elif event in ("checkpoint_staged", "checkpoint_published") and record.get("seconds") is not None:
+            seconds = float(record["seconds"])
+            name = "snapshot" if event == "checkpoint_staged" else "checkpoint"
+            self.saves.append((f"{name} {int(record['step'])}", time - seconds, time, {}))
+            del self.saves[:-MOST_SAVES]
+
+    def _add_step(self, call: int, first: int, last: int, begin: float, end: float) -> None:
+        newest = self.steps[-1] if self.steps else None
+        if newest and newest[0] == call and newest[2] + 1 == first and last - newest[1] < self._joined:
+            self.steps[-1] = call, newest[1], last, newest[3], end
+            return
+        self.steps.append((call, first, last, begin, end))
+        if len(self.steps) > MOST_STEPS:
+            self._joined *= 2
+            steps, self.steps = self.steps, []
+            for one in steps:
+                self._add_step(*one)
+
+    def end_attempt(self, time: float) -> None:
+        """End the attempt that is open, if there is one."""
+        if self._attempt is not None:
+            number, begin = self._attempt
+            self.attempts.append((f"attempt {number}", begin, time, {}))
+            self._attempt = None
+
+
+def read_trace(run: RunDirectory) -> dict[str, Any]:
+    """Return the trace as a JSON object.
+
+    Raises:
+        RunDirectoryError: the journal cannot be read.
+    """
+    lanes = _Lanes()
+    history = RunReader(run, lanes).history()
+    begin, last = history.time.first or 0.0, history.time.last or 0.0
+    lanes.end_attempt(last)
+    events = [_named("process_name", RUN, 0, f"run {clean(history.run_id or run.path.name, MAX_NAME)}")]
+    steps = [
+        (f"step {first}" if first == end else f"steps {first}–{end}", since, until, {"train_call": call})
+        for call, first, end, since, until in lanes.steps
+    ]
+    for lane, name, slices in (
+        (ATTEMPTS, "attempts", lanes.attempts),
+        (STEPS, "steps", steps),
+        (SAVES, "saves", lanes.saves),
+        (FAULTS, "faults", [part for one in history.recoveries for part in _fault(one)]),
+    ):
+        events.append(_named("thread_name", RUN, lane, name))
+        events += [_slice(RUN, lane, begin, *one) for one in slices]
+    return {"displayTimeUnit": "ms", "traceEvents": events + _phases(run, history, begin)}
+
+
+def _fault(recovery: Recovery) -> list[Slice]:
+    """Detection and recovery of one fault; a fault that was not recovered has no recovery."""
+    detected = recovery.at + (recovery.detection_seconds or 0.0)
+    details = {"sentence": clean(recovery.sentence, MAX_NAME), "action": clean(recovery.action, MAX_NAME)}
+    slices: list[Slice] = [(f"detection: {clean(recovery.cause, MAX_NAME)}", recovery.at, detected, details)]
+    if recovery.recovery_seconds is not None:
+        slices.append(("recovery", detected, recovery.at + recovery.recovery_seconds, details))
+    return slices
+
+
+def _phases(run: RunDirectory, history: History, begin: float) -> list[dict[str, Any]]:
+    """The phases of ranks before each incident: timelines say when a phase was before their own time."""
+    events: list[dict[str, Any]] = []
+    ranks: set[int] = set()
+    for recovery in reversed(history.recoveries):
+        timeline = read_json(run.incidents / Path(recovery.incident or "?").name / "timeline.json")
+        if not isinstance(timeline, dict):
+            continue
+        written = recovery.at + (recovery.detection_seconds or 0.0) - _written_at(timeline)
+        for rank, spans in spans_of(timeline).items():
+            ranks.add(rank)
+            events += [
+                _slice(
+                    RUN + 1 + rank, 1, begin, one.phase,
+                    written + one.begin, written + one.end, {"open": True} if one.is_open else {},
+                )
+                for one in spans
+            ]  # fmt: skip
+        if len(events) > MOST_PHASES:
+            break
+    names = [_named("process_name", RUN + 1 + rank, 0, f"rank {rank}") for rank in sorted(ranks)]
+    return names + events[:MOST_PHASES]
+
+
+def _written_at(timeline: dict[str, Any]) -> float:
+    now = timeline.get("now")
+    return float(now) if isinstance(now, (int, float)) else 0.0
+
+
+def _named(kind: str, process: int, lane: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": lane, "args": {"name": name}}
+
+
+def _slice(
+    process: int, lane: int, origin: float, name: str, begin: float, end: float, values: dict[str, Any]
+) -> dict[str, Any]:
+    """A complete event; times in microseconds since the run began, because Perfetto loses digits of larger
+    ones.
+    """
+    return {
+        "ph": "X", "name": name, "pid": process, "tid": lane, "ts": round((begin - origin) * 1e6),
+        "dur": max(0, round((end - begin) * 1e6)), **({"args": values} if values else {}),
+    }  # fmt: skip

@@ -1,0 +1,88 @@
+"""The report of a whole run: wall time, curves, faults; small, and safe whatever a script says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+import pytest
+from support.incidents import HOSTILE
+from support.night import STEP_SECONDS, write_night
+
+from grpo_run.dashboards.reports.run_contents import read_run_report
+from grpo_run.dashboards.reports.run_page import as_html, as_json, as_markdown, wall_rows
+
+EVIL = HOSTILE + " \x1b[2J\x1b]0;taken\x07 \x00 \x9b31m \u202e | `x` [a](javascript:alert(1))"
+
+
+def test_wall_time_is_complete_and_drawn_as_a_waterfall(tmp_path: Path) -> None:
+    """Each bar begins where the one before ends, and the last one ends at the end."""
+    report = read_run_report(write_night(tmp_path, steps=100))
+    assert report.began_at is not None
+    assert report.ended_at is not None
+    assert sum(report.wall_seconds.values()) == pytest.approx(report.ended_at - report.began_at)
+    assert report.wall_seconds["productive"] == pytest.approx(100 * STEP_SECONDS)
+    assert report.wall_seconds["redone"] == pytest.approx(7 * STEP_SECONDS, abs=1)
+    rows = wall_rows(report)
+    for one, following in itertools.pairwise(rows):
+        assert one.left + one.width == pytest.approx(following.left)
+    assert rows[-1].left + rows[-1].width == pytest.approx(100)
+
+
+def test_recoveries_and_steps_done_again_are_marked(tmp_path: Path) -> None:
+    """At the steps of their curves."""
+    report = read_run_report(write_night(tmp_path, steps=100))
+    assert [(mark.step, mark.redone_from) for mark in report.marks] == [(57, 50)]
+    page = as_html(report)
+    assert page.count('class="fault"') == page.count('<rect class="redone"') == 3
+    assert [point[0] for point in report.curves["reward"]] == list(range(1, 101))
+
+
+def test_the_report_of_a_long_run_is_small_and_keeps_extremes(tmp_path: Path) -> None:
+    """100,000 steps with 300 faults: below 1 MB, made within seconds, with the one high reward."""
+    run = write_night(tmp_path, steps=100_000, faults=tuple(range(305, 99_000, 330)))
+    began = time.process_time()
+    report = read_run_report(run)
+    page = as_html(report)
+    assert time.process_time() - began < 10
+    assert len(page.encode()) < 1_000_000
+    assert len(as_json(report)) < 1_000_000
+    assert max(point[3] for point in report.curves["reward"]) > 5
+    assert all(len(points) <= 600 for points in report.curves.values())
+    assert len(report.incidents) == 200
+    assert report.omitted == 100
+
+
+def test_hostile_texts_break_no_format(tmp_path: Path) -> None:
+    """Control characters are shown as pictures; markup is escaped in the page and in Markdown."""
+    report = read_run_report(write_night(tmp_path, steps=60, sentence=EVIL + "x" * 16_000))
+    page, markdown, data = as_html(report), as_markdown(report), as_json(report)
+    for text in (page, markdown, data):
+        text.encode()
+        assert len(text) < 200_000
+        assert not {"\x1b", "\x00", "\x07", "\x9b", "\u202e"} & set(text)
+    assert "<script>" not in page
+    assert "<img" not in page
+    row = next(line for line in markdown.splitlines() if "onerror" in line)
+    assert "\\<img" in row
+    assert row.replace("\\|", "").count("|") == 9
+    assert json.loads(data)["incidents"][0]["sentence"].startswith("</script>")
+
+
+def test_the_environment_is_not_in_the_report(tmp_path: Path) -> None:
+    """Only versions of what a run records of its inputs."""
+    report = read_run_report(write_night(tmp_path, steps=60))
+    assert "SECRET" not in as_html(report) + as_json(report)
+    assert report.versions == {"torch": "2.13.0", "trl": "1.16.0"}
+
+
+def test_a_run_without_events_has_a_report(tmp_path: Path) -> None:
+    """Every section says what is missing."""
+    run = write_night(tmp_path, steps=1, faults=())
+    run.journal.write_text("")
+    page = as_html(read_run_report(run))
+    assert "Nothing has been recorded yet." in page
+    assert "Nothing has been logged." in page
+    as_markdown(read_run_report(run))
