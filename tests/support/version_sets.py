@@ -132,7 +132,9 @@ def replace_cuda(python: Path) -> None:
     names, functions = set[str](), set[str]()
     for library in libraries.glob("*.so"):
         described = call("readelf", "--dynamic", library)
-        names.update(name for name in re.findall(r"\(NEEDED\).*\[(.*)\]", described) if CUDA_LIBRARIES.match(name))
+        names.update(
+            name for name in re.findall(r"\(NEEDED\).*\[(.*)\]", described) if CUDA_LIBRARIES.match(name)
+        )
         undefined = call("nm", "--dynamic", "--undefined-only", "--format", "just-symbols", library)
         functions.update(one.split("@")[0] for one in undefined.split() if CUDA_FUNCTIONS.match(one))
     source = stub.with_suffix(".c")
@@ -170,9 +172,7 @@ class Trial:
     def launched(self, name: str, command: Sequence[str], *options: str) -> Run:
         """Return a run of the same command under grpo-run, not started."""
         words = [*options, "--nproc-per-node", "2", *command, "--output-dir", name]
-        return Run(
-            self.folder, words, name=f"run-{name}", program=(str(self.bin / "grpo-run"),), cold=True
-        )
+        return Run(self.folder, words, name=f"run-{name}", program=(str(self.bin / "grpo-run"),), cold=True)
 
     def ended(self, run: Run, *, faults: int) -> None:
         """Wait for the end of a run that must have recovered from so many faults."""
@@ -180,9 +180,8 @@ class Trial:
         found = run.events("incident")
         if len(found) != faults:
             raise Failure(f"{len(found)} incidents, not {faults}:\n{run.tail(3000)}")
-        self.off |= {
-            line.split("grpo-run: ", 1)[-1] for line in run.printed().splitlines() if " is off: " in line
-        }
+        marked = (line.partition("grpo-run: off: ")[2] for line in run.printed().splitlines())
+        self.off |= {text.split(": ")[0] for text in marked if text}
         run.close()
 
 
@@ -206,7 +205,14 @@ def jobs(trial: Trial) -> dict[str, Callable[[], str]]:
         "torchrun": plain,
         "undisturbed": lambda: supervised("undisturbed", 0),
         "killed and hung": lambda: supervised(
-            "faults", 2, "--deadline-floor", "4", "--inject", "kill@rank1:step9", "--inject", "hang@rank0:step18"
+            "faults",
+            2,
+            "--deadline-floor",
+            "4",
+            "--inject",
+            "kill@rank1:step9",
+            "--inject",
+            "hang@rank0:step18",
         ),
         "stopped": stopped,
     }
@@ -224,7 +230,14 @@ def scripts(trial: Trial) -> dict[str, Callable[[], str]]:
             "--gradient_checkpointing", "false",
         ]  # fmt: skip
         if name in ("grpo", "rloo"):
-            command += ["--reward_funcs", "letters.variety", "--num_generations", "4", "--max_completion_length", "6"]
+            command += [
+                "--reward_funcs",
+                "letters.variety",
+                "--num_generations",
+                "4",
+                "--max_completion_length",
+                "6",
+            ]
 
         def plain(name: str = name, command: list[str] = command) -> str:
             return final_weights(trial.torchrun(f"{name}-torchrun", command))
@@ -282,17 +295,16 @@ def run_set(name: str, built: Path) -> dict[str, Any]:
 
 def table() -> str:
     """Return the results as Markdown."""
-    kept = {
-        name: json.loads(path.read_text()) for name in SETS if (path := BUILD / f"{name}.json").exists()
-    }
+    kept = {name: json.loads(path.read_text()) for name in SETS if (path := BUILD / f"{name}.json").exists()}
     scenarios = ("undisturbed", "killed and hung", "stopped")
-    head = ("set", *SHOWN, *scenarios, "packages changed", "seconds", "date")
+    head = ("set", *SHOWN, *scenarios, "off", "changed by the installation", "seconds", "date")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, one in kept.items():
         results = (one["cases"][scenario]["result"].split(":")[0] for scenario in scenarios)
-        changed = ", ".join(one["changed"]) or "none"
+        notes = (", ".join(one[kind]) or "none" for kind in ("off", "changed"))
         found = (one["versions"][library] for library in SHOWN)
-        lines.append(f"| {' | '.join((name, *found, *results, changed, str(one['seconds']), one['date']))} |")
+        cells = (name, *found, *results, *notes, str(one["seconds"]), one["date"])
+        lines.append(f"| {' | '.join(cells)} |")
     lines += ["", f"| TRL | {' | '.join(TRL_SCRIPTS)} |", "|---" * (len(TRL_SCRIPTS) + 1) + "|"]
     for one in kept.values():
         if one["scripts"]:

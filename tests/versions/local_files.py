@@ -36,7 +36,11 @@ def main() -> None:
         "sft": [{"text": f"{left}={right}"} for left, right in sums],
         "dpo": [{"prompt": f"{left}=", "chosen": right, "rejected": right[::-1]} for left, right in sums],
         "kto": [
-            {"prompt": f"{left}=", "completion": right if index % 2 else right[::-1], "label": bool(index % 2)}
+            {
+                "prompt": f"{left}=",
+                "completion": right if index % 2 else right[::-1],
+                "label": bool(index % 2),
+            }
             for index, (left, right) in enumerate(sums)
         ],
         "reward": [

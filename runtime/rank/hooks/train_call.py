@@ -39,7 +39,7 @@ from grpo_run.runtime.rank.step.events import StepEvents, finish, leave
 from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.rank.step.resume import agree_on_resume, held_snapshot, resumed_directory
 from grpo_run.runtime.rank.step.step_vote import StepVote
-from grpo_run.runtime.upstream import input_gradients, trainer_names
+from grpo_run.runtime.upstream import input_gradients, tensor_files, trainer_names
 from grpo_run.runtime.upstream.patches import override_attributes
 
 
@@ -147,6 +147,8 @@ def run_train_call(
             restored = RestoredCall(trainer, session, exact, kwargs.get("ignore_keys_for_eval"))
             hooks.enter_context(restored.ended())
             hooks.enter_context(restore_renamed_weights(trainer, session.warn))
+            if str(trainer.args.device).startswith("cpu:"):
+                tensor_files.accept_numbered_cpus()
         loading = hooks.enter_context(ExitStack())
         loading.enter_context(held_snapshot(guard, resume))
         callback = GuardCallback(
