@@ -29,8 +29,8 @@ SAFETENSORS_TYPES = {
 
 
 def accept_numbered_cpus() -> None:
-    """Let `torch.load` accept the device `cpu:0`, where transformers 4 loads an optimizer on several ranks
-    without an accelerator. Torch knows only `cpu`.
+    """Let `torch.load` accept the device `cpu:0`, where older releases of transformers load an optimizer on
+    several ranks without an accelerator. Torch knows only `cpu`.
     """
     import torch
 
