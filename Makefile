@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest
 
-.PHONY: demo test test-unit test-full lint typing generated mutation bench clean
+.PHONY: demo test test-unit test-full test-versions lint typing generated mutation bench clean
 
 demo: $(STAMP)
 	$(BIN)/grpo-run demo
@@ -33,6 +33,10 @@ test-unit: $(STAMP)
 # All tests and the campaigns, which take hours: prints its plan first. Results of the last run: docs/reference/campaigns.md.
 test-full: $(STAMP) system $(EXTENSION)
 	$(PYTEST) tests -q --campaigns
+
+# Install sets of library versions from 0.26 to the newest TRL, and train one job in each: minutes a set, results kept in build/versions.
+test-versions: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -P -m support.version_sets
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

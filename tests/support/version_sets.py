@@ -1,11 +1,11 @@
 """Install sets of library versions beside grpo-run, and run one job in each: `make test-versions`.
 
-A set of `tests/versions/sets.json` is what pip installed on a date, or the lowest versions that the project's
-metadata allows. Its environment holds what the wheel asks for and no extra. In it torchrun trains a small GRPO
-job, and `grpo-run launch` trains the same undisturbed, killed, hung, and stopped and resumed; the weights must be
-equal to the last bit. Sets marked `scripts` also run TRL's own scripts, unmodified. Results are kept in
-`build/versions`, one JSON file a set; a set that has one is not run again. `python -P -m support.version_sets`
-takes names of sets; `--page` only writes the table of `docs/reference/versions.md`.
+A set of `tests/versions/sets.json` is what pip installed on a date, or the lowest versions that our metadata
+allows. Its environment holds what the wheel asks for and no extra. torchrun trains a small GRPO job in it;
+`grpo-run launch` trains it undisturbed, with a killed and a hung rank, and stopped and resumed; all must
+end in the same bits. Sets marked `scripts` also run TRL's own scripts, unmodified. Results are kept in
+`build/versions`, one JSON file a set, and a set that has one is not run again. `python -P -m
+support.version_sets` takes names of sets; `--page` only writes the tables of `docs/reference/versions.md`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ PAGE = ROOT / "docs" / "reference" / "versions.md"
 BEGIN, END = "<!-- generated: installed sets -->", "<!-- end: installed sets -->"
 UV = BUILD / "tools" / "bin" / "uv"
 CUDA_PACKAGES = re.compile(r"nvidia-(?!ml-py)|triton|cuda-")
+OWN_OR_CUDA = re.compile(f"grpo-run|{CUDA_PACKAGES.pattern}")
 CUDA_LIBRARIES = re.compile(r"lib(cu[a-z]|nccl|nvrtc|nvshmem|nvJitLink|nvToolsExt)")
 CUDA_FUNCTIONS = re.compile(r"(__)?(cu[A-Za-z]|nccl[A-Z]|nvrtc|nvshmem|nvJitLink|nvtx)")
 LIBRARIES = ("torch", "transformers", "trl", "accelerate")
@@ -77,40 +78,37 @@ def install(asked: dict[str, Any], built: Path) -> tuple[Path, dict[str, Any]]:
     """Make the environment of a set from that of the last set with the same torch.
 
     Returns:
-        Its folder, and what to keep: `versions` of all packages, and `changed`, those of the set that installing
-        the wheel changes.
+        Its folder, and what to keep: `versions` of all packages, and `changed`, those that were replaced when
+        pip installed the wheel.
     """
     torch = asked.get("torch", "2.13.0+cpu")
-    environment, lock = BUILD / "environments" / f"torch-{torch}", BUILD / "lock.txt"
+    environment = BUILD / "environments" / f"torch-{torch}"
     python = environment / "bin" / "python"
     if not python.exists():
         call(UV, "venv", "--quiet", "--python", "3.11", environment)
     wanted = [f"torch=={torch}", *LIBRARIES[1:], *asked["pins"]]
-    options = ["--find-links", "/opt/wheels"]
+    options = ["--quiet", "--python", python, "--find-links", "/opt/wheels"]
+    resolution = ["--no-header", "--no-annotate"]
     if "date" in asked:
-        options += ["--exclude-newer", asked["date"], "--exclude-newer-package", "torch=2099-01-01"]
+        resolution += ["--exclude-newer", asked["date"], "--exclude-newer-package", "torch=2099-01-01"]
     if asked.get("lowest"):
         wanted.append(f"grpo-run @ {built.as_uri()}")
-        options += ["--resolution", "lowest-direct"]
-    (BUILD / "wanted.txt").write_text("\n".join(wanted))
-    found = call(UV, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python", python, *options,
-                 BUILD / "wanted.txt")  # fmt: skip
-    lock.write_text("".join(f"{line}\n" for line in found.splitlines() if not CUDA_PACKAGES.match(line)))
-    call(UV, "pip", "sync", "--quiet", "--python", python, "--find-links", "/opt/wheels", lock)
+        resolution += ["--resolution", "lowest-direct"]
+    (file := BUILD / "wanted.txt").write_text("\n".join(wanted))
+    resolved = call(UV, "pip", "compile", *options, *resolution, file).splitlines()
+    file.write_text("".join(f"{line}\n" for line in resolved if not CUDA_PACKAGES.match(line)))
+    call(UV, "pip", "sync", *options, file)
     if "+cpu" not in torch:
         replace_cuda(python)
     before = versions(python)
-    planned = json.loads(call(
-        sys.executable, "-m", "pip", "--python", python, "install", "--dry-run", "--quiet", "--report", "-", built
-    ))  # fmt: skip
-    names = {one["metadata"]["name"].lower().replace("_", "-") for one in planned["install"]}
-    needed = [
-        f"{one['metadata']['name']}=={one['metadata']['version']}"
-        for one in planned["install"]
-        if not CUDA_PACKAGES.match(one["metadata"]["name"]) and one["metadata"]["name"] != "grpo-run"
-    ]
-    call(UV, "pip", "install", "--quiet", "--no-deps", "--python", python, *needed, built)
-    changed = sorted((names & before.keys()) - {"grpo-run"})
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet")
+    planned = json.loads(call(*pip, "--dry-run", "--report", "-", built))["install"]
+    needed = {
+        one["metadata"]["name"].lower().replace("_", "-"): one["metadata"]["version"] for one in planned
+    }
+    pinned = [f"{name}=={version}" for name, version in needed.items() if not OWN_OR_CUDA.match(name)]
+    call(UV, "pip", "install", "--no-deps", *options, *pinned, built)
+    changed = sorted((needed.keys() & before.keys()) - {"grpo-run"})
     return environment, {"versions": versions(python), "changed": changed}
 
 
@@ -129,17 +127,19 @@ def replace_cuda(python: Path) -> None:
     libraries = next((python.parents[1] / "lib").glob("python*/site-packages/torch/lib"))
     if (stub := libraries / "no_cuda.so").exists():
         return
-    names, functions = set[str](), set[str]()
+    names, functions = set[str](), set[tuple[str, str]]()
     for library in libraries.glob("*.so"):
-        described = call("readelf", "--dynamic", library)
-        names.update(
-            name for name in re.findall(r"\(NEEDED\).*\[(.*)\]", described) if CUDA_LIBRARIES.match(name)
-        )
-        undefined = call("nm", "--dynamic", "--undefined-only", "--format", "just-symbols", library)
-        functions.update(one.split("@")[0] for one in undefined.split() if CUDA_FUNCTIONS.match(one))
-    source = stub.with_suffix(".c")
-    source.write_text("".join(f"int {name}(void) {{ return 100; }}\n" for name in sorted(functions)))
-    call("cc", "-shared", "-fPIC", "-w", "-fno-builtin", "-o", stub, source)
+        needed = re.findall(r"\(NEEDED\).*\[(.*)\]", call("readelf", "--dynamic", library))
+        names.update(name for name in needed if CUDA_LIBRARIES.match(name))
+        undefined = call("nm", "--dynamic", "--undefined-only", "--format", "just-symbols", library).split()
+        functions.update(one.partition("@")[::2] for one in undefined if CUDA_FUNCTIONS.match(one))
+    source, script = stub.with_suffix(".c"), stub.with_suffix(".map")
+    source.write_text("".join(f"int {name}(void) {{ return 100; }}\n" for name, _ in sorted(functions)))
+    versions = {version: [] for _, version in functions if version}
+    for name, version in functions:
+        versions.get(version, []).append(f"{name};")
+    script.write_text("".join(f"{version} {{ {' '.join(found)} }};\n" for version, found in versions.items()))
+    call("cc", "-shared", "-fPIC", "-w", "-fno-builtin", f"-Wl,--version-script={script}", "-o", stub, source)
     for name in names:
         if not (libraries / name).exists():
             (libraries / name).symlink_to(stub.name)
@@ -224,20 +224,15 @@ def scripts(trial: Trial) -> dict[str, Callable[[], str]]:
     found: dict[str, Callable[[], str]] = {}
     for name in TRL_SCRIPTS:
         command = [
-            "-m", f"trl.scripts.{name}", "--model_name_or_path", "scorer" if name == "reward" else "model", "--dataset_name", f"data/{name}",
+            "-m", f"trl.scripts.{name}", "--dataset_name", f"data/{name}",
+            "--model_name_or_path", "scorer" if name == "reward" else "model",
             "--max_steps", str(TRL_SCRIPT_STEPS), "--save_steps", "2", "--per_device_train_batch_size", "4",
             "--learning_rate", "1e-3", "--report_to", "none", "--use_cpu", "--bf16", "false",
             "--gradient_checkpointing", "false",
         ]  # fmt: skip
         if name in ("grpo", "rloo"):
-            command += [
-                "--reward_funcs",
-                "letters.variety",
-                "--num_generations",
-                "4",
-                "--max_completion_length",
-                "6",
-            ]
+            command += ["--reward_funcs", "letters.variety", "--num_generations", "4"]
+            command += ["--max_completion_length", "6"]
 
         def plain(name: str = name, command: list[str] = command) -> str:
             return final_weights(trial.torchrun(f"{name}-torchrun", command))
