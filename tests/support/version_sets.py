@@ -197,7 +197,7 @@ def jobs(trial: Trial) -> dict[str, Callable[[], str]]:
         return final_weights(trial.folder / name)
 
     def stopped() -> str:
-        run = trial.launched("stopped", JOB).stopped(after=11)
+        run = trial.launched("stopped", JOB).stopped(after=3)
         trial.ended(run.start(), faults=0)
         return final_weights(trial.folder / "stopped")
 
@@ -212,7 +212,7 @@ def jobs(trial: Trial) -> dict[str, Callable[[], str]]:
             "--inject",
             "kill@rank1:step9",
             "--inject",
-            "hang@rank0:step18",
+            "hang@rank0:step17",
         ),
         "stopped": stopped,
     }
