@@ -131,10 +131,10 @@ def check_available(feature: Feature) -> None:
         )
 
 
-def off_text(feature: Feature, missing: list[str], trainer: Any) -> str:
+def off_text(feature: Feature, missing: list[str]) -> str:
     """Return the warning that a feature is off, and for want of what."""
-    installed = " and ".join(f"{name} {version(name)}" for name in ("trl", "transformers"))
-    return f"off: {feature.text}: {type(trainer).__name__} of {installed} lacks {', '.join(missing)}"
+    installed = ", ".join(f"{name} {version(name)}" for name in ("trl", "transformers"))
+    return f"off: {feature.text}, which needs {', '.join(missing)} (installed: {installed})"
 
 
 def _has(need: str, trainer: Any) -> bool:

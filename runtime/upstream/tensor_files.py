@@ -6,6 +6,7 @@ Used by `runtime/rank/saving`.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,6 +55,21 @@ def without_checksums() -> Iterator[None]:
         yield
     finally:
         torch.serialization.set_crc32_options(computes)
+
+
+@functools.cache
+def accept_numbered_cpus() -> None:
+    """Let `torch.load` take `cpu:0` as a place, once for this process.
+
+    accelerate numbers the CPU like any device, and older releases of transformers load the optimizer of
+    several ranks to the numbered one, which torch refuses.
+    """
+    import torch
+
+    def restored(storage: Any, location: str) -> Any:
+        return storage if location.startswith("cpu:") else None
+
+    torch.serialization.register_package(100, lambda storage: None, restored)
 
 
 def is_library_function(function: Any) -> bool:

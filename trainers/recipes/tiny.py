@@ -55,7 +55,14 @@ def learned_tokenizer(texts: Sequence[str], vocabulary: int = 2048) -> PreTraine
 def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, padding_side="left"
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        padding_side="left",
+        model_input_names=[
+            "input_ids",
+            "attention_mask",
+        ],  # transformers 4 adds types, which no model here takes
     )
 
 

@@ -189,6 +189,7 @@ def check_trainer(session: Session, trainer: Any) -> None:
 
 def _warn_of_features(session: Session, trainer: Any) -> None:
     """Name each feature that would act on this trainer, and is off because the release lacks a name."""
+    warn = session.warn if session.settings.attempt == 0 else session.warn_in_journal
     concerned = [EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING]
     if session.config.generation:
         concerned.append(CAPS)
@@ -196,4 +197,4 @@ def _warn_of_features(session: Session, trainer: Any) -> None:
         concerned.append(TOOLS)
     for feature in concerned:
         if missing := list(lacking(feature, trainer)):
-            session.warn(off_text(feature, missing, trainer))
+            warn(off_text(feature, missing))

@@ -144,6 +144,7 @@ def run_train_call(
         resumed_from = resumed_directory(resume.argument, call)
         restored = None
         if resumed_from is not None:
+            tensor_files.accept_numbered_cpus()
             restored = RestoredCall(trainer, session, exact, kwargs.get("ignore_keys_for_eval"))
             hooks.enter_context(restored.ended())
             hooks.enter_context(restore_renamed_weights(trainer, session.warn))
