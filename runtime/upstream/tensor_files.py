@@ -29,19 +29,6 @@ SAFETENSORS_TYPES = {
 """Torch's dtypes and safetensors' names for them, in the order in which safetensors stores them in a file."""
 
 
-def accept_numbered_cpus() -> None:
-    """Let `torch.load` accept the device `cpu:0`, where older releases of transformers load an optimizer on
-    several ranks without an accelerator. Torch knows only `cpu`.
-    """
-    import torch
-
-    torch.serialization.register_package(
-        15,  # between torch's own for CPU and CUDA
-        lambda storage: None,
-        lambda storage, location: storage if location.startswith("cpu:") else None,
-    )
-
-
 @contextlib.contextmanager
 def without_checksums() -> Iterator[None]:
     """Within the block, `torch.save` writes no CRC-32 of records, which take most of its time. `torch.load`

@@ -122,8 +122,9 @@ class RestoredCall:
             return
         self._exact.load_rng()
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, state, trainer.control)
-        pending = getattr(trainer, trainer_names.PENDING_LOSS, None)
-        if pending is None:  # a local variable of the loop before transformers 5.3: better no line than 0
+        if hasattr(trainer, trainer_names.PENDING_LOSS):
+            pending = getattr(trainer, trainer_names.PENDING_LOSS)
+        else:  # a local variable of the loop before transformers 5.3: better no line than one of 0
             pending, trainer.control.should_log = torch.zeros((), device=trainer.args.device), False
         getattr(trainer, trainer_names.AFTER_STEP)(
             pending, None, trainer.model_wrapped, None, state.epoch, self._ignore_keys, time.time()

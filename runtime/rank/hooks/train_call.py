@@ -148,8 +148,6 @@ def run_train_call(
             restored = RestoredCall(trainer, session, exact, kwargs.get("ignore_keys_for_eval"))
             hooks.enter_context(restored.ended())
             hooks.enter_context(restore_renamed_weights(trainer, session.warn))
-            if str(trainer.args.device).startswith("cpu:"):
-                tensor_files.accept_numbered_cpus()
         loading = hooks.enter_context(ExitStack())
         loading.enter_context(held_snapshot(guard, resume))
         callback = GuardCallback(
