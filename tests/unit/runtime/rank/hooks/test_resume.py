@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,49 @@ def test_skipping_training_takes_no_step() -> None:
         assert trainer._run_epoch() is None  # type: ignore[func-returns-value]
         assert trainer.control.should_training_stop
     assert trainer._run_epoch() == "trained"
+
+
+class LoopTrainer:
+    """A trainer whose epochs are a part of `train`, as before transformers 5.3."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+        self.control = SimpleNamespace(should_training_stop=False)
+        self.callback_handler = SimpleNamespace(on_epoch_begin=self._event, on_epoch_end=self._event)
+
+    def _event(self, *args: Any) -> Any:
+        self.called.append("event")
+        return self.control
+
+    def get_batch_samples(self, *args: Any) -> tuple[list[str], int]:
+        """Return the batches of one step."""
+        return ["batch"], 1
+
+    def _maybe_log_save_evaluate(self, *args: Any) -> None:
+        self.called.append("log, evaluate, save")
+
+    def train(self) -> None:
+        """Run epochs."""
+        self.control = self.callback_handler.on_epoch_begin(None, None, self.control)
+        random.random()  # an iterator of the data loader draws its seed
+        batches, _ = self.get_batch_samples(None, 1, None)
+        self.called += batches
+        self.control = self.callback_handler.on_epoch_end(None, None, self.control)
+        self._maybe_log_save_evaluate(None)
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_an_epoch_inside_a_loop_is_skipped_without_a_trace(over: bool) -> None:
+    """No batch, no event, and the random numbers that follow are the same; a call that is not over trains."""
+    trainer, before = LoopTrainer(), random.getstate()
+    with epochs_skipped(trainer, lambda: over):
+        trainer.train()
+    assert trainer.called == ([] if over else ["event", "batch", "event", "log, evaluate, save"])
+    assert trainer.control.should_training_stop is over
+    assert (random.getstate() == before) is over
+    trainer.called.clear()
+    trainer.train()
+    assert trainer.called == ["event", "batch", "event", "log, evaluate, save"]
 
 
 @pytest.mark.parametrize(
