@@ -181,7 +181,7 @@ class Trial:
         if len(found) != faults:
             raise Failure(f"{len(found)} incidents, not {faults}:\n{run.tail(3000)}")
         marked = (line.partition("grpo-run: off: ")[2] for line in run.printed().splitlines())
-        self.off |= {text.split(": ")[0] for text in marked if text}
+        self.off |= {text.split(", which needs")[0] for text in marked if text}
         run.close()
 
 
@@ -278,7 +278,7 @@ def run_set(name: str, built: Path) -> dict[str, Any]:
     asked, began, folder = SETS[name], time.monotonic(), BUILD / "runs" / name
     shutil.rmtree(folder, ignore_errors=True)
     environment, kept = install(asked, built)
-    kept["date"] = date.today().isoformat()
+    kept |= {"date": date.today().isoformat(), "commit": call("git", "rev-parse", "--short", "HEAD").strip()}
     print(name, *(f"{one} {kept['versions'].get(one)}" for one in SHOWN), flush=True)
     trial = Trial(environment, folder)
     kept["cases"] = results(jobs(trial))
@@ -292,13 +292,13 @@ def table() -> str:
     """Return the results as Markdown."""
     kept = {name: json.loads(path.read_text()) for name in SETS if (path := BUILD / f"{name}.json").exists()}
     scenarios = ("undisturbed", "killed and hung", "stopped")
-    head = ("set", *SHOWN, *scenarios, "off", "changed by the installation", "seconds", "date")
+    head = ("set", *SHOWN, *scenarios, "off", "changed by the installation", "seconds", "date, commit")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, one in kept.items():
         results = (one["cases"][scenario]["result"].split(":")[0] for scenario in scenarios)
         notes = (", ".join(one[kind]) or "none" for kind in ("off", "changed"))
         found = (one["versions"][library] for library in SHOWN)
-        cells = (name, *found, *results, *notes, str(one["seconds"]), one["date"])
+        cells = (name, *found, *results, *notes, str(one["seconds"]), f"{one['date']}, {one['commit']}")
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", f"| TRL | {' | '.join(TRL_SCRIPTS)} |", "|---" * (len(TRL_SCRIPTS) + 1) + "|"]
     for one in kept.values():
