@@ -1,4 +1,4 @@
-"""Write what TRL's own scripts need without a network: two tiny models, data sets, and a reward function.
+"""Write what TRL's own scripts need without a network: tiny models, data sets, and a reward function.
 
 `tests/support/version_sets.py` calls it in each set's environment, because a release of transformers may not
 read the files of a later one. Writes into the working directory.
@@ -28,7 +28,8 @@ def main() -> None:
     policy = tiny.model(len(tokenizer), 11)
     policy.config.num_labels = 1
     scorer = Qwen2ForSequenceClassification(policy.config)
-    for name, model in (("model", policy), ("scorer", scorer)):
+    teacher = tiny.model(len(tokenizer), 12)
+    for name, model in (("model", policy), ("scorer", scorer), ("teacher", teacher)):
         model.save_pretrained(name)
         tokenizer.save_pretrained(name)
     sums = [text.split("=") for text in tiny.texts(96)["text"]]
@@ -48,7 +49,7 @@ def main() -> None:
         ],
         "grpo": [{"prompt": f"{left}="} for left, _ in sums],
     }
-    rows["rloo"] = rows["grpo"]
+    rows["rloo"] = rows["distillation"] = rows["grpo"]
     for name, lines in rows.items():
         folder = Path("data", name)
         folder.mkdir(parents=True)
