@@ -19,6 +19,7 @@ from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.files import replace_file, write_json
 from grpo_run.runtime.upstream.features import MEMORY_EXPERIMENT, check_available
+from grpo_run.runtime.upstream.versions import check_extra
 from grpo_run.trainers.rloo.comparison import Measurement, name_of, saving, settings_for, split_saving
 from grpo_run.trainers.rloo.switches import METHODS, Switches
 
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         for name in ("vocabulary", "completion_tokens", "prompts", "steps", "limit_bytes")
         if getattr(options, name) is not None
     ]
+    check_extra("grpo-run bench memory", "matplotlib")
     check_available(MEMORY_EXPERIMENT)
     options.out.mkdir(parents=True, exist_ok=True)
     measured = []

@@ -163,7 +163,7 @@ def _report(run: RunDirectory, out: Path, code: int, killed_after: int | None, s
         "goodput", "unknown" if goodput is None else f"{goodput:.0%} (start-up and imports included)"
     )
     table.add_row("duration of the demo", f"{seconds:.0f} s")
-    table.add_row("plot", str(plot))
+    table.add_row("plot", str(drawn.path or "not drawn: pip install 'grpo-run[plots]'"))
     table.add_row("journal, logs, incident", str(run.path))
     console.print(table)
     return 0 if len(recovered) == 1 else 1

@@ -25,7 +25,7 @@ from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.files import replace_file
 from grpo_run.runtime.planning.job import MAX_TOKENS, Job
 from grpo_run.runtime.upstream.features import PLAN, check_available
-from grpo_run.runtime.upstream.versions import untested_versions
+from grpo_run.runtime.upstream.versions import check_extra, untested_versions
 
 if TYPE_CHECKING:
     from grpo_run.runtime.planning.prediction import Predictor
@@ -232,6 +232,7 @@ def _plot_path(name: str) -> Path:
     Raises:
         UsageError: the name does not end in .svg, or there is no such folder.
     """
+    check_extra("--plot", "matplotlib")
     path = Path(name)
     if path.suffix != ".svg":
         raise UsageError(f"--plot {name!r}: expected a file name that ends in .svg")

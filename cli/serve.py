@@ -13,6 +13,7 @@ from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory
 from grpo_run.runtime.registry import token_file
+from grpo_run.runtime.upstream.versions import check_extra
 
 DEFAULT_ADDRESS = "127.0.0.1:9480"
 LOWEST_NICENESS = 19
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         help=f"where to listen, or the next free port (default: {DEFAULT_ADDRESS})",
     )
     options = parser.parse_args(arguments)
+    check_extra("grpo-run serve", "starlette", "uvicorn")
 
     import uvicorn
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.serve import find, yield_to_training
+from grpo_run.runtime.upstream.versions import check_extra
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         feed.poll()
         print_once(feed.shown)
         return 0
+    check_extra("grpo-run top", "textual")
     yield_to_training()
     make_app(RunList(root, run), key_of(run.path), RunFeed(run)).run()
     return 0

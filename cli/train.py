@@ -13,6 +13,7 @@ from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.launching.options import OptionWords, build_parser
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.run_directory import default_run_id
+from grpo_run.runtime.upstream.versions import check_extra
 from grpo_run.trainers.recipes.recipe import load_recipe, packaged_recipes
 
 MODULE = "grpo_run.trainers.recipes"
@@ -23,8 +24,10 @@ def main(arguments: Sequence[str]) -> int:
     _help_parser().parse_args([word for word in arguments if word in ("-h", "--help")][:1] or ["recipe"])
     words = OptionWords(build_parser(), extra=("--set",))
     name, overrides, options = split(arguments, words)
-    guards = load_recipe(name, overrides).guards
-    return launch.main(launch_arguments(name, overrides, options, guards=guards))
+    recipe = load_recipe(name, overrides)
+    if recipe.memgen is not None:
+        check_extra(f"the recipe {name}", "peft")
+    return launch.main(launch_arguments(name, overrides, options, guards=recipe.guards))
 
 
 def split(arguments: Sequence[str], words: OptionWords) -> tuple[str, list[str], list[str]]:

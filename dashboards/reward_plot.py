@@ -21,6 +21,7 @@ from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import replace_file
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Recovery
+from grpo_run.runtime.upstream.versions import is_installed
 from grpo_run.watchdog.text import counted
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ STYLE = {
 class Summary:
     """The numbers in the picture. Mean rewards are over the first and last `compared_steps` logged steps."""
 
-    path: Path
+    path: Path | None
     steps: int
     compared_steps: int
     first_reward: float
@@ -101,7 +102,7 @@ def recovery_label(recoveries: Sequence[Recovery]) -> str:
 
 
 def draw_run(records: Iterable[dict[str, Any]], path: Path) -> Summary:
-    """Draw the records of a journal into a PNG and return a summary.
+    """Draw the records of a journal into a PNG and return a summary; nothing is drawn without matplotlib.
 
     Args:
         records: the journal, as `runtime.history.journal.read_journal` yields it.
@@ -110,9 +111,6 @@ def draw_run(records: Iterable[dict[str, Any]], path: Path) -> Summary:
     Raises:
         RunDirectoryError: the journal has no rewards, or the picture cannot be written.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     curves, history = RunCurves(), History()
     for record in records:
         history.apply(record)
@@ -123,13 +121,19 @@ def draw_run(records: Iterable[dict[str, Any]], path: Path) -> Summary:
         raise RunDirectoryError("the journal has no rewards to draw; no GRPO step has been logged yet")
     compared = min(COMPARED_STEPS, len(steps))
     summary = Summary(
-        path=path,
+        path=path if is_installed("matplotlib") else None,
         steps=int(steps[-1]),
         compared_steps=compared,
         first_reward=float(rewards[:compared].mean()),
         last_reward=float(rewards[-compared:].mean()),
         recoveries=len(history.recoveries),
     )
+    if summary.path is None:
+        return summary
+
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     content = io.BytesIO()
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 6.0), dpi=160)

@@ -3,8 +3,8 @@
     GrpoRunError
     ├── UsageError(ValueError)        the user can correct it; exit code 2, one line, nothing is lost
     │   ├── ConfigError               a setting, a recipe or a configuration file is wrong
-    │   ├── RunDirectoryError         the run directory cannot be used, or is in use
-    │   └── MissingPackageError       a package that a command needs is not installed (names what to install)
+    │   │   └── MissingPackageError   a package that a command needs is not installed (names what to install)
+    │   └── RunDirectoryError         the run directory cannot be used, or is in use
     ├── ConsensusError                ranks disagree where they must agree (names the ranks and the values)
     ├── CheckpointError               a checkpoint is incomplete or damaged (names the file and the reason)
     ├── RewardError                   no reward of many rollouts in a row was valid
@@ -52,7 +52,7 @@ class RunDirectoryError(UsageError):
     """The run directory cannot be read or written, or a live supervisor owns it."""
 
 
-class MissingPackageError(UsageError):
+class MissingPackageError(ConfigError):
     """A package that a command needs is not installed."""
 
 

@@ -9,10 +9,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning.job import NAMED_OPTIMIZERS, TRACED_OPTIMIZERS, Job
 from grpo_run.runtime.upstream import rollout_names
 from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream.versions import check_extra
 
 _ROWS = 8
 """Rows of the dataset that the trainer is given; none of them is read."""
@@ -129,14 +129,13 @@ def adapters(job: Job) -> Any:
     """Return peft's configuration of a job's adapters; None without them.
 
     Raises:
-        ConfigError: peft is not installed.
+        MissingPackageError: peft is not installed.
     """
     if not job.lora_rank:
         return None
-    try:
-        from peft import LoraConfig
-    except ImportError:
-        raise ConfigError("LoRA is predicted by peft, which is not installed: pip install peft") from None
+    check_extra("the prediction of LoRA", "peft")
+    from peft import LoraConfig
+
     targets: Any = list(job.lora_targets) or None
     return LoraConfig(
         r=job.lora_rank,

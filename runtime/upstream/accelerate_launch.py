@@ -20,6 +20,7 @@ from typing import Any, Final
 import yaml
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.upstream.versions import check_extra
 
 SET_BY_ELASTIC: Final = frozenset(
     {
@@ -126,12 +127,12 @@ def check_deepspeed(path: Path, environment: Mapping[str, str]) -> None:
     """Let accelerate read the DeepSpeed settings as a rank would, before any rank starts.
 
     Raises:
+        MissingPackageError: DeepSpeed is not installed.
         ConfigError: the settings contradict each other, or the DeepSpeed file is not valid.
     """
-    from accelerate.utils import DeepSpeedPlugin, is_deepspeed_available, patch_environment
+    check_extra(f"{path}: distributed_type DEEPSPEED", "deepspeed")
+    from accelerate.utils import DeepSpeedPlugin, patch_environment
 
-    if not is_deepspeed_available():
-        raise ConfigError(f"{path}: distributed_type DEEPSPEED, but DeepSpeed is not installed")
     names = {name: value for name, value in environment.items() if name.startswith("ACCELERATE_")}
 
     def build() -> None:

@@ -1,13 +1,15 @@
-"""The tested versions of torch, transformers, TRL and accelerate, and what is installed.
+"""The tested versions of torch, transformers, TRL and accelerate, what is installed, and optional packages.
 
-Called by `cli` before a launch or a plan. Installation has lower bounds only (`pyproject.toml`); what works
-with a version inside them is found by name, see `features.py`. Imports none of the libraries.
+Called by `cli` before a launch or a plan, and by commands that need a package of an extra. Installation has
+lower bounds only (`pyproject.toml`); what works with a version inside them is found by name, see
+`features.py`. Imports none of the libraries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Final
 
 from packaging.version import Version
@@ -21,6 +23,33 @@ TESTED: Final[Mapping[str, tuple[str, str]]] = {
     "accelerate": ("1.15", "1.15"),
 }
 """Oldest and newest minor release of each library that runs have been tested with."""
+
+
+EXTRAS: Final = {
+    "deepspeed": "deepspeed", "matplotlib": "plots", "peft": "peft", "starlette": "pages",
+    "textual": "pages", "uvicorn": "pages",
+}  # fmt: skip
+"""By module, the extra of this project that installs it."""
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module could be imported; imports nothing."""
+    return find_spec(module) is not None
+
+
+def check_extra(purpose: str, *modules: str) -> None:
+    """Check that the packages of an extra are installed.
+
+    Args:
+        purpose: what needs them, as the subject of a sentence.
+        modules: keys of `EXTRAS`.
+
+    Raises:
+        MissingPackageError: one is not; the line says what to install.
+    """
+    for module in modules:
+        if not is_installed(module):
+            raise MissingPackageError(f"{purpose} needs {module}: pip install 'grpo-run[{EXTRAS[module]}]'")
 
 
 def untested_versions() -> list[str]:

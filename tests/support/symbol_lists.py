@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo_run.runtime.upstream import memory_names, rollout_names, trainer_names
+from grpo_run.runtime.upstream import input_gradients, memory_names, rollout_names, trainer_names
 from grpo_run.runtime.upstream.features import FEATURES, Feature
 
 FILE = Path(__file__).parents[1] / "unit" / "runtime" / "upstream" / "symbols.json"
@@ -48,8 +48,8 @@ WATCHED: dict[str, tuple[str, ...]] = {
     "transformers.integrations.integration_utils:TensorBoardCallback": (trainer_names.SUMMARY_WRITER,),
     "transformers.modeling_utils:PreTrainedModel": (
         "enable_input_require_grads", "disable_input_require_grads", "from_pretrained", "_from_config",
+        input_gradients.HANDLE,
     ),
-    "transformers.modeling_utils:EmbeddingAccessMixin": (),
     "transformers.training_args": ("is_torch_bf16_gpu_available",),
     "transformers.generation.utils:GenerationMixin": ("generate",),
     "trl.trainer.grpo_trainer": (trainer_names.PARSE_RESPONSE,),

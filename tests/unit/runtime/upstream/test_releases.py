@@ -1,0 +1,141 @@
+"""Every supported release of the libraries has the names that we rely on, or a feature is off.
+
+From the list of `support/symbol_lists.py`, without installing anything. torch is left out: its private names
+are checked in the installed release only.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import inspect
+from importlib import import_module
+
+import pytest
+from packaging.version import Version
+from support import symbol_lists
+from support.symbol_lists import BEHAVIOURS, MINORS, WATCHED, is_on, parameters_in, place_of
+
+from grpo_run.runtime.upstream import rollout_names, trainer_names
+from grpo_run.runtime.upstream.features import FEATURES, PLAN, SAMPLE_MASKING
+
+WITH_DEFAULT = {
+    trainer_names.RUN_EPOCH: "before transformers 5.3 epochs are skipped in another way",
+    trainer_names.FIRST_STEP: "before transformers 5.19 nothing is subtracted from the steps of a call",
+    rollout_names.PAD_TO: "before TRL 1.0 rows are padded to the longest",
+    rollout_names.EOS_TOKENS: "before TRL 1.14 there is one token, of the trainer",
+    rollout_names.EOS_TOKEN: "from TRL 1.3 on it is the tokenizer's",
+    rollout_names.TOKENIZER: "before TRL 1.3 the trainer has the token itself",
+    trainer_names.ENVIRONMENTS: "before TRL 1.8 there is a list",
+    trainer_names.ENVIRONMENT_LIST: "before TRL 0.29 there are no environments",
+    "_pending_extra_logs": "before TRL 1.0 reward functions log nothing",
+    "_pending_metrics": "before TRL 1.0 reward functions log nothing",
+    "vllm_generation": "before TRL 0.28 there is no such object, and caps are off",
+    "VLLMGeneration": "before TRL 0.28 there is no such module, and no engine to leave out",
+    rollout_names.LOSS_IS_SCALED: "without it, micro-batches are not split",
+    "split_pixel_values_by_grid": "imported for images only",
+    "unsplit_pixel_values_by_grid": "imported for images only",
+}
+"""Names that are looked up with a default, and what follows where they are missing."""
+
+
+def owned(place: str, name: str, library: str, minor: str) -> bool:
+    """Whether a feature is off in a release that needs the name, or names that it comes with."""
+    return any(
+        not is_on(feature, library, minor)
+        and (
+            name in feature.set_later
+            or (place, name)
+            in [place_of(need, kind) for kind, needs in feature.needs.items() for need in needs]
+        )
+        for feature in FEATURES
+    )
+
+
+@pytest.mark.parametrize("place", WATCHED)
+def test_a_name_is_in_every_release_or_a_feature_is_off(place: str) -> None:
+    library = place.partition(".")[0]
+    missing = [
+        f"{library} {minor}: {name}"
+        for minor in MINORS[library]
+        for name in WATCHED[place]
+        if parameters_in(library, minor, place, name) is None
+        and name not in WITH_DEFAULT
+        and not owned(place, name, library, minor)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("behaviour", [one for one in BEHAVIOURS if ">=" not in one])
+def test_a_behaviour_is_in_every_release(behaviour: str) -> None:
+    (library,) = {place.partition(".")[0] for place in (BEHAVIOURS[behaviour][0],)}
+    assert [
+        one for one in MINORS[library] if parameters_in(library, one, "behaviour", behaviour) is None
+    ] == []
+
+
+@pytest.mark.parametrize("behaviour", [one for one in BEHAVIOURS if ">=" in one])
+def test_a_behaviour_begins_with_the_release_that_the_table_names(behaviour: str) -> None:
+    """At run time only the version is compared."""
+    library, _, first = behaviour.partition(">=")
+    for minor in MINORS[library]:
+        there = parameters_in(library, minor, "behaviour", behaviour) is not None
+        assert there == (Version(minor) >= Version(first)), minor
+
+
+def test_every_need_of_a_feature_is_watched() -> None:
+    for feature in FEATURES:
+        for kind, needs in feature.needs.items():
+            for need in needs:
+                place, name = place_of(need, kind)
+                assert name in (BEHAVIOURS if place == "behaviour" else WATCHED[place]), need
+
+
+def test_a_feature_that_no_release_has_would_be_found() -> None:
+    """The list tells releases apart."""
+    assert [one for one in MINORS["trl"] if is_on(PLAN, "trl", one)] == ["1.16"]
+    assert not is_on(SAMPLE_MASKING, "trl", "1.5")
+    assert is_on(SAMPLE_MASKING, "trl", "1.6")
+
+
+def test_every_name_of_a_trainer_is_watched() -> None:
+    """A new name in the two modules must be added to the list."""
+    watched = {name for names in WATCHED.values() for name in names}
+    no_attribute = {
+        trainer_names.INTERNAL_SAVE,  # an argument of `save_model`
+        *("completion_mask", "tool_mask", "num_items_in_batch", "old_logps", "advantages", "completion_ids"),
+        *("prompt_ids", "frac_reward_zero_std"),  # keys of a rollout, and of what is logged
+    }
+    names = {
+        value
+        for module in (trainer_names, rollout_names)
+        for constant, value in vars(module).items()
+        if constant.isupper() and isinstance(value, str)
+    }
+    assert names - no_attribute - watched == set()
+
+
+@pytest.mark.parametrize("place", [one for one in WATCHED if ":" in one])
+def test_the_list_says_of_the_installed_release_what_it_has(place: str) -> None:
+    """Parameters that were read from the source are those of the function."""
+    module, _, name = place.partition(":")
+    library = module.partition(".")[0]
+    minor = ".".join(importlib.metadata.version(library).split(".")[:2])
+    owner = getattr(import_module(module), name)
+    for watched, function in vars(owner).items():
+        written = parameters_in(library, minor, place, watched)
+        if written and inspect.isfunction(function):
+            (parsed,) = ast.parse(f"def parsed({written}): ...").body
+            assert isinstance(parsed, ast.FunctionDef)
+            names = [one.arg for one in ast.walk(parsed.args) if isinstance(one, ast.arg)]
+            assert set(names) == set(inspect.signature(inspect.unwrap(function)).parameters), watched
+
+
+def test_the_page_has_the_table() -> None:
+    """`python -P -m support.symbol_lists` writes it."""
+    text = symbol_lists.PAGE.read_text(encoding="utf-8")
+    assert symbol_lists.page(text) == text
+
+
+def test_the_list_is_small() -> None:
+    assert symbol_lists.FILE.stat().st_size < 200_000
