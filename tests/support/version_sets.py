@@ -2,9 +2,9 @@
 
 A set of `tests/versions/sets.json` is what pip installed on a date, or the lowest versions that our metadata
 allows. Its environment holds what the wheel asks for and no extra. torchrun trains a small GRPO job in it;
-`grpo-run launch` trains it undisturbed, with a killed and a hung rank, and stopped and resumed; all must
-end in the same bits. Sets marked `scripts` run TRL's own scripts instead, unmodified, with a killed rank. Results are kept in
-`build/versions`, one JSON file a set, and a set that has one is not run again. `python -P -m
+`grpo-run launch` trains it undisturbed, with a killed and a hung rank, and stopped and resumed; all must end
+in the same bits. Sets marked `scripts` run TRL's own scripts instead, unmodified, with a killed rank. Results
+are kept in `build/versions`, one JSON file a set, and a set that has one is not run again. `python -P -m
 support.version_sets` takes names of sets; `--page` only writes the tables of `docs/reference/versions.md`.
 """
 
@@ -309,7 +309,7 @@ def table() -> str:
             continue
         rows.append((
             name, *(kept["versions"][library] for library in SHOWN), *(results[one] for one in SCENARIOS),
-            ", ".join(kept["off"]) or "none", ", ".join(kept["changed"]) or "none", str(kept["seconds"]),
+            "; ".join(kept["off"]) or "none", ", ".join(kept["changed"]) or "none", str(kept["seconds"]),
             f"{kept['date']}, {kept['commit']}",
         ))  # fmt: skip
     return "\n\n".join(
