@@ -4,8 +4,8 @@ A set of `tests/versions/sets.json` is what pip installed on a date, or the lowe
 allows. Its environment holds what the wheel asks for and no extra. torchrun trains a small GRPO job in it;
 `grpo-run launch` trains it undisturbed, with a killed and a hung rank, and stopped and resumed; all must end
 in the same bits. Sets marked `scripts` run TRL's own scripts instead, unmodified, with a killed rank. Results
-are kept in `build/versions`, one JSON file a set, and a set that has one is not run again. `python -P -m
-support.version_sets` takes names of sets; `--page` only writes the tables of `docs/reference/versions.md`.
+are kept in `build/versions`, one JSON file a set; a set that was equal is not run again. `python -P -m
+support.version_sets` takes names of sets; with `--page` it writes the tables of `docs/reference/versions.md`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,8 @@ CUDA_FUNCTIONS = re.compile(r"(__)?(cu[A-Za-z]|nccl[A-Z]|nvrtc|nvshmem|nvJitLink
 LIBRARIES = ("torch", "transformers", "trl", "accelerate")
 SHOWN = (*LIBRARIES, "datasets", "numpy")
 SCENARIOS = ("undisturbed", "killed and hung", "stopped")
-STEPS, SAVED = 24, 5
 JOB = (
-    str(SCRIPTS / "grpo.py"), "--max-steps", str(STEPS), "--save-steps", str(SAVED), "--save-inside-rollouts",
+    str(SCRIPTS / "grpo.py"), "--max-steps", "24", "--save-steps", "5", "--save-inside-rollouts",
     "--steps-per-generation", "2", "--num-iterations", "2", "--step-seconds", "0.02", "--cpu",
 )  # fmt: skip
 """Four optimizer steps a rollout, so that checkpoints and faults lie inside one."""
@@ -152,80 +152,53 @@ def replace_cuda(python: Path) -> None:
 
 
 class Trial:
-    """One set in its environment: runs a command under torchrun and under grpo-run, and compares.
+    """One set in its environment: trains under torchrun and under grpo-run, in a folder of its own.
 
-    Args:
-        environment: of the set.
-        folder: of the runs.
+    Each method returns the digest of the final weights. `off` has the features that runs reported as off.
     """
 
     def __init__(self, environment: Path, folder: Path) -> None:
-        self.bin = environment / "bin"
-        self.folder = folder
-        self.off: set[str] = set()
+        self.bin, self.folder, self.off = environment / "bin", folder, set[str]()
         folder.mkdir(parents=True)
 
-    def torchrun(self, name: str, command: Sequence[str]) -> Path:
-        """Train under torchrun; return the output directory."""
+    def torchrun(self, name: str, command: Sequence[str]) -> str:
         words = ["--standalone", "--nproc-per-node", "2", *command, "--output-dir", name]
         try:
             torchrun(self.folder, words, folder_of_program=self.bin, timeout_seconds=300)
         except AssertionError:
             if not final_weights(self.folder / name):  # otherwise torch aborted at process exit
                 raise
-        return self.folder / name
+        return final_weights(self.folder / name)
 
-    def launched(self, name: str, command: Sequence[str], *options: str) -> Run:
-        """Return a run of the same command under grpo-run, not started."""
+    def launch(
+        self, name: str, command: Sequence[str], *options: str, faults: int = 0, stopped: bool = False
+    ) -> str:
         words = [*options, "--nproc-per-node", "2", *command, "--output-dir", name]
-        return Run(self.folder, words, name=f"run-{name}", program=(str(self.bin / "grpo-run"),), cold=True)
-
-    def ended(self, run: Run, *, faults: int) -> None:
-        """Wait for the end of a run that must have recovered from so many faults."""
-        run.ended(timeout_seconds=240)
-        found = run.events("incident")
+        run = Run(self.folder, words, name=f"run-{name}", program=(str(self.bin / "grpo-run"),), cold=True)
+        if stopped:
+            run.stopped(after=3)
+        found = run.start().ended(timeout_seconds=240).events("incident")
         if len(found) != faults:
             raise Failure(f"{len(found)} incidents, not {faults}:\n{run.tail(3000)}")
         marked = (line.partition("grpo-run: off: ")[2] for line in run.printed().splitlines())
         self.off |= {text.split(", which needs")[0] for text in marked if text}
         run.close()
+        return final_weights(self.folder / name)
 
 
 def jobs(trial: Trial) -> dict[str, Callable[[], str]]:
-    """Return the scenarios of the GRPO job, by name: each returns the digest of its weights."""
-
-    def plain() -> str:
-        return final_weights(trial.torchrun("torchrun", JOB))
-
-    def supervised(name: str, faults: int, *options: str) -> str:
-        run = trial.launched(name, JOB, *options)
-        trial.ended(run.start(), faults=faults)
-        return final_weights(trial.folder / name)
-
-    def stopped() -> str:
-        run = trial.launched("stopped", JOB).stopped(after=3)
-        trial.ended(run.start(), faults=0)
-        return final_weights(trial.folder / "stopped")
-
+    """Return the scenarios of the GRPO job."""
+    faults = ("--inject", "kill@rank1:step9", "--inject", "hang@rank0:step17", "--deadline-floor", "4")
     return {
-        "torchrun": plain,
-        "undisturbed": lambda: supervised("undisturbed", 0),
-        "killed and hung": lambda: supervised(
-            "faults",
-            2,
-            "--deadline-floor",
-            "4",
-            "--inject",
-            "kill@rank1:step9",
-            "--inject",
-            "hang@rank0:step17",
-        ),
-        "stopped": stopped,
+        "torchrun": partial(trial.torchrun, "torchrun", JOB),
+        "undisturbed": partial(trial.launch, "undisturbed", JOB),
+        "killed and hung": partial(trial.launch, "faults", JOB, *faults, faults=2),
+        "stopped": partial(trial.launch, "stopped", JOB, stopped=True),
     }
 
 
 def scripts(trial: Trial) -> dict[str, Callable[[], str]]:
-    """Return TRL's scripts under torchrun and, with a rank killed, under grpo-run, by name."""
+    """Return TRL's scripts, those that this release has, each under torchrun and with a rank killed."""
     call(trial.bin / "python", ROOT / "tests" / "versions" / "local_files.py", cwd=trial.folder)
     found: dict[str, Callable[[], str]] = {}
     for name, own in TRL_SCRIPTS.items():
@@ -237,16 +210,9 @@ def scripts(trial: Trial) -> dict[str, Callable[[], str]]:
             "--learning_rate", "1e-3", "--report_to", "none", "--use_cpu", "--bf16", "false",
             "--gradient_checkpointing", "false", *own,
         ]  # fmt: skip
-
-        def plain(name: str = name, command: list[str] = command) -> str:
-            return final_weights(trial.torchrun(f"{name}-torchrun", command))
-
-        def killed(name: str = name, command: list[str] = command) -> str:
-            run = trial.launched(f"{name}-killed", command, "--inject", "kill@rank1:step5")
-            trial.ended(run.start(), faults=1)
-            return final_weights(trial.folder / f"{name}-killed")
-
-        found |= {f"{name} torchrun": plain, f"{name} killed": killed}
+        kill = ("--inject", "kill@rank1:step5")
+        found[f"{name} torchrun"] = partial(trial.torchrun, f"{name}-torchrun", command)
+        found[f"{name} killed"] = partial(trial.launch, f"{name}-killed", command, *kill, faults=1)
     return found
 
 
@@ -294,10 +260,7 @@ def run_set(name: str, built: Path) -> dict[str, Any]:
 def table() -> str:
     """Return the results as Markdown."""
     head = ("set", *SHOWN, *SCENARIOS, "off", "changed by the installation", "seconds", "date, commit")
-    rows, script_rows = (
-        [head, ("---",) * len(head)],
-        [("TRL", *TRL_SCRIPTS), ("---",) * (len(TRL_SCRIPTS) + 1)],
-    )
+    rows, script_rows = [head, ("---",) * len(head)], [("TRL", *TRL_SCRIPTS), ("---",) * 8]
     for name, asked in SETS.items():
         if not (path := BUILD / f"{name}.json").exists():
             continue
@@ -312,47 +275,46 @@ def table() -> str:
             "; ".join(kept["off"]) or "none", ", ".join(kept["changed"]) or "none", str(kept["seconds"]),
             f"{kept['date']}, {kept['commit']}",
         ))  # fmt: skip
-    return "\n\n".join(
-        "\n".join(f"| {' | '.join(cells)} |" for cells in part) for part in (rows, script_rows)
+    parts = ([f"| {' | '.join(cells)} |" for cells in part] for part in (rows, script_rows))
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def is_done(path: Path) -> bool:
+    """Whether a set's results are kept and all are equal."""
+    return path.exists() and all(
+        one["result"] == "equal" for one in json.loads(path.read_text())["cases"].values()
     )
-
-
-def write_page() -> None:
-    """Write the tables into the generated part of the page."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}", encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sets", nargs="*", metavar="SET", help=f"of {', '.join(SETS)}; all by default")
-    parser.add_argument("--page", action="store_true", help="only write the table")
+    parser.add_argument("--page", action="store_true", help="write the tables of the page and run nothing")
     options = parser.parse_args()
+    if options.page:
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        _, _, after = rest.partition(END)
+        PAGE.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}", encoding="utf-8")
+        return
     for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE"):  # otherwise each process compiles all libraries
         os.environ.pop(name, None)
     os.environ |= {"XDG_STATE_HOME": str(BUILD / "state"), "HF_HOME": str(BUILD / "huggingface")}
-    failed = []
-    if not options.page:
-        BUILD.mkdir(parents=True, exist_ok=True)
-        if not UV.exists():
-            call(sys.executable, "-m", "venv", BUILD / "tools")
-            call(UV.with_name("python"), "-m", "pip", "install", "--quiet", "uv")
-        built = wheel()
-        for name in options.sets or SETS:
-            path = BUILD / f"{name}.json"
-            if path.exists():
-                continue
-            try:
-                kept = run_set(name, built)
-            except Failure as error:
-                print(f"{name}: {error}", flush=True)
-                failed.append(name)
-                continue
-            path.write_text(json.dumps(kept, indent=1))
-            failed += [f"{name}: {case}" for case, one in kept["cases"].items() if one["result"] != "equal"]
-    write_page()
-    sys.exit(", ".join(failed))
+    BUILD.mkdir(parents=True, exist_ok=True)
+    if not UV.exists():
+        call(sys.executable, "-m", "venv", BUILD / "tools")
+        call(UV.with_name("python"), "-m", "pip", "install", "--quiet", "uv")
+    failed, built = [], wheel()
+    for name in options.sets or SETS:
+        path = BUILD / f"{name}.json"
+        if is_done(path):
+            continue
+        try:
+            path.write_text(json.dumps(run_set(name, built), indent=1))
+        except Failure as error:
+            print(f"{name}: {error}", flush=True)
+        if not is_done(path):
+            failed.append(name)
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
 if __name__ == "__main__":
