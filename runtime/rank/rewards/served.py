@@ -27,10 +27,11 @@ from grpo_run.runtime.rank.rewards._failures import FailureLog, Sample
 from grpo_run.runtime.rank.rewards._messages import Failure
 from grpo_run.runtime.rank.rewards._pool import memory_limit_bytes
 from grpo_run.runtime.rank.rewards._service import MovedFunction, RewardService
-from grpo_run.runtime.rank.rollouts.reward_outputs import failed
+from grpo_run.runtime.rank.rollouts.reward_outputs import Failed, failed
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.headroom import least_headroom
 from grpo_run.runtime.upstream.async_functions import finished_within, is_coroutine_function
+from grpo_run.runtime.upstream.features import SAMPLE_MASKING, is_available
 from grpo_run.watchdog.stalls.durations import Durations
 
 WRITE_SECONDS = 60.0
@@ -109,12 +110,14 @@ class Rewards:
         self._session = session
         self._service: RewardService | None = None
         self._latencies: list[LatencyLog] = []
+        self._masked = True
         self._log = FailureLog(self._write, self._warn)
 
     @contextmanager
     def served(self, trainer: Any) -> Iterator[None]:
         """Wrap the functions of a trainer; at the end of the block, write their latencies."""
         functions = getattr(trainer, "reward_funcs", None)
+        self._masked = is_available(SAMPLE_MASKING, trainer)
         if isinstance(functions, list):
             self._wrap(functions, list(getattr(trainer, "reward_func_names", ())))
         try:
@@ -181,7 +184,7 @@ class Rewards:
             """Return what a worker returns; None if the function is to be called in the rank."""
             if moved is None or moved.stays or self._service is None or not self._session.is_rank:
                 return None
-            return self._service.score(moved, arguments)
+            return seen_by_trainer(self._service.score(moved, arguments), masked=self._masked)
 
         if is_coroutine_function(function):
 
@@ -240,7 +243,7 @@ class Rewards:
             for index, prompt in enumerate(prompts)
         ]
         self._log.failed(moved.name, failure, samples, len(prompts))
-        return [failed(MaskingReason.timeout)] * len(prompts)
+        return seen_by_trainer([failed(MaskingReason.timeout)] * len(prompts), masked=self._masked)
 
     def _write(self, event: str, **fields: Any) -> None:
         session = self._session
@@ -253,6 +256,18 @@ class Rewards:
             session.warn(text)
         elif session.is_rank:
             session.warn_in_journal(text)
+
+
+def seen_by_trainer(values: list[Any] | None, *, masked: bool) -> list[Any] | None:
+    """Return the rewards that a trainer is given.
+
+    Args:
+        masked: samples of failures leave the loss. If not, failures are None, which TRL counts as 0; minus
+            infinity would be the end of the loss.
+    """
+    if values is None or masked:
+        return values
+    return [None if isinstance(value, Failed) else value for value in values]
 
 
 def call_in_rank(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
