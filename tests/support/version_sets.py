@@ -39,6 +39,7 @@ CUDA_PACKAGES = re.compile(r"nvidia-(?!ml-py)|triton|cuda-")
 OWN_OR_CUDA = re.compile(f"grpo-run|{CUDA_PACKAGES.pattern}")
 CUDA_LIBRARIES = re.compile(r"lib(cu[a-z]|nccl|nvrtc|nvshmem|nvJitLink|nvToolsExt)")
 CUDA_FUNCTIONS = re.compile(r"(__)?(cu[A-Za-z]|nccl[A-Z]|nvrtc|nvshmem|nvJitLink|nvtx)")
+CUDA_TEXTS = re.compile(r"(Error|Status)(String|Name)$|ncclGetLastError$")
 LIBRARIES = ("torch", "transformers", "trl", "accelerate")
 SHOWN = (*LIBRARIES, "datasets", "numpy")
 SCENARIOS = ("undisturbed", "killed and hung", "stopped")
@@ -127,8 +128,8 @@ def versions(python: Path) -> dict[str, str]:
 def replace_cuda(python: Path) -> None:
     """Let a CUDA build of torch run on the CPU without CUDA's libraries, which have several gigabytes.
 
-    One library that defines all their functions stands for each of them; every function returns 100, which is
-    `cudaErrorNoDevice`.
+    One library that defines all their functions stands for each of them; a function returns the text of an
+    error, or 100, which is `cudaErrorNoDevice`.
     """
     libraries = next((python.parents[1] / "lib").glob("python*/site-packages/torch/lib"))
     if (stub := libraries / "no_cuda.so").exists():
@@ -140,7 +141,11 @@ def replace_cuda(python: Path) -> None:
         undefined = call("nm", "--dynamic", "--undefined-only", "--format", "just-symbols", library).split()
         functions.update(one.partition("@")[::2] for one in undefined if CUDA_FUNCTIONS.match(one))
     source, script = stub.with_suffix(".c"), stub.with_suffix(".map")
-    source.write_text("".join(f"int {name}(void) {{ return 100; }}\n" for name, _ in sorted(functions)))
+    source.write_text("".join(
+        f"char *{name}(void) {{ return \"no CUDA\"; }}\n" if CUDA_TEXTS.search(name)
+        else f"int {name}(void) {{ return 100; }}\n"
+        for name, _ in sorted(functions)
+    ))  # fmt: skip
     versions = {version: [] for _, version in functions if version}
     for name, version in functions:
         versions.get(version, []).append(f"{name};")
