@@ -42,7 +42,7 @@ def _rollouts(*names: str) -> dict[str, tuple[str, ...]]:
 
 
 _FROM_TOKENS = "trl>=0.29"
-"""A turn begins with tokens, and returns the completions first."""
+"""A turn begins with tokens and returns the completions first, and each row has its own tools."""
 EXACT_LOG: Final = Feature(
     text="the exact continuation of loss and speed in log lines after a resume",
     needs={"Trainer": (trainer_names.FINALIZE,)},
@@ -74,7 +74,8 @@ CAPS: Final = Feature(
 )
 TOOLS: Final = Feature(
     text="naming of tools that hang, and their time limit",
-    needs={"GRPOTrainer": (trainer_names.TOOL_CALLS, trainer_names.SYNC_TOOLS, trainer_names.ASYNC_TOOLS)},
+    needs={"GRPOTrainer": (trainer_names.TOOL_CALLS, _FROM_TOKENS)},
+    set_later=(trainer_names.SYNC_TOOLS, trainer_names.ASYNC_TOOLS),
 )
 FORECAST: Final = Feature(
     text="splitting of micro-batches that will not fit into memory",
