@@ -95,12 +95,11 @@ def install(asked: dict[str, Any], built: Path) -> tuple[Path, dict[str, Any]]:
         call(UV, "venv", "--quiet", "--python", "3.11", environment)
     wanted = [f"torch=={torch}", *LIBRARIES[1:], *asked["pins"]]
     options = ["--quiet", "--python", python, "--find-links", "/opt/wheels"]
-    resolution = ["--no-header", "--no-annotate"]
+    resolution: list[str | Path] = ["--no-header", "--no-annotate"]
     if "date" in asked:
         resolution += ["--exclude-newer", asked["date"], "--exclude-newer-package", "torch=2099-01-01"]
     if asked.get("lowest"):
-        wanted.append(f"grpo-run @ {built.as_uri()}")
-        resolution += ["--resolution", "lowest-direct"]
+        resolution += ["--resolution", "lowest-direct", ROOT / "pyproject.toml"]
     (file := BUILD / "wanted.txt").write_text("\n".join(wanted))
     resolved = call(UV, "pip", "compile", *options, *resolution, file).splitlines()
     file.write_text("".join(f"{line}\n" for line in resolved if not CUDA_PACKAGES.match(line)))
