@@ -94,7 +94,7 @@ def install(asked: dict[str, Any], built: Path) -> tuple[Path, dict[str, Any]]:
     if not python.exists():
         call(UV, "venv", "--quiet", "--python", "3.11", environment)
     wanted = [f"torch=={torch}", *LIBRARIES[1:], *asked["pins"]]
-    options = ["--quiet", "--python", python, "--find-links", "/opt/wheels"]
+    options = ["--quiet", "--python", python]
     resolution: list[str | Path] = ["--no-header", "--no-annotate"]
     if "date" in asked:
         resolution += ["--exclude-newer", asked["date"], "--exclude-newer-package", "torch=2099-01-01"]
@@ -303,6 +303,8 @@ def main() -> None:
     for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE"):  # otherwise each process compiles all libraries
         os.environ.pop(name, None)
     os.environ |= {"XDG_STATE_HOME": str(BUILD / "state"), "HF_HOME": str(BUILD / "huggingface")}
+    if folder := os.environ.get("PIP_FIND_LINKS"):  # where this machine has torch's build for CPU
+        os.environ["UV_FIND_LINKS"] = folder
     BUILD.mkdir(parents=True, exist_ok=True)
     if not UV.exists():
         call(sys.executable, "-m", "venv", BUILD / "tools")
