@@ -48,7 +48,7 @@ def without_checksums() -> Iterator[None]:
 def accept_numbered_cpus() -> None:
     """Let `torch.load` take `cpu:0` as a place, once for this process.
 
-    accelerate numbers the CPU like any device, and older releases of transformers load the optimizer of
+    accelerate numbers the CPU like any device, and transformers before 5.18 loads the optimizer of
     several ranks to the numbered one, which torch refuses.
     """
     import torch

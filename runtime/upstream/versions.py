@@ -18,9 +18,9 @@ from grpo_run.runtime.errors import MissingPackageError
 
 TESTED: Final[Mapping[str, tuple[str, str]]] = {
     "torch": ("2.13", "2.13"),
-    "transformers": ("5.23", "5.23"),
-    "trl": ("1.16", "1.16"),
-    "accelerate": ("1.15", "1.15"),
+    "transformers": ("4.57", "5.23"),
+    "trl": ("0.26", "1.16"),
+    "accelerate": ("1.12", "1.15"),
 }
 """Oldest and newest minor release of each library that runs have been tested with."""
 

@@ -78,25 +78,27 @@ WATCHED: dict[str, tuple[str, ...]] = {
     "accelerate.accelerator:Accelerator": ("save_state", "backward", "clip_grad_norm_", "no_sync", "gather"),
 }  # fmt: skip
 """By module, or class in a module: functions, methods and attributes."""
+KINDS = {"": "", "Trainer": "transformers.trainer:Trainer"} | {
+    place.partition(":")[2]: place for place in WATCHED if place.startswith("trl.") and ":" in place
+}
+"""By class of a trainer, its place."""
 BEHAVIOURS = {
-    "trl>=0.29": ("trl.trainer.grpo_trainer:GRPOTrainer", trainer_names.SINGLE_TURN, "(self, prompt_ids,"),
+    "trl>=0.29": (trainer_names.SINGLE_TURN, "(self, prompt_ids,"),
     "trl>=1.6": (
-        "trl.trainer.grpo_trainer:GRPOTrainer", trainer_names.GENERATE_AND_SCORE,
-        "unscorable_mask = torch.isnan(rewards_per_func).all(dim=1)",
+        trainer_names.GENERATE_AND_SCORE, "unscorable_mask = torch.isnan(rewards_per_func).all(dim=1)",
     ),
-    "a rollout serves several steps": (
-        "trl.trainer.grpo_trainer:GRPOTrainer", "_prepare_inputs",
-        "if self._step % generate_every == 0 or self._buffered_inputs is None:",
+    "trl: a rollout serves several steps": (
+        "_prepare_inputs", "if self._step % generate_every == 0 or self._buffered_inputs is None:",
     ),
-    "rewards are a table": (
-        "trl.trainer.grpo_trainer:GRPOTrainer", trainer_names.CALCULATE_REWARDS,
-        "rewards_per_func = gather(rewards_per_func)",
+    "trl: rewards are a table": (
+        trainer_names.CALCULATE_REWARDS, "rewards_per_func = gather(rewards_per_func)",
     ),
-    "generation returns prompts and completions first": (
-        "trl.trainer.grpo_trainer:GRPOTrainer", trainer_names.GENERATE, "return (prompt_ids, completion_ids,",
+    "trl: generation returns prompts and completions first": (
+        trainer_names.GENERATE, "return (prompt_ids, completion_ids",
     ),
 }  # fmt: skip
-"""What no name shows: a piece of a method's source, as `ast.unparse` writes it. RLOO's are the same."""
+"""What no name shows: a method of GRPO's and RLOO's trainers, and a piece of its source as `ast.unparse`
+writes it."""
 
 Names = dict[str, str]
 """By name, the parameters of a function; empty for anything else."""
@@ -151,12 +153,18 @@ def collect(library: str, wheel: zipfile.ZipFile) -> dict[str, Names]:
         if place.partition(".")[0] == library and (owner := read(wheel, place)) is not None:
             there = names_of(owner)
             found[place] = {name: there[name] for name in names if name in there}
-    for text, (place, method, source) in BEHAVIOURS.items():
-        if place.partition(".")[0] == library and (owner := read(wheel, place)) is not None:
-            written = (ast.unparse(one) for one in owner.body if getattr(one, "name", "") == method)
-            if any(source in one for one in written):
-                found.setdefault("behaviour", {})[text] = ""
+    if library == "trl":
+        trainers = [read(wheel, KINDS[kind]) for kind in ("GRPOTrainer", "RLOOTrainer")]
+        found["behaviour"] = {
+            text: ""
+            for text, (method, source) in BEHAVIOURS.items()
+            if all(one is not None and source in _source_of(one, method) for one in trainers)
+        }
     return found
+
+
+def _source_of(owner: ast.Module | ast.ClassDef, method: str) -> str:
+    return "".join(ast.unparse(one) for one in owner.body if getattr(one, "name", "") == method)
 
 
 def listed(library: str, by_minor: dict[str, dict[str, Names]]) -> dict[str, dict[str, list[list[str]]]]:
@@ -189,12 +197,6 @@ def parameters_in(library: str, minor: str, place: str, name: str) -> str | None
         if order(first) <= order(minor) <= order(last):
             return parameters
     return None
-
-
-KINDS = {"": "", "Trainer": "transformers.trainer:Trainer"} | {
-    place.partition(":")[2]: place for place in WATCHED if place.startswith("trl.") and ":" in place
-}
-"""By class of a trainer, its place."""
 
 
 def place_of(need: str, kind: str) -> tuple[str, str]:
