@@ -305,6 +305,7 @@ def main() -> None:
     os.environ |= {"XDG_STATE_HOME": str(BUILD / "state"), "HF_HOME": str(BUILD / "huggingface")}
     if folder := os.environ.get("PIP_FIND_LINKS"):  # where this machine has torch's build for CPU
         os.environ["UV_FIND_LINKS"] = folder
+    os.environ["PIP_CONFIG_FILE"] = os.devnull  # this machine's constraints are not the user's
     BUILD.mkdir(parents=True, exist_ok=True)
     if not UV.exists():
         call(sys.executable, "-m", "venv", BUILD / "tools")
