@@ -81,6 +81,10 @@ FORECAST: Final = Feature(
     text="splitting of micro-batches that will not fit into memory",
     needs=_rollouts(trainer_names.GENERATE, rollout_names.SCORE, rollout_names.LOSS_IS_SCALED),
 )
+DIVISION: Final = Feature(
+    text="the same update in smaller micro-batches",
+    needs={"RLOOTrainer": ("trl>=0.27",)},  # 0.26 counts each micro-step twice, and generates anew too early
+)
 PLAN: Final = Feature(
     text="the prediction of memory",
     needs={
@@ -96,7 +100,7 @@ MEMORY_EXPERIMENT: Final = Feature(
     needs={"": (f"{memory_names.HEAD_MODULE}:{memory_names.ADD_HEAD}",)},
 )
 FEATURES: Final = (
-    EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING, CAPS, TOOLS, FORECAST, PLAN, MEMORY_EXPERIMENT,
+    EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING, CAPS, TOOLS, FORECAST, DIVISION, PLAN, MEMORY_EXPERIMENT,
 )  # fmt: skip
 
 

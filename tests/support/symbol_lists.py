@@ -83,6 +83,7 @@ KINDS = {"": "", "Trainer": "transformers.trainer:Trainer"} | {
 }
 """By class of a trainer, its place."""
 BEHAVIOURS = {
+    "trl>=0.27": ("_prepare_inputs", "self._step % self.args.steps_per_generation]\n    else:"),
     "trl>=0.29": (trainer_names.SINGLE_TURN, "(self, prompt_ids,"),
     "trl>=1.6": (
         trainer_names.GENERATE_AND_SCORE, "unscorable_mask = torch.isnan(rewards_per_func).all(dim=1)",

@@ -18,6 +18,7 @@ from grpo_run.runtime.rank.memory_plan._computation import computation_of
 from grpo_run.runtime.rank.memory_plan.settings import TrainerKind, kind_of, record_of, set_later, settings_of
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
+from grpo_run.runtime.upstream.features import DIVISION, is_available
 
 TRAINERS: Mapping[tuple[str, str], TrainerKind] = {
     ("trl.trainer.grpo_trainer", "GRPOTrainer"): "grpo",
@@ -131,8 +132,10 @@ def _overridden(trainer: Any, base: type | None) -> Iterator[str]:
     for name in trainer_names.LOSS_METHODS:
         if any(name in vars(one) for one in (trainer, *classes)):
             yield name
-    if getattr(trainer, "compute_loss_func", None) is not None:
+    if callable(getattr(trainer, "compute_loss_func", None)):  # GRPO before TRL 1.15 has a text there
         yield "compute_loss_func"
+    if not is_available(DIVISION, trainer):
+        yield trainer_names.MICRO_STEP
 
 
 def _counts_tokens(trainer: Any, kind: TrainerKind) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from support.tiny_trainers import tiny, tiny_trainer
 
 from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
@@ -15,6 +16,7 @@ from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.rank.memory_plan.configuration import apply
 from grpo_run.runtime.rank.memory_plan.facts import TRAINERS, collect_facts, publish_facts
 from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings, kind_of
+from grpo_run.runtime.upstream import features
 
 
 def trainer_of(kind: str, folder: Path, **settings: Any) -> Any:
@@ -90,6 +92,15 @@ def test_what_a_script_computes_itself_is_named(tmp_path: Path) -> None:
     trainer.__class__ = Own
     trainer._prepare_inputs = lambda inputs: inputs[:1]
     assert facts(trainer).overridden == ("compute_loss", "_prepare_inputs")
+
+
+def test_older_releases_of_trl_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GRPO had a text in place of a function, and RLOO of 0.26 counted each micro-step twice."""
+    grpo, rloo = trainer_of("GRPO", tmp_path), trainer_of("RLOO", tmp_path)
+    grpo.compute_loss_func = "non-None value to disable scaling"
+    monkeypatch.setattr(features, "version", lambda name: "0.26.2")
+    assert facts(grpo).overridden == ()
+    assert facts(rloo).overridden == ("_step",)
 
 
 def test_a_trainer_of_trl_that_is_not_known_is_no_plain_trainer() -> None:
