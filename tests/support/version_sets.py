@@ -24,6 +24,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from support.references import torchrun
 from support.runs import SCRIPTS, Run
@@ -102,7 +103,8 @@ def install(asked: dict[str, Any], built: Path) -> tuple[Path, dict[str, Any]]:
         resolution += ["--resolution", "lowest-direct", ROOT / "pyproject.toml"]
     (file := BUILD / "wanted.txt").write_text("\n".join(wanted))
     resolved = call(UV, "pip", "compile", *options, *resolution, file).splitlines()
-    file.write_text("".join(f"{line}\n" for line in resolved if not CUDA_PACKAGES.match(line)))
+    kept = [line for line in resolved if "+cpu" in torch or not CUDA_PACKAGES.match(line)]
+    file.write_text("\n".join(kept))
     call(UV, "pip", "sync", *options, file)
     if "+cpu" not in torch:
         replace_cuda(python)
@@ -255,7 +257,8 @@ def run_set(name: str, built: Path) -> dict[str, Any]:
     kept |= {"date": date.today().isoformat(), "commit": call("git", "rev-parse", "--short", "HEAD").strip()}
     print(name, *(f"{one} {kept['versions'].get(one)}" for one in SHOWN), flush=True)
     trial = Trial(environment, folder)
-    kept["cases"] = results(scripts(trial) if asked.get("scripts") else jobs(trial))
+    with patch.dict(os.environ, asked.get("variables", {})):
+        kept["cases"] = results(scripts(trial) if asked.get("scripts") else jobs(trial))
     kept["off"] = sorted(trial.off)
     kept["seconds"] = round(time.monotonic() - began)
     return kept
