@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest
 
-.PHONY: demo test test-unit test-full package gpu lint typing generated mutation bench clean
+.PHONY: demo test test-unit test-full test-versions package gpu lint typing generated mutation bench clean
 
 demo: $(STAMP)
 	$(BIN)/grpo-run demo
@@ -43,6 +43,10 @@ package: $(STAMP)
 	$(CLEAN)/venv/bin/pip install --quiet --constraint constraints.txt $(CLEAN)/dist/*.whl
 	cd $(CLEAN) && venv/bin/python -m grpo_run --version
 	cd $(CLEAN) && venv/bin/grpo-run train arithmetic --nproc-per-node 2 --inject kill@rank1:step7 --set grpo.max_steps=12
+
+# Install sets of library versions from 0.26 to the newest TRL, and train one job in each: minutes a set, results kept in build/versions.
+test-versions: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -P -m support.version_sets
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Growth: find phases of a step that cost more and more for the same work, and what grew with them.
+"""Find phases of a step that cost more and more for the same work, and what grew with them.
 
 Steps are given in blocks of equal length. A phase is compared with what it cost at the beginning, per work:
 tokens and forward passes, also per token of context, because attention costs more with length. What makes
@@ -75,7 +75,7 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Growth:
+class PhaseGrowth:
     """A phase or callback that costs more and more.
 
     Attributes:
@@ -133,7 +133,7 @@ class GrowthWatch:
         self._pending: list[_Costs] = []
         self._found: set[str] = set()
 
-    def add(self, block: Block) -> Growth | None:
+    def add(self, block: Block) -> PhaseGrowth | None:
         """Add a block; return the growth that costs most of those that were not found before."""
         if self._base is None:
             self._base_blocks.append(block)
@@ -157,7 +157,7 @@ class GrowthWatch:
         self._found.add(growth.phase)
         return growth
 
-    def _growth(self, base: Block, block: Block, phase: str) -> tuple[float, Growth] | None:
+    def _growth(self, base: Block, block: Block, phase: str) -> tuple[float, PhaseGrowth] | None:
         """Return what a phase costs more per step in seconds, and its growth."""
         if phase in self._found:
             return None
@@ -178,7 +178,7 @@ class GrowthWatch:
         lost, remaining = None, self._target - block.last_step
         if remaining > 0:
             lost = remaining * (excess + excess / max(1, block.last_step - since) * remaining / 2)
-        return excess, Growth(
+        return excess, PhaseGrowth(
             phase=phase,
             factor=now / before,
             base_step=base.last_step,

@@ -145,7 +145,7 @@ def _bar(span: _Span, begin: float, scale: float) -> Markup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class FaultMark:
     """A fault on the axis of steps.
 
     Args:
@@ -173,7 +173,7 @@ class CurveChart:
 
 
 def curve_chart(
-    name: str, points: Sequence[Point], marks: Sequence[Mark], *, from_zero: bool = False
+    name: str, points: Sequence[Point], marks: Sequence[FaultMark], *, from_zero: bool = False
 ) -> CurveChart:
     """Return a curve: a line of means, and an area between the extremes of each group of steps.
 

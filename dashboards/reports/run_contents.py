@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.dashboards.curves import RunCurves
-from grpo_run.dashboards.reports.charts import Mark, Point
+from grpo_run.dashboards.reports.charts import FaultMark, Point
 from grpo_run.dashboards.reports.rendering import clean
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reader import RunReader
@@ -88,7 +88,7 @@ class RunReport:
     curves_of_call: int
     phases: Mapping[str, Sequence[Point]]
     growth: tuple[str, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[FaultMark, ...]
     incidents: tuple[Incident, ...]
     omitted: int
     memory: tuple[RankPeak, ...]
@@ -176,9 +176,9 @@ def _incident(recovery: Recovery) -> Incident:
     )
 
 
-def _marks(history: History, call: int) -> tuple[Mark, ...]:
+def _marks(history: History, call: int) -> tuple[FaultMark, ...]:
     return tuple(
-        Mark(
+        FaultMark(
             step=one.step,
             redone_from=one.from_checkpoint,
             text=clean(one.sentence or one.cause, MAX_SENTENCE),

@@ -21,7 +21,7 @@ from typing import Any
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.upstream import torch_names
-from grpo_run.watchdog.growth import CONTROL_PHASES, Block, Growth, GrowthWatch
+from grpo_run.watchdog.growth import CONTROL_PHASES, Block, GrowthWatch, PhaseGrowth
 
 BLOCK_STEPS = 100
 
@@ -182,7 +182,7 @@ class GrowthMeter:
         }
         return counts, self._hooked[most][0] or type(self._hooked[most][1]).__name__
 
-    def _say(self, growth: Growth, step: int) -> None:
+    def _say(self, growth: PhaseGrowth, step: int) -> None:
         self._journal(
             "growth_found",
             step=step,

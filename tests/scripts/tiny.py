@@ -29,11 +29,24 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback, set_seed
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 from transformers.trainer_utils import get_last_checkpoint
 
 ALPHABET = string.digits + string.ascii_lowercase + " +=."
 PROMPT_CHARACTERS = 6
+CHECKPOINTING = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if name in TrainingArguments.__dataclass_fields__
+)
+"""What this release of transformers calls it; older ones of TRL turn it on by default."""
 
 
 def use_test_shims() -> None:
@@ -117,7 +130,7 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "seed": arguments.seed,
         "use_cpu": arguments.cpu or not torch.cuda.is_available(),
         "bf16": False,
-        "activation_checkpointing": False,
+        CHECKPOINTING: False,
         "dataloader_pin_memory": False,
         "dataloader_num_workers": 0,
         "disable_tqdm": True,
@@ -194,8 +207,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     fast.pre_tokenizer = Split("", "isolated")
     fast.decoder = Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=fast, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
-    )
+        tokenizer_object=fast, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],  # before transformers 5 also token types
+    )  # fmt: skip
 
 
 def model(vocabulary_size: int, seed: int) -> Qwen2ForCausalLM:

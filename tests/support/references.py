@@ -89,10 +89,11 @@ def torchrun(
     *,
     environment: dict[str, str] | None = None,
     timeout_seconds: float = DEADLINE_SECONDS,
+    folder_of_program: Path = BIN,
 ) -> str:
     """Run a command line under the real torchrun, and return what it printed."""
     answer = subprocess.run(
-        [str(BIN / "torchrun"), *arguments],
+        [str(folder_of_program / "torchrun"), *arguments],
         cwd=folder, env={**os.environ, **QUIET, **(environment or {})}, capture_output=True, text=True,
         timeout=timeout_seconds, stdin=subprocess.DEVNULL,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_run.watchdog.growth import Block, Growth, GrowthWatch
+from grpo_run.watchdog.growth import Block, GrowthWatch, PhaseGrowth
 
 STEP = {
     "data": 0.002,
@@ -25,7 +25,7 @@ Change = Callable[[int, float, dict[str, Any]], None]
 """Changes the fields of a block; takes its number, its position in the run from 0 to 1, and the fields."""
 
 
-def run(change: Change, *, blocks: int = 100, seed: int = 1, noise: float = 0.03) -> list[Growth]:
+def run(change: Change, *, blocks: int = 100, seed: int = 1, noise: float = 0.03) -> list[PhaseGrowth]:
     """Return what is found in a run whose blocks are changed."""
     source = random.Random(seed)
     watch, found = GrowthWatch(0, blocks * BLOCK_STEPS, BLOCK_STEPS), []
