@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--kills-per-run", type=machine.count, default=3, help="kills per run; default 3")
     options = parser.parse_args()
     for name, value in {
-        "save_steps": 100, "step_seconds": 0.05, "size": 0.0, "ranks": RANKS, "deadline": 90.0,
+        "save_steps": 60, "step_seconds": 0.05, "size": 0.0, "ranks": RANKS, "deadline": 90.0,
     }.items():  # fmt: skip
         setattr(options, name, value)
     console, facts = Console(), machine.facts()
