@@ -78,6 +78,7 @@ bench: $(STAMP)
 	$(BIN)/python -P benchmarks/overhead.py
 	$(BIN)/python -P benchmarks/overhead_in_turns.py
 	$(BIN)/python -P benchmarks/live_page.py
+	$(BIN)/python -P benchmarks/pace.py
 	$(BIN)/python -P benchmarks/recovery.py
 	$(BIN)/python -P benchmarks/stopping.py
 	$(BIN)/python -P benchmarks/watching.py
