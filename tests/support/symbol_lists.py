@@ -26,7 +26,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "versions.md"
 BEGIN, END = "<!-- generated: features -->", "<!-- end: features -->"
 MINORS = {
     "trl": [*(f"0.{minor}" for minor in range(26, 30)), *(f"1.{minor}" for minor in range(17))],
-    "transformers": ["4.57", *(f"5.{minor}" for minor in range(24))],
+    "transformers": ["4.57", *(f"5.{minor}" for minor in range(25))],
     "accelerate": [f"1.{minor}" for minor in range(12, 16)],
 }
 """The supported minor releases, oldest first."""

@@ -50,6 +50,19 @@ def test_the_summary_compares_the_first_and_the_last_twenty(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["run.png"]
 
 
+def test_without_matplotlib_there_are_numbers_and_no_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `grpo-run demo` without the extra."""
+    drawn = draw_run(_rising(100), tmp_path / "run.png")
+    (tmp_path / "run.png").unlink()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    summary = draw_run(_rising(100), tmp_path / "run.png")
+    assert summary.path is None
+    assert (summary.first_reward, summary.steps) == (drawn.first_reward, drawn.steps)
+    assert not (tmp_path / "run.png").exists()
+
+
 def test_the_summary_of_a_short_run_compares_all_its_steps(tmp_path: Path) -> None:
     """With three steps the first and last steps are the same; one step is enough for a picture."""
     summary = draw_run(_rising(3), tmp_path / "run.png")

@@ -107,3 +107,13 @@ def test_any_other_save_error_is_its_own_cause() -> None:
     """It is returned unchanged."""
     error = ValueError("one")
     assert tensor_files.save_errors(error) == [error]
+
+
+def test_a_numbered_cpu_is_a_place_to_load_to(tmp_path: Path) -> None:
+    """As transformers before 5.18 loads the optimizer of CPU ranks."""
+    torch.save({"step": torch.ones(3)}, tmp_path / "optimizer.pt")
+    tensor_files.accept_numbered_cpus()
+    tensor_files.accept_numbered_cpus()
+    loaded = torch.load(tmp_path / "optimizer.pt", map_location=torch.device("cpu", 0), weights_only=True)
+    assert loaded["step"].tolist() == [1.0, 1.0, 1.0]
+    assert loaded["step"].device.type == "cpu"
