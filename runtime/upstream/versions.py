@@ -17,8 +17,8 @@ from packaging.version import Version
 from grpo_run.runtime.errors import MissingPackageError
 
 TESTED: Final[Mapping[str, tuple[str, str]]] = {
-    "torch": ("2.13", "2.13"),
-    "transformers": ("4.57", "5.23"),
+    "torch": ("2.10", "2.15"),
+    "transformers": ("4.57", "5.24"),
     "trl": ("0.26", "1.16"),
     "accelerate": ("1.12", "1.15"),
 }

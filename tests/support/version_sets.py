@@ -170,9 +170,9 @@ class Trial:
     def torchrun(self, name: str, command: Sequence[str]) -> str:
         words = ["--standalone", "--nproc-per-node", "2", *command, "--output-dir", name]
         try:
-            torchrun(self.folder, words, folder_of_program=self.bin, timeout_seconds=300)
-        except AssertionError:
-            if not final_weights(self.folder / name):  # otherwise torch aborted at process exit
+            torchrun(self.folder, words, folder_of_program=self.bin, timeout_seconds=120)
+        except (AssertionError, subprocess.TimeoutExpired):
+            if not final_weights(self.folder / name):  # otherwise torch aborted or hung at process exit
                 raise
         return final_weights(self.folder / name)
 
