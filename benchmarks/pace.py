@@ -103,8 +103,8 @@ def main() -> int:
             ratio, first_ms = summary[launcher]["ratio"], 1000 * begun["median"]
             last_ms = {name: 1000 * seconds for name, seconds in ended.items()}
             console.print(
-                f"{launcher}: steps of {first_ms:.1f} ms in the second thousand, {last_ms['median']:.1f} ms in"
-                f" the last (ratio {ratio:.3f}; p99 {last_ms['p99']:.1f} ms, longest"
+                f"{launcher}: steps of {first_ms:.1f} ms in the second thousand, {last_ms['median']:.1f} ms"
+                f" in the last (ratio {ratio:.3f}; p99 {last_ms['p99']:.1f} ms, longest"
                 f" {last_ms['longest']:.0f} ms); private memory grew by {grown['launcher']:.1f} MiB in the"
                 f" launcher and {grown['ranks']:.1f} MiB in the ranks",
                 highlight=False,
