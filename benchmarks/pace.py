@@ -1,8 +1,9 @@
-"""Measure whether a step costs late in a run what it costs early: thousands of steps, also under torchrun.
+"""Measure whether a run keeps its pace: its last thousand steps compared with its second thousand.
 
-Each launcher trains the same script, one after the other, on two ranks that do nothing but the tiny job. The
-step log of the script gives the times. The second thousand is the early one, because the first has the
-warm-up. Private memory (of `smaps_rollup`) is read after the second thousand and shortly before the end.
+A run under grpo-run and one under torchrun exist at the same time and take turns of 100 steps, as in
+`overhead_in_turns.py`, with the log history of every step and, under grpo-run, snapshots. Of each, the
+median, the 99th percentile and the longest step of both thousands, and how much the private memory of ranks
+and of the launcher has grown between them. The weights at the end must be equal.
 """
 
 from __future__ import annotations
@@ -10,154 +11,113 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-import time
-from contextlib import closing
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
+import psutil
 from rich.console import Console
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from overhead_in_turns import Turns
 from parts import machine
 from parts.launchers import OURS, RANKS, TORCHRUN, LauncherError, Training
-from parts.run_steps import RunSteps
 from parts.step_log import StepLog
 
+TURN_STEPS = 100
 THOUSAND = 1000
-BEFORE_END = 20
-POLL_SECONDS = 0.2
-DEADLINE_SECONDS = 4 * 3600.0
-MIB = 1 << 20
+END_SECONDS = 120.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Thousand:
-    """The steps of one thousand, in seconds."""
-
-    median: float
-    high: float
-    largest: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """One run. `growth_bytes` is by process: `launcher`, and the rank that grew most."""
-
-    launcher: str
-    seconds: float
-    first: Thousand
-    early: Thousand
-    late: Thousand
-    growth_bytes: dict[str, int]
-    digest: str
+def step_seconds(training: Training, first: int, last: int) -> list[float]:
+    """Return the durations of the steps of rank 0 after `first`, without those in which it was stopped."""
+    log = StepLog(training.step_log, 0)
+    log.update()
+    ends = {end.step: end.at_seconds for end in log.ends}
+    return [ends[step] - ends[step - 1] for step in range(first + 1, last + 1) if step % TURN_STEPS > 2]
 
 
-def private_bytes(pid: int) -> int:
-    """Return the memory that only this process has."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+def private_bytes(training: Training) -> dict[str, int]:
+    """Return the private memory of the launcher and, together, of the ranks."""
+    log = [StepLog(training.step_log, rank) for rank in range(RANKS)]
+    for one in log:
+        one.update()
+    ranks = [one.last.pid for one in log if one.last is not None]
+    return {
+        "launcher": psutil.Process(training.pid).memory_full_info().uss,
+        "ranks": sum(psutil.Process(pid).memory_full_info().uss for pid in ranks),
+    }
 
 
-def thousand(durations: list[float], last: int) -> Thousand:
-    """Return the thousand steps up to `last`. The first duration is that of step 2, in seconds."""
-    steps = durations[max(0, last - THOUSAND - 1) : last - 1]
-    return Thousand(
-        median=statistics.median(steps), high=statistics.quantiles(steps, n=100)[98], largest=max(steps)
-    )
-
-
-def measure(launcher: str, folder: Path, arguments: list[str], steps: int) -> Pace:
-    """Train, and return the pace.
-
-    Raises:
-        LauncherError: the run did not end well.
-    """
-    began = time.monotonic()
-    with closing(Training(launcher, folder, [*arguments, "--max-steps", str(steps)])) as training:
-        progress = RunSteps(training, poll_seconds=POLL_SECONDS, deadline_seconds=DEADLINE_SECONDS)
-        logs = [StepLog(training.step_log, rank) for rank in range(RANKS)]
-        sizes = []
-        for step in (2 * THOUSAND, steps - BEFORE_END):
-            progress.wait(step)
-            for log in logs:
-                log.update()
-            pids = [log.ends[-1].pid for log in logs]
-            sizes.append([private_bytes(pid) for pid in (training.pid, *pids)])
-        code = training.wait(DEADLINE_SECONDS)
-    if code:
-        raise LauncherError(f"{launcher} ended with {code}:\n{training.tail()}")
-    logs[0].update()
-    durations = [later.at_seconds - end.at_seconds for end, later in pairwise(logs[0].ends)]
-    grown = [late - early for early, late in zip(*sizes, strict=True)]
-    return Pace(
-        launcher=launcher,
-        seconds=time.monotonic() - began,
-        first=thousand(durations, THOUSAND),
-        early=thousand(durations, 2 * THOUSAND),
-        late=thousand(durations, steps),
-        growth_bytes={"launcher": grown[0], "rank": max(grown[1:])},
-        digest=(training.output_dir / "weights.sha256").read_text().split()[0],
-    )
-
-
-def table(paces: list[Pace]) -> Table:
-    """Return what is printed."""
-    rendered = Table(title="Steps in milliseconds: median, 99th percentile, largest")
-    columns = (
-        "",
-        "first 1,000",
-        "second 1,000",
-        "last 1,000",
-        "last / second",
-        "grown: launcher, rank",
-        "all",
-    )
-    for column in columns:
-        rendered.add_column(column, justify="right")
-    for pace in paces:
-        rendered.add_row(
-            pace.launcher,
-            *(
-                f"{1000 * one.median:.1f}, {1000 * one.high:.0f}, {1000 * one.largest:.0f}"
-                for one in (pace.first, pace.early, pace.late)
-            ),
-            f"{pace.late.median / pace.early.median:.3f}",
-            f"{pace.growth_bytes['launcher'] / MIB:+.1f}, {pace.growth_bytes['rank'] / MIB:+.1f} MiB",
-            f"{pace.seconds:.0f} s",
-        )
-    return rendered
+def figures(seconds: list[float]) -> dict[str, float]:
+    """Return what describes the steps of a thousand."""
+    return {
+        "median": statistics.median(seconds),
+        "p99": statistics.quantiles(seconds, n=100)[98],
+        "longest": max(seconds),
+    }
 
 
 def main() -> int:
-    """Run the benchmark and print its table."""
+    """Run the benchmark, and print and write the results."""
     parser = machine.argument_parser(__doc__)
-    parser.add_argument("--steps", type=machine.count, default=8000, help="at least 3000; default 8000")
-    parser.add_argument("--tokens", type=machine.count, default=6, help="of a completion; default 6")
+    parser.add_argument("--steps", type=machine.count, default=5000, help="of each run; default 5000")
     options = parser.parse_args()
-    if options.steps < 3 * THOUSAND:
-        parser.error("--steps: at least 3000, so that there is a late thousand beside an early one")
-    facts = machine.facts()
+    if options.steps < 3 * THOUSAND or options.steps % THOUSAND:
+        parser.error("--steps must be a multiple of 1000, at least 3000")
+    console, facts = Console(), machine.facts()
     arguments = [
-        "--max-completion-length",
-        str(options.tokens),
-        "--save-steps",
-        "500",
-        "--save-total-limit",
-        "2",
-    ]
-    arguments += ["--logging-steps", "1"]
-    with tempfile.TemporaryDirectory(prefix="grpo-run-pace-") as name:
-        paces = [
-            measure(launcher, Path(name) / launcher, arguments, options.steps)
+        "--max-steps", str(options.steps), "--save-steps", str(options.steps), "--logging-steps", "1",
+    ]  # fmt: skip
+    summary: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="grpo-run-pace-") as name, ExitStack() as stack:
+        trainings = {
+            launcher: stack.enter_context(closing(Training(launcher, Path(name) / launcher, arguments)))
             for launcher in (OURS, TORCHRUN)
-        ]
-    console = Console(width=140)
-    console.print(table(paces))
-    console.print(f"weights {'equal' if len({pace.digest for pace in paces}) == 1 else 'DIFFERENT'}")
-    result = {"benchmark": "pace", "machine": facts, "samples": [asdict(pace) for pace in paces]}
+        }
+        turns = {launcher: Turns(training) for launcher, training in trainings.items()}
+        memory: dict[str, list[dict[str, int]]] = {launcher: [] for launcher in turns}
+        for turn in turns.values():
+            stack.callback(turn.resume)
+        for last in range(TURN_STEPS, options.steps, TURN_STEPS):
+            for launcher in (OURS, TORCHRUN) if last // TURN_STEPS % 2 else (TORCHRUN, OURS):
+                turns[launcher].train_until(last)
+                if last in (2 * THOUSAND, options.steps - TURN_STEPS):
+                    memory[launcher].append(private_bytes(trainings[launcher]))
+        for launcher, training in trainings.items():
+            turns[launcher].resume()
+            if training.wait(END_SECONDS) != 0:
+                raise LauncherError(f"{launcher} did not end well:\n{training.tail()}")
+            begun = figures(step_seconds(training, THOUSAND, 2 * THOUSAND))
+            ended = figures(step_seconds(training, options.steps - THOUSAND, options.steps - TURN_STEPS))
+            before, after = memory[launcher]
+            summary[launcher] = {
+                "second_thousand": begun,
+                "last_thousand": ended,
+                "ratio": ended["median"] / begun["median"],
+                "grown_bytes": {kind: after[kind] - before[kind] for kind in after},
+                "digest": (training.output_dir / "weights.sha256").read_text().strip(),
+            }
+            grown = {kind: size / 2**20 for kind, size in summary[launcher]["grown_bytes"].items()}
+            ratio, first_ms = summary[launcher]["ratio"], 1000 * begun["median"]
+            last_ms = {name: 1000 * seconds for name, seconds in ended.items()}
+            console.print(
+                f"{launcher}: steps of {first_ms:.1f} ms in the second thousand, {last_ms['median']:.1f} ms"
+                f" in the last (ratio {ratio:.3f}; p99 {last_ms['p99']:.1f} ms, longest"
+                f" {last_ms['longest']:.0f} ms); private memory grew by {grown['launcher']:.1f} MiB in the"
+                f" launcher and {grown['ranks']:.1f} MiB in the ranks",
+                highlight=False,
+            )
+    equal = len({one["digest"] for one in summary.values()}) == 1
+    compared = summary[OURS]["ratio"] / summary[TORCHRUN]["ratio"]
+    console.print(f"ratio of the ratios: {compared:.3f}; equal weights: {equal}", highlight=False)
+    result = {
+        "benchmark": "pace",
+        "machine": facts,
+        "settings": {"steps": options.steps, "ranks": RANKS},
+        "summary": {**summary, "equal_weights": equal},
+    }
     machine.finish(console, result, options.json)
     return 0
 
