@@ -21,7 +21,13 @@ PARTS = {
 """By part: the phase or callback that is told, any if empty, and what grew with it."""
 
 
-@pytest.mark.parametrize("part", PARTS)
+IN_EVERY_RUN = "reward"
+"""The part that is tested always; the others belong to the campaigns, at 20 seconds each."""
+
+
+@pytest.mark.parametrize(
+    "part", [part if part == IN_EVERY_RUN else pytest.param(part, marks=pytest.mark.full) for part in PARTS]
+)
 def test_the_part_that_gets_slower_is_named(runs: Runs, part: str) -> None:
     """In the journal, the status and the output, once; the run goes on to its end."""
     run = _trained(runs, part)
