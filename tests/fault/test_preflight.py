@@ -26,7 +26,9 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 def test_a_disk_that_has_become_full_is_reported_before_a_restart(
     disk: SmallDisk, runs: Runs, tmp_path: Path
 ) -> None:
-    """Nothing is wrong before the first attempt; the run recovers, and ends in the same weights."""
+    """Nothing is wrong before the first attempt; the run recovers, and ends in the same weights. Processes of
+    runs that other tests kill at the same time may be left for a moment.
+    """
     run = runs(
         "--nproc-per-node", "2", "--preflight", str(SCRIPTS / "sft.py"), "--output-dir", str(disk.folder),
         "--max-steps", "12", "--save-steps", "4",
@@ -38,7 +40,8 @@ def test_a_disk_that_has_become_full_is_reported_before_a_restart(
         disk.leave(100 * MIB)
         run.kill(1)
     run.ended()
-    assert "grpo-run: warning" not in before
+    warnings = [line for line in before.splitlines() if line.startswith("grpo-run: warning: ")]
+    assert [line for line in warnings if "left-over processes" not in line] == []
     said = [line for line in run.printed().splitlines() if "warning: disk: " in line]
     assert len(said) == 1, run.tail()
     assert "too little for a checkpoint; make room" in said[0]
