@@ -1,9 +1,10 @@
-"""Measure whether a run keeps its pace: its last thousand steps compared with its second thousand.
+"""Measure whether a run keeps its pace: the steps of its last thousand compared with its second thousand.
 
 A run under grpo-run and one under torchrun exist at the same time and take turns of 100 steps, as in
-`overhead_in_turns.py`, with the log history of every step and, under grpo-run, snapshots. Of each, the
-median, the 99th percentile and the longest step of both thousands, and how much the private memory of ranks
-and of the launcher has grown between them. The weights at the end must be equal.
+`overhead_in_turns.py`, with TRL's default of gradient checkpointing and a log entry each step; grpo-run takes
+its snapshots. Of each run: the median, the 99th percentile and the longest step, and the growth of the
+private memory of a rank and of the launcher. A run of fewer than 3,000 steps is compared by thirds. The
+weights at the end must be equal.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import psutil
 from rich.console import Console
+from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -26,32 +28,36 @@ from parts.launchers import OURS, RANKS, TORCHRUN, LauncherError, Training
 from parts.step_log import StepLog
 
 TURN_STEPS = 100
-THOUSAND = 1000
+UNCOUNTED_STEPS = 2
+"""Steps at the start of a turn: the one that was stopped, and one that finds the caches of the other run."""
+PART_STEPS = 1000
+MEMORY_FROM_STEPS = 500
 END_SECONDS = 120.0
 
 
 def step_seconds(training: Training, first: int, last: int) -> list[float]:
-    """Return the durations of the steps of rank 0 after `first`, without those in which it was stopped."""
+    """Return the durations of the counted steps of rank 0 after `first` until `last`."""
     log = StepLog(training.step_log, 0)
     log.update()
     ends = {end.step: end.at_seconds for end in log.ends}
-    return [ends[step] - ends[step - 1] for step in range(first + 1, last + 1) if step % TURN_STEPS > 2]
+    counted = (step for step in range(first + 1, last + 1) if not 0 < step % TURN_STEPS <= UNCOUNTED_STEPS)
+    return [ends[step] - ends[step - 1] for step in counted]
 
 
-def private_bytes(training: Training) -> dict[str, int]:
-    """Return the private memory of the launcher and, together, of the ranks."""
-    log = [StepLog(training.step_log, rank) for rank in range(RANKS)]
-    for one in log:
-        one.update()
-    ranks = [one.last.pid for one in log if one.last is not None]
+def private_bytes(training: Training) -> dict[str, float]:
+    """Return the private memory of the launcher, and of a rank on average."""
+    logs = [StepLog(training.step_log, rank) for rank in range(RANKS)]
+    for log in logs:
+        log.update()
+    ranks = [log.last.pid for log in logs if log.last is not None]
     return {
         "launcher": psutil.Process(training.pid).memory_full_info().uss,
-        "ranks": sum(psutil.Process(pid).memory_full_info().uss for pid in ranks),
+        "rank": statistics.mean(psutil.Process(pid).memory_full_info().uss for pid in ranks),
     }
 
 
 def figures(seconds: list[float]) -> dict[str, float]:
-    """Return what describes the steps of a thousand."""
+    """Return what describes the steps of a part of a run."""
     return {
         "median": statistics.median(seconds),
         "p99": statistics.quantiles(seconds, n=100)[98],
@@ -59,63 +65,89 @@ def figures(seconds: list[float]) -> dict[str, float]:
     }
 
 
+def summarize(training: Training, steps: int, memory: dict[int, dict[str, float]]) -> dict[str, Any]:
+    """Return the figures of a run that has ended.
+
+    Args:
+        training: the run.
+        steps: that it trained.
+        memory: its private memory by step.
+    """
+    part = min(PART_STEPS, steps // 3)
+    # the run was last stopped one turn before its end; those steps had the machine for themselves
+    parts = {
+        "first": figures(step_seconds(training, UNCOUNTED_STEPS, part)),
+        "second": figures(step_seconds(training, part, 2 * part)),
+        "last": figures(step_seconds(training, steps - part, steps - TURN_STEPS)),
+    }
+    begun, ended = memory[min(memory)], memory[max(memory)]
+    return {
+        **parts,
+        "ratio": parts["last"]["median"] / parts["second"]["median"],
+        "grown_bytes": {kind: ended[kind] - begun[kind] for kind in ended},
+        "memory_bytes": memory,
+        "training_seconds": sum(step_seconds(training, UNCOUNTED_STEPS, steps)),
+        "digest": (training.output_dir / "weights.sha256").read_text().strip(),
+    }
+
+
+def table(summary: dict[str, Any]) -> Table:
+    """Return the figures of both runs as a table."""
+    grid = Table("", *summary)
+    for name in ("first", "second", "last"):
+        for figure in ("median", "p99", "longest"):
+            values = [f"{1000 * one[name][figure]:.0f}" for one in summary.values()]
+            grid.add_row(f"{name} part, {figure}, ms", *values)
+    grid.add_row("last to second, median", *(f"{one['ratio']:.3f}" for one in summary.values()))
+    for kind in ("rank", "launcher"):
+        values = [f"{one['grown_bytes'][kind] / 2**20:.1f}" for one in summary.values()]
+        grid.add_row(f"growth of a {kind}, MiB", *values)
+    grid.add_row("all counted steps, s", *(f"{one['training_seconds']:.0f}" for one in summary.values()))
+    return grid
+
+
 def main() -> int:
     """Run the benchmark, and print and write the results."""
     parser = machine.argument_parser(__doc__)
-    parser.add_argument("--steps", type=machine.count, default=5000, help="of each run; default 5000")
+    parser.add_argument("--steps", type=machine.count, default=8000, help="of each run; default 8000")
+    parser.add_argument("--tokens", type=machine.count, default=6, help="of a completion; default 6")
     options = parser.parse_args()
-    if options.steps < 3 * THOUSAND or options.steps % THOUSAND:
-        parser.error("--steps must be a multiple of 1000, at least 3000")
+    if options.steps < 15 * TURN_STEPS or options.steps % TURN_STEPS:
+        parser.error(f"--steps must be a multiple of {TURN_STEPS}, at least {15 * TURN_STEPS}")
     console, facts = Console(), machine.facts()
     arguments = [
         "--max-steps", str(options.steps), "--save-steps", str(options.steps), "--logging-steps", "1",
+        "--max-completion-length", str(options.tokens), "--checkpointing",
     ]  # fmt: skip
-    summary: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="grpo-run-pace-") as name, ExitStack() as stack:
         trainings = {
             launcher: stack.enter_context(closing(Training(launcher, Path(name) / launcher, arguments)))
             for launcher in (OURS, TORCHRUN)
         }
         turns = {launcher: Turns(training) for launcher, training in trainings.items()}
-        memory: dict[str, list[dict[str, int]]] = {launcher: [] for launcher in turns}
+        memory: dict[str, dict[int, dict[str, float]]] = {launcher: {} for launcher in turns}
         for turn in turns.values():
             stack.callback(turn.resume)
         for last in range(TURN_STEPS, options.steps, TURN_STEPS):
             for launcher in (OURS, TORCHRUN) if last // TURN_STEPS % 2 else (TORCHRUN, OURS):
                 turns[launcher].train_until(last)
-                if last in (2 * THOUSAND, options.steps - TURN_STEPS):
-                    memory[launcher].append(private_bytes(trainings[launcher]))
+                if last % MEMORY_FROM_STEPS == 0 or last == options.steps - TURN_STEPS:
+                    memory[launcher][last] = private_bytes(trainings[launcher])
         for launcher, training in trainings.items():
             turns[launcher].resume()
             if training.wait(END_SECONDS) != 0:
                 raise LauncherError(f"{launcher} did not end well:\n{training.tail()}")
-            begun = figures(step_seconds(training, THOUSAND, 2 * THOUSAND))
-            ended = figures(step_seconds(training, options.steps - THOUSAND, options.steps - TURN_STEPS))
-            before, after = memory[launcher]
-            summary[launcher] = {
-                "second_thousand": begun,
-                "last_thousand": ended,
-                "ratio": ended["median"] / begun["median"],
-                "grown_bytes": {kind: after[kind] - before[kind] for kind in after},
-                "digest": (training.output_dir / "weights.sha256").read_text().strip(),
-            }
-            grown = {kind: size / 2**20 for kind, size in summary[launcher]["grown_bytes"].items()}
-            ratio, first_ms = summary[launcher]["ratio"], 1000 * begun["median"]
-            last_ms = {name: 1000 * seconds for name, seconds in ended.items()}
-            console.print(
-                f"{launcher}: steps of {first_ms:.1f} ms in the second thousand, {last_ms['median']:.1f} ms"
-                f" in the last (ratio {ratio:.3f}; p99 {last_ms['p99']:.1f} ms, longest"
-                f" {last_ms['longest']:.0f} ms); private memory grew by {grown['launcher']:.1f} MiB in the"
-                f" launcher and {grown['ranks']:.1f} MiB in the ranks",
-                highlight=False,
-            )
+        summary = {
+            launcher: summarize(training, options.steps, memory[launcher])
+            for launcher, training in trainings.items()
+        }
+    console.print(table(summary))
     equal = len({one["digest"] for one in summary.values()}) == 1
-    compared = summary[OURS]["ratio"] / summary[TORCHRUN]["ratio"]
-    console.print(f"ratio of the ratios: {compared:.3f}; equal weights: {equal}", highlight=False)
+    console.print(f"{options.steps} steps, {options.tokens} tokens; equal weights: {equal}", highlight=False)
     result = {
         "benchmark": "pace",
         "machine": facts,
-        "settings": {"steps": options.steps, "ranks": RANKS},
+        "settings": {"steps": options.steps, "tokens": options.tokens, "ranks": RANKS},
         "summary": {**summary, "equal_weights": equal},
     }
     machine.finish(console, result, options.json)

@@ -114,12 +114,14 @@ def main() -> None:
         "--history", type=int, default=0, metavar="ENTRIES", help="entries that are logged before"
     )
     parser.add_argument("--no-save", action="store_true", help="write no checkpoint")
+    parser.add_argument("--checkpointing", action="store_true", help="of activations, as TRL's default is")
     arguments = parser.parse_args()
     tiny.check_rollout_boundaries(arguments)
 
     settings = tiny.settings(arguments)
     if arguments.no_save:
         settings["save_strategy"] = "no"
+    settings[tiny.CHECKPOINTING] = arguments.checkpointing
     tokenizer = tiny.tokenizer()
     trainer = GRPOTrainer(
         model=policy(len(tokenizer), arguments.size, arguments.seed),
