@@ -2,9 +2,9 @@
 
 A run under grpo-run and one under torchrun exist at the same time and take turns of 100 steps, as in
 `overhead_in_turns.py`, with TRL's default of gradient checkpointing and a log entry each step; grpo-run takes
-its snapshots. Of each run: the median, the 99th percentile and the longest step, and the growth of the
-private memory of a rank and of the launcher. A run of fewer than 3,000 steps is compared by thirds. The
-weights at the end must be equal.
+its snapshots. Of each run: the median, the 99th percentile and the longest step, the CPU time of a rank in a
+step, which the load of the machine changes less, and the growth of the private memory of a rank and of the
+launcher. A run of fewer than 3,000 steps is compared by thirds. The weights at the end must be equal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TURN_STEPS = 100
 UNCOUNTED_STEPS = 2
 """Steps at the start of a turn: the one that was stopped, and one that finds the caches of the other run."""
 PART_STEPS = 1000
-MEMORY_FROM_STEPS = 500
+FIGURES = ("median", "p99", "longest", "CPU of a rank")
 END_SECONDS = 120.0
 
 
@@ -44,15 +44,18 @@ def step_seconds(training: Training, first: int, last: int) -> list[float]:
     return [ends[step] - ends[step - 1] for step in counted]
 
 
-def private_bytes(training: Training) -> dict[str, float]:
-    """Return the private memory of the launcher, and of a rank on average."""
-    logs = [StepLog(training.step_log, rank) for rank in range(RANKS)]
-    for log in logs:
+def usage(training: Training) -> dict[str, float]:
+    """Return the private memory of the launcher and, on average, of a rank, and the CPU time of a rank."""
+    ranks = []
+    for rank in range(RANKS):
+        log = StepLog(training.step_log, rank)
         log.update()
-    ranks = [log.last.pid for log in logs if log.last is not None]
+        assert log.last is not None, "the run was stopped after a step"
+        ranks.append(psutil.Process(log.last.pid))
     return {
         "launcher": psutil.Process(training.pid).memory_full_info().uss,
-        "rank": statistics.mean(psutil.Process(pid).memory_full_info().uss for pid in ranks),
+        "rank": statistics.mean(process.memory_full_info().uss for process in ranks),
+        "cpu_seconds": statistics.mean(sum(process.cpu_times()[:2]) for process in ranks),
     }
 
 
@@ -60,33 +63,42 @@ def figures(seconds: list[float]) -> dict[str, float]:
     """Return what describes the steps of a part of a run."""
     return {
         "median": statistics.median(seconds),
-        "p99": statistics.quantiles(seconds, n=100)[98],
+        "p99": statistics.quantiles(seconds, n=100, method="inclusive")[98],
         "longest": max(seconds),
     }
 
 
-def summarize(training: Training, steps: int, memory: dict[int, dict[str, float]]) -> dict[str, Any]:
+def summarize(training: Training, steps: int, used: dict[int, dict[str, float]]) -> dict[str, Any]:
     """Return the figures of a run that has ended.
 
     Args:
         training: the run.
         steps: that it trained.
-        memory: its private memory by step.
+        used: its `usage` by step.
     """
     part = min(PART_STEPS, steps // 3)
-    # the run was last stopped one turn before its end; those steps had the machine for themselves
-    parts = {
-        "first": figures(step_seconds(training, UNCOUNTED_STEPS, part)),
-        "second": figures(step_seconds(training, part, 2 * part)),
-        "last": figures(step_seconds(training, steps - part, steps - TURN_STEPS)),
+    # until the second turn both runs started, and in the last turn neither was stopped
+    spans = {
+        "first": (2 * TURN_STEPS, part),
+        "second": (part, 2 * part),
+        "last": (steps - part, steps - TURN_STEPS),
     }
-    begun, ended = memory[min(memory)], memory[max(memory)]
+    parts: dict[str, dict[str, float]] = {}
+    for name, (first, last) in spans.items():
+        cpu_seconds = used[last]["cpu_seconds"] - used[first]["cpu_seconds"]
+        parts[name] = figures(step_seconds(training, first, last)) | {
+            "CPU of a rank": cpu_seconds / (last - first)
+        }
+    begun, ended = used[min(2 * TURN_STEPS, part)], used[max(used)]
     return {
         **parts,
-        "ratio": parts["last"]["median"] / parts["second"]["median"],
-        "grown_bytes": {kind: ended[kind] - begun[kind] for kind in ended},
-        "memory_bytes": memory,
-        "training_seconds": sum(step_seconds(training, UNCOUNTED_STEPS, steps)),
+        "grown_bytes": {kind: ended[kind] - begun[kind] for kind in ("rank", "launcher")},
+        "usage": used,
+        "turn_medians": [
+            statistics.median(step_seconds(training, first, first + TURN_STEPS))
+            for first in range(0, steps, TURN_STEPS)
+        ],
+        "training_seconds": sum(step_seconds(training, TURN_STEPS, steps - TURN_STEPS)),
         "digest": (training.output_dir / "weights.sha256").read_text().strip(),
     }
 
@@ -95,10 +107,12 @@ def table(summary: dict[str, Any]) -> Table:
     """Return the figures of both runs as a table."""
     grid = Table("", *summary)
     for name in ("first", "second", "last"):
-        for figure in ("median", "p99", "longest"):
-            values = [f"{1000 * one[name][figure]:.0f}" for one in summary.values()]
+        for figure in FIGURES:
+            values = [f"{1000 * one[name][figure]:.1f}" for one in summary.values()]
             grid.add_row(f"{name} part, {figure}, ms", *values)
-    grid.add_row("last to second, median", *(f"{one['ratio']:.3f}" for one in summary.values()))
+    for figure in ("median", "CPU of a rank"):
+        ratios = [one["last"][figure] / one["second"][figure] for one in summary.values()]
+        grid.add_row(f"last to second, {figure}", *(f"{ratio:.3f}" for ratio in ratios))
     for kind in ("rank", "launcher"):
         values = [f"{one['grown_bytes'][kind] / 2**20:.1f}" for one in summary.values()]
         grid.add_row(f"growth of a {kind}, MiB", *values)
@@ -125,20 +139,19 @@ def main() -> int:
             for launcher in (OURS, TORCHRUN)
         }
         turns = {launcher: Turns(training) for launcher, training in trainings.items()}
-        memory: dict[str, dict[int, dict[str, float]]] = {launcher: {} for launcher in turns}
+        used: dict[str, dict[int, dict[str, float]]] = {launcher: {} for launcher in turns}
         for turn in turns.values():
             stack.callback(turn.resume)
         for last in range(TURN_STEPS, options.steps, TURN_STEPS):
             for launcher in (OURS, TORCHRUN) if last // TURN_STEPS % 2 else (TORCHRUN, OURS):
                 turns[launcher].train_until(last)
-                if last % MEMORY_FROM_STEPS == 0 or last == options.steps - TURN_STEPS:
-                    memory[launcher][last] = private_bytes(trainings[launcher])
+                used[launcher][last] = usage(trainings[launcher])
         for launcher, training in trainings.items():
             turns[launcher].resume()
             if training.wait(END_SECONDS) != 0:
                 raise LauncherError(f"{launcher} did not end well:\n{training.tail()}")
         summary = {
-            launcher: summarize(training, options.steps, memory[launcher])
+            launcher: summarize(training, options.steps, used[launcher])
             for launcher, training in trainings.items()
         }
     console.print(table(summary))
