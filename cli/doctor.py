@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from grpo_run.cli.planning.options import parse_size
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.preflight.checks import Finding, State, examine
 from grpo_run.runtime.preflight.reading import WRITTEN_BYTES, read_facts
-from grpo_run.runtime.upstream.features import FEATURES, lacking_anywhere
+from grpo_run.runtime.upstream.features import FEATURES, is_released
 from grpo_run.runtime.upstream.versions import TESTED
 from grpo_run.watchdog.text import counted
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         checkpoint_bytes=0 if size is None else parse_size("--checkpoint-size", size),
         written_bytes=WRITTEN_BYTES,
     )
-    findings = [*examine(facts), *_features(facts.versions)]
+    findings = [*examine(facts), *(_features() if facts.versions.keys() >= TESTED.keys() else ())]
     number = {state: sum(one.state is state for one in findings) for state in State}
     if options.json:
         found = {"schema": 1, "failed": number[State.fail], "checks": [asdict(one) for one in findings]}
@@ -73,16 +73,12 @@ def main(arguments: Sequence[str]) -> int:
     return EXIT_FAILED if number[State.fail] else 0
 
 
-def _features(versions: Mapping[str, str | None]) -> Iterator[Finding]:
-    """What the installed releases lack. In older ones that is found by importing TRL, which takes seconds."""
-    if None in map(versions.get, TESTED):
-        return
-    newest = all(str(versions[name]).startswith(f"{last}.") for name, (_, last) in TESTED.items())
-    off = {} if newest else {one.text: missing for one in FEATURES if (missing := lacking_anywhere(one))}
-    for text, missing in off.items():
-        yield Finding(
-            name="feature", state=State.not_applicable, text=f"off: {text}, which needs {', '.join(missing)}"
-        )
+def _features() -> Iterator[Finding]:
+    """What the installed releases lack."""
+    off = [feature for feature in FEATURES if not is_released(feature)]
+    for feature in off:
+        text = f"off: {feature.text}, which needs {feature.since}"
+        yield Finding(name="feature", state=State.not_applicable, text=text)
     if not off:
         yield Finding(name="features", state=State.ok, text=f"all {len(FEATURES)} have what they need")
 

@@ -9,10 +9,8 @@ listed. Does not write weights, stage, rename or delete directories (see `publis
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,8 @@ MANIFEST = "MANIFEST.json"
 LOCK = ".partial.lock"
 """The lock file of a directory that is being written; never part of a checkpoint."""
 SCHEMA = 1
-_LIBRARIES = ("grpo-run", "torch", "transformers", "trl", "accelerate", "deepspeed")
+FORMAT_LIBRARIES = ("grpo-run", "torch", "transformers", "trl", "accelerate", "deepspeed")
+"""What defines a checkpoint's format."""
 
 
 class TrainCall(pydantic.BaseModel):
@@ -67,7 +66,7 @@ class Identity(pydantic.BaseModel):
         layout: how the state is distributed over ranks: `ddp`, `deepspeed-zero3`, `fsdp2`.
         model_shape: digest of the model's parameter names, shapes and types, see
             `compatibility.digest_model_shape`.
-        versions: installed library versions, see `installed_versions`.
+        versions: of those of `FORMAT_LIBRARIES` that are installed.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
@@ -201,12 +200,3 @@ def read_manifest(path: Path) -> Manifest:
     if compute_seal(fields) != manifest.seal:
         raise CheckpointError(f"{path / MANIFEST} does not match its digest")
     return manifest
-
-
-def installed_versions() -> dict[str, str]:
-    """Return the versions of those libraries that define a checkpoint's format and are installed."""
-    found = {}
-    for name in _LIBRARIES:
-        with contextlib.suppress(PackageNotFoundError):  # DeepSpeed is an extra
-            found[name] = version(name)
-    return found

@@ -14,11 +14,11 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.launch.imported_files import digests
+from grpo_run.runtime.upstream.versions import installed_versions
 
 COMPARED_VARIABLES = ("SEED", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
 """Variables that may change results, by their usual meaning. Their values are recorded."""
@@ -127,7 +127,7 @@ def collect(
             if name not in COMPARED_VARIABLES and not OF_A_LAUNCH.fullmatch(name)
         },
         settings={name: str(value) for name, value in settings.items()},
-        versions=dict(_versions()),
+        versions=installed_versions(DISTRIBUTIONS),
     )
 
 
@@ -144,14 +144,6 @@ def files_named(arguments: Sequence[str]) -> list[Path]:
                 found.append(Path(text).resolve())
                 break
     return found
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    for name in DISTRIBUTIONS:
-        try:
-            yield name, version(name)
-        except PackageNotFoundError:
-            continue
 
 
 TIMEOUT_SECONDS = 2.0

@@ -10,16 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from grpo_run.runtime.upstream.versions import TESTED
 from grpo_run.watchdog.text import duration_text, size_text
 
 MIB, GIB = 1 << 20, 1 << 30
-LIBRARIES = ("torch", "transformers", "trl", "accelerate")
-"""Without which no run starts."""
 SHARED_BYTES, SHARED_LEAST_BYTES, DISK_LEAST_BYTES, MEMORY_LEAST_BYTES = GIB, 8 * MIB, 256 * MIB, 256 * MIB
 """Containers have 64 MiB of shared memory by default: no snapshot, and little for data loaders."""
 SLOW_BYTES_PER_SECOND, LONG_SAVE_SECONDS, FEW_FILES, FEW_TASKS = 10 * MIB, 600, 1000, 100
 SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
-EARLIEST_TIME, CLOCK_STEP_SECONDS = 1.7e9, 0.5
+EARLIEST_TIME = 1.7e9
 GPU_LEAST_FREE = 0.1
 """Share of its memory."""
 DESCRIPTORS, DESCRIPTORS_PER_RANK = 128, 16
@@ -64,13 +63,12 @@ class Facts:
 
     `left_processes` are the command lines, by pid, of processes of runs whose supervisor is gone. Sizes are
     of what is free, `memory_usable_bytes` of what is beyond a reserve; `disk_files` and `free_tasks` are how
-    many more are possible. `limits` are the soft limits by name, without unlimited ones;
-    `clock_step_seconds` is by how much the wall clock was moved while it was watched; `may_trace` whether
-    this process has CAP_SYS_PTRACE. `checkpoint_bytes` and `ranks` are those of the run to come, 0 if
-    unknown.
+    many more are possible. `limits` are the soft limits by name, without unlimited ones; `may_trace` is
+    whether this process has CAP_SYS_PTRACE. `checkpoint_bytes` and `ranks` are those of the run to come, 0
+    if unknown.
     """
 
-    versions: Mapping[str, str | None]
+    versions: Mapping[str, str]
     environment: Mapping[str, str]
     gpus: tuple[Gpu, ...]
     gpu_problem: str | None
@@ -86,9 +84,7 @@ class Facts:
     ranks: int
     free_tasks: int | None
     clock_source: str
-    clock_synchronized: bool | None
     now: float
-    clock_step_seconds: float
     host_name: str
     host_address: str | None
     interfaces: frozenset[str]
@@ -142,11 +138,12 @@ def _judge(name: str, fine: str, *problems: Problem) -> Finding:
 
 
 def _libraries(facts: Facts) -> Iterator[Finding]:
-    for name, version in facts.versions.items():
-        blind = name == "torch" and "+cpu" in (version or "") and facts.gpus
+    for name in dict.fromkeys((*TESTED, *facts.versions)):
+        version = facts.versions.get(name, "")
+        blind = name == "torch" and "+cpu" in version and facts.gpus
         yield _judge(
-            name, version or "",
-            (version is None, FAIL, "not installed", f"pip install {name}"),
+            name, version,
+            (not version, FAIL, "not installed", f"pip install {name}"),
             (blind, FAIL, f"{version} cannot use this machine's GPUs", "install the CUDA build of torch"),
         )  # fmt: skip
 
@@ -154,10 +151,12 @@ def _libraries(facts: Facts) -> Iterator[Finding]:
 def _gpus(facts: Facts) -> Iterator[Finding]:
     problem = (facts.gpu_problem, FAIL, str(facts.gpu_problem), "see nvidia-smi; restart the machine")
     yield _judge("GPUs", f"{len(facts.gpus)} found", problem, (not facts.gpus, NONE, "no GPU", ""))
-    visible = facts.environment.get("CUDA_VISIBLE_DEVICES")
-    words = [word.strip() for word in (visible or "").split(",") if word.strip()]
+    visible = _visible(facts)
     chosen = [
-        gpu for word in words for gpu in facts.gpus if word == str(gpu.index) or gpu.uuid.startswith(word)
+        gpu
+        for word in visible or ()
+        for gpu in facts.gpus
+        if word and (word == str(gpu.index) or gpu.uuid.startswith(word))
     ]
     full = FAIL if facts.ranks else WARN  # else another one may be meant for it, such as vLLM's server
     for gpu in (facts.gpus if visible is None else chosen)[: facts.ranks or None]:
@@ -175,16 +174,22 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _visible(facts: Facts) -> list[str] | None:
+    """Return the words of CUDA_VISIBLE_DEVICES; None if it is not set."""
+    visible = facts.environment.get("CUDA_VISIBLE_DEVICES")
+    return None if visible is None else [word.strip() for word in visible.split(",")]
+
+
 def _settings(facts: Facts) -> Iterator[Finding]:
     none = (not facts.gpus, NONE, "no GPU", "")
-    visible, known = facts.environment.get("CUDA_VISIBLE_DEVICES"), {str(gpu.index) for gpu in facts.gpus}
-    words = [word.strip() for word in (visible or "").split(",")]
-    missing = [word for word in words if word.isdecimal() and word not in known]
-    hides = visible is not None and words[0] in ("", "-1")
+    visible, known = _visible(facts), {str(gpu.index) for gpu in facts.gpus}
+    shown = ",".join(visible or ["all"])
+    missing = [word for word in visible or () if word.isdecimal() and word not in known]
+    hides = visible is not None and visible[0] in ("", "-1")
     yield _judge(
-        "visible GPUs", visible or "all", none,
+        "visible GPUs", shown, none,
         (hides, WARN, "CUDA_VISIBLE_DEVICES hides every GPU", "unset it"),
-        (missing, FAIL, f"CUDA_VISIBLE_DEVICES={visible}: no GPU {', '.join(missing)}", "correct it"),
+        (missing, FAIL, f"CUDA_VISIBLE_DEVICES={shown}: no GPU {', '.join(missing)}", "correct it"),
     )  # fmt: skip
     set_ = sorted(f"{name}={value}" for name, value in facts.environment.items() if "NCCL_" in name)
     text = "TORCH_NCCL_ASYNC_ERROR_HANDLING=0"
@@ -293,12 +298,9 @@ def _memory(facts: Facts) -> Iterator[Finding]:
 
 
 def _kernel(facts: Facts) -> Iterator[Finding]:
-    state = {True: "", False: ", not synchronized by this kernel", None: ""}[facts.clock_synchronized]
-    text = f"the wall clock was moved by {facts.clock_step_seconds:+.1f} s just now"
     yield _judge(
-        "clock", f"{facts.clock_source}{state}",
+        "clock", facts.clock_source or "unknown",
         (facts.now < EARLIEST_TIME, FAIL, "the date lies years in the past", "set the clock"),
-        (abs(facts.clock_step_seconds) > CLOCK_STEP_SECONDS, WARN, text, "let chronyd or ntpd slew it"),
         (facts.clock_source in SLOW_CLOCKS, WARN, f"{facts.clock_source} is slow to read", "clocksource=tsc"),
     )  # fmt: skip
     scope = facts.ptrace_scope

@@ -8,19 +8,18 @@ and leaves nothing behind.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.preflight.checks import LIBRARIES, Facts, Gpu
+from grpo_run.runtime.preflight.checks import Facts, Gpu
 from grpo_run.runtime.snapshots.headroom import cgroup_headroom, machine_headroom
+from grpo_run.runtime.upstream.versions import TESTED, installed_versions
 from grpo_run.watchdog.evidence.stack_capture import find_py_spy
 from grpo_run.watchdog.memory.cgroups import memory_cgroups, read_fields
 from grpo_run.watchdog.processes import (
@@ -35,12 +34,8 @@ from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE
 OPTIONAL_LIBRARIES = ("deepspeed", "vllm", "peft", "nvidia-ml-py", "py-spy")
 WRITTEN_BYTES, BLOCK_BYTES, WRITE_SECONDS = 64 << 20, 4 << 20, 5.0
 """Size of the file that measures the disk, and how long it is written at most."""
-WATCH_SECONDS = 0.05
-"""How long the clocks are compared."""
 LIMITS = ("nofile", "nproc", "memlock", "fsize", "core")
 CAP_SYS_PTRACE = 19
-TIMEX_BYTES, TIME_ERROR = 512, 5
-"""More than `struct timex` of adjtimex(2) has, and what it returns for a clock that is not synchronized."""
 SLOWDOWN, UNCORRECTED, VOLATILE, PROHIBITED = 0x08 | 0x40 | 0x80, 1, 0, 2
 """Of NVML: hardware reasons for lower clocks, kinds of memory errors, a compute mode."""
 SUPERVISOR_WORDS = ("grpo-run", "grpo_run")
@@ -88,14 +83,8 @@ def read_facts(
     folder = _existing(folder.absolute())
     disk_problem, speed = write_file(folder, written_bytes)
     capabilities = read("proc/self/status").partition(b"CapEff:")[2].split(b"\n")[0]
-    now, step_seconds = _watch_clock(wall_clock)
-    time_state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))  # zeros set nothing
     return Facts(
-        versions={
-            name: installed
-            for name in (*LIBRARIES, *OPTIONAL_LIBRARIES)
-            if (installed := _version(name)) is not None or name in LIBRARIES
-        },
+        versions=installed_versions((*TESTED, *OPTIONAL_LIBRARIES)),
         environment=environment,
         gpus=gpus,
         gpu_problem=gpu_problem,
@@ -111,9 +100,7 @@ def read_facts(
         ranks=ranks,
         free_tasks=_free_tasks(limits["nproc"], membership, root),
         clock_source=read("sys/devices/system/clocksource/clocksource0/current_clocksource").decode().strip(),
-        clock_synchronized=None if time_state < 0 else time_state != TIME_ERROR,
-        now=now,
-        clock_step_seconds=step_seconds,
+        now=wall_clock(),
         host_name=socket.gethostname(),
         host_address=_address(socket.gethostname()),
         interfaces=names("sys/class/net"),
@@ -136,12 +123,6 @@ def read_facts(
 def _number(content: bytes, base: int = 10) -> int | None:
     with contextlib.suppress(ValueError):
         return int(content, base)
-    return None
-
-
-def _version(name: str) -> str | None:
-    with contextlib.suppress(PackageNotFoundError):
-        return version(name)
     return None
 
 
@@ -249,14 +230,6 @@ def _free_tasks(limit: int, membership: bytes, root: Path) -> int | None:
                 most, now = (_number(read_file(f"{group}/pids.{name}") or b"") for name in ("max", "current"))
                 left += [most - now] if most is not None and now is not None else []
     return min(left, default=None)
-
-
-def _watch_clock(wall_clock: Callable[[], float]) -> tuple[float, float]:
-    """Return the time, and by how many seconds it was moved against the monotonic clock meanwhile."""
-    wall, monotonic = wall_clock(), time.monotonic()
-    time.sleep(WATCH_SECONDS)
-    now = wall_clock()
-    return now, (now - wall) - (time.monotonic() - monotonic)
 
 
 def _address(host: str) -> str | None:

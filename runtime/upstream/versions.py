@@ -1,13 +1,15 @@
 """The tested versions of torch, transformers, TRL and accelerate, what is installed, and optional packages.
 
-Called by `cli` before a launch or a plan, and by commands that need a package of an extra. Installation has
+Called by `cli` before a launch or a plan, by commands that need a package of an extra, and by what records
+versions. Installation has
 lower bounds only (`pyproject.toml`); what works with a version inside them is found by name, see
 `features.py`. Imports none of the libraries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Final
@@ -52,19 +54,25 @@ def check_extra(purpose: str, *modules: str) -> None:
             raise MissingPackageError(f"{purpose} needs {module}: pip install 'grpo-run[{EXTRAS[module]}]'")
 
 
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those distributions that are installed, by name."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
 def untested_versions() -> list[str]:
     """Return one sentence that names each library outside the tested range, or nothing.
 
     Raises:
         MissingPackageError: one of the libraries is not installed.
     """
-    outside = []
+    installed, outside = installed_versions(TESTED), []
     for name, (oldest, newest) in TESTED.items():
-        try:
-            installed = version(name)
-        except PackageNotFoundError:
-            raise MissingPackageError(f"{name} is not installed: pip install {name}") from None
-        if not Version(oldest).release <= Version(installed).release[:2] <= Version(newest).release:
-            range_ = oldest if oldest == newest else f"{oldest} to {newest}"
-            outside.append(f"{name} {installed} (tested: {range_})")
+        if name not in installed:
+            raise MissingPackageError(f"{name} is not installed: pip install {name}")
+        if not Version(oldest).release <= Version(installed[name]).release[:2] <= Version(newest).release:
+            outside.append(f"{name} {installed[name]} (tested: {oldest} to {newest})")
     return [f"not tested with {', '.join(outside)}"] if outside else []

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from grpo_run.runtime.checkpoints.manifest import Identity, TrainCall, installed_versions, write_manifest
+from grpo_run.runtime.checkpoints.manifest import FORMAT_LIBRARIES, Identity, TrainCall, write_manifest
 from grpo_run.runtime.rank.saving import description
+from grpo_run.runtime.upstream.versions import installed_versions
 
 
 class Sum(torch.nn.Module):
@@ -47,7 +48,7 @@ class Publish(TrainerCallback):
         """Write the manifest as the guard does."""
         identity = Identity(
             run_id="run-1", train_call=self.call, step=state.global_step, world_size=1,
-            versions=installed_versions(),
+            versions=installed_versions(FORMAT_LIBRARIES),
             **description.manifest_fields(self.trainer, 1),
         )  # fmt: skip
         write_manifest(Path(args.output_dir) / identity.folder, identity)

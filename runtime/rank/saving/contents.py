@@ -19,9 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.checkpoints.manifest import Identity, TrainCall, installed_versions
+from grpo_run.runtime.checkpoints.manifest import FORMAT_LIBRARIES, Identity, TrainCall
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.slot import StagedSnapshot
+from grpo_run.runtime.upstream.versions import installed_versions
 
 UPLOAD_VARIABLES = ("WANDB_LOG_MODEL", "HF_MLFLOW_LOG_ARTIFACTS", "COMET_LOG_ASSETS", "CLEARML_LOG_MODEL")
 """If one of these is set in the environment, a callback of transformers uploads each checkpoint."""
@@ -166,4 +167,4 @@ class CheckpointContents(ABC):
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    return installed_versions()
+    return installed_versions(FORMAT_LIBRARIES)

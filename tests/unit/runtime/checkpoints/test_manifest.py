@@ -14,16 +14,17 @@ from support.slots import snapshot
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import (
+    FORMAT_LIBRARIES,
     MANIFEST,
     SCHEMA,
     compute_seal,
-    installed_versions,
     mark_finished,
     read_manifest,
     write_manifest,
 )
 from grpo_run.runtime.checkpoints.search import find_candidates, find_checkpoints
 from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.upstream.versions import installed_versions
 
 
 def test_reading_returns_the_manifest_that_was_written(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_a_manifest_of_another_schema_is_rejected(checkpoint: Path) -> None:
 
 def test_every_library_that_defines_the_format_has_a_version() -> None:
     """No version is empty."""
-    versions = installed_versions()
+    versions = installed_versions(FORMAT_LIBRARIES)
     assert {"grpo-run", "torch", "transformers", "trl"} <= set(versions)
     assert all(versions.values())
 
