@@ -1,13 +1,15 @@
 """Parse torch's Flight Recorder and join its entries with a rank's collective log.
 
-The parser reads the JSON of the handler `fr_trace_json` (format 2.10). The join gives one history of
-collectives for each rank; a group whose two records contradict each other proves nothing. Called by
+The parser reads the JSON of the handlers `fr_trace_json` and `dump_nccl_trace_json` (format 2.10). The join
+gives one history of collectives for each rank; a group whose two records contradict each other proves
+nothing. Called by
 `runtime/supervisor/detection/_collective_records.py` with the answers of the ranks' worker servers. Pure;
 does no I/O and does not judge.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -200,6 +202,26 @@ def parse_recording(text: bytes | str) -> tuple[Collective, ...]:
     # separately: their sequence numbers prove nothing. Each rank numbers groups without a name by itself
     ambiguous = {group for group, found in backends.items() if len(found) > 1 or group.startswith(UNNAMED)}
     return exclude_reused_groups(tuple(_collective(entry, members, ambiguous) for entry in recording.entries))
+
+
+def join_recordings(first: bytes, second: bytes) -> bytes:
+    """Return the answers of two recorders of one process as one, with the entries in their order.
+
+    Raises:
+        ValueError: one is not an object in JSON.
+    """
+    try:
+        one, other = json.loads(first), json.loads(second)
+        if not other.get("entries"):
+            return first
+        # each keeps its order, also if the clock was set
+        entries = heapq.merge(
+            one.get("entries") or (), other["entries"], key=lambda entry: entry["time_created_ns"]
+        )
+        groups = one.get("pg_config", {}) | other.get("pg_config", {})
+        return json.dumps(one | {"entries": list(entries), "pg_config": groups}).encode()
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"Flight Recorder answers not understood: {error!r}") from error
 
 
 def group_positions(collectives: Iterable[Collective]) -> dict[str, tuple[int, int]]:

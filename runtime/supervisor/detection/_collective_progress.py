@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from grpo_run.runtime.supervisor.detection._collective_records import (
     FETCH_SECONDS,
     FLIGHT_RECORDER_HANDLER,
+    MAX_UNANSWERED,
+    NCCL_RECORDER_HANDLER,
+    NOT_FOUND,
     fetch,
 )
 from grpo_run.watchdog.deadlocks.recording import group_positions, parse_recording
 
-HANDLERS = (FLIGHT_RECORDER_HANDLER, "dump_nccl_trace_json")
-"""Gloo and NCCL have a recorder each; builds of torch without NCCL have no handler for the second."""
-NOT_FOUND = " 404 "
+HANDLERS = (FLIGHT_RECORDER_HANDLER, NCCL_RECORDER_HANDLER)
 POLL_SECONDS = 5.0
 """Least time between two polls."""
 OLD_SECONDS = 120.0
@@ -48,6 +50,8 @@ class CollectiveProgressPoller:
         self._polling = threading.Lock()
         self._asked_at = -POLL_SECONDS
         self._handlers = list(HANDLERS)
+        self._unanswered: Counter[tuple[str, str]] = Counter()
+        """In a row, by handler and socket."""
         self._known: dict[str, Positions] = {}
         """By socket, also of groups whose entries have left the recorder's ring since."""
         self._answered: tuple[float, dict[str, Positions]] = (0.0, {})
@@ -74,10 +78,17 @@ class CollectiveProgressPoller:
             known: dict[str, Positions] = {path: dict(self._known.get(path, {})) for path in sockets.values()}
             answered = set()
             for handler in tuple(self._handlers):
-                answers, failures = fetch(sockets, FETCH_SECONDS, handler)
+                asked = {
+                    rank: path
+                    for rank, path in sockets.items()
+                    if self._unanswered[handler, path] < MAX_UNANSWERED
+                }
+                answers, failures = fetch(asked, FETCH_SECONDS, handler)
+                self._unanswered.update((handler, asked[rank]) for rank in failures)
                 if any(NOT_FOUND in why for why in failures.values()):
                     self._handlers.remove(handler)  # this torch does not have it
                 for rank, text in answers.items():
+                    del self._unanswered[handler, asked[rank]]
                     try:
                         found = group_positions(parse_recording(text))
                     except ValueError:

@@ -1,9 +1,10 @@
 """The collectives of each rank: Flight Recorder answers joined with the collective logs on the board.
 
 Torch's worker servers listen on one unix socket per rank and answer from C++ threads; for the Flight
-Recorder, even while Python is stuck. All ranks are asked before any answer is read, under one deadline. Used
-by the deadlock and stall detectors, and by the incident investigation for the evidence. What cannot be read
-is listed in `unavailable` and is never treated as proof. Does not judge.
+Recorder, even while Python is stuck. A build of torch with NCCL has two recorders in each process: what runs
+on a device is in NCCL's only, everything else in the other. All ranks are asked before any answer is read,
+under one deadline. Used by the deadlock and stall detectors, and by the incident investigation for the
+evidence. What cannot be read is listed in `unavailable` and is never treated as proof. Does not judge.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from grpo_run.runtime.board import collective_log
 from grpo_run.runtime.supervisor.detection._local_ranks import LocalRanks
 from grpo_run.watchdog.deadlocks.collectives import BACKWARD, Collective, CollectiveProgress
 from grpo_run.watchdog.deadlocks.positions import THREADS_HANDLER, Position, ThreadReport
-from grpo_run.watchdog.deadlocks.recording import merge, parse_recording
+from grpo_run.watchdog.deadlocks.recording import join_recordings, merge, parse_recording
 from grpo_run.watchdog.observation import Phase, RankState, Slot
 
 MAX_ANSWER_BYTES = 1024 * 1024
 """256 entries take about 120 KB."""
 FLIGHT_RECORDER_HANDLER = "fr_trace_json"
+NCCL_RECORDER_HANDLER = "dump_nccl_trace_json"
+"""Builds of torch without NCCL do not have it."""
+NOT_FOUND = " 404 "
 _CONNECT_SECONDS = 0.05
 _REQUEST = "POST /handler/{} HTTP/1.1\r\nHost: rank\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
@@ -121,8 +125,9 @@ machine a single answer is often late.
 """
 SILENT_FETCHES = 3
 MAX_UNANSWERED = 3
-"""A rank that has left so many requests for a thread report unanswered is not asked again in this attempt.
-Each one occupies a thread of its worker server until the interpreter runs; the server has 8."""
+"""A rank that has left so many requests for a thread report in a row unanswered is not asked for one again in
+this attempt, likewise for NCCL's records. Each one occupies a thread of its worker server, which has 8, until
+the interpreter runs or the driver answers."""
 
 Recorded = Mapping[int, tuple[Collective, ...]]
 """Parsed Flight Recorder entries, by rank."""
@@ -163,7 +168,9 @@ class CollectiveRecords:
         self._clock = clock
         self._silent: dict[int, _Silence] = {}
         self._parsed: dict[int, tuple[bytes, tuple[Collective, ...]]] = {}
-        self._unanswered: Counter[int] = Counter()
+        self._has_nccl = True
+        self._unanswered: Counter[tuple[str, int]] = Counter()
+        """In a row, by handler and rank."""
         self._merged: dict[int, _Merged] = {}
         self._copies: dict[int, bytes] = {}
         self.recordings: dict[int, bytes] = {}
@@ -177,6 +184,8 @@ class CollectiveRecords:
         """Fetch and parse the Flight Recorders behind `sockets` (paths by rank)."""
         self._copies.clear()  # a fetch takes some time
         self.recordings, failures = fetch(sockets, FETCH_SECONDS)
+        if self._has_nccl:
+            self._add_nccl(sockets, failures)
         recorded = {}
         for rank, text in self.recordings.items():
             before = self._parsed.get(rank)
@@ -196,6 +205,31 @@ class CollectiveRecords:
         }
         return recorded
 
+    def _add_nccl(self, sockets: Mapping[int, str], failures: dict[int, str]) -> None:
+        """Add NCCL's records to `recordings`. A rank without them has none: it may have issued more."""
+        answers, without = self._ask(NCCL_RECORDER_HANDLER, {rank: sockets[rank] for rank in self.recordings})
+        self._has_nccl = not any(NOT_FOUND in reason for reason in without.values())
+        if not self._has_nccl:
+            return
+        for rank, reason in without.items():
+            del self.recordings[rank]
+            failures[rank] = reason
+        for rank, text in answers.items():
+            try:
+                self.recordings[rank] = join_recordings(self.recordings[rank], text)
+            except ValueError as error:
+                del self.recordings[rank]
+                failures[rank] = str(error)
+
+    def _ask(self, handler: str, sockets: Mapping[int, str]) -> tuple[dict[int, bytes], dict[int, str]]:
+        """Ask the ranks that have not left the last of these requests unanswered."""
+        asked = {r: path for r, path in sockets.items() if self._unanswered[handler, r] < MAX_UNANSWERED}
+        answers, failures = fetch(asked, FETCH_SECONDS, handler)
+        self._unanswered.update((handler, rank) for rank in failures)
+        for rank in answers:
+            del self._unanswered[handler, rank]
+        return answers, failures | dict.fromkeys(sockets.keys() - asked.keys(), f"{handler} does not answer")
+
     def _note_silence(self, answered: Iterable[int], unanswered: Iterable[int]) -> None:
         now = self._clock()
         for rank in answered:
@@ -210,15 +244,13 @@ class CollectiveRecords:
         A rank whose interpreter does not run has none.
         """
         self._copies.clear()
-        asked = {rank: path for rank, path in sockets.items() if self._unanswered[rank] < MAX_UNANSWERED}
-        answers, failures = fetch(asked, FETCH_SECONDS, THREADS_HANDLER)
-        self._unanswered.update(failures.keys())
+        answers, _ = self._ask(THREADS_HANDLER, sockets)
         reports = {}
         for rank, text in answers.items():
             try:
                 reports[rank] = ThreadReport.model_validate_json(text)
             except ValidationError:
-                self._unanswered[rank] += 1
+                self._unanswered[THREADS_HANDLER, rank] += 1
         return reports
 
     def may_be_blocked(self, rank: int, slot: Slot | None) -> bool:

@@ -84,6 +84,10 @@ class World:
         self.active: dict[int, list[str]] = {}
         self.switches: Counter[int] = Counter()
         self.entries: dict[int, list[dict[str, Any]]] = {rank: [] for rank in ranks}
+        self.nccl_entries: dict[int, list[dict[str, Any]]] | None = None
+        """Of NCCL's recorder; None for a build of torch without it."""
+        self.silent_nccl: dict[int, str] = {}
+        self.asked_nccl: list[set[int]] = []
         self.groups: dict[str, dict[str, str]] = {}
         self.silent: dict[int, str] = {}
         self.cpu = dict.fromkeys(ranks, 10.0)
@@ -206,9 +210,16 @@ class World:
             self.asked.append(set(sockets))
             failures |= {rank: "no answer" for rank in sockets if rank in self.frozen}
             return {rank: self._threads(rank) for rank in sockets if rank not in failures}, failures
-        self.polls.append(self.now)
+        entries = self.entries
+        if handler == collective_records.NCCL_RECORDER_HANDLER:
+            self.asked_nccl.append(set(sockets))
+            if self.nccl_entries is None:
+                return {}, dict.fromkeys(sockets, "answered b'HTTP/1.1 404 Not Found'")
+            entries, failures = self.nccl_entries, dict(self.silent_nccl)
+        else:
+            self.polls.append(self.now)
         answers = {
-            rank: json.dumps({"entries": self.entries[rank], "pg_config": self.groups}).encode()
+            rank: json.dumps({"entries": entries[rank], "pg_config": self.groups}).encode()
             for rank in sockets
             if rank not in failures
         }
@@ -279,6 +290,22 @@ def mismatch(world: World) -> None:
         world.issue(rank, "all_reduce", progress=CollectiveProgress.completed)
     world.issue(0, "all_reduce", line=88)
     world.issue(1, "all_gather", line=91)
+
+
+def move_to_nccl(world: World) -> None:
+    """What the ranks have issued was NCCL's: the other recorder holds only a vote of grpo-run."""
+    vote = {
+        "process_group": ["grpo_run/votes", ""], "pg_id": 9, "collective_seq_id": 1,
+        "profiling_name": "gloo:all_reduce", "retired": True, "time_created_ns": 0,
+    }  # fmt: skip
+    world.nccl_entries = {
+        rank: [
+            entry | {"profiling_name": entry["profiling_name"].replace("gloo", "nccl"), "time_created_ns": 1}
+            for entry in entries
+        ]
+        for rank, entries in world.entries.items()
+    }
+    world.entries = {rank: [vote] for rank in world.entries}
 
 
 def suspect_a_stall(world: World) -> None:

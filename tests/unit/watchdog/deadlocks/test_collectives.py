@@ -17,7 +17,7 @@ from grpo_run.watchdog.deadlocks.collectives import (
     operation_name,
     share_group,
 )
-from grpo_run.watchdog.deadlocks.recording import merge, parse_recording
+from grpo_run.watchdog.deadlocks.recording import join_recordings, merge, parse_recording
 from grpo_run.watchdog.verdict import Location
 
 LINE = Location(file="/home/user/train.py", line=88, function="reward")
@@ -123,6 +123,43 @@ def test_an_answer_without_entries_holds_no_collectives() -> None:
     """torch leaves the list out while nothing has been recorded."""
     answer = '{"comm_lib_version":"","nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}'
     assert parse_recording(answer) == ()
+
+
+def test_the_recorders_of_gloo_and_nccl_are_read_as_one() -> None:
+    """In the order in which the process has enqueued; a group that both have used proves nothing."""
+    gloo = recording(
+        gloo_entry(process_group=["1", ""], time_created_ns=2),
+        gloo_entry(process_group=["2", ""], pg_id=5, time_created_ns=4),
+        pg_config={"1": {"ranks": "[0, 1]"}},
+    )
+    nccl = recording(
+        gloo_entry(profiling_name="nccl:all_reduce", time_created_ns=1, state="completed"),
+        gloo_entry(profiling_name="nccl:all_gather", process_group=["2", ""], pg_id=6, time_created_ns=3),
+        pg_config={"0": {"ranks": "[0, 1, 2]"}},
+    )
+    read = parse_recording(join_recordings(gloo.encode(), nccl.encode()))
+    assert [(one.group, one.on_device, one.completed, one.members, one.point_to_point) for one in read] == [
+        ("0", True, True, (0, 1, 2), False),
+        ("1", False, False, (0, 1), False),
+        ("2", True, False, (), True),
+        ("2", False, False, (), True),
+    ]
+
+
+def test_an_empty_recorder_of_nccl_adds_nothing() -> None:
+    """Torch leaves the list out while nothing has been recorded."""
+    gloo = recording(gloo_entry()).encode()
+    assert join_recordings(gloo, b'{"pg_config": {}, "version": "2.10"}') == gloo
+    nccl = recording(gloo_entry(profiling_name="nccl:all_reduce")).encode()
+    (read,) = parse_recording(join_recordings(b'{"pg_config": {}, "version": "2.10"}', nccl))
+    assert read.on_device
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"entries": [{}]}', b'{"entries": 3}'])
+def test_an_answer_of_nccl_that_is_not_understood_is_rejected(text: bytes) -> None:
+    """It must not count as a rank without collectives on its GPU."""
+    with pytest.raises(ValueError, match="Flight Recorder answers not understood"):
+        join_recordings(recording(gloo_entry()).encode(), text)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 
 import pytest
 
 from grpo_run.runtime.supervisor.detection import _collective_progress as collective_progress
 from grpo_run.runtime.supervisor.detection._collective_progress import (
+    MAX_UNANSWERED,
     OLD_SECONDS,
     POLL_SECONDS,
     CollectiveProgressPoller,
@@ -40,6 +42,7 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: dict[str, bytes] = {}
         self.asked: list[str] = []
+        self.sockets_asked: Counter[str] = Counter()
         self.sockets = {0: "first/0", 1: "first/1"}
         self.now = 100.0
         self.may_answer = threading.Event()
@@ -55,6 +58,7 @@ class Ranks:
         self.asked.append(handler)
         if "nccl" in handler:
             return {}, dict.fromkeys(sockets, ABSENT)
+        self.sockets_asked.update(sockets.values())
         found = {rank: self.answers[path] for rank, path in sockets.items() if path in self.answers}
         return found, dict.fromkeys(sockets.keys() - found.keys(), "no answer within 0.5 s")
 
@@ -121,6 +125,18 @@ def test_who_reads_waits_for_no_rank(ranks: Ranks) -> None:
     ranks.now += POLL_SECONDS / 2
     ranks.poller.latest()
     assert len(ranks.asked) == polls
+
+
+def test_a_stuck_rank_is_asked_three_times_in_a_row(ranks: Ranks) -> None:
+    """Each request occupies a thread of its worker server, which is needed for the evidence."""
+    for _ in range(MAX_UNANSWERED - 1):
+        ranks.poll()
+    ranks.answers = {"first/1": answer(("0", 1, True))}
+    ranks.poll()
+    ranks.answers.clear()
+    for _ in range(2 * MAX_UNANSWERED):
+        ranks.poll()
+    assert ranks.sockets_asked["first/1"] == 2 * MAX_UNANSWERED
 
 
 def test_an_old_result_is_not_shown(ranks: Ranks) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from support.builders.runtime.detector_world import World, hang_in, mismatch
+from support.builders.runtime.detector_world import World, hang_in, mismatch, move_to_nccl
 
-from grpo_run.runtime.supervisor.detection._collective_records import SILENT_SECONDS, NoAnswer
+from grpo_run.runtime.supervisor.detection._collective_records import MAX_UNANSWERED, SILENT_SECONDS, NoAnswer
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import Phase
@@ -21,6 +21,17 @@ def test_ranks_without_records_are_not_proved_wrong(world: World, silent: set[in
     assert world.advance(19.0) is None
     assert world.watch.blind == dict.fromkeys(silent, "no collective records: connection refused")
     assert world.watch.suspicion is None
+
+
+def test_a_rank_whose_nccl_recorder_is_stuck_is_not_proved_wrong(world: World) -> None:
+    """It may have issued more. Each request occupies a thread of its worker server, so there are few."""
+    mismatch(world)
+    move_to_nccl(world)
+    world.silent_nccl = {1: NoAnswer("no answer within 0.5 s")}
+    assert world.advance(SILENT_SECONDS + 9.0) is None
+    assert set(world.watch.blind) == {1}
+    assert sum(1 in asked for asked in world.asked_nccl) == MAX_UNANSWERED
+    assert len(world.asked_nccl) > MAX_UNANSWERED
 
 
 def test_an_unparsable_answer_makes_the_rank_blind(world: World) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from support.builders.runtime.detector_world import World, hang_in, mismatch
+from support.builders.runtime.detector_world import World, hang_in, mismatch, move_to_nccl
 
 from grpo_run.runtime.supervisor.detection._collective_records import MAX_UNANSWERED
 from grpo_run.watchdog.causes import Cause
@@ -26,6 +26,22 @@ def test_a_mismatch_is_found_within_a_second(world: World) -> None:
     assert {rank: place.line for rank, place in found.deadlock.locations.items()} == {0: 88, 1: 91}
     assert 1000.0 <= found.began_at_seconds <= 1000.1 + 1e-6
     assert set(world.watch.recordings) == {0, 1}
+
+
+def test_a_mismatch_in_nccls_own_recorder_is_found(world: World) -> None:
+    """On a GPU the other recorder has none of it. The evidence has both."""
+    mismatch(world)
+    move_to_nccl(world)
+    deadlock = world.deadlocks(1.0)
+    assert deadlock.cause is Cause.collective_mismatch
+    assert all(b"nccl:" in text and b"gloo:" in text for text in world.watch.recordings.values())
+
+
+def test_a_build_without_nccl_is_asked_for_its_recorder_once(world: World) -> None:
+    mismatch(world)
+    world.deadlocks(1.0)
+    assert len(world.polls) > 1
+    assert world.asked_nccl == [{0, 1}]
 
 
 def test_rare_scans_prove_a_mismatch_as_soon_as_frequent_ones(world: World) -> None:
