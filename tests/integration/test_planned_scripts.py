@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast, Qwen2Config
 
 from grpo_run.cli.planning.script import read_script
 from grpo_run.runtime.errors import ConfigError
@@ -46,6 +43,10 @@ SFTTrainer(model.to("cuda", torch.bfloat16), args=SFTConfig("out", max_length=77
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     """Return a folder with a configuration and a tokenizer, and without weights."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast, Qwen2Config
+
     folder = str(tmp_path / "model")
     Qwen2Config(
         vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
