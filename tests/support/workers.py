@@ -30,33 +30,40 @@ BYTES_PER_SECOND = 30_000
 """Size of the other test files by their CPU time."""
 SESSION = pytest.StashKey[pytest.Session]()
 
-TOGETHER = (
-    "integration/test_bad_input.py",
+IMPORTING = (
+    "integration/test_memory_prediction.py",
     "integration/test_memory_traces.py",
-    "integration/test_prometheus.py",
-    "integration/test_rank_is_torchruns.py",
+    "integration/test_planned_scripts.py",
     "integration/test_reward_workers.py",
     "integration/test_torture_files.py",
+)
+"""Files of real tests that import torch, transformers or TRL into pytest itself: one worker runs them all."""
+TOGETHER = (
+    "integration/test_bad_input.py",
+    "integration/test_prometheus.py",
+    "integration/test_rank_is_torchruns.py",
     "integration/test_wait_states.py",
+    "integration/test_wheel.py",
     "browser/test_report.py",
     "fault/test_torture.py",
 )
-"""Files of integration and fault tests with expensive module fixtures, and those that import torch or TRL
-into pytest
-itself: one worker runs all their tests."""
+"""Files of real tests with expensive module fixtures: one worker runs all tests of a file."""
 LONGEST_FIRST = (
     "test_hangs_end",
+    *IMPORTING,
     "test_prometheus.py",
+    "test_rank_is_torchruns.py",
     "test_an_unmodified_script_whose_reward_hangs",
+    "test_left_processes.py",
+    "test_stuck_disk.py",
+    "test_a_trl_script_prints_and_trains",
+    "test_trackers.py",
+    "test_memgen",
     "test_run_directory_on_a_full_disk",
     "test_parallel_modes.py",
-    "test_memory_prediction.py",
     "test_torture.py",
     "test_deadlocks.py",
-    "test_rank_is_torchruns.py",
-    "test_references.py",
-    "test_same_command",
-    "test_left_processes.py",
+    "test_alertmanager.py",
     "test_collective_records.py",
     "test_stop_saves",
     "test_housekeeping.py",
@@ -65,15 +72,15 @@ LONGEST_FIRST = (
     "test_equality.py",
     "test_supervisor_failure.py",
     "test_neighbours.py",
-    "test_reward_workers.py",
     "test_wait_states.py",
-    "test_memory_traces.py",
     "test_bad_input.py",
     "test_fresh_interpreters",
     "test_identity.py",
     "test_disk_full.py",
-    "test_stuck_disk.py",
+    "integration/test_growth.py",
     "test_hangs.py",
+    "test_silent_connections.py",
+    "test_stuck_generation.py",
     "test_lost_steps.py",
     "test_two_nodes.py",
     "test_report.py",
@@ -84,10 +91,12 @@ LONGEST_FIRST = (
 
 
 class Scheduling(LoadScopeScheduling):
-    """Gives out unit tests and `TOGETHER` by file, all other tests one by one."""
+    """Gives out unit tests and `TOGETHER` by file, `IMPORTING` at once, all other tests one by one."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if file.endswith(IMPORTING):
+            return "importing"
         return file if "tests/unit/" in nodeid or file.endswith(TOGETHER) else nodeid
 
 
