@@ -1,7 +1,7 @@
 """A run killed at every step of two epochs equals the undisturbed run: weights and every logged number.
 
 The reference is a run of the same script without grpo-run: torchrun's in the campaign, and in `make test`
-that of plain ranks, which `tests/integration/test_references.py` compares with torchrun's. Cells vary
+that of plain ranks, which `tests/integration/test_output_in_pipes.py` compares with torchrun's. Cells vary
 trainer, parallelism mode and the geometry of rollouts and optimizer steps. A few diagnostic cells run in
 `make test`; the matrix is a campaign, with one table row per cell.
 """

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 from support import warm
-from support.runs import BIN, SCRIPTS
+from support.references import undisturbed
+from support.runs import BIN, SCRIPTS, digest
 from support.warm import QUIET
 
 sys.path.insert(0, str(SCRIPTS))
@@ -123,10 +124,12 @@ def of_rank(rank: int, lines: Sequence[str]) -> Iterator[str]:
             yield line
 
 
-def test_all_that_the_ranks_of_a_trl_script_print_is_printed_as_under_torchrun(tmp_path: Path) -> None:
-    """Line by line on each stream, and the lines of a rank in their order."""
+def test_a_trl_script_prints_and_trains_as_under_torchrun(tmp_path: Path) -> None:
+    """Line by line on each stream, and the lines of a rank in their order. The weights are the same too, and
+    those of the plain warm ranks with which other tests compare.
+    """
     words = [
-        str(SCRIPTS / "talkative.py"), "--output-dir", "out", "--max-steps", "4", "--save-steps", "2",
+        str(SCRIPTS / "talkative.py"), "--output-dir", "out", "--max-steps", "12", "--save-steps", "4",
         "--logging-steps", "1",
     ]  # fmt: skip
     for folder in ("ours", "torchrun"):
@@ -154,6 +157,8 @@ def test_all_that_the_ranks_of_a_trl_script_print_is_printed_as_under_torchrun(t
     assert b"3/3" in ours.content[1], "progress bars are shown"
     assert b"grpo-run: " not in ours.content[0], "our lines go to standard error"
     assert b"grpo-run: Finished" in ours.content[1]
+    found = [digest(tmp_path / folder / "out") for folder in ("ours", "torchrun")]
+    assert found == [undisturbed("sft_then_grpo.py", 12)] * 2
 
 
 def test_nothing_is_lost_of_a_killed_rank_that_prints_faster_than_its_reader_reads(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The references that other tests compare with are what torchrun produces."""
+"""What other tests compare with is what torchrun produces; in `make test`, `test_output_in_pipes.py` holds it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from support.references import torchrun, undisturbed
 from support.runs import SCRIPTS, digest
 
 
-@pytest.mark.parametrize("script", ["sft_then_grpo.py", pytest.param("grpo.py", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("script", ["sft_then_grpo.py", "grpo.py"])
 def test_warm_reference_equals_torchrun(script: str, tmp_path: Path) -> None:
     """Ranks forked from the warm launcher end with the weights of a real, cold torchrun."""
     command = [str(SCRIPTS / script), "--output-dir", "out", "--max-steps", "12"]

@@ -1,4 +1,4 @@
-"""The plain TRL GRPO script, in which every rank prints to both streams, in all the ways that occur."""
+"""`sft_then_grpo.py`, in which every rank also prints to both streams, in all the ways that occur."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 
-import grpo
+import sft_then_grpo
 from tqdm import tqdm
 
 RANK = os.environ["RANK"]
@@ -29,7 +29,7 @@ def main() -> None:
     os.system(f"echo '[{RANK}] a child process'; echo '[{RANK}] its errors' >&2")
     os.write(1, f"[{RANK}] not ".encode() + b"\xff\xfe UTF-8\n")
     say("long " * 600)
-    grpo.main()
+    sft_then_grpo.main()
     sys.stderr.write(f"[{RANK}] ends\n")
     if RANK == "0":
         print("[0] ends without a newline", end="")

@@ -1,7 +1,7 @@
 """Undisturbed runs to compare with: by torchrun, or by plain processes forked from the warm launcher.
 
-No part of grpo-run is in the ranks of either. `tests/integration/test_references.py` holds that both end with
-the same weights.
+No part of grpo-run is in the ranks of either. `tests/integration/test_output_in_pipes.py` holds that both end
+with the same weights.
 """
 
 from __future__ import annotations
