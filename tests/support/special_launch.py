@@ -1,6 +1,7 @@
 """`grpo-run` as some tests need it: python -P tests/support/special_launch.py HOW [ARGUMENTS] launch …
 
-    descriptors NUMBER         with so many descriptors at most, as after `ulimit -n`
+    descriptors NUMBER         with so many descriptors at most, as after `ulimit -n`; the metrics server closes
+                               silent connections after one second, not five
     cgroup FOLDER              in a memory cgroup
     container PRIVATE COMMON   in a mount namespace of its own, where PRIVATE lies at a path that other
                                containers have too
@@ -33,6 +34,9 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 def descriptors(number: str) -> None:
     """Limit the descriptors of this process and its children."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(number), int(number)))
+    from grpo_run.dashboards.metrics import server
+
+    server.SILENT_SECONDS = 1
 
 
 def cgroup(folder: str) -> None:
