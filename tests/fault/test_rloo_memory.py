@@ -47,7 +47,7 @@ def limit(tmp_path: Path) -> str:
 def supervised(runs: Runs, tmp_path: Path, method: str) -> Run:
     """Train a method under grpo-run and the limit."""
     limited = words(tmp_path, method, method, limit(tmp_path))
-    return runs("--nproc-per-node", "1", *limited).start().ended()
+    return runs("--nproc-per-node", "1", *limited, name=f"run-{method}").start().ended()
 
 
 def check_weights(tmp_path: Path, method: str) -> None:
@@ -56,9 +56,10 @@ def check_weights(tmp_path: Path, method: str) -> None:
     assert found <= ROUNDING
 
 
-def test_basic_dies_unsupervised_and_finishes_supervised_in_the_same_weights(
+def test_basic_dies_unsupervised_and_finishes_supervised_in_the_same_weights_and_string_needs_no_change(
     runs: Runs, tmp_path: Path
 ) -> None:
+    """Both under one limit, with the completions of one undisturbed run."""
     undisturbed(tmp_path)
     with pytest.raises(AssertionError, match="OutOfMemoryError: The limit on live tensors is reached"):
         plain_ranks(tmp_path, words(tmp_path, "basic", "dead", limit(tmp_path)), ranks=1)
@@ -68,10 +69,6 @@ def test_basic_dies_unsupervised_and_finishes_supervised_in_the_same_weights(
     assert verdict["cause"] == "gpu_oom", verdict["sentence"]
     assert plans_of(run) == [HALVED], run.tail()
     check_weights(tmp_path, "basic")
-
-
-def test_string_finishes_under_the_same_limit_without_a_fault(runs: Runs, tmp_path: Path) -> None:
-    undisturbed(tmp_path)
     assert supervised(runs, tmp_path, "string").verdicts() == []
     check_weights(tmp_path, "string")
 

@@ -14,8 +14,8 @@ from support.whole_runs import PATCHED
 
 LOCAL = {"no_proxy": "*"}
 GRPO = (
-    "--nproc-per-node", "2", "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "out",
-    "--max-steps", "8", "--save-steps", "4",
+    "--snapshot-every", "1", str(SCRIPTS / "grpo.py"), "--output-dir", "out", "--max-steps", "8",
+    "--save-steps", "4",
 )  # fmt: skip
 
 
@@ -34,8 +34,8 @@ def test_a_fault_its_recovery_and_the_end_arrive_and_the_address_stays_secret(ru
     """In the words of the terminal; ranks do not see the address."""
     with receiver() as server:
         run = runs(
-            "--notify", server.url, f"--heartbeat-url={server.url}", "--inject", "kill@rank1:step4", *GRPO,
-            environment=LOCAL,
+            "--notify", server.url, f"--heartbeat-url={server.url}", "--nproc-per-node", "2", "--inject",
+            "kill@rank1:step4", *GRPO, environment=LOCAL,
         ).start()  # fmt: skip
         run.until_step(1)
         environment = Path(f"/proc/{run.pid(0)}/environ").read_bytes()
@@ -84,11 +84,11 @@ def test_a_run_that_gives_up_tells_its_last_fault_and_why(runs: Runs) -> None:
     """Both before the command exits, whose code stays."""
     with receiver() as server:
         run = runs(
-            "--notify", server.url, "--max-restarts", "0", "--inject", "exception@rank1:step2", *GRPO,
+            "--notify", server.url, "--max-restarts", "0", "--inject", "exception@rank0:step2", *GRPO,
             environment=LOCAL,
         ).start().ended(93)  # fmt: skip
         text = "\n".join(server.texts)
-    assert "FAULT Rank 1 raised InjectedFault in step 2" in text
+    assert "FAULT Rank 0 raised InjectedFault in step 2" in text
     assert text.index("FAULT") < text.index("action    stop the run")
     assert text.splitlines()[-1].split(": ", 1)[-1] in run.printed()
 
@@ -98,7 +98,7 @@ def test_a_server_that_fails_changes_neither_the_run_nor_its_end(runs: Runs, sil
     """One warning each; the end waits for seconds only."""
     with receiver(status=503, silent=silent) as server:
         run = runs(
-            "--notify", server.url, "--heartbeat-url", server.url, "--inject", "kill@rank1:step4", *GRPO,
+            "--notify", server.url, "--heartbeat-url", server.url, "--inject", "kill@rank0:step4", *GRPO,
             environment=LOCAL,
         ).start()  # fmt: skip
         run.until_event("run_ended", timeout_seconds=120.0)

@@ -167,7 +167,7 @@ class Run:
                 raise AssertionError(
                     f"condition not met ({'run ended' if ended else 'deadline'}):\n{self.tail()}"
                 )
-            time.sleep(0.005)
+            time.sleep(0.01)
 
     def until_event(
         self, name: str, *, count: int = 1, timeout_seconds: float = 60.0, **fields: Any
