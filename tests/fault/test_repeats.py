@@ -52,6 +52,7 @@ def test_a_script_that_fails_when_it_resumes_is_told_apart(runs: Runs) -> None:
     assert run.events("checkpoint_rejected") == []
 
 
+@pytest.mark.full
 def test_a_script_that_fails_before_it_continues_its_call_is_told_apart_too(runs: Runs) -> None:
     """It loads its checkpoint itself, before it calls `train()`."""
     run = launched(runs, "reads-checkpoint", "--snapshot-every", "1", steps=8)

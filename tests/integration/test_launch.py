@@ -21,7 +21,7 @@ STEPS = ("--max-steps", "12", "--save-steps", "4")
     "script",
     [
         "grpo.py",
-        "sft_then_grpo.py",
+        pytest.param("sft_then_grpo.py", marks=pytest.mark.full),
         pytest.param("rloo.py", marks=pytest.mark.full),
         pytest.param("sft.py", marks=pytest.mark.full),
     ],
@@ -37,13 +37,17 @@ def test_weights_equal_torchruns(script: str, runs: Runs, tmp_path: Path) -> Non
     assert status["checkpoint"]["verified"] is True
 
 
-def test_same_command_on_a_finished_run_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cold", [pytest.param(None, id="warm"), pytest.param(True, id="cold", marks=pytest.mark.full)]
+)
+def test_same_command_on_a_finished_run_says_so(cold: bool | None, tmp_path: Path) -> None:
     """The same command without a run id finds its run; if finished, it exits with 0 and mentions --fresh."""
     command = [
         str(BIN / "grpo-run"), "launch", "--metrics-addr", "off", "--nproc-per-node", "1",
         str(SCRIPTS / "sft.py"), "--output-dir", "out", "--max-steps", "2", "--save-steps", "2",
     ]  # fmt: skip
-    code, printed = warm.run(command, cwd=tmp_path, environment=dict(os.environ), cold=True)
+    environment = dict(os.environ) if cold else None  # nothing is prepared for a cold start
+    code, printed = warm.run(command, cwd=tmp_path, environment=environment, cold=cold)
     assert code == 0, printed
     code, printed = warm.run(command, cwd=tmp_path)
     assert code == 0, printed

@@ -35,14 +35,19 @@ def evaluated(output: Path) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-def test_a_recipe_killed_in_each_stage_ends_like_the_undisturbed_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "calls", [pytest.param((2,), id="one"), pytest.param((1, 2, 3), id="each", marks=pytest.mark.full)]
+)
+def test_a_recipe_killed_in_a_training_and_in_the_evaluation_ends_like_the_undisturbed_one(
+    calls: tuple[int, ...], tmp_path: Path
+) -> None:
     """Trainings go on from their snapshots, and the evaluation from its last batch, which nothing repeats."""
     undisturbed = recipe(tmp_path, SMALL, name="undisturbed").start()
     killed = recipe(tmp_path, SMALL, name="killed").start()
-    for call in (1, 2, 3):
+    for attempt, call in enumerate(calls, 1):
         killed.until_step(2, train_call=call, timeout_seconds=90)
         killed.kill(0)
-        killed.until_event("attempt_started", attempt=call, timeout_seconds=90)
+        killed.until_event("attempt_started", attempt=attempt, timeout_seconds=90)
     output = tmp_path / "killed-output"
     deadline = time.monotonic() + 90
     while len(before := evaluated(output)) < 3:

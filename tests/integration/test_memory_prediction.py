@@ -46,14 +46,25 @@ def _errors(job: dict[str, Any], measured: dict[str, float]) -> dict[str, float]
     return {phase: predicted.phases[phase].allocated_bytes / size - 1 for phase, size in measured.items()}
 
 
-def test_a_real_run_needs_what_was_predicted() -> None:
-    """Two corners of a tiny model, SFT of it, and a job that generates under autocast with a reference."""
-    jobs = [
-        {"model": TINY, "batch": 4, "prompt": 16, "completion": 32, "checkpointing": False, "rescored": True},
-        {"model": TINY, "batch": 2, "prompt": 8, "completion": 64, "autocast": False, "accumulation": 2},
-        {"model": TINY, "batch": 4, "prompt": 0, "completion": 96, "algorithm": "sft"},
-        {**LIVE_JOBS["autocast, a reference"], "model": TINY, "completion": 24},
-    ]
+CORNERS: tuple[dict[str, Any], ...] = (
+    {"model": TINY, "batch": 4, "prompt": 16, "completion": 32, "checkpointing": False, "rescored": True},
+    {"model": TINY, "batch": 2, "prompt": 8, "completion": 64, "autocast": False, "accumulation": 2},
+)
+SFT_AND_GENERATION: tuple[dict[str, Any], ...] = (
+    {"model": TINY, "batch": 4, "prompt": 0, "completion": 96, "algorithm": "sft"},
+    {**LIVE_JOBS["autocast, a reference"], "model": TINY, "completion": 24},
+)
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        pytest.param(SFT_AND_GENERATION, id="sft-and-generation"),
+        pytest.param(CORNERS, id="corners", marks=pytest.mark.full),
+    ],
+)
+def test_a_real_run_needs_what_was_predicted(jobs: tuple[dict[str, Any], ...]) -> None:
+    """SFT of a tiny model and a job that generates under autocast with a reference; two corners of GRPO."""
     for job, measured in zip(jobs, measure_in_process(jobs, timeout_seconds=300), strict=True):
         errors = _errors(job, measured)
         assert max(map(abs, errors.values())) < 0.02, (job, errors)

@@ -68,7 +68,7 @@ def _script(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize("mode", ["colocate", "server"])
+@pytest.mark.parametrize("mode", ["colocate", pytest.param("server", marks=pytest.mark.full)])
 def test_a_job_on_several_ranks_with_vllm_needs_neither(
     mode: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
