@@ -1,4 +1,4 @@
-"""What other tests compare with is what torchrun produces; in `make test`, `test_output_in_pipes.py` holds it."""
+"""What other tests compare with is what torchrun produces; in `make test`, see `test_output_in_pipes.py`."""
 
 from __future__ import annotations
 

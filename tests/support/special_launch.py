@@ -1,7 +1,7 @@
 """`grpo-run` as some tests need it: python -P tests/support/special_launch.py HOW [ARGUMENTS] launch …
 
-    descriptors NUMBER         with so many descriptors at most, as after `ulimit -n`; the metrics server closes
-                               silent connections after one second, not five
+    descriptors NUMBER         with so many descriptors at most, as after `ulimit -n`; the metrics server
+                               closes silent connections after one second, not five
     cgroup FOLDER              in a memory cgroup
     container PRIVATE COMMON   in a mount namespace of its own, where PRIVATE lies at a path that other
                                containers have too
