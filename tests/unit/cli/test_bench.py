@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,15 @@ def test_exhausted_memory_is_a_result(tmp_path: Path) -> None:
     assert "`string` saves" not in table
 
 
-def test_a_run_that_fails_otherwise_ends_the_experiment(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)failed with code 2: .*unrecognized arguments"):
+def test_a_run_that_fails_otherwise_ends_the_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its code and what it has printed. A shell stands in for Python, which would import TRL first."""
+    interpreter = tmp_path / "python"
+    interpreter.write_text("#!/bin/sh\necho unrecognized arguments: $* >&2\nexit 2\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    with pytest.raises(
+        ConfigError, match=r"(?s)failed with code 2: .*unrecognized arguments.*--no-such-option"
+    ):
         bench.measure(METHODS["basic"], 2, ["--no-such-option"], tmp_path)
