@@ -47,6 +47,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "lfm2": {"num_key_value_heads": 2, "layer_types": ["conv", "full_attention"], "block_multiple_of": 32},
 }
 """Sizes by type, beside the common ones."""
+SIMILAR = ("gpt2", "falcon", "mistral")
+"""Types whose caches others have too: heads of their own or one for all, and windows."""
 PROMPT, COMPLETION = 12, 20
 
 
@@ -55,7 +57,9 @@ def config_of(kind: str) -> Any:
     return build_config({"model_type": kind, **COMMON, **MODELS[kind]}, kind)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.full if kind in SIMILAR else ()) for kind in MODELS]
+)
 def test_generation_is_predicted_as_a_real_model_generates(kind: str) -> None:
     """Heads that are shared, compressed or repeated, windows, and layers that keep a few tokens only.
 

@@ -60,7 +60,12 @@ def test_a_real_trainer_is_traced_until_a_plan_needs_less(real: MemoryFacts) -> 
 @pytest.mark.parametrize(
     ("kind", "peft", "expected"),
     [
-        ("RLOO", None, {"algorithm": "rloo", "rescored": True, "reference": False, "lora_rank": 0}),
+        pytest.param(
+            "RLOO",
+            None,
+            {"algorithm": "rloo", "rescored": True, "reference": False, "lora_rank": 0},
+            marks=pytest.mark.full,
+        ),
         ("SFT", None, {"algorithm": "sft", "rescored": False, "prompt": 0, "completion": 32}),
         (
             "GRPO",
