@@ -12,14 +12,10 @@ from typing import Any, NamedTuple
 
 from grpo_run.cli.planning.sources import JobSource
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.planning.job import Job
+from grpo_run.runtime.planning.job import COMPLETION_TOKENS, PROMPT_TOKENS, Job
 
-DEFAULT_PROMPT = 256
-"""Tokens; no setting of TRL says how long prompts are."""
-TRL_BATCH, TRL_COMPLETION, TRL_LENGTH, TRL_VLLM_SHARE = 8, 512, 1024, 0.3
-"""TRL's defaults of `per_device_train_batch_size`, `max_completion_length`, SFT's `max_length` and
-`vllm_gpu_memory_utilization`.
-"""
+TRL_BATCH, TRL_LENGTH, TRL_VLLM_SHARE = 8, 1024, 0.3
+"""TRL's defaults of `per_device_train_batch_size`, SFT's `max_length` and `vllm_gpu_memory_utilization`."""
 TRL_GENERATIONS = {"grpo": 8, "rloo": 2}
 """TRL's defaults of `num_generations`."""
 TRL_BETA = {"grpo": 0.0, "rloo": 0.05, "sft": 0.0}
@@ -194,8 +190,8 @@ def _generated_rows(settings: _Settings, algorithm: str, accumulation: int) -> d
     if not math.isfinite(beta):
         raise ConfigError(f"beta is {beta}, expected a number")
     return {
-        "prompt": options.prompt if options.prompt is not None else DEFAULT_PROMPT,
-        "completion": settings.given("completion", "max_completion_length", TRL_COMPLETION),
+        "prompt": options.prompt if options.prompt is not None else PROMPT_TOKENS,
+        "completion": settings.given("completion", "max_completion_length", COMPLETION_TOKENS),
         "reference": beta != 0.0,
         "rescored": (
             algorithm == "rloo"

@@ -2,7 +2,7 @@
 
 The first rank of each node collects them when a call begins (`runtime/rank/memory_plan/facts.py`); the
 supervisor reads them after an out-of-memory error, when no rank is left to ask. Sizes are those that the
-script has set: a memory plan in effect is named apart. `files.py` reads and writes the file.
+script has set, whatever plan is in effect. `files.py` reads and writes the file.
 
 `split_refusals` says why smaller micro-batches would not give the same update. The sums of gradients are
 equal up to rounding if each micro-batch of a step has the same weight, or if the loss is divided by a
@@ -13,6 +13,7 @@ number of the whole step. The fallback steps refuse a split where that does not 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -23,24 +24,6 @@ from grpo_run.runtime.memory.plan import MemoryPlan
 
 class _Facts(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
-
-
-class ModelFacts(_Facts):
-    """Sizes of the model that is trained, without adapters' bases left out; 0 for what its configuration does
-    not say.
-    """
-
-    parameters: int = 0
-    trainable_parameters: int = 0
-    parameter_bytes: int = 0
-    trainable_bytes: int = 0
-    layers: int = 0
-    hidden_size: int = 0
-    intermediate_size: int = 0
-    vocabulary_size: int = 0
-    attention_heads: int = 0
-    key_value_heads: int = 0
-    head_size: int = 0
 
 
 class Computation(_Facts):
@@ -92,7 +75,6 @@ class MemoryFacts(_Facts):
     steps_per_generation: int | None = None
     generation_batch_size: int | None = None
     """Samples of one rollout over all ranks."""
-    num_generations: int | None = None
     num_iterations: int | None = None
     max_completion_length: int | None = None
     """In tokens."""
@@ -134,20 +116,18 @@ class MemoryFacts(_Facts):
     optimizer_offload: bool = False
     """Whether the script already keeps the optimizer's state in host memory."""
     deepspeed: bool = False
-    model: ModelFacts = ModelFacts()
+    parameters: int = 0
+    """Of the model, adapters included."""
+    trainable_parameters: int = 0
     computation: Computation = Computation()
 
-    plan: MemoryPlan = MemoryPlan()
-    """The memory plan in effect."""
-    divided_by: int = pydantic.Field(default=1, ge=1)
-    """By what the plan has divided `per_device_train_batch_size`: its divisor, or as much of it as divides
-    the size.
-    """
+    def divisor(self, plan: MemoryPlan) -> int:
+        """Return by what a plan divides the micro-batch: as much of its divisor as divides the size."""
+        return math.gcd(self.per_device_train_batch_size, plan.micro_batch_divisor)
 
-    @property
-    def micro_batch(self) -> int:
-        """Samples of one micro-batch on one rank, with the plan in effect."""
-        return self.per_device_train_batch_size // self.divided_by
+    def micro_batch(self, plan: MemoryPlan) -> int:
+        """Return the rows of a micro-batch on one rank with a plan."""
+        return self.per_device_train_batch_size // self.divisor(plan)
 
     @property
     def has_ragged_batch(self) -> bool:

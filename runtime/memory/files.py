@@ -23,7 +23,6 @@ from pathlib import Path
 import pydantic
 
 from grpo_run.runtime.files import replace_file, write_json
-from grpo_run.runtime.memory.closed_form import Sizes
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
 
@@ -200,21 +199,14 @@ class _Message(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
 
-class TracedJob(_Message):
-    """A plan, and the sizes of the run with it."""
-
-    plan: MemoryPlan
-    sizes: Sizes
-
-
 class TraceRequest(_Message):
     """What is traced, in this order, until a plan needs less in the phase than the first one."""
 
     facts: MemoryFacts
-    jobs: tuple[TracedJob, ...] = pydantic.Field(min_length=1)
+    plans: tuple[MemoryPlan, ...] = pydantic.Field(min_length=1)
     phase: str
     below_bytes: float | None = None
-    """The peak to be lowered, if it is known; else it is that of the first job."""
+    """The peak to be lowered, if it is known; else it is that of the first plan."""
 
 
 class TraceReply(_Message):

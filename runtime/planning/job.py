@@ -23,6 +23,10 @@ weight.
 OPTIMIZERS = (*TRACED_OPTIMIZERS, *NAMED_OPTIMIZERS)
 LAYOUTS = ("ddp", "zero2", "zero3", "fsdp")
 ATTENTIONS = ("sdpa", "eager")
+PROMPT_TOKENS = 256
+"""Taken for the longest prompt, whose length no setting of TRL says."""
+COMPLETION_TOKENS = 512
+"""TRL's default of `max_completion_length`."""
 MAX_ROWS = 1 << 16
 MAX_TOKENS = 1 << 22
 """Bound of prompt and completion together; above the context of any published model."""

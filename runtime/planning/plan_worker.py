@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.memory.closed_form import Sizes
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.files import (
     VARIABLE,
@@ -26,7 +25,16 @@ from grpo_run.runtime.memory.files import (
     read_request,
     replies_file,
 )
-from grpo_run.runtime.planning.job import ALGORITHMS, ATTENTIONS, DTYPE_BYTES, OPTIMIZERS, Job
+from grpo_run.runtime.memory.plan import MemoryPlan
+from grpo_run.runtime.planning.job import (
+    ALGORITHMS,
+    ATTENTIONS,
+    COMPLETION_TOKENS,
+    DTYPE_BYTES,
+    OPTIMIZERS,
+    PROMPT_TOKENS,
+    Job,
+)
 from grpo_run.runtime.planning.model_config import build_config
 from grpo_run.runtime.processes.starting import die_with_parent
 
@@ -42,7 +50,7 @@ OTHER_PARAMETERS = 0.01
 
 def refusals(facts: MemoryFacts) -> Iterator[str]:
     """Yield why a run cannot be traced, each as a clause; nothing if it can."""
-    computation, model = facts.computation, facts.model
+    computation = facts.computation
     if facts.trainer not in ALGORITHMS:
         yield f"{facts.trainer_class} is not traced, only GRPO, RLOO and SFT are"
     if facts.trainer == "sft" and facts.max_length is None:
@@ -51,7 +59,7 @@ def refusals(facts: MemoryFacts) -> Iterator[str]:
         yield f"{facts.trainer_class} has its own {', '.join(facts.overridden)}"
     if not computation.configuration:
         yield "the model has no configuration of transformers"
-    if model.trainable_parameters != model.parameters and not computation.lora_rank:
+    if facts.trainable_parameters != facts.parameters and not computation.lora_rank:
         yield "not all parameters are trained"
     yield from computation.special
     for name, value, known in (
@@ -68,34 +76,35 @@ def refusals(facts: MemoryFacts) -> Iterator[str]:
         yield "the optimizer's state is in host memory"
 
 
-def job_of(facts: MemoryFacts, sizes: Sizes) -> Job:
-    """Return the job of a run that can be traced.
+def job_of(facts: MemoryFacts, plan: MemoryPlan) -> Job:
+    """Return the job of a run with a plan.
 
     Args:
         facts: of the run, without refusals.
-        sizes: with the plan.
     """
     computation = facts.computation
     steps = facts.steps_per_generation or facts.gradient_accumulation_steps
     rollout_steps = steps * (facts.num_iterations or 1)
     adapted, reinforced = computation.lora_rank > 0, facts.trainer != "sft"
+    completion = plan.max_completion_length or facts.max_completion_length
+    longest = completion if reinforced else facts.max_length
     rescored = (
         facts.trainer == "rloo"
         or facts.generates.startswith("vllm")
         or facts.gradient_accumulation_steps % rollout_steps != 0
     )
     return Job(
-        batch=sizes.rows,
-        prompt=sizes.row_tokens - sizes.scored_tokens,
-        completion=sizes.scored_tokens,
+        batch=facts.micro_batch(plan),
+        prompt=PROMPT_TOKENS if reinforced else 0,
+        completion=longest or COMPLETION_TOKENS,
         weights=computation.weights,
         autocast=bool(computation.autocast),
-        checkpointing=sizes.checkpointing,
+        checkpointing=facts.gradient_checkpointing or plan.gradient_checkpointing,
         optimizer=computation.optimizer,
         # under adapters the reference is the model without them
         reference=reinforced and (facts.reference_model or (adapted and facts.beta != 0.0)),
         rescored=reinforced and rescored,
-        accumulation=2 if sizes.accumulates else 1,
+        accumulation=2 if facts.gradient_accumulation_steps * facts.divisor(plan) > 1 else 1,
         ranks=facts.world_size,
         layout=LAYOUTS[facts.layout],
         attention=computation.attention,
@@ -115,12 +124,11 @@ def other_parameters(facts: MemoryFacts, described: int, trained: int) -> str:
         described: parameters of the model that its configuration describes.
         trained: parameters that were trained in the trace.
     """
-    model = facts.model
-    pairs = [("", model.parameters, described)]
+    pairs = [("", facts.parameters, described)]
     if facts.computation.lora_rank:
         pairs = [
-            ("below its adapters", model.parameters - model.trainable_parameters, described),
-            ("in its adapters", model.trainable_parameters, trained),
+            ("below its adapters", facts.parameters - facts.trainable_parameters, described),
+            ("in its adapters", facts.trainable_parameters, trained),
         ]
     for where, real, found in pairs:
         if abs(found - real) > OTHER_PARAMETERS * real:
@@ -201,9 +209,9 @@ def answers(request: TraceRequest) -> Iterator[TraceReply]:
         yield TraceReply(refusal=str(error))
         return
     below = request.below_bytes
-    for job in request.jobs:
+    for plan in request.plans:
         try:
-            prediction = predictor.predict(job_of(facts, job.sizes))
+            prediction = predictor.predict(job_of(facts, plan))
         except ConfigError as error:
             yield TraceReply(refusal=str(error))
             return
@@ -211,7 +219,7 @@ def answers(request: TraceRequest) -> Iterator[TraceReply]:
             yield TraceReply(refusal=differs)
             return
         peaks = {phase: memory.allocated_bytes for phase, memory in prediction.phases.items()}
-        yield TraceReply(plan=job.plan, peaks=peaks)
+        yield TraceReply(plan=plan, peaks=peaks)
         peak = peaks.get(request.phase)
         if peak is None or (below is not None and peak < below):
             return

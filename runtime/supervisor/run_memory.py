@@ -129,9 +129,9 @@ class RunMemory:
             phase=str(change.phase),
             plan=change.plan.model_dump(exclude_defaults=True),
             before=before.model_dump(exclude_defaults=True),
-            predicted_bytes=None if prediction.nominal else prediction.after_bytes,
-            predicted_before_bytes=None if prediction.nominal else prediction.before_bytes,
-            prediction="traced" if prediction.traced else "closed form",
+            predicted_bytes=prediction.after_bytes,
+            predicted_before_bytes=prediction.before_bytes,
+            predicted_saved_bytes=prediction.saved_bytes,
             not_traced=prediction.missing,
             skipped=[
                 {"fallback_step": str(skipped.fallback_step), "why": skipped.why}

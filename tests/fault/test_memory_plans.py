@@ -46,9 +46,9 @@ def test_more_than_two_of_eight_rows_never_fit_and_the_run_ends_in_the_same_weig
     for event in run.events("plan_changed"):
         # on a machine that is busy with other tests
         late = event["not_traced"] == "it took more than 20 s"
-        assert event["prediction"] == ("closed form" if late else "traced")
-        source = "(closed form, not traced: it took more than 20 s)" if late else "(traced)"
-        assert f"in the backward pass {source}" in printed or f"less than before {source}" in printed
+        assert late or event["predicted_bytes"] < event["predicted_before_bytes"]
+        source = "the backward pass (not traced: it took more than 20 s)" if late else "(traced)"
+        assert source in printed
 
 
 CAMPAIGN = [

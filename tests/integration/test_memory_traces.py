@@ -13,7 +13,7 @@ from grpo_run.cli.main import main
 from grpo_run.cli.planning import requested_job
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.planning._trace import open_trace
-from grpo_run.runtime.planning.job import Job
+from grpo_run.runtime.planning.job import COMPLETION_TOKENS, Job
 from grpo_run.runtime.planning.model_config import load_model_config
 from grpo_run.runtime.planning.prediction import Predictor
 from grpo_run.runtime.upstream import memory_names, rollout_names
@@ -172,7 +172,7 @@ def test_the_defaults_of_trl_are_those_that_a_plan_takes() -> None:
     for kind, algorithm in ((GRPOConfig, "grpo"), (RLOOConfig, "rloo")):
         fields = kind.__dataclass_fields__
         assert fields["beta"].default == requested_job.TRL_BETA[algorithm]
-        assert fields["max_completion_length"].default == requested_job.TRL_COMPLETION
+        assert fields["max_completion_length"].default == COMPLETION_TOKENS
         assert fields["per_device_train_batch_size"].default == requested_job.TRL_BATCH
         assert fields["vllm_gpu_memory_utilization"].default == requested_job.TRL_VLLM_SHARE
 

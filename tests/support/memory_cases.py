@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_run.runtime.memory.facts import MemoryFacts, ModelFacts
+from grpo_run.runtime.memory.facts import MemoryFacts
 
 _SIZES: dict[str, Any] = {
     "train_call": 1,
@@ -15,18 +15,8 @@ _SIZES: dict[str, Any] = {
     "gradient_accumulation_steps": 1,
     "samples": 64,
     "supports_gradient_checkpointing": True,
-    "model": ModelFacts(
-        parameters=494_000_000,
-        trainable_parameters=494_000_000,
-        parameter_bytes=988_000_000,
-        trainable_bytes=988_000_000,
-        layers=24,
-        hidden_size=896,
-        vocabulary_size=151_936,
-        attention_heads=14,
-        key_value_heads=2,
-        head_size=64,
-    ),
+    "parameters": 494_000_000,
+    "trainable_parameters": 494_000_000,
 }
 GRPO = MemoryFacts(
     **_SIZES,
@@ -35,7 +25,6 @@ GRPO = MemoryFacts(
     generates="transformers",
     steps_per_generation=1,
     generation_batch_size=16,
-    num_generations=8,
     max_completion_length=512,
 )
 SFT = MemoryFacts(

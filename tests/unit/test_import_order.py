@@ -43,7 +43,7 @@ DECIDERS = {
     },
     "runtime.launch": {"config", "guard_options", "injections"},
     "runtime.preflight": {"checks"},
-    "runtime.memory": {"closed_form", "facts", "plan"},
+    "runtime.memory": {"facts", "plan"},
     "runtime.rank.memory": {"cleanup_policy"},
     "runtime.rank.rewards": {"deadlines"},
     "runtime.rank.rollouts": {"forecast_fit"},

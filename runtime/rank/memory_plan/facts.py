@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any, Literal
 
-from grpo_run.runtime.memory.facts import MemoryFacts, ModelFacts, split_refusals
+from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
 from grpo_run.runtime.memory.files import write_facts
-from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.rank.memory_plan._computation import computation_of
 from grpo_run.runtime.rank.memory_plan.settings import TrainerKind, kind_of, record_of, set_later, settings_of
 from grpo_run.runtime.rank.session import Session
@@ -44,15 +43,15 @@ def publish_facts(trainer: Any, session: Session, train_call: int, *, layout: st
     """
     if session.rank % session.local_world_size != 0:
         return
-    plan = session.settings.memory_plan
     try:
-        facts = collect_facts(trainer, train_call, layout=layout, world_size=session.world_size, plan=plan)
+        facts = collect_facts(trainer, train_call, layout=layout, world_size=session.world_size)
+        divided = record_of(trainer.args).divided_by > 1
     except (AttributeError, TypeError, ValueError) as error:  # pydantic's error is a ValueError
         session.warn_in_journal(
             f"what the run's memory depends on cannot be read from the trainer: {error!r}"
         )
         return
-    if facts.divided_by > 1 and (reasons := split_refusals(facts)):
+    if divided and (reasons := split_refusals(facts)):
         session.warn(
             f"the memory plan divides the micro-batch of {facts.trainer_class}, whose update is not the same"
             f" then: {'; '.join(reasons)}"
@@ -63,15 +62,12 @@ def publish_facts(trainer: Any, session: Session, train_call: int, *, layout: st
         session.warn_in_journal(f"what the run's memory depends on cannot be written: {error}")
 
 
-def collect_facts(
-    trainer: Any, train_call: int, *, layout: str, world_size: int, plan: MemoryPlan | None = None
-) -> MemoryFacts:
+def collect_facts(trainer: Any, train_call: int, *, layout: str, world_size: int) -> MemoryFacts:
     """Return the facts of a trainer.
 
     Args:
         train_call: the number of the call.
         layout: how state is spread over ranks.
-        plan: in effect.
     """
     args, model = trainer.args, getattr(trainer, "model", None)
     record = record_of(args)
@@ -82,7 +78,7 @@ def collect_facts(
     if sizes_later:
         settings["explicit_sizes"] += (sizes_later.format(trainer=type(trainer).__name__),)
     plugin = _deepspeed_plugin(trainer)
-    dataset = getattr(trainer, "train_dataset", None)
+    dataset, sizes = getattr(trainer, "train_dataset", None), _parameter_sizes(model)
     return MemoryFacts(
         train_call=train_call,
         trainer_class=type(trainer).__qualname__,
@@ -94,7 +90,6 @@ def collect_facts(
         gradient_accumulation_steps=record.gradient_accumulation_steps,
         steps_per_generation=steps // record.divided_by if isinstance(steps, int) else None,
         generation_batch_size=getattr(args, "generation_batch_size", None),
-        num_generations=getattr(args, "num_generations", None),
         num_iterations=getattr(args, "num_iterations", None),
         max_completion_length=getattr(args, "max_completion_length", None),
         max_length=getattr(args, "max_length", None),
@@ -113,10 +108,9 @@ def collect_facts(
         supports_gradient_checkpointing=bool(getattr(model, "supports_gradient_checkpointing", False)),
         optimizer_offload=_offloads_optimizer(plugin),
         deepspeed=plugin is not None,
-        model=_model_facts(model),
+        parameters=sum(count for count, _ in sizes),
+        trainable_parameters=sum(count for count, trained in sizes if trained),
         computation=computation_of(trainer),
-        plan=plan or MemoryPlan(),
-        divided_by=record.divided_by,
     )
 
 
@@ -206,33 +200,9 @@ def _generates(
     return "transformers"
 
 
-def _model_facts(model: Any) -> ModelFacts:
-    if model is None or not hasattr(model, "parameters"):
-        return ModelFacts()
-    sizes = [
-        # under ZeRO-3 a parameter is empty and its size is in `ds_numel`
-        (getattr(one, "ds_numel", one.numel()), one.element_size(), one.requires_grad)
-        for one in model.parameters()
-    ]
-    configuration: Any = getattr(model, "config", None)
-    if hasattr(configuration, "get_text_config"):
-        configuration = configuration.get_text_config()
-
-    def size(name: str) -> int:
-        value = getattr(configuration, name, 0)
-        return value if isinstance(value, int) else 0
-
-    heads = size("num_attention_heads")
-    return ModelFacts(
-        parameters=sum(count for count, _, _ in sizes),
-        trainable_parameters=sum(count for count, _, trained in sizes if trained),
-        parameter_bytes=sum(count * width for count, width, _ in sizes),
-        trainable_bytes=sum(count * width for count, width, trained in sizes if trained),
-        layers=size("num_hidden_layers"),
-        hidden_size=size("hidden_size"),
-        intermediate_size=size("intermediate_size"),
-        vocabulary_size=size("vocab_size"),
-        attention_heads=heads,
-        key_value_heads=size("num_key_value_heads") or heads,
-        head_size=size("head_dim") or (size("hidden_size") // heads if heads else 0),
-    )
+def _parameter_sizes(model: Any) -> list[tuple[int, bool]]:
+    """Return the size of each parameter of a model, and whether it is trained."""
+    if not hasattr(model, "parameters"):
+        return []
+    # under ZeRO-3 a parameter is empty and its size is in `ds_numel`
+    return [(getattr(one, "ds_numel", one.numel()), one.requires_grad) for one in model.parameters()]

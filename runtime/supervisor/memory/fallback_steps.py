@@ -4,8 +4,8 @@
 
 Each fallback step is a single change of the plan: it returns the next plan, or the reason why it does not
 apply to the run. One change an attempt; the sequence ends because each step can be taken only so often.
-Predictions come from traces of the job, which the caller makes, and from the closed form where there is
-none. Called by `policy.py`. Pure but for the traces.
+Where a change alters what the job computes, traces of the job decide, which the caller makes; without traces
+the first change that applies is made. Called by `policy.py`. Pure but for the traces.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.supervisor.memory._prediction import (
     PeakPrediction,
     Traces,
-    predict,
-    rollout_rows,
+    predict_beside,
+    predict_traced,
     vllm_share,
 )
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
@@ -94,6 +94,13 @@ class Situation:
         return self.shortage.source is ErrorSource.vllm_cache
 
     @property
+    def length_matters(self) -> bool:
+        """Whether shorter rows need less memory where it ran out."""
+        if self.shortage.phase is MemoryPhase.generate:
+            return not self.facts.generates.startswith("vllm")
+        return self.shortage.phase in TRACED_PHASES
+
+    @property
     def segments_refused(self) -> str:
         """Why expandable segments cannot help, as a clause; empty if they may."""
         if self.own_allocator_setting:
@@ -137,11 +144,19 @@ def _generation_sub_batches(facts: MemoryFacts, plan: MemoryPlan) -> Next:
         return "a function of the script generates"
     if not facts.generates:
         return None
-    rows = rollout_rows(facts)
+    rows = _rollout_rows(facts)
     parts = 2 * plan.generation_sub_batches
     if parts > rows:
         return f"a part is one row already: {rows} rows in {plan.generation_sub_batches} parts"
     return _with(plan, generation_sub_batches=parts)
+
+
+def _rollout_rows(facts: MemoryFacts) -> int:
+    """Return how many rows one rank generates in a call."""
+    if facts.generation_batch_size is None:
+        steps = facts.steps_per_generation or facts.gradient_accumulation_steps
+        return facts.per_device_train_batch_size * steps
+    return max(1, facts.generation_batch_size // facts.world_size)
 
 
 def _gradient_checkpointing(facts: MemoryFacts, plan: MemoryPlan) -> Next:
@@ -233,10 +248,9 @@ ORDER: Mapping[MemoryPhase, tuple[FallbackStep, ...]] = {
     MemoryPhase.generate: (
         FallbackStep.generation_sub_batches,
         FallbackStep.vllm_share,
-        FallbackStep.vllm_sleep,
         FallbackStep.expandable_segments,
     ),
-    MemoryPhase.score: _MICRO_BATCH,
+    MemoryPhase.score: (FallbackStep.micro_batch, *_ELSEWHERE),
     MemoryPhase.forward: _MICRO_BATCH,
     MemoryPhase.backward: _MICRO_BATCH,
     MemoryPhase.optimizer: (FallbackStep.optimizer_offload, *_ELSEWHERE),
@@ -247,13 +261,13 @@ ORDER: Mapping[MemoryPhase, tuple[FallbackStep, ...]] = {
 }
 """The steps that keep the update, by the phase that died."""
 DEGRADING = (FallbackStep.shorter_completions,)
-"""Steps that change the experiment; taken with `--allow-degrade` only, after all others."""
+"""Steps that change the experiment; taken with `--allow-degrade` only, after all others, where they help."""
 
 TRACED_PHASES = frozenset({MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward})
 TRACED_STEPS = frozenset(
     {FallbackStep.micro_batch, FallbackStep.gradient_checkpointing, FallbackStep.shorter_completions}
 )
-"""FallbackStep whose effect a trace of these phases shows. That of the others is arithmetic."""
+"""Steps whose effect a trace of these phases shows."""
 
 Tracer = Callable[[MemoryFacts, MemoryPhase, Sequence[MemoryPlan]], Traces]
 """Traces plans, the first of which is the one in effect, until one needs less in a phase; may take seconds.
@@ -314,7 +328,7 @@ def smaller_generation(facts: MemoryFacts, plan: MemoryPlan, why: str) -> PlanCh
         phase=MemoryPhase.generate,
         fallback_step=FallbackStep.generation_sub_batches,
         plan=after,
-        prediction=PeakPrediction(before_bytes=0, after_bytes=0, nominal=True),
+        prediction=PeakPrediction(),
         skipped=(),
         inexact=inexact(facts, plan, after),
         why=why,
@@ -339,30 +353,30 @@ def next_change(situation: Situation, plan: MemoryPlan, trace: Tracer = no_trace
         situation: the error; fragmented memory takes expandable segments first.
         plan: in effect.
         trace: called once at most, and only if the choice depends on it.
-
-    A change that the closed form alone takes for harmful is made if nothing else is left: it is not exact,
-    and the run would end.
     """
-    phase, facts = situation.shortage.phase, situation.facts
+    phase, figures, facts = situation.shortage.phase, situation.shortage.figures, situation.facts
     steps = ORDER[phase]
     if situation.fragmented:
         steps = (FallbackStep.expandable_segments, *steps)
     if situation.cache_too_small:
         steps = (FallbackStep.larger_vllm_share,)
-    exact = list(_candidates(steps, situation, plan))
-    degrading = list(_candidates(DEGRADING, situation, plan)) if situation.allow_degrade else []
-    wanted = [] if situation.cache_too_small else _to_trace(phase, [*exact, *degrading])
+    candidates = list(_candidates(steps, situation, plan))
+    if situation.allow_degrade and situation.length_matters:
+        candidates += _candidates(DEGRADING, situation, plan)
+    wanted = _to_trace(phase, candidates)
     traces = trace(facts, phase, (plan, *wanted)) if wanted else Traces()
     skipped: dict[Skipped, None] = {}
-    doubtful: PlanChange | None = None
-    for steps_taken in (exact, degrading):
-        for step, changed in steps_taken:
-            if isinstance(changed, str):
-                skipped[Skipped(fallback_step=step, why=changed)] = None
-                continue
-            asked = traces if changed in wanted else Traces()
-            prediction = predict(facts, phase, plan, changed, situation.shortage.figures, asked)
-            found = PlanChange(
+    for step, changed in candidates:
+        if isinstance(changed, str):
+            skipped[Skipped(fallback_step=step, why=changed)] = None
+            continue
+        if step in _ELSEWHERE:
+            prediction = predict_beside(facts, phase, plan, changed, figures)
+        else:
+            found = traces if changed in wanted else Traces()
+            prediction = predict_traced(facts, phase, plan, changed, figures, found)
+        if prediction.lowers:
+            return PlanChange(
                 phase=phase,
                 fallback_step=step,
                 plan=changed,
@@ -370,13 +384,7 @@ def next_change(situation: Situation, plan: MemoryPlan, trace: Tracer = no_trace
                 skipped=tuple(skipped),
                 inexact=inexact(facts, plan, changed),
             )
-            if prediction.lowers or situation.cache_too_small:
-                return found
-            if doubtful is None and not prediction.traced and not prediction.equal:
-                doubtful = found
-            skipped[Skipped(fallback_step=step, why="it would not lower the peak of this phase")] = None
-        if doubtful is not None:
-            return doubtful
+        skipped[Skipped(fallback_step=step, why="it would not lower the peak of this phase")] = None
     return Exhausted(skipped=tuple(skipped), proposals=proposals(situation, plan))
 
 
@@ -436,7 +444,7 @@ def proposals(situation: Situation, plan: MemoryPlan) -> tuple[str, ...]:
     values.
     """
     facts = situation.facts
-    if situation.shortage.phase not in TRACED_PHASES | {MemoryPhase.generate}:
+    if not situation.length_matters:
         return ()
     if facts.trainer == "sft":
         return (f"shorter samples (max_length, now {facts.max_length})",) if facts.max_length else ()

@@ -19,12 +19,7 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action, Decision
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory._prediction import (
-    PeakPrediction,
-    divisor,
-    micro_batch_rows,
-    vllm_share,
-)
+from grpo_run.runtime.supervisor.memory._prediction import PeakPrediction, vllm_share
 from grpo_run.runtime.supervisor.memory.fallback_steps import (
     Exhausted,
     FallbackStep,
@@ -86,9 +81,6 @@ PHASE_NOUNS = {
     MemoryPhase.forward: "the forward pass",
     MemoryPhase.backward: "the backward pass",
     MemoryPhase.optimizer: "the optimizer's step",
-    MemoryPhase.save: "saving",
-    MemoryPhase.load: "loading",
-    MemoryPhase.evaluate: "the evaluation",
 }
 
 
@@ -110,16 +102,16 @@ def sentences(change: PlanChange, before: MemoryPlan, facts: MemoryFacts) -> tup
 
 
 def _predicted(prediction: PeakPrediction, phase: MemoryPhase) -> str:
-    saved = prediction.before_bytes - prediction.after_bytes
-    if phase in OUTSIDE:
-        return f"predicted to leave {size_text(saved)} more free"
-    noun = PHASE_NOUNS[phase]
-    if prediction.nominal:
-        return f"predicted to lower the peak of {noun}"
+    if prediction.saved_bytes is None:
+        missing = f" (not traced: {prediction.missing})" if prediction.missing else ""
+        return f"predicted to lower the peak of {PHASE_NOUNS[phase]}{missing}"
+    saved = size_text(prediction.saved_bytes)
+    if prediction.before_bytes is None or prediction.after_bytes is None:
+        return f"predicted to leave {saved} more free"
     before, after = size_text(prediction.before_bytes), size_text(prediction.after_bytes)
-    if before == after and saved > 0:
-        return f"predicted {before} in {noun}, {size_text(saved)} less than before ({prediction.source})"
-    return f"predicted {before} -> {after} in {noun} ({prediction.source})"
+    if before == after:
+        return f"predicted {before} in {PHASE_NOUNS[phase]}, {saved} less than before (traced)"
+    return f"predicted {before} -> {after} in {PHASE_NOUNS[phase]} (traced)"
 
 
 SWITCHES = {
@@ -136,8 +128,8 @@ def in_settings(before: MemoryPlan, after: MemoryPlan, facts: MemoryFacts) -> st
     plans = (before, after)
     said = []
     if before.micro_batch_divisor != after.micro_batch_divisor:
-        rows = [micro_batch_rows(facts, plan) for plan in plans]
-        steps = [facts.gradient_accumulation_steps * divisor(facts, plan) for plan in plans]
+        rows = [facts.micro_batch(plan) for plan in plans]
+        steps = [facts.gradient_accumulation_steps * facts.divisor(plan) for plan in plans]
         said.append(_changed("per_device_train_batch_size", *rows))
         said.append(_changed("gradient_accumulation_steps", *steps))
     if before.generation_sub_batches != after.generation_sub_batches:

@@ -4,7 +4,7 @@
 
 The process is forked from the warm interpreter, has a deadline, a lower priority, a bound of its memory and
 no GPU. Called by the fallback steps (`runtime/supervisor/run_memory.py`) while the ranks of the failed
-attempt wait; what is not traced in time is compared in closed form. Traces nothing while a run proceeds.
+attempt wait; of what is not traced in time, the first change is made. Traces nothing while a run proceeds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.files import (
     TRACE_FOLDER,
     VARIABLE,
-    TracedJob,
     TraceReply,
     TraceRequest,
     output_file,
@@ -29,7 +28,7 @@ from grpo_run.runtime.memory.files import (
 )
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
-from grpo_run.runtime.supervisor.memory._prediction import Traces, sizes_of
+from grpo_run.runtime.supervisor.memory._prediction import Traces
 from grpo_run.watchdog.memory.shortage import MemoryPhase
 
 TRACE_SECONDS = 20.0
@@ -76,9 +75,9 @@ class JobTracer:
             plans: the first is the one in effect.
         """
         name = str(phase)
-        unplanned = facts.model_copy(update={"plan": MemoryPlan(), "divided_by": 1, "train_call": 1})
-        if unplanned != self._of:
-            self._of, self._known = unplanned, {}
+        job = facts.model_copy(update={"train_call": 1})
+        if job != self._of:
+            self._of, self._known = job, {}
         missing = self._run(facts, name, plans)
         traced = {plan: peaks for plan, peaks in self._known.items() if plan in plans and name in peaks}
         if not missing and plans[0] not in traced:
@@ -87,13 +86,11 @@ class JobTracer:
 
     def _run(self, facts: MemoryFacts, phase: str, plans: Sequence[MemoryPlan]) -> str:
         """Trace what is not known; return why something is missing, as a clause."""
-        jobs = [
-            TracedJob(plan=plan, sizes=sizes_of(facts, plan)) for plan in plans if plan not in self._known
-        ]
-        if not jobs:
+        unknown = tuple(plan for plan in plans if plan not in self._known)
+        if not unknown:
             return ""
         first = self._known.get(plans[0], {}).get(phase)
-        request = TraceRequest(facts=facts, jobs=tuple(jobs), phase=phase, below_bytes=first)
+        request = TraceRequest(facts=facts, plans=unknown, phase=phase, below_bytes=first)
         try:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir(mode=0o700)

@@ -10,6 +10,7 @@ import pytest
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.files import FILE_NAME, MAX_FACTS_BYTES, read_facts, write_facts
+from grpo_run.runtime.memory.plan import MemoryPlan
 
 SFT = MemoryFacts(
     train_call=1, trainer_class="SFTTrainer", trainer="sft", world_size=2, layout="ddp",
@@ -42,9 +43,9 @@ def test_the_file_belongs_to_the_run(tmp_path: Path) -> None:
     assert RunDirectory(path=tmp_path).own_files() == [tmp_path / FILE_NAME]
 
 
-def test_the_micro_batch_is_that_of_the_plan_in_effect() -> None:
-    assert SFT.micro_batch == 4
-    assert SFT.model_copy(update={"divided_by": 2}).micro_batch == 2
+@pytest.mark.parametrize(("divisor", "rows"), [(1, 4), (2, 2), (8, 1), (3, 4)])
+def test_a_plan_divides_the_micro_batch_as_far_as_its_size_allows(divisor: int, rows: int) -> None:
+    assert SFT.micro_batch(MemoryPlan(micro_batch_divisor=divisor)) == rows
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.memory_cases import GRPO, facts
+from support.memory_cases import facts
 from support.tiny_trainers import tiny_trainer
 
 from grpo_run.runtime.memory.facts import Computation, MemoryFacts
-from grpo_run.runtime.memory.files import TracedJob, TraceRequest
+from grpo_run.runtime.memory.files import TraceRequest
 from grpo_run.runtime.memory.plan import MemoryPlan
 from grpo_run.runtime.planning.plan_worker import answers, job_of, refusals
 from grpo_run.runtime.rank.memory_plan.facts import collect_facts
-from grpo_run.runtime.supervisor.memory._prediction import sizes_of
 
 START, HALF, QUARTER = (MemoryPlan(micro_batch_divisor=divisor) for divisor in (1, 2, 4))
 KNOWN = Computation(
@@ -42,8 +41,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> MemoryFacts:
 
 
 def asked(of: MemoryFacts, *plans: MemoryPlan, **options: Any) -> TraceRequest:
-    jobs = tuple(TracedJob(plan=plan, sizes=sizes_of(of, plan)) for plan in plans)
-    return TraceRequest(facts=of, jobs=jobs, phase="backward", **options)
+    return TraceRequest(facts=of, plans=plans, phase="backward", **options)
 
 
 def test_a_real_trainer_is_traced_until_a_plan_needs_less(real: MemoryFacts) -> None:
@@ -83,7 +81,7 @@ def test_other_trainers_and_adapters_are_traced(
     """
     found = _facts_of(kind, tmp_path, peft, **({"beta": 0.1 if peft else 0.0} if kind != "SFT" else {}))
     assert list(refusals(found)) == []
-    job = job_of(found, sizes_of(found, START))
+    job = job_of(found, START)
     assert {name: getattr(job, name) for name in expected} == expected
     replies = list(answers(asked(found, START, HALF)))
     assert [(one.plan, one.refusal) for one in replies] == [(START, ""), (HALF, "")]
@@ -106,8 +104,8 @@ def test_adapters_other_than_plain_ones_are_refused(peft: dict[str, Any], words:
 def test_adapters_that_are_not_all_that_is_trained_are_not_traced(tmp_path: Path) -> None:
     """A script may train more than it says to peft."""
     found = _facts_of("GRPO", tmp_path, {"r": 2, "target_modules": ["q_proj"]})
-    more = found.model.model_copy(update={"trainable_parameters": 2 * found.model.trainable_parameters})
-    (reply,) = answers(asked(found.model_copy(update={"model": more}), START))
+    more = found.model_copy(update={"trainable_parameters": 2 * found.trainable_parameters})
+    (reply,) = answers(asked(more, START))
     assert "parameters" in reply.refusal
 
 
@@ -118,9 +116,7 @@ def test_packed_rows_are_not_traced(tmp_path: Path) -> None:
 
 
 def test_a_model_that_its_configuration_does_not_describe_is_not_traced(real: MemoryFacts) -> None:
-    changed = real.model_copy(
-        update={"model": real.model.model_copy(update={"parameters": 99, "trainable_parameters": 99})}
-    )
+    changed = real.model_copy(update={"parameters": 99, "trainable_parameters": 99})
     (reply,) = answers(asked(changed, START))
     assert "99 parameters" in reply.refusal
     unknown = real.computation.model_copy(update={"configuration": {"model_type": "of-next-year"}})
@@ -140,7 +136,7 @@ def test_a_model_that_its_configuration_does_not_describe_is_not_traced(real: Me
         ({"computation": KNOWN.model_copy(update={"autocast": "float16"})}, "autocast 'float16'"),
         ({"computation": KNOWN.model_copy(update={"weights": ""})}, "data type ''"),
         ({"layout": "tensor-parallel"}, "layout 'tensor-parallel'"),
-        ({"model": GRPO.model.model_copy(update={"trainable_parameters": 1})}, "not all parameters"),
+        ({"trainable_parameters": 1}, "not all parameters"),
     ],
 )
 def test_what_cannot_be_traced_is_said(changed: dict[str, Any], words: str) -> None:
@@ -150,6 +146,6 @@ def test_what_cannot_be_traced_is_said(changed: dict[str, Any], words: str) -> N
 
 def test_the_job_of_a_plan_has_the_sizes_of_the_attempt() -> None:
     given = RUN.model_copy(update={"layout": "deepspeed-zero3", "steps_per_generation": 2})
-    job = job_of(given, sizes_of(given, MemoryPlan(micro_batch_divisor=4, gradient_checkpointing=True)))
+    job = job_of(given, MemoryPlan(micro_batch_divisor=4, gradient_checkpointing=True))
     assert (job.batch, job.prompt + job.completion, job.accumulation > 1) == (2, 768, True)
     assert (job.checkpointing, job.layout, job.ranks, job.rescored) == (True, "zero3", 2, True)

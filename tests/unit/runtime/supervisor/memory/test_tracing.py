@@ -24,11 +24,11 @@ import json, os, pathlib
 folder = pathlib.Path(os.environ["GRPO_RUN_PLAN_TRACES"])
 request = json.loads((folder / "request.json").read_text())
 with open(folder.parent / "asked.jsonl", "a") as asked:
-    asked.write(json.dumps([job["plan"]["micro_batch_divisor"] for job in request["jobs"]]) + "\\n")
+    asked.write(json.dumps([plan["micro_batch_divisor"] for plan in request["plans"]]) + "\\n")
 with open(folder / "peaks.jsonl", "w") as replies:
-    for job in request["jobs"]:
-        size = 8.0 * job["sizes"]["rows"]
-        replies.write(json.dumps({"plan": job["plan"], "peaks": {"backward": size}}) + "\\n")
+    for plan in request["plans"]:
+        size = 64.0 / plan["micro_batch_divisor"]
+        replies.write(json.dumps({"plan": plan, "peaks": {"backward": size}}) + "\\n")
         replies.flush()
 """
 
@@ -52,8 +52,7 @@ def test_peaks_come_from_a_process_and_are_remembered(tracer_of: Any, tmp_path: 
     assert (found.of(START, MemoryPhase.backward), found.of(HALF, MemoryPhase.backward)) == (64.0, 32.0)
     assert found.missing == ""
     quarter = MemoryPlan(micro_batch_divisor=4)
-    halved = facts(plan=HALF, divided_by=2, train_call=2)
-    found = tracer.trace(halved, MemoryPhase.backward, [HALF, quarter])
+    found = tracer.trace(facts(train_call=2), MemoryPhase.backward, [HALF, quarter])
     assert (found.of(HALF, MemoryPhase.backward), found.of(quarter, MemoryPhase.backward)) == (32.0, 16.0)
     tracer.trace(facts(dropout=True), MemoryPhase.backward, [START, HALF])
     asked = (tmp_path / "run" / "asked.jsonl").read_text().splitlines()
@@ -64,10 +63,7 @@ def test_peaks_come_from_a_process_and_are_remembered(tracer_of: Any, tmp_path: 
 def test_a_trace_that_takes_too_long_is_ended_and_what_it_has_found_counts(
     tracer_of: Any, tmp_path: Path
 ) -> None:
-    tracer = tracer_of(
-        f"{ANSWER.replace('for job in request', 'for job in request', 1)}\nimport time; time.sleep(60)",
-        seconds=5.0,
-    )
+    tracer = tracer_of(f"{ANSWER}\nimport time; time.sleep(60)", seconds=5.0)
     began = time.monotonic()
     found = tracer.trace(GRPO, MemoryPhase.backward, [START, HALF])
     assert time.monotonic() - began < 30
@@ -87,8 +83,8 @@ def test_a_stop_ends_a_trace(tracer_of: Any) -> None:
     [
         ("raise SystemExit(3)", "the process failed, see"),
         (ANSWER.replace('"backward"', '"score"'), "a trace of this job has no backward"),
-        (ANSWER.replace('"plan": job["plan"], "peaks": {"backward": size}', '"refusal": "of why"'), "of why"),
-        (ANSWER.replace("8.0 *", "float('nan') *"), "a trace of this job has no backward"),
+        (ANSWER.replace('"plan": plan, "peaks": {"backward": size}', '"refusal": "of why"'), "of why"),
+        (ANSWER.replace("64.0 /", "float('nan') /"), "a trace of this job has no backward"),
     ],
     ids=["failed", "phase", "refused", "nan"],
 )
@@ -98,7 +94,7 @@ def test_a_trace_without_an_answer_says_why(source: str, words: str, tracer_of: 
     assert found.of(START, MemoryPhase.backward) is None
 
 
-def test_a_run_directory_that_is_full_or_gone_leaves_the_closed_form(tmp_path: Path) -> None:
+def test_a_run_directory_that_is_full_or_gone_leaves_no_trace(tmp_path: Path) -> None:
     tracer = JobTracer(tmp_path / "absent", preloaded=False)
     found = tracer.trace(GRPO, MemoryPhase.backward, [START, HALF])
     assert "no process could be started" in found.missing
