@@ -225,7 +225,6 @@ def _ranks(observation: RunObservation) -> Iterator[Sample]:
             yield (rank, "file"), memory.file_bytes
             yield (rank, "shared"), memory.shared_bytes
             yield (rank, "pinned"), memory.pinned_bytes
-            yield (rank, "proportional"), memory.pss_bytes
 
 
 def _helpers(observation: RunObservation) -> Iterator[Sample]:
@@ -262,8 +261,7 @@ HOST_MEMORY_METRICS: tuple[Metric[RunObservation], ...] = (
     Metric(
         name="grpo_rank_host_memory_bytes", kind="gauge", unit="bytes", labels=(RANK, HOST_MEMORY),
         read=_ranks,
-        help="Host memory of the rank by kind. Shared memory counts in every rank that maps it, except in"
-        " `proportional`.",
+        help="Host memory of the rank by kind. Shared memory counts in every rank that maps it.",
     ),
     Metric(
         name="grpo_helper_memory_bytes", kind="gauge", unit="bytes", labels=(HELPER,), read=_helpers,

@@ -2,32 +2,26 @@
 every poll.
 
 Called by the supervisor, which allocates nothing on behalf of the ranks: nothing here takes time of a step.
-    Every kind of
-reading has a share of one core that it may take; a reading that costs more is made less often. Decides
-nothing.
+Every kind of reading has a share of one core that it may take; a reading that costs more is made less often.
+Decides nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 
 from grpo_run.watchdog.memory import host_reading
 from grpo_run.watchdog.memory.cgroups import MemoryCgroup, read_fields
 from grpo_run.watchdog.memory.host_kills import KernelKills, KillWatch, reached_limit
-from grpo_run.watchdog.memory.host_sample import HostSample, ProcessMemory
+from grpo_run.watchdog.memory.host_sample import HostSample
 from grpo_run.watchdog.observation import Exit
 from grpo_run.watchdog.processes import descendants, read_file, read_processes
 
 SAMPLE_SECONDS = 1.0
 HELPERS_SECONDS = 10.0
-PSS_SECONDS = 300.0
-"""Between two readings of PSS, each of one rank."""
 COST_FRACTION = 0.001
 """Share of one core that samples may take; the helpers are looked for with half of it."""
 NEAR = 0.8
@@ -69,9 +63,6 @@ class HostMemory:
         self._whole: tuple[float, HostSample] | None = None
         """The last sample in which every rank had its memory, and when it was made."""
         self._sample_at = self._helpers_at = 0.0
-        self._pss_at = self._clock() + PSS_SECONDS
-        self._pss: dict[int, int] = {}
-        self._pss_turn = 0
         self._workers: list[int] = []
         self._others: list[int] = []
         self._helpers_known = False
@@ -85,7 +76,6 @@ class HostMemory:
         self._whole = None
         self._sample_at = self._helpers_at = 0.0
         self._workers, self._others, self._helpers_known = [], [], False
-        self._pss = {}
 
     @property
     def last_whole(self) -> HostSample | None:
@@ -109,7 +99,6 @@ class HostMemory:
             return False
         if now >= self._helpers_at:
             self._find_helpers(now)
-        self._start_pss(now)
         began = time.thread_time()
         self._sample(now)
         cost_seconds = time.thread_time() - began
@@ -158,11 +147,11 @@ class HostMemory:
         return read_fields(read_file("/proc/vmstat") or b"").get("oom_kill")
 
     def _sample(self, now: float) -> None:
-        ranks: dict[int, ProcessMemory] = {}
-        for rank, pid in self._pids.items():
-            memory = host_reading.read_process(pid)
-            if memory is not None:
-                ranks[rank] = dataclasses.replace(memory, pss_bytes=self._pss.get(rank))
+        ranks = {
+            rank: memory
+            for rank, pid in self._pids.items()
+            if (memory := host_reading.read_process(pid)) is not None
+        }
         shm_used, shm_total = host_reading.read_shared_memory()
         sample = HostSample(
             at=time.time(),
@@ -196,20 +185,3 @@ class HostMemory:
         self._helpers_known = True
         cost_seconds = time.thread_time() - began
         self._helpers_at = now + max(HELPERS_SECONDS, cost_seconds / (COST_FRACTION / 2))
-
-    def _start_pss(self, now: float) -> None:
-        """Read the PSS of the next rank, in a thread: the kernel may take seconds for it."""
-        if now < self._pss_at or not self._pids:
-            return
-        self._pss_at = now + PSS_SECONDS
-        rank = sorted(self._pids)[self._pss_turn % len(self._pids)]
-        self._pss_turn += 1
-        pid, known = self._pids[rank], self._pss
-
-        def read() -> None:
-            value = host_reading.read_pss_bytes(pid)
-            if value is not None:
-                known[rank] = value
-
-        with contextlib.suppress(RuntimeError):  # no thread can be started at present
-            threading.Thread(target=read, daemon=True, name="grpo-run-pss").start()

@@ -1,7 +1,6 @@
 """Read the host's memory: of processes from /proc/PID/status, of limits from the cgroups and /proc/meminfo.
 
-A process that has exited gives None. One process takes some 30 µs, a limit some 50 µs. PSS is another matter:
-the kernel walks all page tables for it, about a second per 50 GB. Called by `runtime/supervisor`.
+A process that has exited gives None. One process takes some 30 µs, a limit some 50 µs. Called by `runtime/supervisor`.
 """
 
 from __future__ import annotations
@@ -42,12 +41,6 @@ def anonymous_bytes(pids: Iterable[int]) -> int:
         if len(words) >= 3:
             total += max(0, int(words[1]) - int(words[2])) * PAGE_BYTES
     return total
-
-
-def read_pss_bytes(pid: int) -> int | None:
-    """Return the proportional set size of a process: shared pages count by their share. Expensive."""
-    fields = read_fields(read_file(f"/proc/{pid}/smaps_rollup") or b"")
-    return fields["Pss"] * 1024 if "Pss" in fields else None
 
 
 def is_dying(pid: int) -> bool:

@@ -38,8 +38,7 @@ class LimitUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessMemory:
-    """Memory of one process, as /proc/PID/status counts it. `pss_bytes` is None until it was read, which is
-    seldom.
+    """Memory of one process, as /proc/PID/status counts it.
 
     Attributes:
         anonymous_bytes: RssAnon: its own, not of any file.
@@ -54,7 +53,6 @@ class ProcessMemory:
     file_bytes: int
     shared_bytes: int
     pinned_bytes: int = 0
-    pss_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -44,7 +44,7 @@ def measured(rank: int) -> RankMemory:
 
 def sampled(ranks: Iterable[int]) -> HostSample:
     """A sample of the host's memory, with every figure known."""
-    rank = ProcessMemory(anonymous_bytes=40, file_bytes=30, shared_bytes=20, pinned_bytes=10, pss_bytes=50)
+    rank = ProcessMemory(anonymous_bytes=40, file_bytes=30, shared_bytes=20, pinned_bytes=10)
     limit = LimitUse(name="the memory cgroup /job", limit_bytes=1000, usage_bytes=900, working_set_bytes=800)
     return HostSample(
         at=199.0, limits=(limit,), ranks=dict.fromkeys(ranks, rank), data_workers_bytes=1,

@@ -288,7 +288,6 @@ def test_host_memory_is_exported_by_limit_process_and_kind(make_slot: Any, make_
     ranks = samples("grpo_rank_host_memory_bytes", observation)
     assert ranks == {
         ("0", "anonymous"): 40, ("0", "file"): 30, ("0", "shared"): 20, ("0", "pinned"): 10,
-        ("0", "proportional"): 50,
     }  # fmt: skip
     assert samples("grpo_helper_memory_bytes", observation) == {
         ("data_workers",): 1,

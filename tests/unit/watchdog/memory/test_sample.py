@@ -21,9 +21,7 @@ SAMPLE = HostSample(
     ),
     ranks={
         0: ProcessMemory(anonymous_bytes=20 * MEBIBYTE, file_bytes=0, shared_bytes=0),
-        1: ProcessMemory(
-            anonymous_bytes=30 * MEBIBYTE, file_bytes=1, shared_bytes=2, pinned_bytes=3, pss_bytes=4
-        ),
+        1: ProcessMemory(anonymous_bytes=30 * MEBIBYTE, file_bytes=1, shared_bytes=2, pinned_bytes=3),
     },
     data_workers_bytes=40 * MEBIBYTE,
     staging_bytes=25 * MEBIBYTE,
