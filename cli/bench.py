@@ -7,11 +7,11 @@ tensors on the CPU are counted.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,37 @@ from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.files import replace_file, write_json
 from grpo_run.runtime.upstream.features import MEMORY_EXPERIMENT, check_available
 from grpo_run.runtime.upstream.versions import check_extra
-from grpo_run.trainers.rloo.comparison import Measurement, name_of, saving, settings_for, split_saving
-from grpo_run.trainers.rloo.switches import METHODS, Switches
+from grpo_run.trainers.rloo.switches import (
+    METHODS,
+    ONLY_SCORES,
+    ONLY_TEXT,
+    Switches,
+    name_of,
+    settings_for,
+)
 
 MIB = float(1 << 20)
 PHASES = ("generate", "score", "train", "optimizer")
 TAIL_CHARACTERS = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What one setting needed.
+
+    Attributes:
+        peak_bytes: highest number of live bytes; where memory was exhausted, until then.
+        peaks: the same by phase.
+        series: seconds, live bytes, and phase.
+        exhausted: the error, or None if the run finished.
+    """
+
+    switches: Switches
+    k: int
+    peak_bytes: int
+    peaks: Mapping[str, int]
+    series: Sequence[tuple[float, int, str]]
+    exhausted: str | None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -85,8 +110,7 @@ def measure(switches: Switches, k: int, words: Sequence[str], out: Path) -> Meas
     result.unlink(missing_ok=True)
     command = [
         sys.executable, "-P", "-m", "grpo_run.trainers.rloo", f"--k={k}", f"--output-dir={folder}",
-        f"--expansion={switches.expansion.value}", f"--scores={switches.scores.value}",
-        f"--head={switches.head.value}", *words,
+        *(f"--{name}={value}" for name, value in vars(switches).items()), *words,
     ]  # fmt: skip
     answer = subprocess.run(command, check=False, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {}
@@ -109,25 +133,35 @@ def write_results(
     measured: Sequence[Measurement], methods: Sequence[str], ks: Sequence[int], out: Path
 ) -> None:
     """Print the table, and write it with pictures and measurements."""
-    from grpo_run.dashboards.rloo_memory_plot import draw_over_time, draw_peaks, draw_savings
+    from grpo_run.dashboards.rloo_memory_plot import draw_bars, draw_over_time
 
     by_place = {(one.switches, one.k): one for one in measured}
-    base = METHODS[methods[0]]
+    first, base = methods[0], METHODS[methods[0]]
     table = table_of(measured, base)
     print(table)
     replace_file(out / "table.md", table.encode(), mode=0o644)
-    write_json(out / "measurements.json", [dataclasses.asdict(one) for one in measured])
+    write_json(out / "measurements.json", [asdict(one) for one in measured])
 
-    def drawn(value: Callable[[Measurement], Any]) -> dict[str, dict[int, Any]]:
+    def drawn(value: Callable[[Measurement], float | None]) -> dict[str, dict[int, float | None]]:
         return {name: {k: value(by_place[METHODS[name], k]) for k in ks} for name in methods}
 
     largest = max(ks)
     pictures = {
-        "peaks": draw_peaks(drawn(lambda one: one.peak_bytes if one.exhausted is None else None)),
+        "peaks": draw_bars(
+            "Peak memory of an RLOO step",
+            "highest live bytes (MiB)",
+            drawn(lambda one: one.peak_bytes / MIB if one.exhausted is None else None),
+            "{:.0f}",
+        ),
         "over-time": draw_over_time(
             {name: by_place[METHODS[name], largest].series for name in methods}, largest
         ),
-        "savings": draw_savings(drawn(lambda one: saving(one, by_place[base, one.k]))),
+        "savings": draw_bars(
+            f"Savings over {first}",
+            f"lower peak than {first} (%)",
+            drawn(lambda one: saving(one, by_place[base, one.k])),
+            "{:.1f} %",
+        ),
     }
     for name, content in pictures.items():
         replace_file(out / f"{name}.png", content, mode=0o644)
@@ -145,15 +179,29 @@ def table_of(measured: Sequence[Measurement], base: Switches) -> str:
         method = name_of(one.switches)
         name = f"{method} ({one.switches})" if method in METHODS else method
         phases = " | ".join(f"{one.peaks.get(phase, 0) / MIB:.0f}" for phase in PHASES)
-        saved = "" if share is None else f"{100 * share:.1f} %"
+        saved = "" if share is None else f"{share:.1f} %"
         lines.append(f"| {one.k} | {name} | {_size(one)} | {phases} | {saved} |")
-    lines.append("")
-    for k in bases:
-        split = split_saving(measured, k)
-        if split is not None:
-            lines.append(
-                f"k = {k}: `string` saves {split.total / MIB:.0f} MiB; reduced scores alone save"
-                f" {split.scores_alone / MIB:.0f} MiB, the string alone {split.text_alone / MIB:.0f} MiB; the"
-                f" string adds {split.text_after_scores / MIB:.0f} MiB to reduced scores."
-            )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *(one for k in bases for one in split_saving(measured, k))]) + "\n"
+
+
+def saving(found: Measurement, base: Measurement) -> float | None:
+    """Return by how many percent a peak is lower; None if one of the runs did not finish."""
+    if found.exhausted is not None or base.exhausted is not None:
+        return None
+    return 100 * (1 - found.peak_bytes / base.peak_bytes)
+
+
+def split_saving(measured: Collection[Measurement], k: int) -> Iterator[str]:
+    """Yield a sentence on which part of `string`'s saving is the string and which the scores.
+
+    There is none if one of the four settings was not measured, or did not finish.
+    """
+    peaks = {one.switches: one.peak_bytes / MIB for one in measured if one.k == k and one.exhausted is None}
+    corners = (METHODS["basic"], METHODS["string"], ONLY_SCORES, ONLY_TEXT)
+    if peaks.keys() >= set(corners):
+        basic, string, scores, text = (peaks[corner] for corner in corners)
+        yield (
+            f"k = {k}: `string` saves {basic - string:.0f} MiB; reduced scores alone save"
+            f" {basic - scores:.0f} MiB, the string alone {basic - text:.0f} MiB; the string adds"
+            f" {scores - string:.0f} MiB to reduced scores."
+        )

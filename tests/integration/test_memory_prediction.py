@@ -84,7 +84,7 @@ def test_other_trainers_adapters_and_experts_need_what_was_predicted(name: str) 
 @pytest.mark.full
 @pytest.mark.parametrize("name", LIVE_JOBS)
 def test_every_phase_needs_what_was_predicted_in_live_bytes(name: str) -> None:
-    """Within 5 %, generation included, against a tracker that shares nothing with the product."""
+    """Within 5 %, generation included, against a tracker that shares nothing with that of `plan`."""
     job = LIVE_JOBS[name]
     (measured,) = measure_in_process([job], timeout_seconds=600)
     assert "generate" in measured

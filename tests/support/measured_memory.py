@@ -1,5 +1,5 @@
 """Measure the peak of each phase of a real GRPO, RLOO or SFT run: on the CPU from the memory events of
-torch's own profiler, or by `live_bytes` where a job says `live`; on a GPU from
+torch's own profiler, or by live bytes where a job says `live`; on a GPU from
 `torch.cuda.max_memory_allocated`.
 
 Run as a module with a JSON list of jobs as its argument, in its own process; ranks of DeepSpeed are a process
@@ -65,11 +65,11 @@ def measure(job: dict[str, Any]) -> dict[str, float]:
 
 
 def _measure_live(job: dict[str, Any]) -> dict[str, float]:
-    from support.live_bytes import LiveBytes
+    from grpo_run.trainers.rloo._live_bytes import LiveBytes
 
     with LiveBytes() as live:
         _train(job, live.phase)
-    return live.peaks
+    return {name: float(size) for name, size in live.peaks.items() if name != "start"}
 
 
 def _measure_on_gpu(job: dict[str, Any]) -> dict[str, float]:

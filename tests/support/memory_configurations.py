@@ -87,9 +87,7 @@ LIVE_JOBS: dict[str, dict[str, Any]] = {
         "rollout_batches": 2,
     },
 }  # fmt: skip
-"""Jobs whose model generates, which are compared in every phase, with the live bytes that `live_bytes`
-counts.
-"""
+"""Jobs whose model generates, which are compared in every phase, with the live bytes of each."""
 GPU_SHAPES = {
     "GPT-2, 124 M": "type=gpt2,layers=12,hidden=768,heads=12,vocabulary=50257,positions=1024",
     "Llama, 360 M": (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from grpo_run.trainers.recipes.tiny import tiny_tokenizer
 from grpo_run.trainers.rloo._generation import SwitchedGeneration
 from grpo_run.trainers.rloo._head import use_full_head
 from grpo_run.trainers.rloo._live_bytes import LiveBytes
-from grpo_run.trainers.rloo.switches import METHODS, Expansion, Head, Scores, Switches
+from grpo_run.trainers.rloo.switches import CHOICES, METHODS, Switches
 
 
 class Phases(TrainerCallback):  # type: ignore[misc]
@@ -49,9 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the script's arguments."""
     parser = argparse.ArgumentParser(prog="python -m grpo_run.trainers.rloo")
     parser.add_argument("--method", choices=METHODS, help="the three switches together")
-    parser.add_argument("--expansion", choices=[one.value for one in Expansion])
-    parser.add_argument("--scores", choices=[one.value for one in Scores])
-    parser.add_argument("--head", choices=[one.value for one in Head])
+    for name, choices in CHOICES.items():
+        parser.add_argument(f"--{name}", choices=choices)
     parser.add_argument("--k", type=int, required=True, help="completions of each prompt")
     parser.add_argument("--prompts", type=int, default=2, help="of a step")
     parser.add_argument("--completion-tokens", type=int, default=32)
@@ -65,12 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def switches_of(options: argparse.Namespace) -> Switches:
     """Return the switches of the command line; single ones precede those of the method."""
-    base = METHODS[options.method or "basic"]
-    return Switches(
-        expansion=Expansion(options.expansion or base.expansion),
-        scores=Scores(options.scores or base.scores),
-        head=Head(options.head or base.head),
-    )
+    single = {name: value for name in CHOICES if (value := getattr(options, name)) is not None}
+    return replace(METHODS[options.method or "basic"], **single)
 
 
 def tiny_qwen3(vocabulary: int, tokenizer: Any) -> Qwen3ForCausalLM:
@@ -113,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     switches = switches_of(options)
     trainer = build_trainer(options)
     meter = LiveBytes(options.limit_bytes)
-    if switches.head is Head.full:
+    if switches.head == "full":
         use_full_head(trainer.model, trainer.temperature)
     SwitchedGeneration(trainer, switches, meter, options.completions)
     phases = Phases(meter)

@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from grpo_run.runtime.files import write_json
 from grpo_run.runtime.upstream.trainer_names import SINGLE_TURN
 from grpo_run.trainers.rloo._live_bytes import LiveBytes
-from grpo_run.trainers.rloo.switches import Expansion, Scores, Switches
+from grpo_run.trainers.rloo.switches import Switches
 
 
 class SwitchedGeneration(TrainerCallback):  # type: ignore[misc]
@@ -55,7 +55,7 @@ class SwitchedGeneration(TrainerCallback):  # type: ignore[misc]
 
     def _turn(self, prompt_ids: Sequence[Any], *others: Any) -> list[list[int]]:
         """Generate one rollout; TRL gives each prompt k times."""
-        repeats = 1 if self._switches.expansion is Expansion.sampler else self._trainer.num_generations
+        repeats = 1 if self._switches.expansion == "sampler" else self._trainer.num_generations
         generated: list[list[int]] = self._single_turn(prompt_ids[::repeats], *others)
         if self._completions is None:
             return generated
@@ -74,10 +74,10 @@ class SwitchedGeneration(TrainerCallback):  # type: ignore[misc]
     ) -> torch.Tensor:
         with self._meter.phase("generate"):
             parts = [self._part(*rows, others) for rows in self._expanded(input_ids, attention_mask)]
-            if self._switches.scores is Scores.kept:
+            if self._switches.scores == "kept":
                 self.scores[:] = [joined(self.scores, 0.0)]
             answers = joined(parts, self._trainer.model.generation_config.pad_token_id)
-            if self._switches.expansion is Expansion.in_turn:
+            if self._switches.expansion == "in_turn":
                 return answers.view(len(parts), -1, answers.shape[1]).transpose(0, 1).flatten(0, 1)
             return answers
 
@@ -86,13 +86,13 @@ class SwitchedGeneration(TrainerCallback):  # type: ignore[misc]
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return tokens and mask of each part."""
         count, expansion = self._trainer.num_generations, self._switches.expansion
-        if expansion is Expansion.in_turn:
+        if expansion == "in_turn":
             return [(input_ids, attention_mask)] * count
-        if expansion is Expansion.interleaved:
+        if expansion == "interleaved":
             input_ids, attention_mask = (
                 one.repeat_interleave(count, 0) for one in (input_ids, attention_mask)
             )
-        elif expansion is Expansion.text:
+        elif expansion == "text":
             tokenizer = self._trainer.processing_class
             texts = tokenizer.batch_decode(input_ids, skip_special_tokens=True)
             repeated = [text for text in texts for _ in range(count)]
@@ -104,13 +104,13 @@ class SwitchedGeneration(TrainerCallback):  # type: ignore[misc]
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, others: dict[str, Any]
     ) -> torch.Tensor:
         rows = {"input_ids": input_ids, "attention_mask": attention_mask, **others}
-        if self._switches.scores is Scores.dropped:
+        if self._switches.scores == "dropped":
             sequences: torch.Tensor = self._generate(**rows)
             return sequences
         rows["generation_config"] = copy.copy(others["generation_config"])
         rows["generation_config"].update(return_dict_in_generate=True, output_scores=True)
         output = self._generate(**rows)
-        if self._switches.scores is Scores.kept:
+        if self._switches.scores == "kept":
             self.scores.append(torch.stack(output.scores, 1))
         else:
             self.scores.append(reduced(output.scores, output.sequences[:, input_ids.shape[1] :]))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from grpo_run.cli import bench
+from grpo_run.cli.bench import Measurement
 from grpo_run.runtime.errors import ConfigError, UsageError
-from grpo_run.trainers.rloo.comparison import Measurement
 from grpo_run.trainers.rloo.switches import METHODS, ONLY_SCORES, ONLY_TEXT
 
 MIB = 1 << 20
@@ -60,9 +60,11 @@ def test_table_pictures_and_measurements_are_written(
 
 
 def test_exhausted_memory_is_a_result(tmp_path: Path) -> None:
+    """Without a saving on either side, and nothing to split."""
     bench.write_results(measurements(exhausted=True), ["basic", "string"], [2], tmp_path)
     table = (tmp_path / "table.md").read_text()
     assert "| 2 | basic (interleaved, kept, full) | out of memory |" in table
+    assert "| 2 | string (text, reduced, full) | 300 MiB | 0 | 0 | 300 | 0 |  |" in table
     assert "`string` saves" not in table
 
 
@@ -78,3 +80,9 @@ def test_a_run_that_fails_otherwise_ends_the_experiment(
         ConfigError, match=r"(?s)failed with code 2: .*unrecognized arguments.*--no-such-option"
     ):
         bench.measure(METHODS["basic"], 2, ["--no-such-option"], tmp_path)
+
+
+def test_a_setting_that_was_not_measured_leaves_nothing_to_split() -> None:
+    assert len(list(bench.split_saving(measurements(), 2))) == 1
+    assert list(bench.split_saving(measurements()[:3], 2)) == []
+    assert list(bench.split_saving(measurements(), 4)) == []
