@@ -14,8 +14,6 @@ Traces are requested by `runtime/supervisor/memory/tracing.py` and made by
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,8 +26,6 @@ from grpo_run.runtime.memory.plan import MemoryPlan
 
 FILE_NAME = "memory_facts.json"
 """Name of the file in the run directory."""
-MAX_FACTS_BYTES = 1 << 20
-"""Far above the size of any such file. A larger one is not read."""
 
 
 def write_facts(run_directory: Path, facts: MemoryFacts) -> None:
@@ -45,12 +41,9 @@ def read_facts(run_directory: Path) -> MemoryFacts | None:
     """Return the facts of the last `train()` call that began; None if there are none, or they cannot be
     read.
     """
-    path = run_directory / FILE_NAME
     try:
-        if path.stat().st_size > MAX_FACTS_BYTES:
-            return None
-        return MemoryFacts.model_validate(json.loads(path.read_bytes()))
-    except (OSError, ValueError, RecursionError):  # pydantic's error is a ValueError
+        return MemoryFacts.model_validate_json((run_directory / FILE_NAME).read_bytes())
+    except (OSError, ValueError):  # pydantic's error is a ValueError
         return None
 
 
@@ -149,19 +142,16 @@ class ForecastFile:
 
 def read_forecast(run_directory: Path, rank: int) -> ForecastRecord | None:
     """Return what a rank has kept; None if there is nothing, or it cannot be read."""
-    path = _path(run_directory, rank)
     try:
-        if path.stat().st_size > 2 * MAX_FORECAST_BYTES:
-            return None
-        first, *lines = path.read_bytes().splitlines()
-        record = ForecastRecord.model_validate(json.loads(first))
+        first, *lines = _path(run_directory, rank).read_bytes().splitlines()
+        record = ForecastRecord.model_validate_json(first)
         parts: list[ForecastLine] = [record]
         for line in lines:
             try:
-                parts.append(ForecastLine.model_validate(json.loads(line)))
-            except (ValueError, RecursionError):
+                parts.append(ForecastLine.model_validate_json(line))
+            except ValueError:
                 continue  # cut
-    except (OSError, ValueError, RecursionError):  # pydantic's error is a ValueError
+    except (OSError, ValueError):  # pydantic's error is a ValueError
         return None
     rollouts = {one.rollout: one for part in parts for one in part.rollouts}
     return record.model_copy(
@@ -191,8 +181,6 @@ TRACE_FOLDER = "plan_traces"
 """In the run directory."""
 VARIABLE = "GRPO_RUN_PLAN_TRACES"
 """Names the folder to the process."""
-MAX_TRACE_BYTES = 4 << 20
-"""Far above the size of any such file. A larger one is not read."""
 
 
 class _Message(pydantic.BaseModel):
@@ -234,7 +222,7 @@ def read_request(folder: Path) -> TraceRequest:
     Raises:
         OSError, ValueError: it cannot be read.
     """
-    return TraceRequest.model_validate(json.loads((folder / "request.json").read_bytes()))
+    return TraceRequest.model_validate_json((folder / "request.json").read_bytes())
 
 
 def replies_file(folder: Path) -> Path:
@@ -249,18 +237,14 @@ def output_file(folder: Path) -> Path:
 
 def read_replies(folder: Path) -> list[TraceReply]:
     """Return the replies that have been written so far; a line that was not finished is left out."""
-    path, replies = replies_file(folder), []
+    replies: list[TraceReply] = []
     try:
-        if path.stat().st_size > MAX_TRACE_BYTES:
-            return []
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = replies_file(folder).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
     for line in lines:
         try:
-            reply = TraceReply.model_validate_json(line)
+            replies.append(TraceReply.model_validate_json(line))
         except ValueError:  # pydantic's error is one
             break
-        if all(math.isfinite(size) and size >= 0 for size in reply.peaks.values()):
-            replies.append(reply)
     return replies

@@ -13,8 +13,6 @@ from typing import Any
 from grpo_run.runtime.memory.facts import Computation
 from grpo_run.runtime.upstream import memory_names
 
-MAX_CONFIGURATION_CHARACTERS = 1 << 17
-"""A longer configuration, with a table of a whole vocabulary for example, is left out."""
 UNCHANGING = ("auto_mapping", "peft_version", "fan_in_fan_out", "alpha_pattern")
 """Settings of `LoraConfig` that peft sets itself, or that change no size."""
 
@@ -42,10 +40,7 @@ def computation_of(trainer: Any) -> Computation:
 def _as_json(configuration: Any) -> dict[str, Any]:
     if not hasattr(configuration, "to_json_string"):
         return {}
-    text = configuration.to_json_string(use_diff=False)
-    if len(text) > MAX_CONFIGURATION_CHARACTERS:
-        return {}
-    values = json.loads(text)
+    values = json.loads(configuration.to_json_string(use_diff=False))
     return values if isinstance(values, dict) else {}
 
 

@@ -22,8 +22,6 @@ ACCUMULATION = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 """Variables of accelerate, which its own configuration file sets; without `FILE` the others make the
 configuration.
 """
-MAX_BYTES = 1 << 20
-"""Far above the size of any such file. A larger one is not read."""
 AUTO = "auto"
 
 
@@ -108,8 +106,7 @@ def _read(given: str) -> Any:
     """Return a configuration from a path, or from its text in base64; None if it is neither."""
     try:
         if os.path.exists(given):
-            path = Path(given)
-            return json.loads(path.read_bytes()) if path.stat().st_size <= MAX_BYTES else None
+            return json.loads(Path(given).read_bytes())
         return json.loads(base64.urlsafe_b64decode(given))
     except (OSError, ValueError, binascii.Error):
         return None
