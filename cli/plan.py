@@ -24,7 +24,6 @@ from grpo_run.cli.text import print_paragraph
 from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.files import replace_file
 from grpo_run.runtime.planning.job import MAX_TOKENS, Job
-from grpo_run.runtime.upstream.features import PLAN, check_available
 from grpo_run.runtime.upstream.versions import check_extra, untested_versions
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ def main(arguments: Sequence[str]) -> int:
     steps = None if options.steps is None else parse_steps(options.steps)
     if steps is not None and observed is None:
         raise UsageError("--steps is for --explain SIZE")
-    check_available(PLAN)
     source = _source(options, of_script)
     name = options.model or source.settings.get("model")
     if not isinstance(name, str):

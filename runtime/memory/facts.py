@@ -52,14 +52,19 @@ class Computation(_Facts):
     """
 
 
+TrainerKind = Literal["grpo", "rloo", "sft", "transformers", "other"]
+"""Whose loss it is: that of a trainer of TRL, of `transformers.Trainer`, or another."""
+Generator = Literal["", "transformers", "continuous_batching", "vllm_colocate", "vllm_server", "script"]
+"""What generates; empty if nothing does, `script` for a rollout function of the script's own."""
+
+
 class MemoryFacts(_Facts):
     """What a `train()` call tells of itself, as far as its memory and its update depend on it."""
 
     train_call: int = pydantic.Field(ge=1)
     """Number of the call in the attempt."""
     trainer_class: str
-    trainer: Literal["grpo", "rloo", "sft", "transformers", "other"]
-    """Whose loss it is: that of a trainer of TRL, of `transformers.Trainer`, or another."""
+    trainer: TrainerKind
     overridden: tuple[str, ...] = ()
     """What of the trainer's own computation of the loss the script replaces: names of methods, or
     `compute_loss_func`.
@@ -100,10 +105,7 @@ class MemoryFacts(_Facts):
     """Whether the loss is divided by the tokens of the whole optimizer step, not of one micro-batch."""
     averages_tokens_across_ranks: bool = True
 
-    generates: Literal[
-        "", "transformers", "continuous_batching", "vllm_colocate", "vllm_server", "script"
-    ] = ""
-    """What generates; empty if nothing does, `script` for a rollout function of the script's own."""
+    generates: Generator = ""
     greedy: bool = False
     """Whether generation draws no random numbers."""
     vllm_gpu_memory_utilization: float | None = None

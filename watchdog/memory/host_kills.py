@@ -71,8 +71,8 @@ class KillWatch:
 
     def record(
         self, count: int | None, now: float, dying: Callable[[], frozenset[int]], *, again: bool = False
-    ) -> bool:
-        """Record the counter at a poll; return whether it has risen.
+    ) -> None:
+        """Record the counter at a poll.
 
         Args:
             count: None if it could not be read.
@@ -82,12 +82,10 @@ class KillWatch:
         """
         self._poll += not again
         if count is None:
-            return False
-        risen = self._count is not None and count > self._count
-        if self._count is not None and risen:
+            return
+        if self._count is not None and count > self._count:
             self.rises.append(Rise(poll=self._poll, at=now, before=self._count, now=count, dying=dying()))
         self._count = count
-        return risen
 
     def killed(self, ranks: Collection[int]) -> frozenset[int]:
         """Return those of `ranks`, whose exit by SIGKILL was seen at the last poll, that the kernel has

@@ -9,12 +9,12 @@ After an out-of-memory error no rank is left to ask, so the facts are in the run
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
-from typing import Any, Literal
+from typing import Any
 
-from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
+from grpo_run.runtime.memory.facts import Generator, MemoryFacts, TrainerKind, split_refusals
 from grpo_run.runtime.memory.files import write_facts
 from grpo_run.runtime.rank.memory_plan._computation import computation_of
-from grpo_run.runtime.rank.memory_plan.settings import TrainerKind, kind_of, record_of, set_later, settings_of
+from grpo_run.runtime.rank.memory_plan.settings import kind_of, record_of, set_later, settings_of
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.features import DIVISION, is_available
@@ -185,9 +185,7 @@ def _has_dropout(model: Any) -> bool:
     )
 
 
-def _generates(
-    trainer: Any,
-) -> Literal["", "transformers", "continuous_batching", "vllm_colocate", "vllm_server", "script"]:
+def _generates(trainer: Any) -> Generator:
     args = trainer.args
     if not hasattr(trainer, trainer_names.GENERATE):
         return ""

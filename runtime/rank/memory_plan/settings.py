@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from grpo_run.runtime.memory.facts import MemoryFacts, split_refusals
+from grpo_run.runtime.memory.facts import MemoryFacts, TrainerKind, split_refusals
 from grpo_run.runtime.rank.memory_plan import deepspeed
 from grpo_run.runtime.rank.session import Session
 
-TrainerKind = Literal["grpo", "rloo", "sft", "transformers", "other"]
 CONFIGURATIONS: Mapping[tuple[str, str], TrainerKind] = {
     ("trl.trainer.grpo_config", "GRPOConfig"): "grpo",
     ("trl.trainer.rloo_config", "RLOOConfig"): "rloo",

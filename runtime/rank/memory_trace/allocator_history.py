@@ -47,10 +47,6 @@ def file_name(rank: int, reason: SnapshotReason) -> str:
     )
 
 
-class TooLarge(Exception):
-    """The blocks alone, without history, are larger than the bound."""
-
-
 def pickled_within(snapshot: dict[str, Any], most_bytes: int) -> tuple[bytes, int]:
     """Return a snapshot as a file's content, with as much of the newest history as fits, and its entries.
 
@@ -59,7 +55,7 @@ def pickled_within(snapshot: dict[str, Any], most_bytes: int) -> tuple[bytes, in
         most_bytes: that the content may have.
 
     Raises:
-        TooLarge: it does not fit without any history either.
+        ValueError: it does not fit without any history either.
     """
     traces = snapshot.get("device_traces", [])
     longest = max(map(len, traces), default=0)
@@ -69,7 +65,7 @@ def pickled_within(snapshot: dict[str, Any], most_bytes: int) -> tuple[bytes, in
         if len(content) <= most_bytes:
             return content, sum(map(len, newest))
         if longest == 0:
-            raise TooLarge
+            raise ValueError(f"it is larger than {most_bytes} bytes")
         longest //= 2
 
 
@@ -145,10 +141,6 @@ class AllocatorHistory:
             path = self._folder / file_name(self._rank, reason)
             self._folder.mkdir(mode=0o700, exist_ok=True)
             replace_file(path, content)
-        except TooLarge:
-            self._warn(
-                f"no snapshot of the CUDA allocator is saved: it is larger than {self._most_bytes} bytes"
-            )
         # an exception would take the place of the one that says that memory has run out
         except (OSError, RuntimeError, MemoryError, TypeError, ValueError, AttributeError) as error:
             self._warn(f"no snapshot of the CUDA allocator is saved: {_first_line(error)}")

@@ -60,10 +60,11 @@ def test_a_helper_counts_as_killed_for_a_minute() -> None:
 def test_an_unreadable_counter_proves_nothing() -> None:
     """A counter that appears later, or is unreadable for a moment, has not risen."""
     kills = watch(None)
-    assert not kills.record(3, 1.0, nobody)
-    assert not kills.record(None, 1.2, nobody)
-    assert not kills.record(3, 1.4, nobody)
-    assert kills.record(4, 1.6, nobody)
+    for number, count in enumerate((3, None, 3)):
+        kills.record(count, 1.0 + number, nobody)
+    assert kills.rises == []
+    kills.record(4, 4.0, nobody)
+    assert kills.counts() == (3, 4)
 
 
 def limit(name: str, used: int, hits: int | None) -> LimitUse:

@@ -13,7 +13,6 @@ import pytest
 from grpo_run.runtime.rank.memory_trace.allocator_history import (
     MOST_ENTRIES,
     AllocatorHistory,
-    TooLarge,
     pickled_within,
 )
 from grpo_run.runtime.upstream.memory_names import CudaAllocator
@@ -138,7 +137,7 @@ def test_the_newest_entries_are_kept_within_the_bound() -> None:
     assert kept["device_traces"][0] == trace[-len(kept["device_traces"][0]) :] != []
     assert entries == len(kept["device_traces"][0]) + 10
     assert kept["other"] == 1
-    with pytest.raises(TooLarge):
+    with pytest.raises(ValueError, match="larger than 500 bytes"):
         pickled_within({"segments": ["x" * 1000], "device_traces": [[]]}, 500)
 
 
