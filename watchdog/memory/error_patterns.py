@@ -65,7 +65,7 @@ class Spelling:
 _DEVICES = r"(?:CUDA|HIP|XPU|NPU|MUSA|MLU)"
 _PATTERNS = {
     (Cause.gpu_oom, ErrorSource.allocator): (
-        rf"(?:{_DEVICES}|MPS backend) out of memory\b",
+        rf"{_DEVICES} out of memory\b",
         r"NVML_SUCCESS == [^\n]*CUDACachingAllocator\.cpp",
         r"No executable batch size found, reached zero",
     ),

@@ -29,15 +29,11 @@ _PATTERNS = {
     "tried_bytes": (rf"\btried to allocate {_SIZE}", rf"\bUnable to allocate {_SIZE}",
     rf"\bFailed to CUDA [\w ]+ {_SIZE}",
                     r"\bOut of memory allocating (?P<number>[\d,]+) (?P<unit>bytes)"),
-    "free_bytes": (rf"\bof which {_SIZE} is free", rf"; {_SIZE} free\b"),
-    "capacity_bytes": (rf"\btotal capaci?ty of {_SIZE}", rf"; {_SIZE} total capacity\b",
-    rf"\bmax allowed: {_SIZE}"),
+    "free_bytes": (rf"\bof which {_SIZE} is free",),
+    "capacity_bytes": (rf"\btotal capacity of {_SIZE}",),
     "in_use_bytes": (rf"\bthis process has {_SIZE} memory in use",),
-    "allocated_bytes": (rf"\bOf the allocated memory {_SIZE} is allocated by",
-    rf"; {_SIZE} already allocated\b",
-                        rf"\bMPS allocated: {_SIZE}"),
+    "allocated_bytes": (rf"\bOf the allocated memory {_SIZE} is allocated by",),
     "unallocated_bytes": (rf"\band {_SIZE} is reserved by \w+ but unallocated",),
-    "_reserved_bytes": (rf"; {_SIZE} reserved in total by",),
 }  # fmt: skip
 _COMPILED = {
     name: tuple(re.compile(pattern, re.IGNORECASE) for pattern in patterns)
@@ -99,9 +95,6 @@ class Figures:
 def read_figures(message: str) -> Figures:
     """Return the figures of a message."""
     found = {name: _first(patterns, message) for name, patterns in _COMPILED.items()}
-    reserved, allocated = found.pop("_reserved_bytes"), found["allocated_bytes"]
-    if reserved is not None and allocated is not None:
-        found["unallocated_bytes"] = max(0, reserved - allocated)
     engine = _VLLM_FREE.search(message)
     if engine is not None:
         found["free_bytes"] = round(float(engine["free"]) * _GIB)

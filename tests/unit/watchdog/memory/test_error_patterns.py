@@ -42,7 +42,6 @@ REPORTS = {
         (RUNTIME, ALLOCATOR),
         (RUNTIME, "HIP out of memory. Tried to allocate 20.00 MiB"),
         (RUNTIME, "XPU out of memory. Tried to allocate 20.00 MiB"),
-        (RUNTIME, "MPS backend out of memory (MPS allocated: 18.13 GB)"),
         (RUNTIME, 'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":838'),
         (RUNTIME, "No executable batch size found, reached zero."),
     ],

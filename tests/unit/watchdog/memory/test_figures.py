@@ -1,4 +1,4 @@
-"""The figures of messages: torch's in three generations, NCCL's, vLLM's and the host's."""
+"""The figures of messages: torch's, NCCL's, vLLM's and the host's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MIB, GIB = 1024**2, 1024**3
 
 
 def test_the_figures_of_torch_are_read() -> None:
-    """As torch 2.2 and later prints them, also with memory in private pools."""
+    """Also with memory in private pools."""
     message = (
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which"
         " 512.00 MiB is free. Process 123 has 1.00 GiB memory in use. Including non-PyTorch memory, this"
@@ -32,18 +32,6 @@ def test_the_figures_of_torch_are_read() -> None:
         "71.5 GiB allocated by tensors, 5.2 GiB reserved and not allocated, 78.7 GiB in use by the process"
     )
     assert Figures.from_json(asdict(found)) == found
-
-
-def test_the_figures_of_older_torch_are_read() -> None:
-    """It prints what is reserved in total, and once misspelled the capacity."""
-    old = read_figures(
-        "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 11.00 GiB total capacity; 10.50 GiB already"
-        " allocated; 832.00 KiB free; 10.75 GiB reserved in total by PyTorch)"
-    )
-    assert (old.tried_bytes, old.free_bytes, old.capacity_bytes) == (20 * MIB, 832 * 1024, 11 * GIB)
-    assert (old.allocated_bytes, old.unallocated_bytes) == (round(10.5 * GIB), GIB // 4)
-    misspelled = read_figures("GPU 0 has a total capacty of 4.00 GiB of which 1.00 GiB is free.")
-    assert (misspelled.capacity_bytes, misspelled.free_bytes) == (4 * GIB, GIB)
 
 
 def test_the_figures_of_other_messages_are_read() -> None:
