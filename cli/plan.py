@@ -7,13 +7,15 @@ table or JSON. Needs no GPU.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from grpo_run.cli.planning.explained import Explained, explained_json, print_explained
 from grpo_run.cli.planning.options import build_parser, parse_size, parse_steps, split_arguments
 from grpo_run.cli.planning.output import count_text, print_plan
 from grpo_run.cli.planning.report import PlanReport, as_json
@@ -23,11 +25,21 @@ from grpo_run.cli.planning.sources import JobSource, notes_of, read_file
 from grpo_run.cli.text import print_paragraph
 from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.files import replace_file
+from grpo_run.runtime.planning.changes import largest_batch, largest_completion, try_changes
+from grpo_run.runtime.planning.explaining import (
+    GrowthPerStep,
+    explanations,
+    floor,
+    kept_each_step,
+    ranked,
+    together,
+    without_effect,
+)
 from grpo_run.runtime.planning.job import MAX_TOKENS, Job
+from grpo_run.runtime.planning.model_config import build_config, default_attention, load_model_config
+from grpo_run.runtime.planning.prediction import Predictor
+from grpo_run.runtime.planning.series import over_a_step
 from grpo_run.runtime.upstream.versions import check_extra, untested_versions
-
-if TYPE_CHECKING:
-    from grpo_run.runtime.planning.prediction import Predictor
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,9 +61,9 @@ def main(arguments: Sequence[str]) -> int:
     name = options.model or source.settings.get("model")
     if not isinstance(name, str):
         raise UsageError("plan needs --model: a folder with config.json, a cached repository, or a shape")
-    model = PlannedModel(name=name, values=None if options.model else source.configuration)
+    load = functools.cache(lambda: _config(name, None if options.model else source.configuration))
     if source.settings.get("dtype") == "auto" and options.dtype is None:
-        source.settings["dtype"] = _saved_dtype(model)
+        source.settings["dtype"] = _saved_dtype(load())
     if options.preset is not None:
         _check_preset(options)
     job = job_of(options, source)
@@ -63,25 +75,21 @@ def main(arguments: Sequence[str]) -> int:
         _plot_path(options.plot)
         if observed is not None:
             raise UsageError("--plot draws a prediction; leave out --explain")
+    # transformers and TRL are imported from here on, which takes seconds: bad input is reported before
     if options.attention is None and "attention" not in source.settings:
-        job = _with_default_attention(job, model, source)
+        job = _with_default_attention(job, load(), source)
+    predictor = Predictor(load(), gpu_bytes=gpu_bytes, all_layers=options.all_layers)
+    positions = predictor.shape.positions
+    if positions is not None and job.length > positions:
+        raise ConfigError(f"{job.lengths} are more than the model's longest context of {positions}")
     if observed is None:
-        return _plan(options, model, job, gpu_bytes, source.notes)
-    return _explain(options, model, job, observed, steps, source.notes)
+        return _plan(options, name, predictor, job, source.notes)
+    return _explain(options, predictor, job, observed, steps, source.notes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedModel:
-    """The model of a job: by its name, or by the configuration of the one that a script has built."""
-
-    name: str
-    values: dict[str, Any] | None = None
-
-    def config(self) -> Any:
-        """Return the configuration of transformers."""
-        from grpo_run.runtime.planning.model_config import build_config, load_model_config
-
-        return load_model_config(self.name) if self.values is None else build_config(self.values, self.name)
+def _config(name: str, values: dict[str, Any] | None) -> Any:
+    """Return transformers' configuration of a model: by its name, or of the one that a script has built."""
+    return load_model_config(name) if values is None else build_config(values, name)
 
 
 def _source(options: argparse.Namespace, of_script: Sequence[str]) -> JobSource:
@@ -105,13 +113,11 @@ def _source(options: argparse.Namespace, of_script: Sequence[str]) -> JobSource:
     return found
 
 
-def _with_default_attention(job: Job, model: PlannedModel, source: JobSource) -> Job:
+def _with_default_attention(job: Job, config: Any, source: JobSource) -> Job:
     """Return the job with the attention that transformers chooses for its model, and note it where it stores
     matrices.
     """
-    from grpo_run.runtime.planning.model_config import default_attention
-
-    attention = default_attention(model.config())
+    attention = default_attention(config)
     if attention == "eager":
         source.notes.append(
             "transformers has no fused attention for this model: attention matrices are stored (eager)."
@@ -125,40 +131,23 @@ def _check_preset(options: argparse.Namespace) -> None:
             raise UsageError(f"--preset sets what --{option.replace('_', '-')} says; give one of them")
 
 
-def _saved_dtype(model: PlannedModel) -> str:
+def _saved_dtype(config: Any) -> str:
     """Return the type in which weights are saved, which transformers keeps unless it is told another."""
-    saved = model.config().dtype
-    return "float32" if saved is None else str(saved).removeprefix("torch.")
-
-
-def _check_length(job: Job, positions: int | None) -> None:
-    if positions is not None and job.length > positions:
-        raise ConfigError(f"{job.lengths} are more than the model's longest context of {positions}")
+    return "float32" if config.dtype is None else str(config.dtype).removeprefix("torch.")
 
 
 def _plan(
-    options: argparse.Namespace, model: PlannedModel, job: Job, gpu_bytes: int | None, notes: Sequence[str]
+    options: argparse.Namespace, name: str, predictor: Predictor, job: Job, notes: Sequence[str]
 ) -> int:
-    # these import torch and TRL, which takes seconds: bad input is reported before
-    from grpo_run.runtime.planning.changes import largest_batch, largest_completion, try_changes
-    from grpo_run.runtime.planning.prediction import Predictor
-
-    predictor = Predictor(model.config(), gpu_bytes=gpu_bytes, all_layers=options.all_layers)
-    _check_length(job, predictor.shape.positions)
-    changes, batch, completion = [], None, None
-    prediction = predictor.predict(job, fitted=True)
-    if not options.no_changes:
-        changes = try_changes(predictor, prediction)
-        batch = largest_batch(predictor, prediction)
-        completion = largest_completion(predictor, prediction)
+    prediction, complete = predictor.predict(job, fitted=True), not options.no_changes
     report = PlanReport(
-        model=model.name,
+        model=name,
         shape=predictor.shape,
-        gpu_bytes=gpu_bytes,
+        gpu_bytes=predictor.gpu_bytes,
         prediction=prediction,
-        changes=changes,
-        largest_batch=batch,
-        largest_completion=completion,
+        changes=try_changes(predictor, prediction) if complete else [],
+        largest_batch=largest_batch(predictor, prediction) if complete else None,
+        largest_completion=largest_completion(predictor, prediction) if complete else None,
         preset=options.preset,
         notes=notes,
     )
@@ -173,26 +162,12 @@ def _plan(
 
 def _explain(
     options: argparse.Namespace,
-    model: PlannedModel,
+    predictor: Predictor,
     job: Job,
     observed_bytes: int,
     steps: tuple[int, int] | None,
     notes: Sequence[str],
 ) -> int:
-    from grpo_run.cli.planning.explained import Explained, explained_json, print_explained
-    from grpo_run.runtime.planning.explaining import (
-        GrowthPerStep,
-        explanations,
-        floor,
-        kept_each_step,
-        ranked,
-        together,
-        without_effect,
-    )
-    from grpo_run.runtime.planning.prediction import Predictor
-
-    predictor = Predictor(model.config(), all_layers=options.all_layers)
-    _check_length(job, predictor.shape.positions)
     prediction = predictor.predict(job)
     alone = explanations(predictor, prediction, padded_to=options.pad_to)
     same = without_effect(alone)
@@ -248,7 +223,6 @@ def _write_plot(path: Path, report: PlanReport, predictor: Predictor) -> None:
         UsageError: the file cannot be written.
     """
     from grpo_run.dashboards.memory_plot import draw
-    from grpo_run.runtime.planning.series import over_a_step
 
     job = report.prediction.job
     name = report.model if len(report.model) <= MAX_NAME else f"{report.model[: MAX_NAME - 1]}…"
