@@ -120,7 +120,6 @@ class Prediction:
         fits: per traced phase and window, over the size of a micro-batch; empty unless asked for. The peak of
             a phase is the highest of its windows, so it is linear in pieces.
         fragmentation_bytes: reserved, but not allocated, in the replay of torch's default allocator.
-        traced_layers: of how many layers, each time.
         trained_parameters: parameters of the model that are trained; with LoRA those of its adapters.
     """
 
@@ -130,7 +129,6 @@ class Prediction:
     terms: Sequence[Term]
     fits: Mapping[tuple[str, int], Fit]
     fragmentation_bytes: int
-    traced_layers: tuple[int, ...]
     trained_parameters: int
 
     @property
@@ -206,7 +204,6 @@ class Predictor:
             terms=added,
             fits=_fits(job, sizes, windows) if fitted else {},
             fragmentation_bytes=unused,
-            traced_layers=self.depths,
             trained_parameters=trained,
         )
 

@@ -38,7 +38,6 @@ def a_prediction(**changes: Any) -> Prediction:
             ("backward", 0): Fit(fixed_bytes=5.0 * GIB, token_bytes=340_000.0, pair_bytes=4.0, residual=0.01)
         },
         "fragmentation_bytes": 0,
-        "traced_layers": (2, 4),
         "trained_parameters": SHAPE.parameters,
     }
     return Prediction(**{**values, **changes})

@@ -26,12 +26,12 @@ from grpo_run.runtime.rank.memory.cleanup_policy import (
     StepMemory,
 )
 from grpo_run.runtime.rank.memory.device import DeviceMemory
-from grpo_run.runtime.rank.memory.phases import HostReader
+from grpo_run.runtime.rank.memory.phases import ResidentMemory
 from grpo_run.watchdog.observation import Phase
 
 
 def clean(
-    what: CleanupNeed, slot: SlotWriter, device: DeviceMemory, host: HostReader
+    what: CleanupNeed, slot: SlotWriter, device: DeviceMemory, host: ResidentMemory
 ) -> tuple[CleanupOutcome, StepMemory]:
     """Free what the ranks have agreed on. Return the outcome, and the memory afterwards."""
     began = time.perf_counter()
@@ -58,7 +58,7 @@ def clean(
     return outcome, after
 
 
-def _memory(device: DeviceMemory, host: HostReader) -> StepMemory:
+def _memory(device: DeviceMemory, host: ResidentMemory) -> StepMemory:
     allocated, reserved = device.sizes()
     own = host.read()
     return StepMemory(
@@ -81,7 +81,7 @@ class StepCleanup:
         every: int,
         slot: SlotWriter,
         device: DeviceMemory,
-        host: HostReader,
+        host: ResidentMemory,
         *,
         journal: Callable[..., object] | None,
         clock: Callable[[], float] = time.monotonic,

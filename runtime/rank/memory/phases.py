@@ -14,7 +14,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from grpo_run.runtime.board.memory_area import MemoryAreaWriter, Totals
 from grpo_run.runtime.rank.memory.cleanup_policy import StepMemory
@@ -62,25 +62,14 @@ measured as well.
 """
 
 
-class DeviceReader(Protocol):
-    """What is read of a device; see `device.DeviceMemory`."""
-
-    def read(self) -> DeviceReading | None:
-        """Return the figures of now, and begin new peaks; None without an initialized device."""
-
-
-class HostReader(Protocol):
-    """What is read of this process; see `resident.ResidentMemory`."""
-
-    def read(self) -> HostReading:
-        """Return the figures of now."""
-
-
 class PhaseAccounting:
     """Memory of one rank by phase. Used by one thread at a time.
 
     Args:
         area: where the figures are published.
+        read_device: returns the figures of the device of now, and begins new peaks; None without an initialized
+            device.
+        read_host: returns the figures of this process of now.
         warn: takes one line, if reading fails; nothing is measured from then on.
         clock: nanoseconds.
     """
@@ -88,8 +77,8 @@ class PhaseAccounting:
     def __init__(
         self,
         area: MemoryAreaWriter,
-        device: DeviceReader,
-        host: HostReader,
+        read_device: Callable[[], DeviceReading | None],
+        read_host: Callable[[], HostReading],
         *,
         warn: Callable[[str], None],
         clock: Callable[[], int] = time.perf_counter_ns,
@@ -99,15 +88,14 @@ class PhaseAccounting:
         peak, in bytes.
         """
         self._area = area
-        self._device = device
-        self._host = host
+        self._read_device, self._read_host = read_device, read_host
         self._warn = warn
         self._clock = clock
         self._first_step: tuple[int, int] | None = None
         """When the first step has ended, and what had been spent until then."""
         self._measuring = True
         self._failed = False
-        self._most_resident = host.read().most_resident
+        self._most_resident = read_host().most_resident
         self._anonymous = 0
         self._step_peak = 0
         self._read_at = clock()
@@ -161,7 +149,7 @@ class PhaseAccounting:
     def _measure(self, ended: Phase | None) -> None:
         began = self._clock()
         try:
-            device, host = self._device.read(), self._host.read()
+            device, host = self._read_device(), self._read_host()
         except Exception as error:  # noqa: BLE001 - figures are not worth the script's run
             self._failed, self._measuring = True, False
             self._warn(f"memory is not measured any more: {type(error).__name__}: {error}")

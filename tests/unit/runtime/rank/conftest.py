@@ -74,7 +74,9 @@ def session(
         script_ended=False,
         is_main=True, is_rank=True, votes=VoteGroup(),
         device_memory=DeviceMemory(), host_memory=ResidentMemory(), memory_trace=None, growth=None,
-        accounting=PhaseAccounting(slot.memory_area, DeviceMemory(), ResidentMemory(), warn=notified.append),
+        accounting=PhaseAccounting(
+            slot.memory_area, DeviceMemory().read, ResidentMemory().read, warn=notified.append
+        ),
         notified=notified, notify=notified.append, warn=warn,
         warn_in_journal=lambda text: journal.write("warning", rank=0, text=text),
     )  # fmt: skip

@@ -67,7 +67,7 @@ class Rank:
         self.resident, self.most_resident = 100, 100
         self.warnings: list[str] = []
         self.accounting = PhaseAccounting(
-            self.slot.memory_area, self.device, self, warn=self.warnings.append, clock=self.clock
+            self.slot.memory_area, self.device.read, self.read, warn=self.warnings.append, clock=self.clock
         )
         self.slot.on_change = lambda ended, begun: self.accounting.changed(ended)
 
