@@ -149,7 +149,7 @@ def test_a_rank_that_runs_out_of_memory_changes_no_weights(
     check(case, run, tmp_path / "out", expected)
     if case.script in ("rloo.py", "sft.py") or "--lora" in case.words:
         (event,) = run.events("plan_changed")
-        assert event["prediction"] == "traced", event
+        assert event["predicted_bytes"] < event["predicted_before_bytes"], event
 
 
 @pytest.mark.full
@@ -267,5 +267,5 @@ def test_an_update_that_is_not_exactly_the_same_is_said(
     run = short_of_memory(case, runs, tmp_path / "out").start().ended()
     (event,) = run.events("plan_changed")
     assert any(words in reason for reason in event["inexact"]), event
-    assert event["prediction"] == "traced", event
+    assert event["predicted_bytes"] < event["predicted_before_bytes"], event
     assert words in run.printed()
