@@ -18,11 +18,6 @@ def test_the_text_names_what_is_changed_only() -> None:
     assert plan.text == "micro-batch=4,checkpointing"
 
 
-def test_a_plan_survives_its_json() -> None:
-    plan = MemoryPlan(generation_sub_batches=2, vllm_gpu_memory_utilization=0.2, vllm_sleep=True)
-    assert MemoryPlan.model_validate_json(plan.model_dump_json()) == plan
-
-
 @pytest.mark.parametrize(
     "field",
     [

@@ -235,12 +235,6 @@ def test_a_user_who_wants_no_restart_gets_none() -> None:
     assert "--max-restarts 0" in found.decision.reason
 
 
-def test_a_refused_split_goes_on_with_the_next_step() -> None:
-    found = Story().out_of_memory(situation(facts=facts(loss_type="bnpo")))
-    assert found.change is not None
-    assert found.change.fallback_step is FallbackStep.gradient_checkpointing
-
-
 def stalled(*actions: str, steps: tuple[int, ...] | None = None) -> History:
     """A run whose generation has not returned in time at each of these steps, after such actions."""
     history = History()
