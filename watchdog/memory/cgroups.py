@@ -26,7 +26,6 @@ class MemoryCgroup:
     folder: Path
     limit_file: str
     usage_file: str
-    kills_file: str
     prefix: str
 
     def limit_bytes(self) -> int | None:
@@ -69,7 +68,7 @@ class MemoryCgroup:
         """
         if self.prefix:
             return _number(self._read("memory.failcnt"))
-        return read_fields(self._read(self.kills_file)).get("oom")
+        return read_fields(self._read("memory.events")).get("oom")
 
     @property
     def kills_whole_group(self) -> bool:
@@ -110,20 +109,15 @@ def memory_cgroups(membership: bytes, mounted: Path = MOUNTED) -> list[MemoryCgr
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            root, limit, usage = mounted, "memory.max", "memory.current"
-            kills, prefix = "memory.events", ""
+            root, limit, usage, prefix = mounted, "memory.max", "memory.current", ""
         elif "memory" in controllers.split(","):
             root, limit = mounted / "memory", "memory.limit_in_bytes"
-            usage, kills, prefix = "memory.usage_in_bytes", "memory.oom_control", "total_"
+            usage, prefix = "memory.usage_in_bytes", "total_"
         else:
             continue
         folder = root / path.strip("/")
         while True:
-            groups.append(
-                MemoryCgroup(
-                    folder=folder, limit_file=limit, usage_file=usage, kills_file=kills, prefix=prefix
-                )
-            )
+            groups.append(MemoryCgroup(folder=folder, limit_file=limit, usage_file=usage, prefix=prefix))
             if folder == root or root not in folder.parents:
                 break
             folder = folder.parent

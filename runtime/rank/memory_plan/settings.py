@@ -87,13 +87,6 @@ def kind_of(
 def _explicit_sizes(arguments: Any) -> Iterator[str]:
     """Yield the settings, beside the arguments' own, that fix the sizes of a batch."""
     yield from deepspeed.explicit_sizes(arguments)
-    accelerator = getattr(arguments, "accelerator_config", None)
-    if isinstance(accelerator, Mapping):  # before it is validated
-        keywords = accelerator.get("gradient_accumulation_kwargs")
-    else:
-        keywords = getattr(accelerator, "gradient_accumulation_kwargs", None)
-    if (keywords or {}).get("num_steps") is not None:
-        yield "num_steps in accelerator_config"
     if getattr(arguments, "auto_find_batch_size", False):
         yield "auto_find_batch_size"
     rollout, steps = (

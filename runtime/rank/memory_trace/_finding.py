@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_run.runtime.rank.memory_trace._census import Group, Site, StorageEntry
@@ -70,10 +70,6 @@ class TraceFinding:
         place = self.held_at or self.made_at
         where = [place.file, str(place.line)] if place is not None else list(map(str, self.shape[1:]))
         return "|".join([self.kind, self.holder or "", *where])
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
 
 def of_holder(
@@ -221,7 +217,7 @@ def sentence(finding: TraceFinding, working_directory: str) -> str:
     if finding.kind == "padding":
         what = (
             f"batches {shape} are padded to {figures['width']} tokens, of which the longest row of"
-            f" {count(finding.tensors, 'batch', 'batches')} in {finding.steps} steps uses"
+            f" {finding.tensors:,} batches in {finding.steps} steps uses"
             f" {figures['longest']} and {figures['share']:.0%} are real"
         )
     elif "first_bytes" in figures:
@@ -231,7 +227,7 @@ def sentence(finding: TraceFinding, working_directory: str) -> str:
     else:
         freed = figures.get("collected")
         begun = "that only garbage collections have freed" if freed else "alive"
-        tensors = f"{count(finding.tensors, 'tensor')} {shape} {finding.dtype} ({size})"
+        tensors = f"{finding.tensors:,} tensor{'s' * (finding.tensors != 1)} {shape} {finding.dtype} ({size})"
         what = f"{tensors} {begun} since step {finding.since_step}"
     held = _held(finding, working_directory) if finding.kind != "padding" else ""
     advice = ADVICE["graph_end" if figures.get("ends_graph") else finding.kind].format(
@@ -274,11 +270,6 @@ def place(one: Place, working_directory: str) -> str:
     for folder in ("/site-packages/", "/dist-packages/"):
         file = file.rpartition(folder)[2]
     return file if one.line is None else f"{file}:{one.line}"
-
-
-def count(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
 import wrapt
@@ -93,7 +94,7 @@ def trace_memory(
 
     def report(found: TraceFinding) -> None:
         subject, sentence = finding.subject(found, directory), finding.sentence(found, directory)
-        write(key=found.key, subject=subject, sentence=sentence, **found.as_json())
+        write(key=found.key, subject=subject, sentence=sentence, **asdict(found))
         if found.kind != NOTICE:  # the only snapshot of a finding is for an alarm
             history.found()
 

@@ -99,11 +99,6 @@ def test_every_configuration_of_trl_and_transformers_is_changed(make: Make) -> N
         (trl.GRPOConfig, {"top_entropy_quantile": 0.5}, "top_entropy_quantile"),
         (trl.DPOConfig, {}, "not known"),
         (trl.SFTConfig, {"auto_find_batch_size": True}, "auto_find_batch_size"),
-        (
-            trl.SFTConfig,
-            {"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}}},
-            "num_steps",
-        ),
     ],
 )
 def test_a_loss_that_a_split_would_change_is_not_split_also_where_another_stage_is(
