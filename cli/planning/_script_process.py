@@ -89,7 +89,7 @@ def _reply_of(trainer: Any, ranks: int) -> ScriptReply:
         for name, value in vars(arguments).items()
         if not name.startswith("_") and isinstance(value, (bool, int, float, str, type(None)))
     }
-    facts = collect_facts(trainer, 1, layout="ddp", world_size=ranks)
+    facts = collect_facts(trainer, layout="ddp", world_size=ranks)
     return ScriptReply(
         facts=facts,
         settings={**settings, **{name: bool(getattr(arguments, name, None)) for name in WHOLE}},

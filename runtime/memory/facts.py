@@ -61,8 +61,6 @@ Generator = Literal["", "transformers", "continuous_batching", "vllm_colocate", 
 class MemoryFacts(_Facts):
     """What a `train()` call tells of itself, as far as its memory and its update depend on it."""
 
-    train_call: int = pydantic.Field(ge=1)
-    """Number of the call in the attempt."""
     trainer_class: str
     trainer: TrainerKind
     overridden: tuple[str, ...] = ()

@@ -7,7 +7,6 @@ from typing import Any
 from grpo_run.runtime.memory.facts import MemoryFacts
 
 _SIZES: dict[str, Any] = {
-    "train_call": 1,
     "trainer_class": "GRPOTrainer",
     "world_size": 2,
     "layout": "ddp",

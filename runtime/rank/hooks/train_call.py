@@ -119,7 +119,7 @@ def run_train_call(
     script_argument = request.script_argument(session.config, chosen, script_argument)
     trainer.args.output_dir = request.output_directory(session.config, chosen)
     call = guard.begin_call(type(trainer).__qualname__, trainer.args.output_dir)
-    publish_facts(trainer, session, call.ordinal, layout=description.layout(trainer))
+    publish_facts(trainer, session, layout=description.layout(trainer))
     facts = facts_of(trainer, session)
     agreed = agree_on_resume(session, call, script_argument or None, facts, claimed=guard.claimed)
     call, resume = guard.recognize(call, agreed.choice.ordinal), agreed.choice

@@ -30,7 +30,7 @@ CAUSAL = "ForCausalLM"
 NO_DROPOUT = 0.0
 
 
-def publish_facts(trainer: Any, session: Session, train_call: int, *, layout: str) -> None:
+def publish_facts(trainer: Any, session: Session, *, layout: str) -> None:
     """Write the facts of a call that begins into the run directory, on the first rank of each node.
 
     A trainer that is like no other, or a full disk, loses them, with a note in the journal: without them no
@@ -38,13 +38,12 @@ def publish_facts(trainer: Any, session: Session, train_call: int, *, layout: st
     divided a micro-batch whose update is not the same then, which only the trainer shows.
 
     Args:
-        train_call: the number of the call.
         layout: how state is spread over ranks.
     """
     if session.rank % session.local_world_size != 0:
         return
     try:
-        facts = collect_facts(trainer, train_call, layout=layout, world_size=session.world_size)
+        facts = collect_facts(trainer, layout=layout, world_size=session.world_size)
         divided = record_of(trainer.args).divided_by > 1
     except (AttributeError, TypeError, ValueError) as error:  # pydantic's error is a ValueError
         session.warn_in_journal(
@@ -62,11 +61,10 @@ def publish_facts(trainer: Any, session: Session, train_call: int, *, layout: st
         session.warn_in_journal(f"what the run's memory depends on cannot be written: {error}")
 
 
-def collect_facts(trainer: Any, train_call: int, *, layout: str, world_size: int) -> MemoryFacts:
+def collect_facts(trainer: Any, *, layout: str, world_size: int) -> MemoryFacts:
     """Return the facts of a trainer.
 
     Args:
-        train_call: the number of the call.
         layout: how state is spread over ranks.
     """
     args, model = trainer.args, getattr(trainer, "model", None)
@@ -80,7 +78,6 @@ def collect_facts(trainer: Any, train_call: int, *, layout: str, world_size: int
     plugin = _deepspeed_plugin(trainer)
     dataset, sizes = getattr(trainer, "train_dataset", None), _parameter_sizes(model)
     return MemoryFacts(
-        train_call=train_call,
         trainer_class=type(trainer).__qualname__,
         trainer=kind,
         overridden=tuple(_overridden(trainer, base)),

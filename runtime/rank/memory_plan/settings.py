@@ -52,7 +52,6 @@ def why_not_divided(arguments: Any) -> str:
         arguments: the configuration, which may not have validated itself yet.
     """
     facts = MemoryFacts(
-        train_call=1,
         trainer_class=type(arguments).__name__,
         trainer=kind_of(type(arguments).__mro__, CONFIGURATIONS)[0],
         world_size=1,

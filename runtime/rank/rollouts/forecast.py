@@ -97,7 +97,7 @@ def has_rollouts(trainer: Any) -> bool:
     return rollout_names.generates_rollouts(trainer) and hasattr(trainer, trainer_names.GENERATE)
 
 
-def refusals(trainer: Any, session: Session, train_call: int) -> tuple[str, ...]:
+def refusals(trainer: Any, session: Session) -> tuple[str, ...]:
     """Return why micro-batches of this trainer are not split within a step, each as a clause; empty if they
     may be.
     """
@@ -106,7 +106,7 @@ def refusals(trainer: Any, session: Session, train_call: int) -> tuple[str, ...]
     if layout != description.REPLICATED:
         reasons.append(f"the model is sharded ({layout})")
     try:
-        facts = collect_facts(trainer, train_call, layout=layout, world_size=session.world_size)
+        facts = collect_facts(trainer, layout=layout, world_size=session.world_size)
     except (AttributeError, TypeError, ValueError) as error:  # pydantic's error is a ValueError
         return (*reasons, f"the trainer cannot be read: {error!r}")
     # sizes that the script sets elsewhere would contradict a plan, but not a split within a step
@@ -165,7 +165,7 @@ def prepare(trainer: Any, session: Session, train_call: int) -> Forecasts | None
     memory = memory_of(session)
     if not session.votes.maximum(int(memory.limit_bytes() > 0)):
         return None
-    reasons = refusals(trainer, session, train_call)
+    reasons = refusals(trainer, session)
     if session.votes.maximum(int(bool(reasons))) and not reasons:
         reasons = ("another rank cannot",)
     return Forecasts(

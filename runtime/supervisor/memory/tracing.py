@@ -75,9 +75,8 @@ class JobTracer:
             plans: the first is the one in effect.
         """
         name = str(phase)
-        job = facts.model_copy(update={"train_call": 1})
-        if job != self._of:
-            self._of, self._known = job, {}
+        if facts != self._of:
+            self._of, self._known = facts, {}
         missing = self._run(facts, name, plans)
         traced = {plan: peaks for plan, peaks in self._known.items() if plan in plans and name in peaks}
         if not missing and plans[0] not in traced:

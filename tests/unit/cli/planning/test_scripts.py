@@ -58,7 +58,6 @@ def test_a_script_that_does_not_reach_train_is_one_line_and_code_2(
 
 def _reply(monkeypatch: pytest.MonkeyPatch, reply: dict[str, Any], **facts: Any) -> None:
     values: dict[str, Any] = {
-        "train_call": 1,
         "trainer_class": "GRPOTrainer",
         "trainer": "grpo",
         "world_size": 1,

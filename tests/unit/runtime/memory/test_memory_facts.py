@@ -13,7 +13,7 @@ from grpo_run.runtime.memory.files import FILE_NAME, read_facts, write_facts
 from grpo_run.runtime.memory.plan import MemoryPlan
 
 SFT = MemoryFacts(
-    train_call=1, trainer_class="SFTTrainer", trainer="sft", world_size=2, layout="ddp",
+    trainer_class="SFTTrainer", trainer="sft", world_size=2, layout="ddp",
     per_device_train_batch_size=4, gradient_accumulation_steps=2, samples=64,
 )  # fmt: skip
 
@@ -26,7 +26,7 @@ def test_the_facts_survive_their_file_which_only_the_user_can_read(tmp_path: Pat
 
 def test_without_a_file_or_with_one_that_is_not_valid_there_are_no_facts(tmp_path: Path) -> None:
     assert read_facts(tmp_path) is None
-    for text in ("", "[]", '{"train_call": 0}', "{" * 100_000):
+    for text in ("", "[]", '{"world_size": 0}', "{" * 100_000):
         (tmp_path / FILE_NAME).write_text(text)
         assert read_facts(tmp_path) is None
 

@@ -15,7 +15,7 @@ from grpo_run.runtime.memory.facts import (
 )
 
 SIZES: dict[str, Any] = {
-    "train_call": 1, "trainer_class": "Any", "world_size": 2, "layout": "ddp",
+    "trainer_class": "Any", "world_size": 2, "layout": "ddp",
     "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 1, "samples": 64,
 }  # fmt: skip

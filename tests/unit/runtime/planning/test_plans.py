@@ -30,7 +30,7 @@ def _facts_of(kind: str, folder: Path, peft: dict[str, Any] | None = None, **set
     rows = {"max_length": 32} if kind == "SFT" else {"max_completion_length": 4, "beta": 0.0}
     adapters = None if peft is None else LoraConfig(task_type="CAUSAL_LM", **peft)
     trainer = tiny_trainer(kind, folder, peft=adapters, **{**rows, **settings})
-    found = collect_facts(trainer, 1, layout="ddp", world_size=1)
+    found = collect_facts(trainer, layout="ddp", world_size=1)
     return MemoryFacts.model_validate_json(found.model_dump_json())
 
 

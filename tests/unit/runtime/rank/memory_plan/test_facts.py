@@ -26,7 +26,7 @@ def trainer_of(kind: str, folder: Path, **settings: Any) -> Any:
 
 
 def facts(trainer: Any, **changed: Any) -> MemoryFacts:
-    return collect_facts(trainer, 1, **{"world_size": 1, "layout": "ddp", **changed})
+    return collect_facts(trainer, **{"world_size": 1, "layout": "ddp", **changed})
 
 
 def test_a_grpo_trainer_tells_its_sizes_its_loss_and_its_model(tmp_path: Path) -> None:
@@ -139,13 +139,13 @@ def test_the_first_rank_of_each_node_publishes_and_a_full_disk_ends_nothing(tmp_
             config=SimpleNamespace(run_directory=folder),
         )  # fmt: skip
 
-    publish_facts(trainer, session(3, tmp_path), 1, layout="ddp")
+    publish_facts(trainer, session(3, tmp_path), layout="ddp")
     assert read_facts(tmp_path) is None
-    publish_facts(trainer, session(2, tmp_path), 1, layout="ddp")
+    publish_facts(trainer, session(2, tmp_path), layout="ddp")
     published = read_facts(tmp_path)
     assert published is not None
     assert published.trainer == "sft"
-    publish_facts(trainer, session(0, tmp_path / "absent"), 1, layout="ddp")
+    publish_facts(trainer, session(0, tmp_path / "absent"), layout="ddp")
     assert len(warned) == 1
 
 
@@ -157,7 +157,7 @@ def test_a_divided_micro_batch_whose_update_is_not_the_same_is_said(tmp_path: Pa
         config=SimpleNamespace(run_directory=tmp_path),
     )  # fmt: skip
     trainer.compute_loss = lambda *args, **kwargs: 0.0
-    publish_facts(trainer, session, 1, layout="ddp")  # type: ignore[arg-type]
+    publish_facts(trainer, session, layout="ddp")  # type: ignore[arg-type]
     assert warned == []
     OriginalSettings(
         per_device_train_batch_size=8,
@@ -165,7 +165,7 @@ def test_a_divided_micro_batch_whose_update_is_not_the_same_is_said(tmp_path: Pa
         gradient_checkpointing=False,
         divided_by=2,
     ).keep(trainer.args)
-    publish_facts(trainer, session, 1, layout="ddp")  # type: ignore[arg-type]
+    publish_facts(trainer, session, layout="ddp")  # type: ignore[arg-type]
     (line,) = warned
     assert "has its own compute_loss" in line
 
@@ -197,10 +197,10 @@ def test_a_trainer_like_no_other_is_trained_all_the_same(tmp_path: Path) -> None
     )  # fmt: skip
     trainer = trainer_of("SFT", tmp_path / "output")
     trainer.args.loss_type = ["sigmoid", "sft"]  # as DPO's
-    publish_facts(trainer, session, 1, layout="ddp")  # type: ignore[arg-type]
+    publish_facts(trainer, session, layout="ddp")  # type: ignore[arg-type]
     assert noted == []
     for odd in (SimpleNamespace(args=SimpleNamespace()), SimpleNamespace()):
-        publish_facts(odd, session, 1, layout="ddp")  # type: ignore[arg-type]
+        publish_facts(odd, session, layout="ddp")  # type: ignore[arg-type]
     trainer.args.max_completion_length = "many"
-    publish_facts(trainer, session, 1, layout="ddp")  # type: ignore[arg-type]
+    publish_facts(trainer, session, layout="ddp")  # type: ignore[arg-type]
     assert len(noted) == 3

@@ -52,7 +52,7 @@ def test_peaks_come_from_a_process_and_are_remembered(tracer_of: Any, tmp_path: 
     assert (found.of(START, MemoryPhase.backward), found.of(HALF, MemoryPhase.backward)) == (64.0, 32.0)
     assert found.missing == ""
     quarter = MemoryPlan(micro_batch_divisor=4)
-    found = tracer.trace(facts(train_call=2), MemoryPhase.backward, [HALF, quarter])
+    found = tracer.trace(GRPO, MemoryPhase.backward, [HALF, quarter])
     assert (found.of(HALF, MemoryPhase.backward), found.of(quarter, MemoryPhase.backward)) == (32.0, 16.0)
     tracer.trace(facts(dropout=True), MemoryPhase.backward, [START, HALF])
     asked = (tmp_path / "run" / "asked.jsonl").read_text().splitlines()
