@@ -27,7 +27,6 @@ TRAINERS: Mapping[tuple[str, str], TrainerKind] = {
 }
 CAUSAL = "ForCausalLM"
 """End of the names of transformers' language models."""
-NO_DROPOUT = 0.0
 
 
 def publish_facts(trainer: Any, session: Session, *, layout: str) -> None:
@@ -171,15 +170,10 @@ def _has_auxiliary_loss(trainer: Any) -> bool:
 
 def _has_dropout(model: Any) -> bool:
     """Whether training draws random numbers for dropout, in a module or in attention."""
-    if model is None or not hasattr(model, "modules"):
-        return False
-    configuration = getattr(model, "config", None)
-    if float(getattr(configuration, "attention_dropout", NO_DROPOUT) or NO_DROPOUT) > NO_DROPOUT:
+    if getattr(getattr(model, "config", None), "attention_dropout", 0.0):
         return True
-    return any(
-        "Dropout" in type(module).__name__ and float(getattr(module, "p", NO_DROPOUT)) > NO_DROPOUT
-        for module in model.modules()
-    )
+    modules = model.modules() if hasattr(model, "modules") else ()
+    return any("Dropout" in type(one).__name__ and getattr(one, "p", 0.0) > 0.0 for one in modules)
 
 
 def _generates(trainer: Any) -> Generator:

@@ -219,11 +219,11 @@ class Ledger:
     """The storages of a process that were alive at the end of a step.
 
     Attributes:
-        first: the step of the first census. What is as old belongs to the script's start.
+        first: the step of the first census, 0 before it. What is as old belongs to the script's start.
     """
 
     def __init__(self) -> None:
-        self.first: int | None = None
+        self.first = 0
         self._entries: dict[int, StorageEntry] = {}
 
     def observe(self, step: int, census: Census, sites: dict[int, Site]) -> None:
@@ -233,8 +233,7 @@ class Ledger:
             step: the step that has ended.
             sites: where storages of this step were made, as far as it was recorded.
         """
-        if self.first is None:
-            self.first = step
+        self.first = self.first or step
         entries = self._entries
         for key, storage in census.storages.items():
             if key in entries:

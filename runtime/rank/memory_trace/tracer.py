@@ -274,11 +274,10 @@ class MemoryTrace:
             judge: looks at one storage, and returns of how many steps its holder has some; 0 if none was
                 found.
         """
-        first, needed = self._ledger.first, self._needed.get(of)
-        assert first is not None
+        needed = self._needed.get(of)
         for _ in range(HOLDERS_A_STEP):
             entries = [one for one in entries if not one.settled]
-            births = growth.steady_births((one.born for one in entries), first=first, now=self._step)
+            births = self._steady_births(one.born for one in entries)
             if len(births) < (needed or growth.SUSPICIOUS):
                 return
             waiting = self._want_sites(of) and all(one.site is None for one in entries)
@@ -291,6 +290,9 @@ class MemoryTrace:
             self._traced[of] = 0
             if not held:
                 return
+
+    def _steady_births(self, births: Iterable[int]) -> list[int]:
+        return growth.steady_births(births, first=self._ledger.first, now=self._step)
 
     def _oldest(self, entries: list[StorageEntry], births: list[int], census: Census) -> list[StorageEntry]:
         """Return the oldest after the first steps: what was only passing through has been freed since."""
@@ -347,8 +349,6 @@ class MemoryTrace:
         self, one: StorageEntry, enough: int, census: Census
     ) -> tuple[Holder, list[StorageEntry]] | None:
         """Return the nearest object that holds a storage and those of enough steps, and all it holds."""
-        first = self._ledger.first
-        assert first is not None
         graphs = {id(root): kept for root, kept in census.graphs}
 
         def entries_of(tensors: Iterable[Any]) -> list[StorageEntry]:
@@ -362,7 +362,7 @@ class MemoryTrace:
 
         def holds_enough(tensors: list[Any]) -> bool:
             births = {other.born for other in entries_of(tensors) if other.group == one.group}
-            return len(growth.steady_births(births, first=first, now=self._step)) >= enough
+            return len(self._steady_births(births)) >= enough
 
         start = self._tensors_of(one, census)
         ours = {*census.identities(), id(graphs)}
@@ -390,9 +390,7 @@ class MemoryTrace:
         return find_cycle(start[0], {*census.identities(), id(start)}) if start else None
 
     def _look_at_longer_tensors(self, census: Census) -> None:
-        first = self._ledger.first
-        assert first is not None
-        if self._step < first + growth.FIRST_STEPS:
+        if self._step < self._ledger.first + growth.FIRST_STEPS:
             return
         made = {one.key: one for one in self._ledger.made_in(self._step)}
         for longer in self._longer.step_ended(
