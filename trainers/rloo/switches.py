@@ -15,12 +15,12 @@ Expansion = Literal["interleaved", "in_turn", "sampler", "text"]
 orders them; or generated from k times, one response of each prompt after another; or the data sampler repeats
 its index, as TRL does now; or its tokens are decoded, the text is repeated, and tokenized again."""
 Scores = Literal["kept", "dropped", "reduced"]
-"""What becomes of the scores of generation, one float for each row, token and word of the vocabulary: stacked,
-joined, and kept until the end of the step, as TRL 0.21 did; or not asked for, as in TRL now; or reduced to
-log-probabilities of the sampled tokens, part by part, before the next part is generated."""
+"""What becomes of the scores of generation, one float for each row, token and word of the vocabulary:
+stacked, joined, and kept until the end of the step, as TRL 0.21 did; or not asked for, as in TRL now; or
+reduced to log-probabilities of the sampled tokens, part by part, before the next part is generated."""
 Head = Literal["fused", "full"]
-"""How log-probabilities come from hidden states: by TRL's fused head, in chunks without whole logits; or by the
-model's own, with the logits of all rows and positions at once."""
+"""How log-probabilities come from hidden states: by TRL's fused head, in chunks without whole logits; or by
+the model's own, with the logits of all rows and positions at once."""
 CHOICES = {"expansion": get_args(Expansion), "scores": get_args(Scores), "head": get_args(Head)}
 
 

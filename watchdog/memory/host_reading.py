@@ -1,6 +1,7 @@
 """Read the host's memory: of processes from /proc/PID/status, of limits from the cgroups and /proc/meminfo.
 
-A process that has exited gives None. One process takes some 30 µs, a limit some 50 µs. Called by `runtime/supervisor`.
+A process that has exited gives None. One process takes some 30 µs, a limit some 50 µs. Called by
+`runtime/supervisor`.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class PhaseAccounting:
 
     Args:
         area: where the figures are published.
-        read_device: returns the figures of the device of now, and begins new peaks; None without an initialized
-            device.
+        read_device: returns the figures of the device of now, and begins new peaks; None without an
+            initialized device.
         read_host: returns the figures of this process of now.
         warn: takes one line, if reading fails; nothing is measured from then on.
         clock: nanoseconds.
