@@ -20,14 +20,7 @@ from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.files import replace_file, write_json
 from grpo_run.runtime.upstream.features import MEMORY_EXPERIMENT, check_available
 from grpo_run.runtime.upstream.versions import check_extra
-from grpo_run.trainers.rloo.switches import (
-    METHODS,
-    ONLY_SCORES,
-    ONLY_TEXT,
-    Switches,
-    name_of,
-    settings_for,
-)
+from grpo_run.trainers.rloo.switches import METHODS, ONLY_SCORES, ONLY_TEXT, Switches, name_of, settings_for
 
 MIB = float(1 << 20)
 PHASES = ("generate", "score", "train", "optimizer")

@@ -88,10 +88,7 @@ class Session:
         self.device_memory = DeviceMemory()
         self.host_memory = ResidentMemory()
         self.accounting = PhaseAccounting(
-            self.slot.memory_area,
-            self.device_memory.read,
-            self.host_memory.read,
-            warn=self.warn_in_journal,
+            self.slot.memory_area, self.device_memory.read, self.host_memory.read, warn=self.warn_in_journal
         )
         self.step_costs = StepCosts(self.slot)
         self.growth: GrowthMeter | None = None

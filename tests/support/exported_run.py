@@ -47,7 +47,7 @@ HOST_SAMPLE = HostSample(
             shared_bytes=1 << 30
         ),
     ),
-    ranks={0: ProcessMemory(anonymous_bytes=5 << 30, file_bytes=1 << 30, shared_bytes=1 << 20, pinned_bytes=0)},
+    ranks={0: ProcessMemory(anonymous_bytes=5 << 30, file_bytes=1 << 30, shared_bytes=1 << 20)},
     data_workers_bytes=1 << 30,
     other_helpers_bytes=1 << 20,
     supervisor_bytes=1 << 28,
