@@ -1,4 +1,4 @@
-"""How a run gets on: commits, step times, failures, wall time, durations of phases, lost checkpoints. Pure.
+"""How a run gets on: commits, step times, failures, lost checkpoints. Pure.
 
 A step is committed when all ranks have voted after its optimizer step. `runtime/rank/saving/_cadence.py`
 computes the snapshot interval from the failure rate. Called by `history.py` in the order of the journal, and
@@ -283,7 +283,6 @@ MAX_NAMED = 3
 class _Lost:
     path: str
     reason: str
-    limit: int | None
     newer: set[int] = field(default_factory=set)
 
 
@@ -291,8 +290,8 @@ class _Lost:
 class LostCheckpoints:
     """Checkpoints that the script scheduled and that will never be on its disk: skipped or refused.
 
-    One that `save_total_limit` would have deleted by now is not missed, nor is one that the run has saved
-    since, after it went back. `apply_*` raise `LookupError` or `ValueError`.
+    One that `save_total_limit` would have deleted by now is not missed, unless it is the best one, nor is one
+    that the run has saved since, after it went back. `apply_*` raise `LookupError` or `ValueError`.
     """
 
     _lost: dict[tuple[int, int], _Lost] = field(default_factory=dict)
@@ -313,10 +312,13 @@ class LostCheckpoints:
         call, step = int(record.get("train_call") or 0), int(record["step"])
         self._lost.pop((call, step), None)
         for (lost_call, lost_step), lost in list(self._lost.items()):
-            if lost_call == call and lost_step < step:
-                lost.newer.add(step)
-                if lost.limit is not None and len(lost.newer) >= lost.limit:
-                    del self._lost[lost_call, lost_step]
+            if lost_call != call or lost_step >= step:
+                continue
+            lost.newer.add(step)
+            # an older best one is kept beside the newer ones
+            kept = len(lost.newer) + (best_step.isdecimal() and int(best_step) < lost_step)
+            if keeps and kept >= keeps and lost.path.rpartition("/")[2] != best:
+                del self._lost[lost_call, lost_step]
 
     @property
     def sentence(self) -> str:

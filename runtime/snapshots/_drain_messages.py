@@ -32,6 +32,8 @@ class DrainPublished:
     Attributes:
         train_call: ordinal of its `train()` call.
         kept: the user has asked for it.
+        best: directory name of the script's best checkpoint so far.
+        keeps: how many scheduled checkpoints `save_total_limit` keeps, this one included; None for all.
         removed: older checkpoints that rotation deleted.
     """
 
@@ -43,6 +45,8 @@ class DrainPublished:
     kept: bool
     size_bytes: int
     seconds: float
+    best: str | None = None
+    keeps: int | None = None
     removed: tuple[str, ...] = ()
 
 

@@ -90,7 +90,6 @@ class DrainReports:
             reason=sentence,
             path=str(path_of(staged)),
             train_call=staged.train_call.ordinal,
-            limit=staged.limit,
             lost=lost,
         )
         self._warn(sentence)

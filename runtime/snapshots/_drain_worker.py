@@ -35,7 +35,7 @@ from grpo_run.runtime.checkpoints.publishing import (
     partial_directory,
     publish,
 )
-from grpo_run.runtime.checkpoints.rotation import rotate
+from grpo_run.runtime.checkpoints.rotation import rotate, scheduled_to_keep
 from grpo_run.runtime.checkpoints.search import directory_of, name_of
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import sync_tree
@@ -141,6 +141,8 @@ def _drain(
         kept=staged.kept,
         size_bytes=manifest.size_bytes,
         seconds=time.perf_counter() - began,
+        best=staged.best,
+        keeps=scheduled_to_keep(staged.limit, best=staged.best, newest=staged.folder),
         removed=tuple(map(str, removed)),
     )
 

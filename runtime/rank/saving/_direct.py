@@ -16,7 +16,7 @@ from typing import Any
 
 from grpo_run.runtime.checkpoints.manifest import Identity, read_manifest, remove_manifest, write_manifest
 from grpo_run.runtime.checkpoints.publishing import make_directory, publish
-from grpo_run.runtime.checkpoints.rotation import rotate
+from grpo_run.runtime.checkpoints.rotation import rotate, scheduled_to_keep
 from grpo_run.runtime.checkpoints.search import directories_of_run, directory_of, find_checkpoints, name_of
 from grpo_run.runtime.rank.saving._reservation import Written
 from grpo_run.runtime.rank.saving.contents import CheckpointContents
@@ -103,7 +103,6 @@ class DirectSaves:
             reason=reason,
             path=str(path),
             train_call=self._contents.call.ordinal,
-            limit=self._contents.limit,
             lost=scheduled,
         )
         if not self._warned_of_space:
@@ -178,6 +177,8 @@ class DirectSaves:
             kept=identity.kept,
             size_bytes=size_bytes,
             seconds=time.perf_counter() - began,
+            best=best,
+            keeps=scheduled_to_keep(self._contents.limit, best=best, newest=path.name),
         )
         self._session.journal.sync()
         rotate(self._output, newest=path, limit=self._contents.limit, best=best)

@@ -214,6 +214,5 @@ class Reserver:
                 reason="the disk did not take the checkpoint, and memory was needed for newer ones.",
                 path=str(path_of(old)),
                 train_call=old.train_call.ordinal,
-                limit=old.limit,
                 lost=True,
             )

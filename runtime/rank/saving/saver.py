@@ -298,7 +298,6 @@ class Saver:
                 reason="weights are not finite.",
                 cause="nonfinite",
                 train_call=self._call.ordinal,
-                limit=self._contents.limit,
                 lost=scheduled,
             )
             self._session.notify(f"step {step} is not saved: weights are not finite")

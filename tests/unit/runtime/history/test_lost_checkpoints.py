@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from grpo_run.runtime.history.history import History
 
 
@@ -12,19 +14,21 @@ def history(*events: dict[str, Any]) -> History:
     return History.of({"time": 1.0, **event} for event in events)
 
 
-def failed(step: int, *, limit: int | None = None, lost: bool = True, call: int = 1) -> dict[str, Any]:
+def failed(step: int, *, lost: bool = True, call: int = 1) -> dict[str, Any]:
     """A checkpoint that could not be saved."""
     return {
         "event": "checkpoint_failed", "step": step, "train_call": call, "path": f"/out/checkpoint-{step}",
-        "reason": "no room.", "limit": limit, "lost": lost,
+        "reason": "no room.", "lost": lost,
     }  # fmt: skip
 
 
-def published(step: int, *, scheduled: bool = True, call: int = 1) -> dict[str, Any]:
+def published(
+    step: int, *, scheduled: bool = True, call: int = 1, best: str | None = None, keeps: int | None = None
+) -> dict[str, Any]:
     """A checkpoint on disk."""
     return {
         "event": "checkpoint_published", "step": step, "train_call": call, "path": f"/out/checkpoint-{step}",
-        "scheduled": scheduled,
+        "scheduled": scheduled, "best": best, "keeps": keeps,
     }  # fmt: skip
 
 
@@ -45,9 +49,30 @@ def test_a_step_that_is_saved_after_all_is_not_missed() -> None:
 
 def test_a_checkpoint_that_would_have_been_deleted_by_now_is_not_missed() -> None:
     """As many newer ones are on disk as `save_total_limit` keeps; the same one twice counts once."""
-    assert history(failed(2, limit=2), published(4), published(4)).lost.sentence
-    assert history(failed(2, limit=2), published(4), published(6)).lost.sentence == ""
-    assert history(failed(8, limit=1), published(4), published(6)).lost.sentence
+    first, second = published(4, keeps=2), published(6, keeps=2)
+    assert history(failed(2), first, first).lost.sentence
+    assert history(failed(2), first, second).lost.sentence == ""
+    assert history(failed(8), published(4, keeps=1), published(6, keeps=1)).lost.sentence
+
+
+@pytest.mark.parametrize(
+    ("keeps", "best", "missed"),
+    [
+        (2, None, True),
+        (2, "checkpoint-1", False),
+        (2, "checkpoint-2", True),
+        (2, "checkpoint-4", True),
+        (1, None, False),
+        (1, "checkpoint-2", True),
+        (3, "checkpoint-1", True),
+        (None, "checkpoint-1", True),
+    ],
+)
+def test_the_best_checkpoint_counts_as_for_save_total_limit(
+    keeps: int | None, best: str | None, missed: bool
+) -> None:
+    """It is kept beside newer ones, and takes the place of one; checkpoint 2 is lost, and 4 is on disk."""
+    assert bool(history(failed(2), published(4, best=best, keeps=keeps)).lost.sentence) is missed
 
 
 def test_a_few_of_many_are_named() -> None:
