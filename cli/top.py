@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.cli.serve import find, yield_to_training
 from grpo_run.runtime.upstream.versions import check_extra
+from grpo_run.watchdog.text import duration_text, size_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     root, run = find(options.run)
     if options.once:
         feed = RunFeed(run)
-        feed.poll()
+        feed.read()
         print_once(feed.shown)
         return 0
     check_extra("grpo-run top", "textual")
@@ -77,8 +78,6 @@ def frame(shown: Mapping[str, Any], width: int) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
-
-    from grpo_run.watchdog.text import duration_text, size_text
 
     run = shown.get("run")
     if run is None:
@@ -115,9 +114,7 @@ def frame(shown: Mapping[str, Any], width: int) -> RenderableType:
         for title in ("rank", "step", "phase", "for", "late", "memory", "limit"):
             ranks.add_column(title, justify="left" if title == "phase" else "right")
         for one in run["ranks"]:
-            ranks.add_row(
-                *_rank_cells(one, duration_text, size_text), style="bold red" if one.get("awaited") else ""
-            )
+            ranks.add_row(*_rank_cells(one), style="bold red" if one.get("awaited") else "")
         parts += [Text(), ranks]
     parts += [Text(sentence, style="yellow") for sentence in run["late_ranks"]]
     for one in run["incidents"][:5]:
@@ -126,7 +123,7 @@ def frame(shown: Mapping[str, Any], width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _rank_cells(rank: Mapping[str, Any], duration: Any, size: Any) -> list[str]:
+def _rank_cells(rank: Mapping[str, Any]) -> list[str]:
     if not rank["observable"]:
         return [f"local {rank['local_rank']}", "", rank["phase"], "", "", "", ""]
     late, memory = rank["late_seconds"], rank["memory"] or {}
@@ -134,10 +131,10 @@ def _rank_cells(rank: Mapping[str, Any], duration: Any, size: Any) -> list[str]:
         str(rank["rank"]),
         str(rank["step"]),
         rank["phase"] + (", waits" if rank["waits"] else ""),
-        _or(rank["phase_seconds"], duration),
+        _or(rank["phase_seconds"], duration_text),
         "behind" if late is None else f"+{late:.2f} s",
-        _or(memory.get("now_bytes"), size),
-        _or(memory.get("limit_bytes"), size),
+        _or(memory.get("now_bytes"), size_text),
+        _or(memory.get("limit_bytes"), size_text),
     ]
 
 
@@ -156,7 +153,7 @@ def sparkline(points: Sequence[Sequence[float]], width: int) -> str:
 
 def stacks_of(pid: int) -> str:
     """Return the Python stacks of a process, read without pausing it, and what reading has cost."""
-    from grpo_run.dashboards.live.view import clean
+    from grpo_run.dashboards.clean_text import clean
     from grpo_run.watchdog.evidence.stack_capture import dump
 
     began = time.monotonic()
@@ -217,7 +214,7 @@ def make_app(runs: RunList, key: str, feed: RunFeed) -> App[None]:
                 if self.chosen not in self.feeds and directory is not None:
                     self.feeds = {self.chosen: RunFeed(directory)}
                 if self.chosen in self.feeds:
-                    self.feeds[self.chosen].poll()
+                    self.feeds[self.chosen].read()
                 shown = self.feeds[self.chosen].shown.get("run") if self.chosen in self.feeds else None
                 runs.read({} if shown is None else {self.chosen: shown}, LIST_READ_SECONDS)
                 self.call_from_thread(self.show)

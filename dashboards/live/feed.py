@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_run.dashboards.clean_text import clean
 from grpo_run.dashboards.curves import RunCurves
 from grpo_run.dashboards.live.samples import SampleReader
-from grpo_run.dashboards.live.view import MAX_LABEL, clean, view
+from grpo_run.dashboards.live.view import MAX_LABEL, view
 from grpo_run.runtime.catalog import run_directories
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.history.reader import RunReader
@@ -38,18 +39,12 @@ class RunFeed:
 
     Args:
         directory: of the run.
-        wall, monotonic: clocks in seconds; replaced in tests.
+        monotonic: clock in seconds; replaced in tests.
     """
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        *,
-        wall: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, directory: RunDirectory, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.directory = directory
-        self._wall, self._monotonic = wall, monotonic
+        self._monotonic = monotonic
         self._curves = RunCurves()
         self._reader = RunReader(directory, self._curves)
         self._timeline = PhaseTimeline()
@@ -60,19 +55,9 @@ class RunFeed:
         """What a page needs that has seen nothing yet, by the name of the event. Replaced by `read`."""
 
     @property
-    def live(self) -> bool:
-        """Whether the run has a supervisor, as far as was seen."""
-        return bool(self.shown.get("run", {}).get("live"))
-
-    @property
     def urgent(self) -> bool:
         """Whether the run has got better or worse since `changes` was called."""
         return _tone(self.shown) != _tone(self._sent)
-
-    def poll(self) -> dict[str, Any]:
-        """Read the run, and return `changes`."""
-        self.read()
-        return self.changes()
 
     def read(self) -> None:
         """Read the run again. A directory that cannot be read at present is the event `problem`."""
@@ -81,7 +66,7 @@ class RunFeed:
         except RunDirectoryError as error:
             self.shown = {**self.shown, "problem": clean(error)}
             return
-        shown: dict[str, Any] = {"run": view(status, self._curves.checkpoints, self._wall())}
+        shown: dict[str, Any] = {"run": view(status, self._curves.checkpoints, time.time())}
         if (samples := self._samples.newest()) is not None:
             shown["samples"] = samples
         shown["lanes"] = self._lanes(status)

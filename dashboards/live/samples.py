@@ -11,7 +11,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from grpo_run.dashboards.live.view import MAX_LABEL, clean
+from grpo_run.dashboards.clean_text import clean
+from grpo_run.dashboards.live.view import MAX_LABEL
+from grpo_run.watchdog.evidence.incident_files import read_end
 
 MAX_READ_BYTES = 1024 * 1024
 """How much of the end of each file is read."""
@@ -46,14 +48,11 @@ class SampleReader:
 
 def _rows(file: Path) -> list[dict[str, Any]]:
     try:
-        with open(file, "rb") as opened:
-            begin = max(0, opened.seek(0, 2) - MAX_READ_BYTES)
-            opened.seek(begin)
-            lines = opened.read(MAX_READ_BYTES).split(b"\n")
+        end = read_end(file, MAX_READ_BYTES)
     except OSError:
         return []
     rows = []
-    for line in lines[1 if begin else 0 : -1]:
+    for line in end.split(b"\n")[len(end) == MAX_READ_BYTES : -1]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):

@@ -177,10 +177,6 @@ class Readers:
         """How many pages are connected."""
         return sum(map(len, self._queues.values()))
 
-    def known(self, key: str) -> RunDirectory | None:
-        """Return a run by its key; None if there is none."""
-        return self.runs.directories.get(key)
-
     async def stream(self, key: str) -> AsyncIterator[bytes]:
         """Yield what is shown of a run, and then every change."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING_CHANGES)
@@ -238,14 +234,14 @@ def application(
 
     async def events(request: Request) -> Response:
         key = request.query_params.get("run") or readers.default
-        if readers.known(key) is None:
+        if key not in runs.directories:
             return PlainTextResponse("no such run\n", 404, headers=HEADERS)
         if readers.count >= MOST_READERS:
             return PlainTextResponse("too many pages are open\n", 503, headers=HEADERS)
         return StreamingResponse(readers.stream(key), media_type="text/event-stream", headers=HEADERS)
 
     async def report(request: Request) -> Response:
-        run = readers.known(request.path_params["key"])
+        run = runs.directories.get(request.path_params["key"])
         if run is None:
             return PlainTextResponse("no such run\n", 404, headers=HEADERS)
         try:

@@ -1,42 +1,30 @@
 """What the live page and `grpo-run top` show of a run, as plain data.
 
-Called by `feed.py` for every reading of a run. Texts come from scripts, so they are cleaned of control
-characters and cut here, once for the browser and the terminal. Pure.
+Called by `feed.py` for every reading of a run. Texts are cleaned here, once for the browser and the terminal.
+Pure.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_run.dashboards.clean_text import clean
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 
-MAX_SENTENCE = 2_000
 MAX_LABEL = 200
 SHOWN_INCIDENTS = 100
+SHOWN_OF_INCIDENTS = (
+    "rank", "step", "train_call", "at", "detection_seconds", "recovery_seconds", "lost_steps",
+    "from_checkpoint", "gave_up",
+)  # fmt: skip
 ENDED_TONES = {"finished": "good", "stopped": "quiet", "failed": "bad", "unknown": "bad"}
 CONFIRMED = "A fault was found, and its evidence is being written."
 HANDLING = frozenset({"collecting", "recovering"})
 """States in which a fault is being handled."""
-_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
-_HIDDEN = dict.fromkeys((*range(128, 160), *range(8234, 8239), *range(8294, 8298)), 65533)
-_VISIBLE = _PICTURES | _HIDDEN
-
-
-def clean(text: object, most: int = MAX_SENTENCE) -> str:
-    """Return a text without control characters, orders of writing direction and halves of surrogate pairs.
-
-    Args:
-        text: of a script, or anything that is converted to a text.
-        most: characters, beyond which it is cut.
-    """
-    whole = str(text)
-    shown = whole[:most].translate(_VISIBLE).encode(errors="backslashreplace").decode()
-    return f"{shown}… ({len(whole):,} characters)" if len(whole) > most else shown
 
 
 def view(status: RunStatus, checkpoints: Iterable[Mapping[str, Any]], now: float) -> dict[str, Any]:
@@ -49,6 +37,7 @@ def view(status: RunStatus, checkpoints: Iterable[Mapping[str, Any]], now: float
     """
     history = status.history
     live = status.supervisor_pid is not None
+    until = now if live else None
     sentences = _verdict(status)
     return {
         "run_id": clean(status.run_id, MAX_LABEL),
@@ -65,7 +54,7 @@ def view(status: RunStatus, checkpoints: Iterable[Mapping[str, Any]], now: float
         "remaining_seconds": status.remaining_seconds,
         "reward": history.reward,
         "loss": history.loss,
-        "goodput": history.goodput(now if live else None),
+        "goodput": history.goodput(until),
         "attempts": history.attempts,
         "wall_seconds": None if history.time.first is None else history.time.seconds(now if live else None),
         "last_event_at": history.time.last,
@@ -169,18 +158,14 @@ def _host_memory(status: RunStatus) -> dict[str, Any] | None:
 
 def _incidents(recoveries: Sequence[Recovery]) -> list[dict[str, Any]]:
     """The last faults, newest first."""
-    rows = []
-    for number, one in list(enumerate(recoveries, 1))[-SHOWN_INCIDENTS:][::-1]:
-        shown = ("rank", "step", "train_call", "at", "detection_seconds", "recovery_seconds", "lost_steps")
-        fields = dataclasses.asdict(dataclasses.replace(one, shortage={}))
-        rows.append(
-            {name: fields[name] for name in (*shown, "from_checkpoint", "gave_up")}
-            | {
-                "number": number,
-                "folder": clean(Path(one.incident).name, MAX_LABEL) if one.incident else None,
-                "cause": clean(one.cause, MAX_LABEL),
-                "action": clean(one.action, MAX_LABEL),
-                "sentence": clean(one.sentence or one.cause),
-            }
-        )
-    return rows
+    return [
+        {name: getattr(one, name) for name in SHOWN_OF_INCIDENTS}
+        | {
+            "number": number,
+            "folder": clean(Path(one.incident).name, MAX_LABEL) if one.incident else None,
+            "cause": clean(one.cause, MAX_LABEL),
+            "action": clean(one.action, MAX_LABEL),
+            "sentence": clean(one.sentence or one.cause),
+        }
+        for number, one in list(enumerate(recoveries, 1))[-SHOWN_INCIDENTS:][::-1]
+    ]

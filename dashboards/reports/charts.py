@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from grpo_run.dashboards.reports.rendering import clean
+from grpo_run.dashboards.clean_text import clean
 
 PHASE_COLORS = {
     "startup": "#8d99a6",

@@ -8,12 +8,14 @@ Does not format anything (`incident_page.py`).
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -38,19 +40,6 @@ def read_json(path: Path, most_bytes: int = MAX_FILE_BYTES) -> Any:
         return json.loads(read_text(path, most_bytes))
     except ValueError:
         return None
-
-
-def read_events(path: Path, last: int) -> tuple[dict[str, Any], ...]:
-    """The last `last` objects of a JSON Lines file; truncated lines are skipped."""
-    events = []
-    for line in read_text(path).splitlines()[-last:]:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            events.append(value)
-    return tuple(events)
 
 
 def read_sizes(path: Path) -> dict[str, int]:
@@ -200,7 +189,7 @@ def read_report(run: RunDirectory, incident: Path) -> IncidentReport:
         node_available=node.get("MemAvailable"),
         gpus=tuple(gpus.get("devices", ())) if isinstance(gpus, dict) else None,
         collectives=read_collectives(incident / "collectives"),
-        events=read_events(incident / "events.jsonl", SHOWN_EVENTS),
+        events=tuple(deque(read_journal(incident / "events.jsonl"), SHOWN_EVENTS)),
         excluded=history.masked.summary,
         memory_trace=tuple(history.memory_trace.lines()),
     )

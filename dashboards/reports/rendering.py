@@ -1,4 +1,4 @@
-"""What the pages of reports share: the template engine, texts made safe, and a policy that loads nothing.
+"""What the pages of reports share: the template engine, and a policy that loads nothing.
 
 Called by `run_page.py` and `incident_page.py`. Reports quote messages, which may come from anywhere: every
 value is cut, freed of control characters and escaped. A page has no script, and its
@@ -14,31 +14,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from grpo_run.dashboards.clean_text import clean
 from grpo_run.dashboards.reports import incident_facts
 
 MAX_TEXT_CHARACTERS = 32_000
-"""A longer text is truncated."""
+"""A longer text is cut."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 _TEMPLATES = Path(__file__).with_name("templates")
-_VISIBLE = (
-    {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
-    | {0x7F: 0x2421}
-    | dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
-)
-"""Control characters, as a terminal obeys them, and orders of writing direction."""
-
-
-def clean(value: Any, most: int = MAX_TEXT_CHARACTERS) -> str:
-    """Return a text that neither a terminal nor a page obeys, and that can be encoded.
-
-    Args:
-        value: a text, or anything that is converted to a text.
-        most: characters, beyond which it is cut.
-    """
-    text = str(value)
-    text = text if len(text) <= most else text[:most] + "…"
-    return text.translate(_VISIBLE).encode(errors="backslashreplace").decode()
 
 
 def render(template: str, **values: Any) -> str:
@@ -60,7 +43,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=lambda value: value if isinstance(value, Markup) else clean(value),
+        finalize=lambda value: value if isinstance(value, Markup) else clean(value, MAX_TEXT_CHARACTERS),
     )
     names = ("duration", "size", "utc_time", "relative_time", "seconds_before", "event_fields")
     environment.filters.update({name: getattr(incident_facts, name) for name in names})

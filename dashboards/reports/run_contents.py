@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_run.dashboards.clean_text import clean
 from grpo_run.dashboards.curves import RunCurves
 from grpo_run.dashboards.reports.charts import FaultMark, Point
-from grpo_run.dashboards.reports.rendering import clean
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.recovery import Recovery
@@ -26,7 +26,7 @@ from grpo_run.watchdog.memory.phase_memory import RankMemory
 
 MAX_SENTENCE = 600
 MAX_COMMAND = 2_000
-MAX_CONFIGURATION = 32_000
+MAX_CONFIGURATION = 30_000
 SHOWN_INCIDENTS = 200
 SHOWN_RANKS = 64
 SHOWN_PHASES = 6

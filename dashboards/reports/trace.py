@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from grpo_run.dashboards.clean_text import clean
 from grpo_run.dashboards.reports.charts import spans_of
 from grpo_run.dashboards.reports.incident_contents import read_json
-from grpo_run.dashboards.reports.rendering import clean
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.recovery import Recovery

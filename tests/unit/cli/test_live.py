@@ -16,7 +16,6 @@ from grpo_run.cli.serve import find
 from grpo_run.cli.top import sparkline, stacks_of
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.history.journal import Journal
-from grpo_run.runtime.history.run_directory import RunDirectory
 
 Captured = pytest.CaptureFixture[str]
 
@@ -54,11 +53,9 @@ def test_one_frame_has_the_verdict_first(here: Path, capsys: Captured) -> None:
     assert "step 40" in printed
 
 
-def test_a_run_without_steps_has_a_frame(here: Path, capsys: Captured) -> None:
+@pytest.mark.usefixtures("run")
+def test_a_run_without_steps_has_a_frame(capsys: Captured) -> None:
     """Nothing is known of it yet."""
-    run = RunDirectory(path=here / "runs" / "new")
-    run.create()
-    run.write_run({"run_id": "new"})
     assert main(["top", "--once"]) == 0
     assert "not counted" in capsys.readouterr().out
 

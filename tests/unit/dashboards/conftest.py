@@ -9,9 +9,9 @@ import pytest
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.no_trainer_script import NoTrainerScript, ScriptCheckpoint
-from grpo_run.runtime.history.progress import WallTime
 from grpo_run.runtime.history.recovery import Checkpoint, Recovery
 from grpo_run.runtime.history.status import RunStatus
+from grpo_run.runtime.history.wall_states import WallStates
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
 from grpo_run.watchdog.memory.phase_memory import MemoryForecast, PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Phase, Slot
@@ -63,8 +63,8 @@ def make_status() -> Callable[..., RunStatus]:
     def make(*slots: Slot | None, **changes: Any) -> RunStatus:
         history = History(
             run_id="night", state="running", step=7, target_steps=100, attempts=2,
-            time=WallTime(first=0.0, last=100.0),
-            reward=0.5, warnings=3, failures_without_progress=1,
+            wall=WallStates(first=0.0, last=100.0),
+            reward=0.5, warnings=3,
             checkpoint=Checkpoint(step=5, path="out/checkpoint-5", verified=True),
             snapshot_step=7,
             no_trainer=NoTrainerScript(checkpoint=ScriptCheckpoint(path="out/state", saved_at=50.0)),
@@ -76,7 +76,7 @@ def make_status() -> Callable[..., RunStatus]:
             ],
         )  # fmt: skip
         history.rewards.logged["length"] = {"mean": 0.5, "std": 0.25}
-        history.growth.found["generate"] = 1.4, "steps get slower"
+        history.growth["generate"] = 1.4, "steps get slower"
         for step in range(8):
             history.steps.commit(0, step, 2.0 * step)
         history.checkpoints.apply_published({"size_bytes": 2**20, "seconds": 3.0}, 90.0)

@@ -35,6 +35,12 @@ def log(journal: Journal, *steps: int) -> None:
         journal.write("step_committed", step=step, train_call=1)
 
 
+def poll(feed: RunFeed) -> dict[str, Any]:
+    """Read the run, and return what has changed."""
+    feed.read()
+    return feed.changes()
+
+
 def merged(curves: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     """The points that a page has after a change, as its script computes them."""
     return {
@@ -53,7 +59,7 @@ def test_a_page_that_applies_the_changes_has_all_points(tmp_path: Path) -> None:
         log(journal, *range(begin + 1, begin + 101))
         if begin == 700:
             journal.write("train_started", rank=0, step=720, train_call=1, target_steps=9000)
-        change = feed.poll()["curves"]
+        change = poll(feed)["curves"]
         curves = merged(curves, change)
         assert curves == feed.shown["curves"]["points"]
         if begin < 500:
@@ -66,9 +72,8 @@ def test_nothing_is_sent_of_a_run_in_which_nothing_happens(tmp_path: Path) -> No
     run, journal = make_run(tmp_path)
     log(journal, 1, 2)
     feed = RunFeed(run)
-    assert set(feed.poll()) == {"run", "curves"}
-    assert feed.poll() == {}
-    assert not feed.live
+    assert set(poll(feed)) == {"run", "curves"}
+    assert poll(feed) == {}
 
 
 def test_phases_of_ranks_become_lanes(tmp_path: Path) -> None:
@@ -84,18 +89,18 @@ def test_phases_of_ranks_become_lanes(tmp_path: Path) -> None:
 
     now[0] = time.monotonic()
     writer.enter(Phase.generate)
-    lanes = feed.poll()["lanes"]["ranks"]["3"]
+    lanes = poll(feed)["lanes"]["ranks"]["3"]
     assert [(name, end) for name, _, end in lanes] == [("generate", None)]
     writer.leave(Phase.generate)
     writer.enter(Phase.reward)
     now[0] = time.monotonic()
-    lanes = feed.poll()["lanes"]["ranks"]["3"]
+    lanes = poll(feed)["lanes"]["ranks"]["3"]
     assert [name for name, _, _ in lanes] == ["generate", "reward"]
     assert lanes[0][2] == lanes[1][1]
-    assert feed.live
+    assert feed.shown["run"]["live"]
     os.close(descriptor)
     journal.write("run_ended", exit_code=75)
-    assert "lanes" not in feed.poll()
+    assert "lanes" not in poll(feed)
     assert list(feed.shown["lanes"]["ranks"]) == ["3"]
 
 
@@ -105,10 +110,10 @@ def test_a_directory_that_cannot_be_read_is_a_problem_that_passes(tmp_path: Path
     feed = RunFeed(run)
     text = run.run_json.read_text()
     run.run_json.write_text("{")
-    assert "run.json" in feed.poll()["problem"]
-    assert feed.poll() == {}
+    assert "run.json" in poll(feed)["problem"]
+    assert poll(feed) == {}
     run.run_json.write_text(text)
-    assert "run" in feed.poll()
+    assert "run" in poll(feed)
 
 
 @pytest.fixture
@@ -161,7 +166,7 @@ def test_the_end_of_a_run_is_urgent_and_a_step_is_not(tmp_path: Path) -> None:
     """What came between two calls of `changes` is sent at once, or waits; nothing is lost."""
     run, journal = make_run(tmp_path)
     feed = RunFeed(run)
-    feed.poll()
+    poll(feed)
     journal.write("step_committed", step=50, train_call=1)
     feed.read()
     assert not feed.urgent

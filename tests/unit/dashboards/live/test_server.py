@@ -184,7 +184,7 @@ def test_a_page_that_does_not_read_is_disconnected(run: RunDirectory, tmp_path: 
         readers = Readers(runs, key)
         feed = readers._feed(key)
         assert feed is not None
-        feed.poll()
+        feed.read()
         stream = readers.stream(key)
         for _ in range(2):
             await anext(stream)

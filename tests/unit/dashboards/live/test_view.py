@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from support.incidents import HOSTILE
 
-from grpo_run.dashboards.live.view import clean, view
+from grpo_run.dashboards.clean_text import clean
+from grpo_run.dashboards.live.view import view
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.watchdog.observation import Phase

@@ -150,7 +150,8 @@ def test_markup_in_values_is_escaped(tmp_path: Path) -> None:
     (incident / "stacks" / "folded.txt").write_text(
         f"rank 0:\n> {HOSTILE} ({HOSTILE}:1)\n", errors="backslashreplace"
     )
-    (incident / "events.jsonl").write_text(json.dumps({"event": HOSTILE, "rank": HOSTILE, "text": HOSTILE}))
+    event = {"event": HOSTILE, "rank": HOSTILE, "text": HOSTILE}
+    (incident / "events.jsonl").write_text(json.dumps(event) + "\n")
     (incident / "collectives" / "rank0.notes.json").write_text(
         json.dumps([{"group": HOSTILE, "sequence": 1, "operation": HOSTILE, "progress": HOSTILE}])
     )
