@@ -39,47 +39,35 @@ def print_text(status: RunStatus) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     fields, history = status.as_json(), status.history
     console.print(status.summary, style="bold")
-    goodput = fields["goodput"]
-    checkpoint = fields["checkpoint"]
+    goodput, snapshot = fields["goodput"], history.snapshot_step
+    nearest = None if status.host_memory is None else status.host_memory.nearest
+    rows = {
+        "run": status.run_id,
+        "state": status.state,
+        "step": _steps(status),
+        "attempts": str(history.attempts),
+        "goodput": "not known yet" if goodput is None else f"{goodput:.1%}",
+        "checkpoint": _checkpoint(status),
+        "snapshot": "" if snapshot is None else f"step {snapshot}",
+        "disk": history.checkpoint_trouble or "",
+        "memory": _memory(fields["ranks"]),
+        "host memory": "" if nearest is None else f"{nearest.fraction:.0%} of {nearest.name} in use",
+        "memory plan": history.memory.plan.text,
+        "masked": history.masked.summary,
+    }
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("run", status.run_id)
-    facts.add_row("state", status.state)
-    facts.add_row("step", _steps(status))
-    facts.add_row("attempts", str(fields["attempts"]))
-    facts.add_row("goodput", "not known yet" if goodput is None else f"{goodput:.1%}")
-    facts.add_row(
-        "checkpoint",
-        (
-            _no_checkpoint(status)
-            if checkpoint is None
-            else (
-                f"step {checkpoint['step']}, {'verified' if checkpoint['verified'] else 'not verified'},"
-                f" {checkpoint['path']}"
-            )
-        ),
-    )
-    if fields["snapshot_step"] is not None:
-        facts.add_row("snapshot", f"step {fields['snapshot_step']}")
-    if fields["checkpoint_trouble"] is not None:
-        facts.add_row("disk", fields["checkpoint_trouble"])
-    if (memory := _memory(fields["ranks"])) is not None:
-        facts.add_row("memory", memory)
-    if status.host_memory is not None and (nearest := status.host_memory.nearest) is not None:
-        facts.add_row("host memory", f"{nearest.fraction:.0%} of {nearest.name} in use")
-    if history.memory.plan.changed:
-        facts.add_row("memory plan", history.memory.plan.text)
-    if history.masked:
-        facts.add_row("masked", history.masked.summary)
+    for name, text in rows.items():
+        if text:
+            facts.add_row(name, text)
     console.print(facts)
     for rank in fields["ranks"]:
         console.print(f"  {_rank_line(rank, status.state)}")
-    for late in status.late_ranks:
-        console.print(f"  {late.sentence}")
-    for line in history.growth.lines():
-        console.print(f"  {line}")
-    for line in history.memory_trace.lines():
-        console.print(f"  memory: {line}")
-    for number, recovery in enumerate(status.history.recoveries, 1):
+    notes = [late.sentence for late in status.late_ranks]
+    notes += [sentence for _, sentence in history.growth.values()]
+    notes += [f"memory: {line}" for line in history.memory_trace.lines()]
+    for note in notes:
+        console.print(f"  {note}")
+    for number, recovery in enumerate(history.recoveries, 1):
         console.print(f"{number}. {recovery.sentence or recovery.cause}")
         details = [
             recovery.cause,
@@ -94,9 +82,11 @@ def print_text(status: RunStatus) -> None:
         console.print("   " + " · ".join(filter(None, details)), style="dim")
 
 
-def _no_checkpoint(status: RunStatus) -> str:
-    """What is said instead of a checkpoint of the run."""
-    own = status.history.no_trainer
+def _checkpoint(status: RunStatus) -> str:
+    """The newest checkpoint of the run, or what is said instead of it."""
+    newest, own = status.history.checkpoint, status.history.no_trainer
+    if newest is not None:
+        return f"step {newest.step}, {'verified' if newest.verified else 'not verified'}, {newest.path}"
     if own.checkpoint is not None:
         return own.checkpoint.sentence(time.time())
     if own.seen:
@@ -104,8 +94,8 @@ def _no_checkpoint(status: RunStatus) -> str:
     return "none yet" if status.history.exit_code is None else "none"
 
 
-def _memory(ranks: Sequence[Mapping[str, Any]]) -> str | None:
-    """The most that a rank has used and in which phase; of the device if the ranks have one."""
+def _memory(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """The most that a rank has used, and in which phase: of the device if there is one; empty if unknown."""
     measured = [(rank["rank"], rank["memory"]) for rank in ranks if rank.get("memory")]
     on_device = any(memory["has_device"] for _, memory in measured)
     name = "peak_allocated_bytes" if on_device else "peak_resident_bytes"
@@ -118,7 +108,7 @@ def _memory(ranks: Sequence[Mapping[str, Any]]) -> str | None:
         default=None,
     )
     if most is None or not most[0]:
-        return None
+        return ""
     used, rank, phase, capacity = most
     of = f" of {size_text(capacity)}" if on_device else " on the host"
     return f"at most {size_text(used)}{of}, by rank {rank} in {phase}"
@@ -127,9 +117,9 @@ def _memory(ranks: Sequence[Mapping[str, Any]]) -> str | None:
 def _steps(status: RunStatus) -> str:
     """Where training is, how long a step takes, and how long the rest takes at this pace."""
     history = status.history
-    if history.no_trainer.seen and not history.train_call and not history.step:
+    if history.no_trainer.seen and not history.counts_steps:
         return "not counted"
-    if history.exit_code is not None and not history.train_call and not history.step:
+    if history.exit_code is not None and not history.counts_steps:
         return "none counted"  # the script has not used a Trainer
     seconds, remaining = history.step_seconds(), status.remaining_seconds
     texts = [f"{history.step} of {history.target_steps}" if history.target_steps else str(history.step)]

@@ -119,7 +119,7 @@ def _read(directory: RunDirectory, sizes: Mapping[Path, int]) -> RunEntry:
         areas = tuple(recorded_areas(directory.read_run()))
     except (RunDirectoryError, OSError) as error:
         problem = str(error)
-    last_time = status.history.time.last if status is not None else None
+    last_time = status.history.wall.last if status is not None else None
     backups = links_of(directory, status) if status is not None else []
     return RunEntry(
         directory=directory,

@@ -152,6 +152,7 @@ def are_forked(supervisor: Supervisor) -> bool:
 
 def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict[str, str]:
     """Return the environment variables that the bootstrap of one rank reads."""
+    rewarded = supervisor.history.phases.get(Phase.reward)
     config, files = supervisor.config, supervisor.attempt.files
     plan = supervisor.history.memory.plan
     settings = RankSettings(
@@ -176,7 +177,7 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         suspected_rollout=supervisor.quarantine.suspected,
         prompts=str(files.prompts(rank)),
         moved_rewards=tuple(supervisor.history.rewards.moved),
-        reward_durations=supervisor.history.phases.of_phase(Phase.reward),
+        reward_durations=rewarded.as_json() if rewarded is not None else None,
         memory_plan=plan,
         tracker_runs=supervisor.history.tracker_runs,
         cpus=config.rank_cpus[rank % len(config.rank_cpus)] if config.rank_cpus else (),

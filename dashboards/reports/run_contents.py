@@ -119,14 +119,14 @@ def read_run_report(run: RunDirectory) -> RunReport:
         step=history.step,
         target_steps=history.target_steps,
         attempts=history.attempts,
-        began_at=history.time.first,
-        ended_at=history.time.last,
+        began_at=history.wall.first,
+        ended_at=history.wall.last,
         goodput=history.goodput(),
         wall_seconds=_wall_seconds(history),
         curves=curves.points(),
         curves_of_call=curves.train_call,
         phases=_longest(curves),
-        growth=tuple(clean(line, MAX_SENTENCE) for line in history.growth.lines()),
+        growth=tuple(clean(sentence, MAX_SENTENCE) for _, sentence in history.growth.values()),
         marks=_marks(history, curves.train_call),
         incidents=incidents[-SHOWN_INCIDENTS:],
         omitted=max(0, len(incidents) - SHOWN_INCIDENTS),
@@ -145,7 +145,7 @@ def read_run_report(run: RunDirectory) -> RunReport:
 def _wall_seconds(history: History) -> dict[str, float]:
     """Return seconds by state; what no event has assigned yet comes last."""
     seconds = {state.value: history.wall.seconds[state] for state in WallState}
-    first, last = history.time.first, history.time.last
+    first, last = history.wall.first, history.wall.last
     rest = 0.0 if first is None or last is None else last - first - sum(seconds.values())
     return seconds | ({"unfinished step": rest} if rest > LEAST_SECONDS else {})
 

@@ -105,7 +105,7 @@ def read_trace(run: RunDirectory) -> dict[str, Any]:
     """
     lanes = _Lanes()
     history = RunReader(run, lanes).history()
-    begin, last = history.time.first or 0.0, history.time.last or 0.0
+    begin, last = history.wall.first or 0.0, history.wall.last or 0.0
     lanes.end_attempt(last)
     events = [_named("process_name", RUN, 0, f"run {clean(history.run_id or run.path.name, MAX_NAME)}")]
     steps = [

@@ -16,12 +16,9 @@ from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.history.memory_findings import MemoryFindings
 from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
 from grpo_run.runtime.history.progress import (
-    Growths,
     LostCheckpoints,
     MemoryRestarts,
-    PhaseRecords,
     StepTimes,
-    WallTime,
     mean_time_between_failures,
 )
 from grpo_run.runtime.history.quarantine import Quarantine
@@ -40,6 +37,8 @@ from grpo_run.runtime.history.train_calls import TrainCalls
 from grpo_run.runtime.history.wall_states import WallState, WallStates
 from grpo_run.runtime.memory.plan import MemoryRecord
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard
+from grpo_run.watchdog.observation import Phase, PhaseKey
+from grpo_run.watchdog.stalls.durations import Durations
 
 BEFORE_START = ("rank_counted",)
 """Events that a supervisor writes before it takes a run over: the run's time does not begin with them."""
@@ -61,7 +60,6 @@ class History:
     step: int = 0
     target_steps: int = 0
     attempts: int = 0
-    time: WallTime = field(default_factory=WallTime)
     checkpoint: Checkpoint | None = None
     """The furthest checkpoint that was published since the present attempt began, or before if it resumed
     there.
@@ -92,7 +90,6 @@ class History:
     """The furthest committed position of all attempts."""
     highest_checkpoint: tuple[int, int] = (0, 0)
     """The furthest position ever checkpointed. The restart budget refills when it rises."""
-    failures_without_progress: int = 0
     recoveries_at_progress: int = 0
     """How many of `recoveries` came before the last progress."""
     recoveries_at_start: int = 0
@@ -102,7 +99,7 @@ class History:
     supervisors: int = 0
     ranks_stopped: bool = False
     """Whether a rank of the present attempt has exited after an agreed stop."""
-    phases: PhaseRecords = field(default_factory=PhaseRecords)
+    phases: dict[PhaseKey, Durations] = field(default_factory=dict)
     """How long phases and callbacks took so far."""
     unreadable: int = 0
     injections_fired: list[str] = field(default_factory=list)
@@ -126,7 +123,10 @@ class History:
     memory_restarts: MemoryRestarts = field(default_factory=MemoryRestarts)
     memory_trace: MemoryFindings = field(default_factory=MemoryFindings)
     """What `--memory-trace` has found."""
-    growth: Growths = field(default_factory=Growths)
+    growth: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """Phases and callbacks that have cost more and more: by name, how many times as much as at the beginning,
+    and the sentence.
+    """
     resume_mismatches: int = 0
     """How often an attempt repeated or left out work that the run has a checkpoint of."""
     guard_trips: Counter[str] = field(default_factory=Counter)
@@ -137,7 +137,7 @@ class History:
     """What ranks have counted in attempts that have ended."""
     checkpoints: CheckpointTotals = field(default_factory=CheckpointTotals)
     wall: WallStates = field(default_factory=WallStates)
-    """What the run's wall time was spent on."""
+    """When the run began, and what its wall time was spent on."""
     snapshot_interval: int | None = None
     """Steps between snapshots in memory, as rank 0 chose it last; None before."""
     tracker_runs: dict[str, str] = field(default_factory=dict)
@@ -163,13 +163,10 @@ class History:
         handler = getattr(self, f"_on_{event}", None)
         try:
             if event not in BEFORE_START:
-                self.time.apply_event(time)
                 self.wall.apply(record, time, self.best_position)
-            if handler is None and event not in _FORWARDED:
-                return
             if handler is not None:
                 handler(record, time)
-            else:
+            elif event in _FORWARDED:
                 _FORWARDED[event](self, record)
         except (LookupError, TypeError, ValueError, ArithmeticError):
             self.unreadable += 1  # truncated to its header, or written by another version
@@ -188,7 +185,6 @@ class History:
         self.sentence = ""
         self.state = "starting"
         self.steps.interrupt()
-        self.time.apply_run_started(time)
 
     def _on_fresh_interpreters(self, record: dict[str, Any], time: float) -> None:
         self.fresh_because = str(record["reason"])
@@ -238,6 +234,13 @@ class History:
         if record.get("target_steps"):
             self.target_steps = int(record["target_steps"])
         apply_progress(self.recoveries, at)
+
+    def _on_phase_learned(self, record: dict[str, Any], time: float) -> None:
+        key = record.get("callback") or Phase[record["phase"]]
+        self.phases[key] = Durations.from_json(record["durations"])  # with those of earlier records
+
+    def _on_growth_found(self, record: dict[str, Any], time: float) -> None:
+        self.growth[str(record["phase"])] = float(record["factor"]), str(record["sentence"])
 
     def _on_trains_without_trainer(self, record: dict[str, Any], time: float) -> None:
         if self.no_trainer.apply_noted(record):
@@ -305,7 +308,6 @@ class History:
             self._reset_budget()
 
     def _reset_budget(self) -> None:
-        self.failures_without_progress = 0
         self.recoveries_at_progress = len(self.recoveries)
 
     def _on_incident(self, record: dict[str, Any], time: float) -> None:
@@ -313,11 +315,6 @@ class History:
         resuming = self.calls.resuming or (bool(record.get("starting")) and self.calls.awaited)
         self.recoveries.append(Recovery.of(record, time, self.train_call, resuming=resuming))
         self.rewards.apply_incident(record)
-        self.failures_without_progress += 1
-
-    def _on_action(self, record: dict[str, Any], time: float) -> None:
-        if apply_action(self.recoveries, record):
-            self.failures_without_progress -= 1
 
     def _on_guard_tripped(self, record: dict[str, Any], time: float) -> None:
         guard, response = str(record["guard"]), record.get("response")
@@ -362,7 +359,6 @@ class History:
         if not record.get("snapshots_kept"):
             self.snapshot_step = None  # all snapshots needed are on disk, and the memory is freed
         self.sentence = record.get("sentence") or ""
-        self.time.apply_run_ended(time)
 
     @property
     def finished(self) -> bool:
@@ -372,7 +368,12 @@ class History:
     @property
     def counts_steps(self) -> bool:
         """Whether the script has used a Trainer or the loop, whose steps are counted."""
-        return len(self.calls) > 0 or self.best_position > (0, 0)
+        return self.train_call > 0 or self.best_position > (0, 0)
+
+    @property
+    def failures_without_progress(self) -> int:
+        """Failures in a row without a newer checkpoint that count against the restart budget."""
+        return sum(one.counts for one in self.recoveries[self.recoveries_at_progress :])
 
     @property
     def restarting(self) -> bool:
@@ -397,7 +398,7 @@ class History:
 
     def mean_time_between_failures(self) -> float:
         """Return the mean seconds between failures so far. Time without a supervisor does not count."""
-        return mean_time_between_failures(self.time.seconds_to_last_event(), len(self.recoveries))
+        return mean_time_between_failures(self.wall.elapsed_seconds(), len(self.recoveries))
 
     def goodput(self, now: float | None = None) -> float | None:
         """Return the share of wall time spent on productive steps, from 0 to 1.
@@ -408,9 +409,9 @@ class History:
         Args:
             now: seconds since the epoch, for a run that is live; the time of the last event if None.
         """
-        if self.time.first is None or (self.no_trainer.seen and self.best_position == (0, 0)):
+        if self.wall.first is None or (self.no_trainer.seen and self.best_position == (0, 0)):
             return None
-        wall = self.time.seconds(now)
+        wall = self.wall.elapsed_seconds(now)
         return min(1.0, max(0.0, self.productive_seconds() / wall)) if wall > 0 else None
 
 
@@ -423,11 +424,9 @@ _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "reward_latency": lambda history, record: history.rewards.apply_latency(record),
     "memory_finding": lambda history, record: history.memory_trace.apply_found(record),
     "memory_snapshot": lambda history, record: history.memory_trace.apply_snapshot(record),
-    "growth_found": lambda history, record: history.growth.apply(record),
     "plan_changed": lambda history, record: history.memory.apply(record),
     "memory_plan_given": lambda history, record: history.memory.apply_given(record),
     "rank_counted": lambda history, record: history.ranks.apply(record),
-    "phase_learned": lambda history, record: history.phases.apply(record),
     "rank_started": lambda history, record: history.calls.apply_rank_started(record),
     "train_restored": lambda history, record: history.calls.apply_train_restored(record),
     "loop_left": lambda history, record: history.calls.apply_loop_left(record),
@@ -435,6 +434,7 @@ _FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "memory_restart": lambda history, record: history.memory_restarts.apply_restart(record),
     "state_saved": lambda history, record: history.no_trainer.apply_state_saved(record),
     "nan_read_as_none": lambda history, record: history.masked.apply_nan_read_as_none(record),
+    "action": lambda history, record: apply_action(history.recoveries, record),
     "tracker_run": lambda history, record: history.tracker_runs.update(
         {str(record["opening"]): str(record["name"])}
     ),

@@ -7,14 +7,13 @@ by the supervisor at each poll. Times are passed in. Does not know why a step wa
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from grpo_run.watchdog.observation import Phase, PhaseKey, Slot
-from grpo_run.watchdog.stalls.durations import Durations, Histogram
+from grpo_run.watchdog.observation import Slot
+from grpo_run.watchdog.stalls.durations import Histogram
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,39 +93,6 @@ def mean_time_between_failures(elapsed_seconds: float, failures: int) -> float:
     return (elapsed_seconds + PRIOR_FAILURE_SECONDS) / (failures + 1)
 
 
-_CALLBACK = "callback "
-"""Prefix that tells the durations of a callback from those of a phase."""
-
-
-@dataclass
-class PhaseRecords:
-    """By name of the phase or callback, the last durations written for it, as JSON."""
-
-    _records: dict[str, Any] = field(default_factory=dict)
-
-    def apply(self, record: Mapping[str, Any]) -> None:
-        """Apply a `phase_learned` event."""
-        callback = record.get("callback")
-        name = str(record.get("phase")) if callback is None else f"{_CALLBACK}{callback}"
-        self._records[name] = record.get("durations")
-
-    def of_phase(self, phase: Phase) -> Any:
-        """Return the durations of a phase as JSON; None if there are none."""
-        return self._records.get(phase.name)
-
-    def durations(self) -> dict[PhaseKey, Durations]:
-        """Return how long phases and callbacks took so far.
-
-        Invalid records are ignored; those phases are measured again.
-        """
-        learned: dict[PhaseKey, Durations] = {}
-        for name, value in self._records.items():
-            with contextlib.suppress(ValueError, KeyError):
-                key: PhaseKey = name[len(_CALLBACK) :] if name.startswith(_CALLBACK) else Phase[name]
-                learned[key] = Durations.from_json(value)
-        return learned
-
-
 MOST_COMMITS = 2000
 """Commits that are kept. If there are more, pairs of the older half are joined."""
 RECENT_COMMITS = 20
@@ -198,51 +164,6 @@ class StepTimes:
         return median(recent) if len(recent) >= MIN_COMMITS else None
 
 
-@dataclass
-class WallTime:
-    """Time of one run."""
-
-    first: float | None = None
-    """Of the first event."""
-    last: float | None = None
-    """Of the last event."""
-    _previous: float | None = None
-    _ended_at: float | None = None
-    _idle_seconds: float = 0.0
-
-    def apply_event(self, at: float) -> None:
-        """Note an event. Call it before what the event itself changes."""
-        if self.first is None:
-            self.first = at
-        self._previous, self.last = self.last, at
-
-    def apply_run_started(self, at: float) -> None:
-        """A supervisor has started: there was none since the end, or since the event before."""
-        absent_since = self._ended_at if self._ended_at is not None else self._previous
-        if absent_since is not None:
-            self._idle_seconds += max(0.0, at - absent_since)
-        self._ended_at = None
-
-    def apply_run_ended(self, at: float) -> None:
-        """The supervisor has ended the run."""
-        self._ended_at = at
-
-    def seconds_to_last_event(self) -> float:
-        """Return the time from the first event to the last one, in seconds."""
-        return max(0.0, (self.last or 0.0) - (self.first or 0.0) - self._idle_seconds)
-
-    def seconds(self, now: float | None) -> float:
-        """Return the time of the run so far, in seconds. There must have been an event.
-
-        Args:
-            now: for a run that is live; None for the time of the last event.
-        """
-        end = self._ended_at if self._ended_at is not None else (now if now is not None else self.last)
-        assert end is not None
-        assert self.first is not None
-        return end - self.first - self._idle_seconds
-
-
 @dataclass(kw_only=True)
 class MemoryRestarts:
     """How many there were, and at which (train call, step) the last one was asked for; None without any."""
@@ -256,23 +177,6 @@ class MemoryRestarts:
         """A restart was asked for."""
         self.count += 1
         self.last = int(record["train_call"]), int(record["step"])
-
-
-@dataclass(kw_only=True)
-class Growths:
-    """Phases and callbacks that have cost more and more, as rank 0 has found: by name, how many times as
-    much as at the beginning, and the sentence.
-    """
-
-    found: dict[str, tuple[float, str]] = field(default_factory=dict)
-
-    def apply(self, record: Mapping[str, Any]) -> None:
-        """Apply a `growth_found` event."""
-        self.found[str(record["phase"])] = float(record["factor"]), str(record["sentence"])
-
-    def lines(self) -> list[str]:
-        """What was found, as sentences."""
-        return [sentence for _, sentence in self.found.values()]
 
 
 MAX_NAMED = 3
@@ -300,9 +204,8 @@ class LostCheckpoints:
         """A checkpoint could not be saved; only one that is `lost` is not tried again."""
         if not record.get("lost"):
             return
-        limit = record.get("limit")
         self._lost[int(record["train_call"]), int(record["step"])] = _Lost(
-            path=str(record["path"]), reason=str(record["reason"]), limit=int(limit) if limit else None
+            path=str(record["path"]), reason=str(record["reason"])
         )
 
     def apply_published(self, record: Mapping[str, Any]) -> None:
@@ -311,6 +214,8 @@ class LostCheckpoints:
             return
         call, step = int(record.get("train_call") or 0), int(record["step"])
         self._lost.pop((call, step), None)
+        best, keeps = str(record.get("best") or ""), record.get("keeps")
+        best_step = best.rpartition("-")[2]
         for (lost_call, lost_step), lost in list(self._lost.items()):
             if lost_call != call or lost_step >= step:
                 continue

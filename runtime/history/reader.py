@@ -156,7 +156,7 @@ def _is_directory(path: object) -> bool:
 def _journal_behind(history: History, slots: tuple[Slot | None, ...]) -> str | None:
     """Return a warning if the board shows steps that the journal lacks, as on a full disk."""
     commit = newest_commit(dict(enumerate(slots)), world_size=0)
-    if commit is None or time.time() - (history.time.last or 0.0) < JOURNAL_BEHIND_SECONDS:
+    if commit is None or time.time() - (history.wall.last or 0.0) < JOURNAL_BEHIND_SECONDS:
         return None
     # the supervisor may not have polled the newest step yet
     if (commit.train_call, commit.step) <= (history.train_call, history.step + 1):

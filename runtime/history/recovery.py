@@ -80,6 +80,11 @@ class Recovery:
     shortage: Mapping[str, Any] = field(default_factory=dict)
     """The memory that was exhausted, as in the verdict; empty if none was."""
 
+    @property
+    def counts(self) -> bool:
+        """Whether it counts against the restart budget; others are bounded by time or fallback steps."""
+        return not self.patient and self.action != Action.restart_with_plan_change
+
     @classmethod
     def of(
         cls, record: Mapping[str, Any], time: float, train_call: int, *, resuming: bool = False
@@ -184,18 +189,14 @@ class Decision:
     fresh_from: int | None = None
 
 
-def apply_action(recoveries: Sequence[Recovery], record: Mapping[str, Any]) -> bool:
-    """Apply the decision on the last fault; return whether the fault does not count against the restart
-    budget.
-    """
+def apply_action(recoveries: Sequence[Recovery], record: Mapping[str, Any]) -> None:
+    """Apply the decision on the last fault."""
     if not recoveries or recoveries[-1].action:
-        return False
+        return
     last = recoveries[-1]
     last.action, last.reason = record["action"], record.get("reason") or ""
     last.before_step, last.fresh_from = record.get("before_step"), record.get("fresh_from")
     last.patient = bool(record.get("patient"))
-    # bounded by time, or by the number of fallback steps
-    return last.patient or last.action == Action.restart_with_plan_change
 
 
 def apply_resumed(recoveries: Iterable[Recovery], call: int, step: int) -> None:

@@ -123,7 +123,7 @@ class RunStatus:
             "masked": history.masked.as_json(),
             "host_memory": _json_or_none(self.host_memory),
             "memory_trace": history.memory_trace.as_json(),
-            "growth": {name: factor for name, (factor, _) in history.growth.found.items()},
+            "growth": {name: factor for name, (factor, _) in history.growth.items()},
             "memory_restarts": history.memory_restarts.count,
             "memory_plan": history.memory.plan.model_dump(exclude_defaults=True),
         }

@@ -43,7 +43,7 @@ def summarize(state: str, history: History, exit_code: int | None = None) -> str
         faults = "no fault recovered"
     if repeated := most_repeated(history.recoveries):
         faults = f"{faults}, {repeated}"
-    trained = history.train_call > 0 or history.step > 0
+    trained = history.counts_steps
     if history.no_trainer.seen and not trained and (exit_code is None or state in ("finished", "stopped")):
         restarts = sum(recovery.action.startswith("restart") for recovery in history.recoveries)
         return no_trainer_script.summarize(

@@ -38,11 +38,27 @@ class WallStates:
     """Seconds by state, up to the last event that has decided on a state. Times are of the wall clock."""
 
     seconds: dict[WallState, float] = field(default_factory=lambda: dict.fromkeys(WallState, 0.0))
-    _assigned_to: float | None = None
-    _last_event: float = 0.0
+    first: float | None = None
+    """Time of the first event."""
+    last: float | None = None
+    """Time of the last event."""
+    _assigned_to: float = 0.0
     _state: WallState | None = WallState.startup
     """The state of the time since; None inside a step, which is known at its end."""
     _saving_seconds: float = 0.0
+
+    def elapsed_seconds(self, now: float | None = None) -> float:
+        """Return the time of the run so far, without the time in which no supervisor ran.
+
+        Args:
+            now: for a run that is live; None for the time of the last event.
+        """
+        if self.first is None or self.last is None:
+            return 0.0
+        end = self.last if now is None else now
+        if self._state is WallState.stopped:
+            end = self._assigned_to
+        return max(0.0, end - self.first - self.seconds[WallState.stopped])
 
     def apply(self, record: Mapping[str, Any], time: float, best: tuple[int, int]) -> None:
         """Apply an event.
@@ -52,14 +68,14 @@ class WallStates:
             best: the furthest (train call, step) that was committed before it.
         """
         event = record["event"]
-        if self._assigned_to is None:
-            self._assigned_to = time
+        before, self.last = self.last, time
+        if before is None:
+            self.first = self._assigned_to = time
         elif event == "run_started":
-            self._assign(self._last_event)
+            self._assign(before)
             self._enter(WallState.stopped)
             self._assign(time)
             self._enter(WallState.startup)
-        self._last_event = time
         if event == "attempt_started":
             self._assign(time)
             if self._state is not WallState.recovery:
@@ -93,7 +109,6 @@ class WallStates:
 
     def _assign(self, until: float, step: WallState = WallState.redone) -> None:
         """Assign the time until now to the present state; inside a step, to `step` and to its saves."""
-        assert self._assigned_to is not None
         seconds = max(0.0, until - self._assigned_to)
         self._assigned_to = max(until, self._assigned_to)
         if self._state is not None:

@@ -69,7 +69,7 @@ class HangMonitor:
         self._board = board
         self._awaited_shown = (None, -math.inf)
         self._step = StepClock(self.detector.settings, time.monotonic())
-        self.detector.phase_durations.earlier_attempts = self._history.phases.durations()
+        self.detector.phase_durations.earlier_attempts = dict(self._history.phases)
         self.detector.begin_attempt(board, attempt.local_rank_of, pids, attempt.sockets, attempt.world_size)
 
     def poll(self, slots: Mapping[int, Slot | None]) -> HangFinding | None:

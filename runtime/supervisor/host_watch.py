@@ -190,7 +190,7 @@ def suspected(sample: HostSample | None, history: History) -> str | None:
     """
     if sample is None or history.supervisors == 0 or history.exit_code is not None:
         return None
-    if abs((history.time.last or 0.0) - sample.at) > RECENT_SECONDS:
+    if abs((history.wall.last or 0.0) - sample.at) > RECENT_SECONDS:
         return None
     before, after = sample.kills, sample.kills_at_end
     killed = None if before is None or after is None else max(0, after - before)

@@ -313,7 +313,7 @@ def start_of(history: History) -> str:
     calls, own = history.calls, history.no_trainer
     trained = history.best_position > (0, 0)  # although its calls may not be known on this node
     if not len(calls) and not trained and own.seen:
-        return own.restart(history.time.last or 0.0)
+        return own.restart(history.wall.last or 0.0)
     if not len(calls):
         return "from the checkpoint that rank 0 chooses" if trained else "from the start of the script"
     call = calls.interrupted

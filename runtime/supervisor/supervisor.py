@@ -93,7 +93,7 @@ class Supervisor:
         self._follow_output = follow_output
         self._live = LiveHistory(run.journal, config.run_id, on_rank_event=self._on_rank_event, log=log)
         self.history = self._live.history
-        self.run_started_at = self.history.time.first or time.time()
+        self.run_started_at = self.history.wall.first or time.time()
         self._reporter = Reporter(self._live, str(run.path), notify)
         with contextlib.suppress(RunDirectoryError):  # there is none, or of another version
             self._count_ranks(Board.open(run.board))

@@ -109,21 +109,3 @@ def test_markdown_and_json_are_printed_or_written(here: Path, capsys: Captured) 
     assert capsys.readouterr().out == "report.json\n"
     assert json.loads((here / "report.json").read_text())["run_id"] == "night"
     assert not (here / "runs" / "night" / "report.html").exists()
-
-
-def test_what_makes_steps_slower_is_on_the_page_and_in_the_status(
-    run: RunDirectory, capsys: Captured
-) -> None:
-    """With the sentence that was printed."""
-    Journal(run.journal, "night").write(
-        "growth_found",
-        rank=0,
-        step=900,
-        phase="Scan.on_log",
-        factor=1.5,
-        sentence="callback Scan.on_log takes",
-    )
-    assert main(["report"]) == 0
-    assert "callback Scan.on_log takes" in Path(capsys.readouterr().out.strip()).read_text()
-    assert main(["status", "night"]) == 0
-    assert "callback Scan.on_log takes" in capsys.readouterr().out

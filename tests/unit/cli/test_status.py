@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +19,9 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def run(here: Path) -> RunDirectory:
+def run(run: RunDirectory) -> RunDirectory:
     """A run that gave up in step 8."""
-    directory = RunDirectory(path=here / "runs" / "night")
-    directory.create()
-    directory.write_run({"run_id": "night"})
-    journal = Journal(directory.journal, "night")
+    journal = Journal(run.journal, "night")
     journal.write("run_started")
     journal.attempt = 0
     journal.write("attempt_started")
@@ -36,7 +31,7 @@ def run(here: Path) -> RunDirectory:
         "incident", step=7, cause="signal", culprit=1, signature="s", incident="incidents/0001-signal"
     )
     journal.write("action", action="stop")
-    return directory
+    return run
 
 
 def write(run: RunDirectory, event: str, **fields: Any) -> None:
@@ -85,14 +80,7 @@ def test_json_output_is_one_object(run: RunDirectory, capsys: Captured) -> None:
     assert shown.err == ""
 
 
-def test_a_run_whose_supervisor_vanished_is_unknown(run: RunDirectory, capsys: Captured) -> None:
-    """The last state in the journal does not matter."""
-    main(["status", "--json"])
-    assert json.loads(capsys.readouterr().out)["state"] == "unknown"
-    main(["status"])
-    assert capsys.readouterr().out.startswith("Unknown")
-
-
+@pytest.mark.usefixtures("owned")
 def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys: Captured) -> None:
     """While a supervisor is alive."""
     journal = Journal(run.journal, "night")
@@ -103,7 +91,6 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
     for step in range(1, 9):
         journal.write("step_committed", step=step, train_call=1, committed_at=now + 2.0 * step)
     journal.write("state_changed", to="running")
-    lock = run.acquire()
     board = Board.create(run.board, 2)
     writer = board.writer(0, rank=0, pid=17, attempt=1)
     writer.state, writer.step = RankState.training, 8
@@ -136,7 +123,6 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
     )
     assert "step        8 of 100, 2.00 s/step" in lines
     main(["status", "--json"])
-    os.close(lock)
     value = json.loads(capsys.readouterr().out)
     waiting = value["waiting"]
     assert (waiting["rank"], waiting["phase"], waiting["callback"]) == (1, "reward", None)
@@ -147,27 +133,24 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
     assert value["ranks"][0]["memory"]["phases"]["optimizer"]["peak_allocated_bytes"] == 70 * 2**30
 
 
+@pytest.mark.usefixtures("owned")
 def test_a_rank_that_has_not_started_is_not_called_unobservable(run: RunDirectory, capsys: Captured) -> None:
     """Fresh interpreters import for many seconds."""
     write(run, "state_changed", to="starting")
-    lock = run.acquire()
     Board.create(run.board, 1)
     main(["status"])
-    os.close(lock)
     assert "  local rank 0: has not started yet" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "finished"), (75, "stopped")])
 def test_a_script_without_a_trainer_is_not_at_a_step(
-    here: Path, capsys: Captured, code: int, state: str
+    run: RunDirectory, capsys: Captured, code: int, state: str
 ) -> None:
     """No step 0, no checkpoint that is still to come, and nothing that cannot be recovered from."""
-    directory = RunDirectory(path=here / "runs" / "plain")
-    directory.create()
-    directory.write_run({"run_id": "plain"})
-    write(directory, "run_started")
-    write(directory, "run_ended", exit_code=code, sentence="")
-    assert main(["status", "plain"]) == 0
+    run.journal.unlink()
+    write(run, "run_started")
+    write(run, "run_ended", exit_code=code, sentence="")
+    assert main(["status", "night"]) == 0
     shown = capsys.readouterr().out
     assert f"state       {state}" in shown
     assert "none counted" in shown
@@ -196,6 +179,13 @@ def test_a_memory_plan_is_shown_where_there_is_one(run: RunDirectory, capsys: Ca
     assert "micro-batch=4" in capsys.readouterr().out
     main(["status", "night", "--json"])
     assert json.loads(capsys.readouterr().out)["memory_plan"] == {"micro_batch_divisor": 4}
+
+
+def test_what_makes_steps_slower_is_shown(run: RunDirectory, capsys: Captured) -> None:
+    """With the sentence that was printed."""
+    write(run, "growth_found", rank=0, step=9, phase="Scan.on_log", factor=1.5, sentence="callback Scan")
+    assert main(["status", "night"]) == 0
+    assert "  callback Scan" in capsys.readouterr().out.splitlines()
 
 
 def test_findings_of_the_memory_trace_are_listed(run: RunDirectory, capsys: Captured) -> None:

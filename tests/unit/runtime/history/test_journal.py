@@ -27,8 +27,8 @@ JSON = st.recursive(
 )
 
 
-def test_every_line_has_the_common_keys(journal: Journal, events: Events) -> None:
-    """The seven keys that every line has, then the fields of the event."""
+def test_every_line_has_the_common_keys(journal: Journal, tmp_path: Path, events: Events) -> None:
+    """The seven keys that every line has, then the fields of the event. Only the owner can read them."""
     journal.write("step_logged", rank=1, step=7, reward=0.5)
     assert events() == [
         {
@@ -36,6 +36,7 @@ def test_every_line_has_the_common_keys(journal: Journal, events: Events) -> Non
             "event": "step_logged", "reward": 0.5,
         }
     ]  # fmt: skip
+    assert stat.S_IMODE((tmp_path / "journal.jsonl").stat().st_mode) == 0o600
 
 
 @given(value=JSON)
@@ -91,19 +92,6 @@ def test_the_length_of_a_line_is_bounded(journal: Journal, tmp_path: Path, event
     assert record["truncated_bytes"] > MAX_LINE_BYTES
 
 
-def test_the_file_has_mode_0600(journal: Journal, tmp_path: Path) -> None:
-    """Only the owner can read it."""
-    journal.write("run_started")
-    assert stat.S_IMODE((tmp_path / "journal.jsonl").stat().st_mode) == 0o600
-
-
-def test_opening_again_appends(journal: Journal, tmp_path: Path, events: Events) -> None:
-    """A new supervisor continues the journal of the last one."""
-    journal.write("run_started")
-    Journal(tmp_path / "journal.jsonl", "run-1").write("run_started")
-    assert [record["event"] for record in events()] == ["run_started", "run_started"]
-
-
 def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
     """Each line is one write to a file opened with O_APPEND."""
     path = tmp_path / "journal.jsonl"
@@ -123,16 +111,6 @@ def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
     assert all(set(record["text"]) == {str(record["rank"])} for record in records)
     for rank in range(4):
         assert [record["step"] for record in records if record["rank"] == rank] == list(range(200))
-
-
-def test_a_reader_yields_each_event_once(journal: Journal, tmp_path: Path) -> None:
-    """Each call yields only the events appended since the last one."""
-    reader = JournalReader(tmp_path / "journal.jsonl")
-    journal.write("run_started")
-    assert [record["event"] for record in reader.new()] == ["run_started"]
-    assert list(reader.new()) == []
-    journal.write("run_ended")
-    assert [record["event"] for record in reader.new()] == ["run_ended"]
 
 
 def test_a_partial_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
@@ -187,33 +165,21 @@ def test_a_failing_disk_loses_events_and_raises_nothing(
     assert [record["text"] for record in events()] == ["kept"]
 
 
-def test_a_truncated_event_is_lost_and_the_next_is_not(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch, events: Events
+@pytest.mark.parametrize("other", [False, True])
+def test_a_truncated_event_is_lost_and_the_next_ones_are_not(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: Events, other: bool
 ) -> None:
-    """The last block of a full disk holds a part of the line."""
+    """The last block of a full disk holds a part of the line, of this process or of another one."""
+    first = Journal(tmp_path / "journal.jsonl", "run-1") if other else journal
     write = os.write
     with monkeypatch.context() as nearly_full:
         nearly_full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
-        assert not journal.write("warning", text="cut")
-    assert journal.lost == 1
+        assert not first.write("warning", text="cut")
+    assert first.lost == 1
     assert journal.write("warning", text="whole")
-    assert journal.write("warning", text="whole too")
+    assert first.write("warning", text="whole too")
     assert [record["text"] for record in events()] == ["whole", "whole too"]
-    assert journal.lost == 1
-
-
-def test_a_line_truncated_by_another_process_loses_no_other(
-    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: Events
-) -> None:
-    """A rank fills the disk; the supervisor writes first when there is space again."""
-    rank = Journal(tmp_path / "journal.jsonl", "run-1")
-    write = os.write
-    with monkeypatch.context() as nearly_full:
-        nearly_full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
-        assert not rank.write("warning", text="cut")
-    assert journal.write("warning", text="kept")
-    assert rank.write("warning", text="kept too")
-    assert [record["text"] for record in events()] == ["kept", "kept too"]
+    assert first.lost == 1
 
 
 def test_a_line_without_its_newline_is_not_lost(

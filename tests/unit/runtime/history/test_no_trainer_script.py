@@ -12,6 +12,8 @@ from grpo_run.runtime.history.summary import summarize as summarize_run
 
 NOW = 1180.0
 ANEW = "The same command runs the script from the beginning; nothing is saved."
+AGAIN = "No Trainer and no loop: a restart runs the script from the beginning; nothing is saved."
+UNCOUNTED = "The script used no Trainer and no loop, so no steps were counted."
 SAVED = (
     "the script's own checkpoints: last saved in out/a 3 min ago; whether it resumes from them is up to the"
     " script"
@@ -89,36 +91,10 @@ def test_a_stop_with_code_0_leaves_a_run_that_is_not_finished() -> None:
 @pytest.mark.parametrize(
     ("state", "code", "restarts", "sentence"),
     [
-        (
-            "running",
-            None,
-            0,
-            (
-                "Running. No Trainer and no loop: a restart runs the script from the beginning; nothing is"
-                " saved."
-            ),
-        ),
-        (
-            "running",
-            None,
-            2,
-            (
-                "Running after 2 restarts. No Trainer and no loop: a restart runs the script from the"
-                " beginning; nothing is saved."
-            ),
-        ),
-        (
-            "finished",
-            0,
-            0,
-            "Finished, no faults. The script used no Trainer and no loop, so no steps were counted.",
-        ),
-        (
-            "finished",
-            0,
-            1,
-            "Finished after 1 restart. The script used no Trainer and no loop, so no steps were counted.",
-        ),
+        ("running", None, 0, f"Running. {AGAIN}"),
+        ("running", None, 2, f"Running after 2 restarts. {AGAIN}"),
+        ("finished", 0, 0, f"Finished, no faults. {UNCOUNTED}"),
+        ("finished", 0, 1, f"Finished after 1 restart. {UNCOUNTED}"),
         ("stopped", 93, 0, f"Stopped. {ANEW}"),
         ("stopped", 0, 1, f"Stopped after 1 restart: the script returned 0. {ANEW}"),
         ("unknown", None, 0, f"Unknown: the supervisor exited without ending the run. {ANEW}"),

@@ -16,7 +16,6 @@ from grpo_run.runtime.history import reader
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.processes.identity import own_identity
 from grpo_run.watchdog.observation import Phase, RankState
 
 
@@ -147,13 +146,6 @@ def test_a_snapshot_is_shown_only_while_its_memory_exists(run: RunDirectory, exi
     assert RunReader(run).read().as_json()["snapshot_step"] == (8 if exists else None)
 
 
-def test_a_journal_with_a_truncated_line_is_read(run: RunDirectory) -> None:
-    """The supervisor may have been killed while it wrote."""
-    with open(run.journal, "ab") as file:
-        file.write(b'{"time": 1, "event": "step_com')
-    assert RunReader(run).read().history.step == 8
-
-
 @pytest.mark.parametrize(
     ("committed", "silent_seconds", "behind"), [(40, 60.0, True), (9, 60.0, False), (40, 1.0, False)]
 )
@@ -173,13 +165,3 @@ def test_steps_that_the_journal_lacks_are_reported(
     assert ("journal is behind" in found.sentence) is behind
     assert (f"step {committed}" in found.sentence) is behind
     assert "step 8 of 100" in found.sentence
-
-
-def test_the_board_of_another_machine_is_not_shown(owned: RunDirectory) -> None:
-    """What this machine sees of it may be old, and its clock is another. The run is alive."""
-    Board.create(owned.board, 1).writer(0, rank=0, pid=1, attempt=1)
-    identity = {**vars(own_identity()), "namespace": "another-boot pid:[1]"}
-    owned.lock.write_text(f"{os.getpid()}\n{json.dumps(identity)}\n")
-    status = RunReader(owned).read()
-    assert status.slots == ()
-    assert (status.state, status.supervisor_pid) == ("running", os.getpid())

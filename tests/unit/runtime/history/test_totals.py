@@ -60,7 +60,7 @@ def test_a_record_of_another_version_is_unreadable_and_changes_nothing() -> None
     for fields in ({}, {"counts": {}, "phases": {"sleep": {"counts": [], "sum_seconds": 0.0}}}):
         history.apply(header | fields)
     assert history.unreadable == 2
-    assert history.time.first is None
+    assert history.wall.first is None
     assert history.ranks == RankTotals()
 
 

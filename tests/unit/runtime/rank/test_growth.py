@@ -127,8 +127,7 @@ def test_growth_is_journaled_printed_and_in_the_history(
     assert found["grew"][0].endswith("(most in 1)")
     assert session.notified == [found["sentence"]]
     history = History.of(events())
-    assert history.growth.lines() == [found["sentence"]]
-    assert history.growth.found["forward_backward"][0] == found["factor"]
+    assert history.growth == {"forward_backward": (found["factor"], found["sentence"])}
     assert history.unreadable == 0
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.progress import WallTime
+from grpo_run.runtime.history.wall_states import WallStates
 from grpo_run.runtime.supervisor.host_watch import RECENT_SECONDS, suspected
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse
 
@@ -23,7 +23,7 @@ def history(**changes: object) -> History:
     fields: dict[str, object] = {
         "supervisors": 1,
         "exit_code": None,
-        "time": WallTime(last=1001.0),
+        "wall": WallStates(last=1001.0),
         **changes,
     }
     return History(**fields)  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def test_a_silent_end_while_memory_was_short_is_reported_as_probable() -> None:
         {"supervisors": 0},
         {"exit_code": 75},
         {"exit_code": 93},
-        {"time": WallTime(last=1001.0 + RECENT_SECONDS)},
+        {"wall": WallStates(last=1001.0 + RECENT_SECONDS)},
     ],
 )
 def test_an_end_in_order_or_another_time_is_not_reported(changes: dict[str, object]) -> None:

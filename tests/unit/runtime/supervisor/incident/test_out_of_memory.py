@@ -11,10 +11,11 @@ from support.builders.runtime.incident_scene import Scene, exited, stall, victim
 
 from grpo_run.runtime.supervisor.incident import IncidentContext, investigate
 from grpo_run.watchdog.causes import Cause
+from grpo_run.watchdog.observation import Phase
 
 OUT_OF_MEMORY = {
     "type": "OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 2.00 GiB.", "traceback": "",
-    "location": None, "wall_time": 2.0, "phases": ["generate"],
+    "location": None, "wall_time": 2.0, "phases": [Phase.generate],
     "chain": [{"types": ["torch.OutOfMemoryError"],
     "message": "CUDA out of memory. Tried to allocate 2.00 GiB."}],
 }  # fmt: skip
