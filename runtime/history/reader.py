@@ -18,7 +18,7 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import JournalReader
 from grpo_run.runtime.history.progress import newest_commit
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.status import RunStatus, read_late_ranks, read_memory, read_phases
+from grpo_run.runtime.history.status import RunStatus, observe, read_memory
 from grpo_run.runtime.history.summary import summarize
 from grpo_run.runtime.memory.host_last_sample import read_last_sample
 from grpo_run.runtime.processes.identity import ProcessIdentity
@@ -106,7 +106,8 @@ class RunReader:
         fields = run.read_run()
         history = self.history()
         supervisor = run.supervisor()
-        if supervisor is None and not _is_directory(fields.get("snapshot_directory")):
+        memory = fields.get("snapshot_directory")
+        if supervisor is None and not (memory and Path(memory).is_dir()):
             history.snapshot_step = None  # its memory was freed, or the machine has been started again
         observed: dict[str, Any] = {}
         # pages of a board on another machine are as old as this machine's cache, and its clock is another
@@ -114,14 +115,7 @@ class RunReader:
             observed["host_memory"] = read_last_sample(run.host_memory)
             with contextlib.suppress(RunDirectoryError):
                 board = Board.open(run.board)
-                slots = tuple(board.read_all())
-                observed |= {
-                    "slots": slots,
-                    "awaited": board.read_awaited(),
-                    "late_ranks": read_late_ranks(board, slots),
-                    "memory": read_memory(board),
-                    "phases": read_phases(board),
-                }
+                observed |= observe(board) | {"awaited": board.read_awaited()}
         state = history.state
         if supervisor is None and history.exit_code is None:
             state = "unknown"
@@ -147,10 +141,6 @@ def _elsewhere(supervisor: ProcessIdentity | None) -> str | None:
         f"Its supervisor is on another machine ({supervisor.host or 'unknown'}), where `grpo-run status`"
         " shows the ranks."
     )
-
-
-def _is_directory(path: object) -> bool:
-    return isinstance(path, str) and Path(path).is_dir()
 
 
 def _journal_behind(history: History, slots: tuple[Slot | None, ...]) -> str | None:

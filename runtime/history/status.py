@@ -182,23 +182,19 @@ def live_status(
         run: its id; the state of its lifecycle; how it has ended, empty before.
         history: of the run.
         board: of the run.
-        complete: with the memory of the ranks and those that are late, which costs most.
+        complete: as of `observe`.
         observed: further fields of the status.
     """
     run_id, state, sentence = run
     # once the run has ended, its exit code says how, also if the supervisor failed on the way
     state = history.state if history.exit_code is not None else state
-    slots = tuple(board.read_all())
     return RunStatus(
         run_id=run_id,
         state=state,
         sentence=sentence or summarize(state, history),
         history=history,
-        slots=slots,
-        memory=read_memory(board) if complete else (),
-        phases=read_phases(board) if complete else (),
-        late_ranks=read_late_ranks(board, slots) if complete else (),
         supervisor_pid=os.getpid(),
+        **observe(board, complete=complete),
         **observed,
     )
 
@@ -208,11 +204,22 @@ def read_memory(board: Board) -> tuple[RankMemory | None, ...]:
     return tuple(board.rank_memory(local_rank) for local_rank in range(board.slots))
 
 
-def read_phases(board: Board) -> tuple[Mapping[Phase, Histogram], ...]:
-    """Return how long phases took in this attempt, by local rank; nothing of a truncated board."""
-    if not board.has_full_size:
-        return ()
-    return tuple(board.histograms(local_rank) for local_rank in range(board.slots))
+def observe(board: Board, *, complete: bool = True) -> dict[str, Any]:
+    """Return the fields of a status that a board has; of a truncated one, nothing of the phases.
+
+    Args:
+        complete: with the memory of the ranks, their phases, and those that are late, which costs most.
+    """
+    slots = tuple(board.read_all())
+    if not complete:
+        return {"slots": slots}
+    histograms = (board.histograms(local_rank) for local_rank in range(board.slots))
+    return {
+        "slots": slots,
+        "memory": read_memory(board),
+        "phases": tuple(histograms) if board.has_full_size else (),
+        "late_ranks": read_late_ranks(board, slots),
+    }
 
 
 def read_counts(board: Board) -> Iterator[dict[str, Any]]:
