@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
+from grpo_run.cli.removal import remove_folder
 from grpo_run.cli.text import print_table
 from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.checkpoints.listing import (
     RENAMED_STATES,
     CheckpointEntry,
     CheckpointState,
-    find_output_directories,
     list_checkpoints,
     select_prunable,
 )
-from grpo_run.runtime.checkpoints.manifest import remove_manifest
-from grpo_run.runtime.checkpoints.publishing import clean_partial_directories, is_abandoned
+from grpo_run.runtime.checkpoints.publishing import is_abandoned
 from grpo_run.runtime.checkpoints.search import output_directory_of, step_of
-from grpo_run.runtime.errors import ConfigError, RunDirectoryError, UsageError
-from grpo_run.runtime.history.journal import read_journal
+from grpo_run.runtime.errors import ConfigError, UsageError
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.watchdog.text import size_text
 
 EXIT_BAD = 1
@@ -93,16 +91,11 @@ def find_directories(target: str | None) -> list[Path]:
         path = Path(target)
         if path.is_dir() and not (path / "run.json").is_file():
             return [path]
-    try:
-        run = find_run(target)
-    except RunDirectoryError as error:
-        if target is None:
-            raise
-        raise RunDirectoryError(f"{target} is neither a directory nor a run") from error
-    places = find_output_directories(read_journal(run.journal))
-    if not places:
+    run = find_run(target)
+    history = RunReader(run).history()
+    if history.checkpoint is None:
         raise UsageError(f"run {run.path.name} has published no checkpoint yet")
-    return places
+    return [Path(path) for path in history.calls.output_directories]
 
 
 def _show(entries: Sequence[CheckpointEntry], *, as_json: bool) -> None:
@@ -165,7 +158,7 @@ def _prune(directories: Sequence[Path], options: argparse.Namespace) -> int:
         )
         if entry.state is not CheckpointState.partial or is_abandoned(entry.path)
     ]
-    remaining = [entry for entry in selected if options.yes and not _delete(entry)]
+    remaining = [entry for entry in selected if options.yes and remove_folder(entry.path)]
     deleted = [entry for entry in selected if options.yes and entry not in remaining]
     if options.json:
         value = {
@@ -200,17 +193,3 @@ def _best(entries: Sequence[CheckpointEntry]) -> set[str]:
         if isinstance(best, str):
             names.add(Path(best).name)
     return names
-
-
-def _delete(entry: CheckpointEntry) -> bool:
-    """Delete a checkpoint, unless a process is writing it; returns whether it is deleted."""
-    if entry.state is CheckpointState.partial:
-        clean_partial_directories(entry.path.parent)
-        return not entry.path.exists()
-    try:
-        if entry.state is CheckpointState.published:
-            remove_manifest(entry.path)  # first, so that an interrupted deletion leaves no checkpoint
-        shutil.rmtree(entry.path)
-    except OSError:
-        return not entry.path.exists()
-    return True

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.removal import areas_of, remove_run
+from grpo_run.cli.removal import areas_of, remove_folder, remove_run
 from grpo_run.runtime import leftovers
 from grpo_run.runtime.catalog import RunEntry, links_of, read_runs, run_directories
-from grpo_run.runtime.checkpoints.listing import CheckpointEntry, find_output_directories, list_checkpoints
+from grpo_run.runtime.checkpoints.listing import CheckpointEntry, list_checkpoints
 from grpo_run.runtime.checkpoints.manifest import read_manifest
-from grpo_run.runtime.checkpoints.publishing import clean_partial_directories, is_abandoned
+from grpo_run.runtime.checkpoints.publishing import is_abandoned
 from grpo_run.runtime.errors import CheckpointError, ConfigError, RunDirectoryError
 from grpo_run.runtime.history import checkpoint_backups
-from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.leftovers import KeptMemory, Leftover
@@ -142,7 +139,12 @@ def _named_by(areas: Sequence[AreaEntry], known: Sequence[Path]) -> list[Path]:
 def _renamed_checkpoints(runs: Sequence[RunEntry]) -> list[CheckpointEntry]:
     """The checkpoints in output directories of dead runs to which no live run writes."""
     directories = {
-        live: {path.resolve() for run in runs if run.live is live for path in _output_directories(run)}
+        live: {
+            Path(path).resolve()
+            for run in runs
+            if run.live is live and run.status is not None
+            for path in run.status.history.calls.output_directories
+        }
         for live in (False, True)
     }
     return [
@@ -151,10 +153,6 @@ def _renamed_checkpoints(runs: Sequence[RunEntry]) -> list[CheckpointEntry]:
         if directory.is_dir()
         for entry in list_checkpoints(directory)
     ]
-
-
-def _output_directories(run: RunEntry) -> list[Path]:
-    return find_output_directories(read_journal(run.directory.journal)) if run.status is not None else []
 
 
 def _run_of(checkpoint: Path) -> str | None:
@@ -170,80 +168,45 @@ def free(leftover: Leftover, *, disks_are_mounted: bool = False) -> str | None:
     Args:
         disks_are_mounted: as of `find_leftovers`.
     """
-    if leftover.kind == "run":
-        try:
+    try:
+        if leftover.kind == "run":
             remove_run(RunDirectory(path=leftover.path))
-        except RunDirectoryError as error:
-            return str(error)
-        return None
-    if leftover.kind == "checkpoint":
-        return _delete(leftover.path)
-    if leftover.kind == "target":
+            return None
+        if leftover.kind == "checkpoint":
+            return remove_folder(leftover.path)
+        if leftover.kind == "memory":
+            if leftover.written_first:
+                return _write_and_free(leftover.path)
+            reasons: list[str] = []
+            freed = remove_area(leftover.path, reasons.append, disks_are_mounted=disks_are_mounted)
+            return None if freed is not None else reasons[0]
         assert leftover.run is not None
-        return _withdraw(leftover.run, leftover.path)
-    if leftover.kind == "backup":
-        assert leftover.run is not None
-        return _put_back_and_delete(leftover.run, leftover.path)
-    reasons: list[str] = []
-    if leftover.written_first:
-        return _write_and_free(leftover.path)
-    freed = remove_area(leftover.path, reasons.append, disks_are_mounted=disks_are_mounted)
-    return None if freed is not None else reasons[0]
-
-
-def _delete(path: Path) -> str | None:
-    if path.name.startswith("."):
-        clean_partial_directories(path.parent)
-        return None if not path.exists() else "a process is writing it"
-    return _remove_tree(path)
-
-
-def _withdraw(run: RunDirectory, file: Path) -> str | None:
-    """Remove the announced address of a run, unless it has been launched again."""
-    lock = None
-    try:
-        if run.path.is_dir():
-            lock = run.acquire()
-        file.unlink(missing_ok=True)
-    except (RunDirectoryError, OSError) as error:
+        # the run may have been launched again; one that is gone has no lock
+        with leftover.run.locked() if leftover.run.path.is_dir() else nullcontext():
+            if leftover.kind == "backup":
+                return _put_back_and_delete(leftover.run, leftover.path)
+            leftover.path.unlink(missing_ok=True)
+            return None
+    except RunDirectoryError as error:
         return str(error)
-    finally:
-        if lock is not None:
-            os.close(lock)
-    return None
-
-
-def _remove_tree(path: Path) -> str | None:
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        return None
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
-    return None
 
 
 def _put_back_and_delete(run: RunDirectory, path: Path) -> str | None:
     """Put back checkpoints that exist only as these links, as the next supervisor would, and delete the
-    links.
+    links. The run is locked.
     """
-    try:
-        lock = run.acquire()
-    except RunDirectoryError as error:
-        return str(error)
-    try:
-        status = RunReader(run).read()
-        for links in (links for links in links_of(run, status) if links.path == path):
-            if links.missing:
-                checkpoint_backups.put_back(run.checkpoint_backups, status.run_id, links.output_dir)
-                left = [one for one in links_of(run, status) if one.path == path and one.missing]
-                if left:
-                    return f"{left[0].missing[0]} could not be put back in {links.output_dir}"
-        problem = _remove_tree(path)
-        with suppress(OSError):  # other links are in it
-            run.checkpoint_backups.rmdir()
-    finally:
-        os.close(lock)
+    status = RunReader(run).read()
+    for links in (links for links in links_of(run, status) if links.path == path):
+        if links.missing:
+            checkpoint_backups.put_back(run.checkpoint_backups, status.run_id, links.output_dir)
+            left = [one for one in links_of(run, status) if one.path == path and one.missing]
+            if left:
+                return f"{left[0].missing[0]} could not be put back in {links.output_dir}"
+    problem = remove_folder(path)
+    with suppress(OSError):  # other links are in it
+        run.checkpoint_backups.rmdir()
     return problem
 
 
@@ -256,19 +219,12 @@ def _write_and_free(area: Path) -> str | None:
     if owner is None:
         return "it is gone"
     run = RunDirectory(path=owner.directory)
-    try:
-        lock = run.acquire()
-    except RunDirectoryError as error:
-        return str(error)
-    try:
+    with run.locked():
         found = staging.find(run, owner.run_id)
         if found is None or found.path != area:
             if found is not None:
                 os.close(found.lock)
             return "its run uses other memory now"
         reasons: list[str] = []
-        history = History.of(read_journal(run.journal))
-        staging.write_kept_checkpoints(found, run, owner.run_id, history, reasons.append)
-    finally:
-        os.close(lock)
+        staging.write_kept_checkpoints(found, run, owner.run_id, RunReader(run).history(), reasons.append)
     return None if not area.exists() else "; ".join(reasons) or "its snapshots could not be written to disk"

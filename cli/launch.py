@@ -22,7 +22,7 @@ from grpo_run.cli.launching.preflight import check_first
 from grpo_run.cli.launching.stop_signals import after_end, note_signals, stop_signals
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, UsageError
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.journal import read_journal
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.recovery import fails_to_resume
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.imported_files import renew_record
@@ -48,7 +48,7 @@ def run(launch: LaunchCommand) -> int:
     code = _run(launch)
     config = launch.config
     if code == EXIT_GAVE_UP and config.may_start_over and not after_end:
-        history = History.of(read_journal(RunDirectory(path=config.run_directory).journal))
+        history = RunReader(RunDirectory(path=config.run_directory)).history()
         of_this_launch = len(history.recoveries) > history.recoveries_at_start
         if of_this_launch and fails_to_resume(history.recoveries):
             for number in stop_signals() - ignored:
@@ -96,7 +96,7 @@ def _run(launch: LaunchCommand) -> int:
         changed = directory.create()
         if changed is not None:
             print(f"grpo-run: {changed}", file=sys.stderr)
-        stack.callback(os.close, directory.acquire())
+        stack.enter_context(directory.locked())
         withdraw_target(directory.path, targets_folder())  # of a launch that was killed
         stack.callback(withdraw_target, directory.path, targets_folder())
         try:
@@ -128,7 +128,7 @@ def _report_failure(launch: LaunchCommand, directory: RunDirectory, error: Excep
 
 def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listener: Listener | None) -> int:
     config = launch.config
-    history = History.of(read_journal(directory.journal))
+    history = RunReader(directory).history()
     if history.completed and (code := _write_the_rest(config.run_id, directory, history)) is not None:
         return code
     inputs = inputs_of(config, launch.script)

@@ -16,8 +16,9 @@ from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.errors import CheckpointError, RunDirectoryError, UsageError
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.journal import JournalReader, read_journal
+from grpo_run.runtime.history.journal import JournalReader
 from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
+from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory, supervisor_to_ask
 
 EXIT_NOT_SAVED = 1
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError(f"--wait {seconds:g}: give a number of seconds above 0")
     run = find_run(options.run)
     supervisor_to_ask(run)
-    own = History.of(read_journal(run.journal)).no_trainer
+    own = RunReader(run).history().no_trainer
     if own.current:
         print(_nothing_can_be_saved(own))
         return EXIT_NOT_SAVED

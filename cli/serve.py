@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.runtime.catalog import find_run
+from grpo_run.runtime.catalog import find_run, newest_run
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory
 from grpo_run.runtime.registry import token_file
@@ -85,9 +85,8 @@ def find(name: str | None) -> tuple[Path, RunDirectory]:
         RunDirectoryError: there is no such run.
     """
     folder = Path(name) if name is not None else DEFAULT_ROOT
-    runs = sorted(folder.glob("*/run.json"), key=lambda file: file.stat().st_mtime)
-    if runs and not (folder / "run.json").is_file():
-        return folder, RunDirectory(path=runs[-1].parent)
+    if not (folder / "run.json").is_file() and (newest := newest_run(folder)) is not None:
+        return folder, newest
     return DEFAULT_ROOT, find_run(name)
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import tree_bytes
-from grpo_run.runtime.history import run_directory
-from grpo_run.runtime.history.checkpoint_backups import BackupFolder, find_backups, output_directories
+from grpo_run.runtime.history.checkpoint_backups import BackupFolder, find_backups
 from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory
 from grpo_run.runtime.history.status import RunStatus
@@ -135,7 +134,7 @@ def _read(directory: RunDirectory, sizes: Mapping[Path, int]) -> RunEntry:
 
 def links_of(directory: RunDirectory, status: RunStatus) -> list[BackupFolder]:
     """Return the links to checkpoints that the last start of a run has left."""
-    return find_backups(directory.checkpoint_backups, status.run_id, output_directories(status.history.calls))
+    return find_backups(directory.checkpoint_backups, status.run_id, status.history.calls.output_directories)
 
 
 def _size_bytes(directory: RunDirectory, backups: Iterable[BackupFolder]) -> int:
@@ -148,26 +147,35 @@ def _size_bytes(directory: RunDirectory, backups: Iterable[BackupFolder]) -> int
     return sum(own) + sum(beside)
 
 
-def find_run(name: str | None) -> RunDirectory:
+def find_run(name: str | None, root: Path = DEFAULT_ROOT) -> RunDirectory:
     """Return the run that a command refers to, by its directory or its id.
 
     Args:
-        name: a run directory or a run id, in `runs/` or in the registry; None for the newest run in `runs/`.
+        name: a run directory or a run id, in `root` or in the registry; None for the newest run in `root`.
+        root: the folder that contains runs.
 
     Raises:
         RunDirectoryError: there is no such run, or several.
     """
-    try:
-        return run_directory.find_run(name)
-    except RunDirectoryError:
-        if name is None or "/" in name:
-            raise
+    if name is None:
+        newest = newest_run(root)
+        if newest is None:
+            raise RunDirectoryError(f"no run under {root}/; name a run directory")
+        return newest
+    found = [path for path in (Path(name), root / name) if _is_run(path)][:1]
+    if not found and "/" not in name:
         found = [path for path in registered(registry_folder()) if _is_run(path) and _has_id(path, name)]
-        if not found:
-            raise
+    if not found:
+        raise RunDirectoryError(f"{name} is not a run directory (no run.json in it or under {root}/)")
     if len(found) > 1:
         raise RunDirectoryError(f"{name} is the id of several runs; name one of {', '.join(map(str, found))}")
     return RunDirectory(path=found[0])
+
+
+def newest_run(folder: Path) -> RunDirectory | None:
+    """Return the run in a folder of runs that was launched last; None if there is none."""
+    newest = max(folder.glob("*/run.json"), key=lambda file: file.stat().st_mtime, default=None)
+    return None if newest is None else RunDirectory(path=newest.parent)
 
 
 def _is_run(path: Path) -> bool:

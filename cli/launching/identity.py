@@ -60,8 +60,7 @@ class RunLocation(NamedTuple):
     @property
     def starts_over(self) -> int:
         """How many runs before the one in this directory could not be resumed."""
-        run = RunDirectory(path=self.directory)
-        return int(run.read_run().get(STARTS_OVER) or 0) if run.run_json.is_file() else 0
+        return int(RunDirectory(path=self.directory).recorded().get(STARTS_OVER) or 0)
 
 
 def locate(
@@ -107,9 +106,8 @@ def locate(
         return RunLocation(base, started_over or options.run_id or recorded or base, path)
     suffix = "" if nodes == 1 else f"-{os.uname().nodename}"
     run_id, number = base, 1
-    while (other := RunDirectory(path=DEFAULT_ROOT / f"{base}-{number + 1}{suffix}")).run_json.is_file():
+    while run := RunDirectory(path=DEFAULT_ROOT / f"{base}-{number + 1}{suffix}").recorded():
         number += 1
-        run = other.read_run()
         # otherwise a run that was named so with --run-id
         if run.get("command") == list(command) and run.get("series", base) == base:
             run_id = f"{base}-{number}"
@@ -129,8 +127,7 @@ def _newest_directory(path: Path, command: Sequence[str]) -> tuple[Path, Path]:
     newest, number = path, 2
     while True:
         after = path.with_name(f"{path.name}-{number}")
-        run = RunDirectory(path=after)
-        fields = run.read_run() if run.run_json.is_file() else {}
+        fields = RunDirectory(path=after).recorded()
         if fields.get("command") != list(command) or not fields.get(STARTS_OVER):
             return newest, after
         newest, number = after, number + 1
@@ -142,9 +139,9 @@ def _recorded(directory: RunDirectory, command: Sequence[str], option: str) -> s
     Raises:
         UsageError: it is a run of another command.
     """
-    if not directory.run_json.is_file():
+    run = directory.recorded()
+    if not run:
         return None
-    run = directory.read_run()
     recorded = run.get("command")
     if recorded != list(command):
         words = shlex.join(recorded) if isinstance(recorded, list) else "an unknown command"
@@ -197,7 +194,7 @@ def check_inputs(
             f"run {run_id} has finished, but its last checkpoint {checkpoint.path} is gone; use --fresh to"
             " train again"
         )
-    recorded = Inputs.from_json(directory.read_run().get("inputs")) if directory.run_json.is_file() else None
+    recorded = Inputs.from_json(directory.recorded().get("inputs"))
     if recorded is None:
         return
     imported = read_record(directory.imports)
@@ -310,7 +307,7 @@ def check_against_run(config: RunConfig, directory: RunDirectory, history: Histo
     newest = _newest_saved(config.run_id, directory, history, Path(value) if named is not None else None)
     if newest is None or (named is not None and newest[:2] <= named[:2]):
         return
-    repeated = directory.run_json.is_file() and directory.read_run().get("resume_from") == value
+    repeated = directory.recorded().get("resume_from") == value
     if named is not None and not repeated:
         raise UsageError(
             f"--resume-from {value}: run {config.run_id}, to which it belongs, has a newer {newest.place};"
@@ -342,18 +339,16 @@ def _newest_saved(
     run_id: str, directory: RunDirectory, history: History, named: Path | None
 ) -> _Saved | None:
     """Return the newest checkpoint or snapshot of a run in the directories that are known."""
-    folders = [Path(one.path) for call in history.calls for one in call.directories]
-    known = [named] if named is not None else []
-    if history.checkpoint is not None:
-        known.append(Path(history.checkpoint.path))
-    folders += [output_directory_of(path.resolve()) for path in known]
+    folders = [Path(path) for path in history.calls.output_directories]
+    if named is not None:
+        folders.append(output_directory_of(named.resolve()))
     saved = [
         _Saved(found.manifest.train_call.ordinal, found.manifest.step, f"checkpoint, {found.path}")
         for found in find_checkpoints(*directories_of_run(run_id, *folders))
         if found.manifest.run_id == run_id
     ]
-    if history.snapshot_step is not None and directory.run_json.is_file():
-        areas = recorded_areas(directory.read_run())
+    if history.snapshot_step is not None:
+        areas = recorded_areas(directory.recorded())
         if any(any(area.glob(f"*/{STAGED}")) for area in areas):
             place = f"snapshot in memory, of step {history.snapshot_step}"
             saved.append(_Saved(history.train_call, history.snapshot_step, place))

@@ -99,9 +99,7 @@ def staged(
 
 def find(directory: RunDirectory, run_id: str) -> LockedArea | None:
     """Lock and return the area that the run's earlier supervisors have left, or None."""
-    if not directory.run_json.is_file():
-        return None
-    return find_area(recorded_areas(directory.read_run()), describe_owner(run_id, directory.path))
+    return find_area(recorded_areas(directory.recorded()), describe_owner(run_id, directory.path))
 
 
 def write_kept_checkpoints(

@@ -191,20 +191,6 @@ def _modified_at(path: Path) -> float:
         return 0.0
 
 
-def find_output_directories(records: Iterable[dict[str, Any]]) -> list[Path]:
-    """Return the directories a run has published checkpoints to, in order of first use.
-
-    Args:
-        records: the run's journal.
-    """
-    directories = (
-        output_directory_of(Path(record["path"]))
-        for record in records
-        if record["event"] == "checkpoint_published" and isinstance(record.get("path"), str)
-    )
-    return list(dict.fromkeys(directories))
-
-
 def select_prunable(
     entries: Sequence[CheckpointEntry], *, keep: int, best: Iterable[str] = (), include_unusable: bool = False
 ) -> list[CheckpointEntry]:

@@ -51,7 +51,7 @@ class CheckpointBackups:
 
         Links are left if the last start committed no step. What is missing is put back from them first.
         """
-        self._directories, self._starting = output_directories(self._calls), True
+        self._directories, self._starting = self._calls.output_directories, True
         self._put_back(self._directories)
         still_missing = self._remove()
         for directory in self._directories:
@@ -79,7 +79,7 @@ class CheckpointBackups:
 
     def forget(self) -> None:
         """Remove the links: checkpoints were set aside on purpose, and must not be put back."""
-        remove(self._folder, self._directories or output_directories(self._calls))
+        remove(self._folder, self._directories or self._calls.output_directories)
 
     def end(self, *, finished: bool) -> None:
         """Remove the links when all ranks have ended; put back what is missing, unless the run has
@@ -119,11 +119,6 @@ class BackupFolder:
     path: Path
     output_dir: str
     missing: tuple[str, ...]
-
-
-def output_directories(calls: TrainCalls) -> list[str]:
-    """Return the output directories of a run's calls."""
-    return list(dict.fromkeys(one.path for call in calls for one in call.directories))
 
 
 def find_backups(folder: Path, run_id: str, directories: Iterable[str]) -> list[BackupFolder]:

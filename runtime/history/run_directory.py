@@ -5,11 +5,13 @@
       journal.jsonl           events
       supervisor.jsonl        events that are of no rank, as a log of bounded size
       board.mmap              one slot per rank
-      lock                    held by the supervisor
+      host_memory.mmap        the last sample of the host's memory
+      lock                    held by the supervisor, whose identity it has
       processes.json          the last supervisor, and the token of its ranks
       imports.json            digests of the user's files that the ranks have imported
       attempts/000/rank0.log  output, one file per rank, or with rank0.err one for each stream
       attempts/000/rank0.jsonl  events of a rank, as a log of bounded size
+      quarantine.json         the prompts that are replaced; the user may edit it
       incidents/0001-signal/  verdict.json and evidence
       checkpoint_backups/     links to checkpoints, while the script starts
       memory_facts.json       what decides how the last `train()` call could use less memory
@@ -30,18 +32,17 @@ import json
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import pydantic
 
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.files import NO_SPACE_ERRNOS, lock_file, sees_lock, show_lock, write_json
 from grpo_run.runtime.history import memory_findings
 from grpo_run.runtime.memory import files
 from grpo_run.runtime.processes.identity import ProcessIdentity, own_identity
+from grpo_run.watchdog.json_values import from_json
 
 DEFAULT_ROOT = Path("runs")
 LOCK_WAIT_SECONDS = 0.2
@@ -49,34 +50,7 @@ LOCK_WAIT_SECONDS = 0.2
 look do not take it.
 """
 ID_DIGITS = 6
-OWN_NAMES = (
-    "run.json",
-    "journal.jsonl",
-    "supervisor.jsonl",
-    "supervisor.1.jsonl",
-    "board.mmap",
-    "host_memory.mmap",
-    "lock",
-    "processes.json",
-    "imports.json",
-    "attempts",
-    "incidents",
-    "checkpoint_backups",
-    "quarantine.json",
-    "completions",
-    "report.html",
-    "trace.json.gz",
-    files.FILE_NAME,
-    files.TRACE_FOLDER,
-    files.FORECAST_FOLDER,
-    memory_findings.FOLDER,
-)
-"""What grpo-run writes into a run directory. `--run-dir` may name a directory with files of the user."""
-_NAMES = "|".join(map(re.escape, OWN_NAMES))
-_OWN_NAME = re.compile(rf"{_NAMES}|(?:board|host_memory)\.mmap\.new|\.({_NAMES})\..*|\.probe-[0-9]+")
-"""With the temporary names of files that are replaced, which a killed process leaves."""
 MAX_LOCK_BYTES = 4096
-_IDENTITY = pydantic.TypeAdapter(ProcessIdentity)
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -96,71 +70,34 @@ def default_run_id(target: str, command: Sequence[str]) -> str:
     return f"{name or 'run'}-{digest[:ID_DIGITS]}"
 
 
+class _Inside:
+    """A file or folder in the run directory."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunDirectory, kind: type[RunDirectory]) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunDirectory:
-    """Paths and lock of one run."""
+    """Paths and lock of one run. The beginning of this module says what each path is."""
 
     path: Path
 
-    @property
-    def journal(self) -> Path:
-        """The event log."""
-        return self.path / "journal.jsonl"
-
-    @property
-    def log(self) -> Path:
-        """What the supervisor logs."""
-        return self.path / "supervisor.jsonl"
-
-    @property
-    def board(self) -> Path:
-        """The memory-mapped board."""
-        return self.path / "board.mmap"
-
-    @property
-    def completions(self) -> Path:
-        """The folder of the completions that ranks keep."""
-        return self.path / "completions"
-
-    @property
-    def run_json(self) -> Path:
-        """The recorded configuration."""
-        return self.path / "run.json"
-
-    @property
-    def lock(self) -> Path:
-        """The lock file, which contains the supervisor's process id and identity."""
-        return self.path / "lock"
-
-    @property
-    def host_memory(self) -> Path:
-        """The last sample of the host's memory."""
-        return self.path / "host_memory.mmap"
-
-    @property
-    def processes(self) -> Path:
-        """Names the last supervisor and the token of its ranks' processes."""
-        return self.path / "processes.json"
-
-    @property
-    def imports(self) -> Path:
-        """Digests of the user's files that the ranks have imported."""
-        return self.path / "imports.json"
-
-    @property
-    def quarantine(self) -> Path:
-        """The prompts that are replaced. The user may edit it."""
-        return self.path / "quarantine.json"
-
-    @property
-    def incidents(self) -> Path:
-        """The folder of all incidents."""
-        return self.path / "incidents"
-
-    @property
-    def checkpoint_backups(self) -> Path:
-        """The folder of links to checkpoints, while the script starts."""
-        return self.path / "checkpoint_backups"
+    journal = _Inside("journal.jsonl")
+    log = _Inside("supervisor.jsonl")
+    board = _Inside("board.mmap")
+    completions = _Inside("completions")
+    run_json = _Inside("run.json")
+    lock = _Inside("lock")
+    host_memory = _Inside("host_memory.mmap")
+    processes = _Inside("processes.json")
+    imports = _Inside("imports.json")
+    quarantine = _Inside("quarantine.json")
+    incidents = _Inside("incidents")
+    checkpoint_backups = _Inside("checkpoint_backups")
 
     def own_files(self) -> list[Path]:
         """Return the files and folders in the directory that grpo-run has written, also temporary ones."""
@@ -251,10 +188,11 @@ class RunDirectory:
         """
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not lock_file(descriptor, LOCK_WAIT_SECONDS):
-            owner = _first_line(descriptor)
+            owner = _read_identity(descriptor)
             os.close(descriptor)
+            pid = owner.pid if owner is not None else "unknown"
             raise RunDirectoryError(
-                f"run directory {self.path} is in use by a live supervisor (pid {owner or 'unknown'});"
+                f"run directory {self.path} is in use by a live supervisor (pid {pid});"
                 " stop it with `grpo-run stop`, or choose another --run-id"
             )
         try:
@@ -265,9 +203,18 @@ class RunDirectory:
                 f"run directory {self.path} is on a file system without locks ({error.strerror}); choose"
                 " another with --run-dir"
             ) from error
-        own = own_identity()
-        os.ftruncate(descriptor, os.pwrite(descriptor, f"{own.pid}\n{json.dumps(vars(own))}\n".encode(), 0))
+        line = f"{json.dumps(vars(own_identity()))}\n".encode()
+        os.ftruncate(descriptor, os.pwrite(descriptor, line, 0))
         return descriptor
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep supervisors away during the block. Raises as `acquire`."""
+        descriptor = self.acquire()
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
     def owner(self) -> int | None:
         """Return the process id of the live supervisor; None if no process holds the lock.
@@ -298,6 +245,10 @@ class RunDirectory:
             reason = "the disk is full" if error.errno in NO_SPACE_ERRNOS else (error.strerror or str(error))
             raise RunDirectoryError(f"{self.run_json} cannot be written: {reason}") from error
 
+    def recorded(self) -> dict[str, Any]:
+        """Return the contents of `run.json`; empty if no launch has written it. Raises as `read_run`."""
+        return self.read_run() if self.run_json.is_file() else {}
+
     def read_run(self) -> dict[str, Any]:
         """Return the contents of `run.json`.
 
@@ -311,6 +262,23 @@ class RunDirectory:
         if not isinstance(value, dict):
             raise RunDirectoryError(f"{self.run_json} is not a JSON object")
         return value
+
+
+OWN_NAMES = (
+    *(inside.name for inside in vars(RunDirectory).values() if isinstance(inside, _Inside)),
+    "supervisor.1.jsonl",
+    "attempts",
+    "report.html",
+    "trace.json.gz",
+    files.FILE_NAME,
+    files.TRACE_FOLDER,
+    files.FORECAST_FOLDER,
+    memory_findings.FOLDER,
+)
+"""What grpo-run writes into a run directory. `--run-dir` may name a directory with files of the user."""
+_NAMES = "|".join(map(re.escape, OWN_NAMES))
+_OWN_NAME = re.compile(rf"{_NAMES}|(?:board|host_memory)\.mmap\.new|\.({_NAMES})\..*|\.probe-[0-9]+")
+"""With the temporary names of files that are replaced, which a killed process leaves."""
 
 
 def supervisor_to_ask(run: RunDirectory) -> ProcessIdentity:
@@ -330,38 +298,10 @@ def supervisor_to_ask(run: RunDirectory) -> ProcessIdentity:
     return supervisor
 
 
-def _first_line(descriptor: int) -> str:
-    return os.pread(descriptor, 32, 0).decode(errors="replace").partition("\n")[0]
-
-
 def _read_identity(descriptor: int) -> ProcessIdentity | None:
-    """Return the supervisor that a lock file names; one without more than a pid if an earlier release wrote
-    it.
-    """
-    text = _first_line(descriptor)
+    """Return the supervisor that a lock file names; None if it names none."""
     try:
-        fields = json.loads(os.pread(descriptor, MAX_LOCK_BYTES, 0).partition(b"\n")[2])
-        return _IDENTITY.validate_python(fields)
-    except ValueError:  # pydantic's errors too
-        return ProcessIdentity(pid=int(text), started_ticks=0, namespace="") if text.isdigit() else None
-
-
-def find_run(path: str | None, root: Path = DEFAULT_ROOT) -> RunDirectory:
-    """Return the run that a command refers to.
-
-    Args:
-        path: a run directory or a run id; None for the newest run.
-        root: the folder that contains runs.
-
-    Raises:
-        RunDirectoryError: there is no such run.
-    """
-    if path is not None:
-        for candidate in (Path(path), root / path):
-            if (candidate / "run.json").is_file():
-                return RunDirectory(path=candidate)
-        raise RunDirectoryError(f"{path} is not a run directory (no run.json in it or under {root}/)")
-    runs = sorted(root.glob("*/run.json"), key=lambda file: file.stat().st_mtime)
-    if not runs:
-        raise RunDirectoryError(f"no run under {root}/; name a run directory")
-    return RunDirectory(path=runs[-1].parent)
+        line = os.pread(descriptor, MAX_LOCK_BYTES, 0).partition(b"\n")[0]
+        return from_json(ProcessIdentity, json.loads(line))
+    except ValueError:
+        return None

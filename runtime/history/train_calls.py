@@ -103,6 +103,11 @@ class TrainCalls:
         return len(self._calls)
 
     @property
+    def output_directories(self) -> list[str]:
+        """Where the calls save, each directory once."""
+        return list(dict.fromkeys(one.path for call in self for one in call.directories))
+
+    @property
     def interrupted(self) -> KnownCall | None:
         """The call that was running when the last attempt ended."""
         return None if self._running is None else self._calls[self._running]

@@ -37,7 +37,6 @@ from grpo_run.runtime.call_names import call_title
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.checkpoints.search import directories_of_run, find_checkpoints
 from grpo_run.runtime.errors import RunDirectoryError, UsageError
-from grpo_run.runtime.history.checkpoint_backups import output_directories
 from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.train_calls import CallDirectory, KnownCall
@@ -347,7 +346,7 @@ def refuse_duplicate(run_id: str, own: Path, output_dir: str, registered: Iterab
             calls = RunReader(other).read().history.calls
         except (RunDirectoryError, OSError):
             continue  # being written or deleted: it has no checkpoints yet, or no more
-        if wanted in output_directories(calls):
+        if wanted in calls.output_directories:
             raise UsageError(
                 f"output directory {output_dir}: run {run_id} is live in {path} (pid {supervisor.pid}) and"
                 " trains into it; stop that launch, or give this one an output directory of its own and a"

@@ -71,16 +71,14 @@ def test_json_output_has_every_field(out: Path, capsys: Captured) -> None:
     )
 
 
-def test_a_run_may_be_named_by_id_or_directory(out: Path, here: Path, capsys: Captured) -> None:
+def test_a_run_may_be_named_by_id_or_directory(out: Path, run: RunDirectory, capsys: Captured) -> None:
     """Without a name, the newest run is used; its journal lists its checkpoints."""
-    directory = RunDirectory(path=here / "runs" / "night")
-    directory.create()
-    directory.write_run({"run_id": "night"})
     assert main(["checkpoints"]) == 2
     capsys.readouterr()
     assert main(["checkpoints", "list", "night"]) == 2
     assert "published no checkpoint" in capsys.readouterr().err
-    journal = Journal(directory.journal, "night")
+    journal = Journal(run.journal, "night")
+    journal.write("train_started", rank=0, train_call=1, trainer_class="GRPOTrainer", output_dir=str(out))
     journal.write("checkpoint_published", step=40, path=str(out / "checkpoint-40"))
     for words in (["night"], ["runs/night"], []):
         code, value = as_json(capsys, "list", *words)
@@ -187,7 +185,7 @@ def test_prune_exits_with_1_if_a_deletion_fails(
     def refuse(path: Path) -> None:
         raise OSError(16, "Device or resource busy")
 
-    monkeypatch.setattr("grpo_run.cli.checkpoints.shutil.rmtree", refuse)
+    monkeypatch.setattr("shutil.rmtree", refuse)
     assert main(["checkpoints", "prune", "out", "--keep", "3", "--yes"]) == 1
     assert "could not delete" in capsys.readouterr().out
     assert [found.manifest.step for found in find_checkpoints(out)] == [40, 30, 20]

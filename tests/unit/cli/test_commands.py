@@ -42,7 +42,8 @@ def make_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
         run.write_run({"run_id": path.name, **fields})
         journal = Journal(run.journal, path.name)
         journal.write("run_started")
-        journal.write("train_started", rank=0, step=0, train_call=1, target_steps=9)
+        call = {"train_call": 1, "trainer_class": "GRPOTrainer", "output_dir": str(here / "out")}
+        journal.write("train_started", rank=0, step=0, target_steps=9, **call)
         journal.write("step_committed", step=7, train_call=1)
         journal.write("checkpoint_published", step=5, train_call=1, path=str(here / "out" / "checkpoint-5"))
         if code is not None:
@@ -231,9 +232,6 @@ def hold_checkpoint(run: RunDirectory, here: Path, *, beside: bool) -> Path:
     """Hold checkpoint-5 of the run, as its supervisor was doing when it was killed; return the links."""
     checkpoint = checkpoint_files.plain(here / "out", 5)
     write_manifest(checkpoint, identity(here / "out", 5, run_id=run.path.name))
-    journal = Journal(run.journal, run.path.name)
-    call = {"train_call": 1, "trainer_class": "GRPOTrainer", "output_dir": str(here / "out")}
-    journal.write("train_started", rank=0, step=5, **call)
     if beside:
         run.checkpoint_backups.touch()  # as if no directory could be made there
     calls = History.of(read_journal(run.journal)).calls

@@ -18,6 +18,14 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 
 
 @pytest.fixture
+def directory(here: Path) -> RunDirectory:
+    """The directory of the plain command, which exists."""
+    made = RunDirectory(path=here / parse(["train.py"]).config.run_directory)
+    made.create()
+    return made
+
+
+@pytest.fixture
 def supervised(monkeypatch: pytest.MonkeyPatch) -> list[RunDirectory]:
     """The directories of the runs that would have been supervised; each ends with 75."""
     directories: list[RunDirectory] = []
@@ -42,11 +50,9 @@ def test_a_run_is_supervised_in_its_own_directory(here: Path, supervised: list[R
 
 
 def test_a_live_run_is_not_started_twice(
-    here: Path, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str]
+    directory: RunDirectory, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2 and one line with the pid of the other supervisor."""
-    directory = RunDirectory(path=here / parse(["train.py"]).config.run_directory)
-    directory.create()
     lock = directory.acquire()
     assert main(["launch", "train.py"]) == 2
     os.close(lock)
@@ -57,11 +63,9 @@ def test_a_live_run_is_not_started_twice(
 
 
 def test_a_finished_run_is_not_started_again(
-    here: Path, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str]
+    directory: RunDirectory, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 0 and one line that names --fresh."""
-    directory = RunDirectory(path=here / parse(["train.py"]).config.run_directory)
-    directory.create()
     Journal(directory.journal, "night").write("run_ended", exit_code=0, sentence="Finished.")
     assert main(["launch", "train.py"]) == 0
     assert "--fresh" in capsys.readouterr().out
@@ -69,10 +73,10 @@ def test_a_finished_run_is_not_started_again(
 
 
 @pytest.mark.parametrize("code", [75, 93, 2])
-def test_an_unfinished_run_is_resumed(here: Path, supervised: list[RunDirectory], code: int) -> None:
+def test_an_unfinished_run_is_resumed(
+    directory: RunDirectory, supervised: list[RunDirectory], code: int
+) -> None:
     """The same command resumes a run that stopped, gave up or was refused."""
-    directory = RunDirectory(path=here / parse(["train.py"]).config.run_directory)
-    directory.create()
     Journal(directory.journal, "night").write("run_ended", exit_code=code, sentence="")
     assert main(["launch", "train.py"]) == 75
     assert len(supervised) == 1

@@ -21,21 +21,17 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def run(here: Path) -> RunDirectory:
+def run(run: RunDirectory) -> RunDirectory:
     """A run with a board, without a supervisor."""
-    directory = RunDirectory(path=here / "runs" / "night")
-    directory.create()
-    directory.write_run({"run_id": "night"})
-    Board.create(directory.board, 1)
-    return directory
+    Board.create(run.board, 1)
+    return run
 
 
+@pytest.mark.usefixtures("owned")
 def test_the_request_is_written_to_the_board(run: RunDirectory, capsys: Captured) -> None:
     """Each command adds one request and requests no stop."""
-    lock = run.acquire()
     assert main(["save", "night"]) == 0
     assert main(["save"]) == 0
-    os.close(lock)
     assert Board.open(run.board).requests == (False, 2)
     assert "checkpoint" in capsys.readouterr().out
 
@@ -84,19 +80,18 @@ def published(here: Path, step: int, *, kept: bool, **fields: Any) -> dict[str, 
     return {"event": "checkpoint_published", "step": step, "path": str(path), "kept": kept, **fields}
 
 
+@pytest.mark.usefixtures("owned")
 def test_wait_prints_the_path_of_the_checkpoint(run: RunDirectory, here: Path, capsys: Captured) -> None:
     """Of the one that was asked for, not of a scheduled one in between."""
-    lock = run.acquire()
     writer = Writer(run, published(here, 2, kept=False), published(here, 3, kept=True, asked=False))
     assert main(["save", "night", "--wait"]) == 0
     writer.join()
-    os.close(lock)
     assert capsys.readouterr().out == f"{here / 'out' / 'checkpoint-3'}\n"
 
 
+@pytest.mark.usefixtures("owned")
 def test_wait_asks_again_after_a_recovery(run: RunDirectory, here: Path, capsys: Captured) -> None:
     """The ranks that were started since do not know of the request."""
-    lock = run.acquire()
     writer = Writer(
         run,
         {"event": "attempt_started"},
@@ -105,33 +100,30 @@ def test_wait_asks_again_after_a_recovery(run: RunDirectory, here: Path, capsys:
     )
     assert main(["save", "night", "--wait", "60"]) == 0
     writer.join()
-    os.close(lock)
     assert writer.requests_seen[-1] == 2
     assert "checkpoint-3" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("owned")
 def test_wait_exits_with_1_after_its_time(run: RunDirectory, capsys: Captured) -> None:
     """With the reason, if the journal has one."""
-    lock = run.acquire()
     writer = Writer(run, {"event": "checkpoint_failed", "reason": "the disk is full"})
     assert main(["save", "night", "--wait", "2"]) == 1
     writer.join()
-    os.close(lock)
     assert capsys.readouterr().out == "no checkpoint is on disk 2 s after the request: the disk is full\n"
 
 
-def test_wait_ends_with_the_run(run: RunDirectory, capsys: Captured) -> None:
+def test_wait_ends_with_the_run(run: RunDirectory, owned: int, capsys: Captured) -> None:
     """Exit code 2: there will be no checkpoint."""
-    Writer(run, {"event": "run_ended", "exit_code": 93}, lock=run.acquire()).join(0)
+    Writer(run, {"event": "run_ended", "exit_code": 93}, lock=owned).join(0)
     assert main(["save", "night", "--wait"]) == 2
     assert "has ended before it saved" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("owned")
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "night"])
 def test_a_wrong_time_is_refused(run: RunDirectory, seconds: str, capsys: Captured) -> None:
     """One line; no request is made. The word after --wait is never the run."""
-    lock = run.acquire()
     assert main(["save", "night", f"--wait={seconds}"]) == 2
-    os.close(lock)
     assert "--wait" in capsys.readouterr().err
     assert Board.open(run.board).requests == (False, 0)

@@ -4,13 +4,11 @@ signaled.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,24 +20,6 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.processes.identity import own_identity, own_namespace
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def run(here: Path) -> RunDirectory:
-    """A run without a supervisor."""
-    directory = RunDirectory(path=here / "runs" / "night")
-    directory.create()
-    directory.write_run({"run_id": "night"})
-    return directory
-
-
-@pytest.fixture
-def owned(run: RunDirectory) -> Iterator[int]:
-    """The same run, locked by this process."""
-    lock = run.acquire()
-    yield lock
-    with contextlib.suppress(OSError):  # a test may have let it go
-        os.close(lock)
 
 
 @pytest.fixture
@@ -59,7 +39,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def write_lock(run: RunDirectory, **changes: object) -> None:
     """Change what the lock says about the supervisor."""
     identity = {**vars(own_identity()), **changes}
-    run.lock.write_text(f"{identity['pid']}\n{json.dumps(identity)}\n")
+    run.lock.write_text(f"{json.dumps(identity)}\n")
 
 
 @pytest.mark.usefixtures("owned")
@@ -139,19 +119,6 @@ def test_a_supervisor_on_another_machine_is_refused(
     assert shown.count("\n") == 1
     assert sent == []
     assert Board.open(run.board).requests == (False, 0)
-
-
-@pytest.mark.usefixtures("owned")
-def test_a_supervisor_of_an_earlier_release_is_not_signaled(
-    run: RunDirectory, sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    """Its lock holds a pid only, which proves nothing."""
-    run.lock.write_text(f"{os.getpid()}\n")
-    Board.create(run.board, 1)
-    monkeypatch.setattr(stop_requests, "ANSWER_SECONDS", 0.1)
-    assert main(["stop", "night"]) == 2
-    assert f"its pid is {os.getpid()}" in capsys.readouterr().err
-    assert sent == []
 
 
 def test_a_supervisor_that_exits_instead_of_answering_is_reported(

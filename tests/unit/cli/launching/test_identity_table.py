@@ -209,12 +209,11 @@ def recorded(row: Row) -> RunDirectory:
     write_json(run.imports, digests(["train.py", "rewards.py"], Path.cwd()))
     journal = Journal(run.journal, launch.config.run_id)
     journal.write("run_started")
-    journal.write("attempt_started", world_size=1, node=0)
+    journal.write("attempt_started", attempt=0, world_size=1, node=0)
+    folder = Path("ours").resolve()
+    journal.write("train_started", rank=0, train_call=1, trainer_class="GRPOTrainer", output_dir=str(folder))
     journal.write("step_committed", step=5, train_call=1, target_steps=10)
-    place = str(Path("ours/checkpoint-4").resolve())
-    journal.write(
-        "checkpoint_published", step=4, train_call=1, path=place, output_dir=str(Path("ours").resolve())
-    )
+    journal.write("checkpoint_published", step=4, train_call=1, path=str(folder / "checkpoint-4"))
     journal.write("run_ended", exit_code=row.code, sentence="")
     return run
 

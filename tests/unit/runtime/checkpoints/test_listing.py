@@ -9,7 +9,7 @@ from typing import Any
 from support import checkpoint_files as made
 from support.identities import identity
 
-from grpo_run.runtime.checkpoints.listing import CheckpointState, find_output_directories, list_checkpoints
+from grpo_run.runtime.checkpoints.listing import CheckpointState, list_checkpoints
 from grpo_run.runtime.checkpoints.manifest import MANIFEST, write_manifest
 from grpo_run.runtime.checkpoints.publishing import reject_checkpoint
 
@@ -77,15 +77,3 @@ def test_an_empty_or_missing_directory_gives_an_empty_list(tmp_path: Path) -> No
     """No exception is raised."""
     assert list_checkpoints(tmp_path) == []
     assert list_checkpoints(tmp_path / "none") == []
-
-
-def test_the_output_directories_of_a_run_come_from_its_journal() -> None:
-    """Each once, in order of first use."""
-    records = [
-        {"event": "checkpoint_published", "path": "/b/checkpoint-1"},
-        {"event": "checkpoint_published", "path": "/a/checkpoint-1"},
-        {"event": "checkpoint_published", "path": "/b/checkpoint-2"},
-        {"event": "checkpoint_published"},
-        {"event": "run_ended", "path": "/c/x"},
-    ]
-    assert find_output_directories(records) == [Path("/b"), Path("/a")]

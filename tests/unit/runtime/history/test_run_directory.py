@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.history.run_directory import RunDirectory, default_run_id, find_run
+from grpo_run.runtime.history.run_directory import RunDirectory, default_run_id
 from grpo_run.runtime.processes.identity import own_identity
 
 
@@ -28,8 +29,8 @@ def mode(path: Path) -> int:
 
 def test_everything_that_is_written_into_it_is_known_as_ours(run: RunDirectory) -> None:
     """`rm` deletes it, also what a killed process was replacing. Files of the user stay."""
-    names = [name for name, value in vars(RunDirectory).items() if isinstance(value, property)]
-    ours = {getattr(run, name) for name in names} | {run.path / ".run.json.4711", run.path / "board.mmap.new"}
+    ours = {path for name in vars(RunDirectory) if isinstance(path := getattr(run, name), Path)}
+    ours |= {run.path / ".run.json.4711", run.path / "board.mmap.new"}
     for path in ours:
         if not path.exists():
             path.touch()
@@ -170,11 +171,10 @@ def test_the_owner_is_known_while_it_holds_the_lock(run: RunDirectory) -> None:
     assert mode(run.lock) == 0o600
 
 
-def test_a_new_owner_overwrites_the_old_pid(run: RunDirectory) -> None:
-    """A shorter number over a longer one would name another process."""
-    run.lock.write_text("123456789012\n")
+def test_a_new_owner_overwrites_the_old_one(run: RunDirectory) -> None:
+    """Also one whose name was longer, or a file that names none."""
+    run.lock.write_text("x" * 1000)
     lock = run.acquire()
-    assert run.lock.read_text().splitlines()[0] == str(os.getpid())
     assert run.supervisor() == own_identity()
     os.close(lock)
 
@@ -189,13 +189,6 @@ def test_a_directory_without_a_valid_run_json_is_refused(run: RunDirectory, cont
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_is_found_by_directory_or_by_id(run: RunDirectory, tmp_path: Path) -> None:
-    """Commands accept both."""
-    run.write_run({})
-    assert find_run(str(run.path), root=tmp_path / "runs") == run
-    assert find_run("train-abc123", root=tmp_path / "runs") == run
-
-
 def test_without_a_name_the_newest_run_is_found(run: RunDirectory, tmp_path: Path) -> None:
     """By the time at which it was started, not by its name."""
     run.write_run({})
@@ -204,10 +197,3 @@ def test_without_a_name_the_newest_run_is_found(run: RunDirectory, tmp_path: Pat
     other.write_run({})
     os.utime(other.run_json, (1.0, 1.0))
     assert find_run(None, root=tmp_path / "runs") == run
-
-
-@pytest.mark.parametrize("name", [None, "no-such-run"])
-def test_a_missing_run_is_a_one_line_error(tmp_path: Path, name: str | None) -> None:
-    """It contains the name or the folder that was searched."""
-    with pytest.raises(RunDirectoryError, match=name or str(tmp_path)):
-        find_run(name, root=tmp_path)

@@ -73,6 +73,7 @@ def test_calls_are_passed_with_the_one_that_was_interrupted() -> None:
     assert (first.finished, first.interrupted, first.directories[0].pid) == (True, False, 7)
     assert (second.finished, second.interrupted, second.saved) == (False, True, 4)
     assert [one.path for one in second.directories] == ["/out/other", "/out/2"]
+    assert History.of(records).calls.output_directories == ["/out/1", "/out/other", "/out/2"]
     assert second.directories[0].not_before == 100.0
 
 
