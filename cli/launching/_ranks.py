@@ -9,10 +9,8 @@ before anything else is started, so that whatever the run starts is marked. Term
 from __future__ import annotations
 
 import os
-import secrets
 import time
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grpo_run.cli.launching.command import LaunchCommand, node_range
@@ -152,9 +150,9 @@ def are_forked(supervisor: Supervisor) -> bool:
 
 def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict[str, str]:
     """Return the environment variables that the bootstrap of one rank reads."""
-    rewarded = supervisor.history.phases.get(Phase.reward)
     config, files = supervisor.config, supervisor.attempt.files
     plan = supervisor.history.memory.plan
+    rewarded = supervisor.history.phases.get(Phase.reward)
     settings = RankSettings(
         config=config_for_ranks(config, plan),
         attempt=supervisor.attempt.number,
@@ -193,20 +191,15 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
 PRELOAD = ("grpo_run.runtime.rank.preload",)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnProcesses:
-    """What tells the processes of one run from others."""
+def own_processes(config: RunConfig, token: str) -> tuple[dict[str, str], RunProcesses]:
+    """Mark what this process starts as the run's, and start the forkserver if ranks are forked from one.
 
-    token: str
-    """In the environment of everything that the run starts."""
-    marks: dict[str, str]
-    """Environment variables of a rank that carry the token."""
-    owned: RunProcesses
+    Args:
+        token: in the environment of everything that the run starts.
 
-
-def own_processes(config: RunConfig) -> OwnProcesses:
-    """Mark what this process starts as the run's, and start the forkserver if ranks are forked from one."""
-    token = secrets.token_hex(16)
+    Returns:
+        the variables of a rank that carry the token, and the processes that have it.
+    """
     # setproctitle would overwrite the environment that /proc shows, and the token with it
     marks = {TOKEN_VARIABLE: token, "SPT_NOENV": "1"}
     owned = RunProcesses(
@@ -218,4 +211,4 @@ def own_processes(config: RunConfig) -> OwnProcesses:
     )
     if config.preload:
         forkserver.start_server(PRELOAD, marks)
-    return OwnProcesses(token=token, marks=marks, owned=owned)
+    return marks, owned

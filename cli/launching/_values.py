@@ -92,17 +92,6 @@ def snapshot_folder(text: str, nodes: int) -> Path | None:
     return found
 
 
-def log_completions(groups: int) -> int:
-    """Return how many groups of a rollout are kept.
-
-    Raises:
-        UsageError: a negative number.
-    """
-    if groups < 0:
-        raise UsageError(f"--log-completions {groups}: must be 0 or more groups")
-    return groups
-
-
 def deadlines(options: argparse.Namespace) -> DeadlineSettings:
     """Return the bounds of the learned deadlines; an option that was not given keeps its default.
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from grpo_run.cli.launching import _values as values
 from grpo_run.cli.launching._torchrun import check_torchruns, numa_cpus, shown_local_ranks
-from grpo_run.cli.launching._values import parse_memory_plan
 from grpo_run.cli.launching.identity import check_resume_from, locate
 from grpo_run.cli.launching.notifications import address, without_path
 from grpo_run.cli.launching.options import OptionWords, build_parser
@@ -89,7 +88,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         parse_address(options.metrics_addr)
     source = source_of(options.training_script, module=options.module)
     generation = caps.parse(options.generation)
-    memory_plan = parse_memory_plan(options.memory_plan)
+    memory_plan = values.parse_memory_plan(options.memory_plan)
     guards = parse_guards(options.guard)
     injections = parse_all(options.inject)
     parse_signals(options.signals_to_handle)
@@ -131,7 +130,7 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         memory_forecast=not options.no_memory_forecast,
         snapshot_every=values.snapshot_every(options.snapshot_every),
         generation=generation,
-        log_completions=values.log_completions(options.log_completions),
+        log_completions=options.log_completions,
         memory_trace=options.memory_trace,
         memory_plan=memory_plan,
         reward_workers=options.reward_workers,

@@ -13,11 +13,11 @@ import functools
 import gc
 import itertools
 import os
+import secrets
 import stat
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from grpo_run.dashboards.terminal.background_output import BackgroundStream
     from grpo_run.dashboards.terminal.terminal import Terminal
     from grpo_run.runtime.processes.agent import Agent
-    from grpo_run.runtime.processes.output import OutputFollower
 
 
 def announce(
@@ -127,7 +126,8 @@ def _supervise(
 ) -> int:
     config = launch.config
     os.environ.update({**config.environment, VARIABLE: launch.elastic.signals_to_handle})
-    processes = own_processes(config)
+    token = secrets.token_hex(16)
+    marks, owned = own_processes(config, token)
 
     from grpo_run.dashboards.terminal.terminal import Terminal
     from grpo_run.runtime.processes.output import OutputFollower
@@ -144,29 +144,35 @@ def _supervise(
 
     logs = LogFiles(directory)
     logs.configure()
-    remaining = RemainingProcesses(processes.owned, keep=config.keep)
+    remaining = RemainingProcesses(owned, keep=config.keep)
     attempts = itertools.count()
 
-    def check_restart() -> None:
+    def begin_attempt(files: dict[tuple[int, int], Path]) -> None:
+        """Show what the ranks print, what is wrong with the machine, and whether the script has changed."""
+        output.follow(files)
         if launch.preflight and next(attempts) and supervisor is not None:
             check_again(launch, supervisor.history.checkpoint, terminal.notify)
+        change = changed_files.since_last_attempt()
+        if change is not None:
+            terminal.notify(change)
+        terminal.show_faults()
 
     supervisor = Supervisor(
         config,
         directory,
         local_world_size=int(launch.elastic.nproc_per_node),
-        rank_environment=lambda *of_rank: {**processes.marks, **rank_environment(*of_rank)},
+        rank_environment=lambda *of_rank: {**marks, **rank_environment(*of_rank)},
         notify=terminal.notify,
         observe_exit=remaining.observe,
-        follow_output=functools.partial(_begin_output, output, terminal, changed_files, check_restart),
+        follow_output=begin_attempt,
         staging=StagingArea(config.snapshot_directory) if config.snapshot_directory is not None else None,
         log=logs.record,
     )
     guardian = Guardian(
-        directory.journal, config.run_id, directory.host_memory, tokens=(processes.token,), keep=config.keep
+        directory.journal, config.run_id, directory.host_memory, tokens=(token,), keep=config.keep
     )
     helpers = Helpers(
-        processes.owned,
+        owned,
         remaining,
         keep=config.keep,
         settings=config.deadlines,
@@ -185,7 +191,7 @@ def _supervise(
     # need
     gc.freeze()
     try:
-        stop_signals = _run_agent(agent, supervisor, stops, launch, directory, processes.token)
+        stop_signals = _run_agent(agent, supervisor, stops, launch, directory, token)
     finally:
         for part in (guardian.end, output.stop, terminal.stop):
             try:
@@ -208,23 +214,6 @@ def _passed_on(output: Output) -> dict[int, BackgroundStream]:
         for descriptor, stream in taken[output].items()
         if isinstance(stream, BackgroundStream) and not stream.isatty()
     }
-
-
-def _begin_output(
-    output: OutputFollower,
-    terminal: Terminal,
-    changed_files: ChangedFiles,
-    check_restart: Callable[[], None],
-    files: dict[tuple[int, int], Path],
-) -> None:
-    """Show the output of the ranks of a new attempt, by rank and descriptor, whether the script has changed
-    since the last one, and what is wrong with the machine."""
-    output.follow(files)
-    check_restart()
-    change = changed_files.since_last_attempt()
-    if change is not None:
-        terminal.notify(change)
-    terminal.show_faults()
 
 
 def _run_agent(

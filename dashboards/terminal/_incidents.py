@@ -32,6 +32,7 @@ ACTIONS = {
 def fault_lines(recovery: Recovery) -> list[str]:
     """Return the lines of one fault: its sentence, then one `label value` line per known fact."""
     verdict = read_verdict(recovery.incident)
+    waiting = _still_waiting(verdict, recovery)
     action = ACTIONS.get(recovery.action, recovery.action.replace("_", " "))
     if recovery.reason.startswith(RESTART):
         action = recovery.reason
@@ -43,7 +44,7 @@ def fault_lines(recovery: Recovery) -> list[str]:
         else "",
         "where": _where(verdict, recovery.rank),
         "memory": usage_in(verdict),
-        "waiting": _ranks(_still_waiting(verdict, recovery)),
+        "waiting": rank_names(waiting) if waiting else "",
         "others": _others(recovery),
         "action": action,
         "evidence": short_path(recovery.incident) if recovery.incident else "",
@@ -103,7 +104,3 @@ def _others(recovery: Recovery) -> str:
     clauses = [f"{rank_names(failed)} failed too"] if failed else []
     clauses += [f"{rank_names(lost)} lost {whose} connection to rank {recovery.rank}"] if lost else []
     return "; ".join(clauses)
-
-
-def _ranks(ranks: list[int]) -> str:
-    return rank_names(ranks) if ranks else ""

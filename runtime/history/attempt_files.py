@@ -6,17 +6,17 @@ writes no files into it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from grpo_run.runtime.files import SHARED_MEMORY_ROOT
 from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.watchdog.evidence.incident_files import read_end
 from grpo_run.watchdog.json_values import from_json
-from grpo_run.watchdog.observation import Phase, RankError
+from grpo_run.watchdog.observation import RankError
 
 MAX_SOCKET_PATH_BYTES = 100
 """`sun_path` of unix(7) has 108 bytes, including the terminating null byte."""
@@ -80,7 +80,11 @@ class AttemptFiles:
 
     def output_end(self, rank: int, size_bytes: int) -> str:
         """Return the last bytes of each file that the rank has printed to; "" if they cannot be read."""
-        return "".join(_end_of(path, size_bytes) for path in (self.log(rank), self.errors(rank)))
+        ends = []
+        for path in (self.log(rank), self.errors(rank)):
+            with contextlib.suppress(OSError):
+                ends.append(read_end(path, size_bytes).decode(errors="replace"))
+        return "".join(ends)
 
     def stacks(self, rank: int) -> Path:
         """Return the path that the rank's faulthandler writes to."""
@@ -115,26 +119,9 @@ class AttemptFiles:
     def read_error(self, rank: int) -> RankError | None:
         """Return the exception that the rank's bootstrap wrote; None if there is none or it is truncated."""
         try:
-            value = json.loads(self.error(rank).read_text())
-            chain = [_with_phases(one) for one in value.get("chain", ())]
-            return from_json(RankError, {**_with_phases(value), "chain": chain})
-        except (OSError, ValueError, TypeError, LookupError, AttributeError):
+            return from_json(RankError, json.loads(self.error(rank).read_text()))
+        except (OSError, ValueError):
             return None  # the verdict then relies on the exit code
-
-
-def _end_of(path: Path, size_bytes: int) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - size_bytes))
-            return file.read(size_bytes).decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _with_phases(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an exception with its phases, which the file has by name."""
-    names = value.get("phases")
-    return {**value, "phases": None if names is None else [Phase[name] for name in names]}
 
 
 def _temporary_directory(name: str) -> Path:

@@ -23,6 +23,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from grpo_run.watchdog.evidence.incident_files import read_end
+
 MAX_LINE_BYTES = 64 * 1024
 MAX_TEXT_CHARACTERS = 16 * 1024
 READ_BYTES = 4 * 1024 * 1024
@@ -251,14 +253,11 @@ def read_newest(path: Path, event: str, max_bytes: int) -> Iterator[dict[str, An
         max_bytes: how much of the file's end is read.
     """
     try:
-        with open(path, "rb") as file:
-            begin = max(0, os.fstat(file.fileno()).st_size - max_bytes)
-            file.seek(begin)
-            lines = file.read(max_bytes).split(b"\n")
+        end = read_end(path, max_bytes)
     except OSError:
         return
     name = f'"event":"{event}"'.encode()
-    for line in lines[1 if begin else 0 :]:
+    for line in end.split(b"\n")[len(end) == max_bytes :]:  # the first one may be a part
         record = _decoded(line) if name in line else None
         if record is not None and record["event"] == event:
             yield record

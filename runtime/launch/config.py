@@ -204,14 +204,18 @@ class RunConfig:
     """CPUs that each local rank may use (`--numa-binding`); empty for those of this process."""
 
     def __post_init__(self) -> None:
-        if self.cleanup_every < 0:
-            raise ConfigError(f"--cleanup-every must be 0 (never) or more, not {self.cleanup_every}")
+        counts = {
+            "--cleanup-every must be 0 (never)": self.cleanup_every,
+            "--log-completions must be 0 (none)": self.log_completions,
+            "--reward-workers must be 0 (none)": self.reward_workers,
+        }
+        for rule, count in counts.items():
+            if count < 0:
+                raise ConfigError(f"{rule} or more, not {count}")
         if self.snapshot_every is not None and self.snapshot_every < 0:
             raise ConfigError(
                 f"--snapshot-every must be 0 (never), 1 or more, or auto, not {self.snapshot_every}"
             )
-        if self.reward_workers < 0:
-            raise ConfigError(f"--reward-workers must be 0 (none) or more, not {self.reward_workers}")
         if self.reward_timeout_seconds is not None and not 0 < self.reward_timeout_seconds < float("inf"):
             raise ConfigError(f"--reward-timeout {self.reward_timeout_seconds:g}: must be above 0 seconds")
         # otherwise the hang detector would kill ranks that are about to report their own timeout

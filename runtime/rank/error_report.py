@@ -73,7 +73,7 @@ def _describe(error: BaseException, own_steps: int) -> dict[str, Any]:
         else "…" + text[-MAX_TRACEBACK_CHARACTERS:],
         "location": [last.filename, last.lineno or 0, last.name] if last is not None else None,
         "wall_time": time.time(),
-        "phases": [phase.name for phase in raised.phases] if raised is not None else None,
+        "phases": list(raised.phases) if raised is not None else None,
         "callback": raised.callback if raised is not None else "",
         "bases": list(dict.fromkeys(name for cause in causes for name in _types(cause))),
         "chain": [_raised(one) for one in _chain(error)],
@@ -128,7 +128,7 @@ def _raised(error: BaseException) -> dict[str, Any]:
     return {
         "types": _types(error),
         "message": _message(error)[:MAX_MESSAGE_CHARACTERS],
-        "phases": [phase.name for phase in phases.phases] if phases is not None else None,
+        "phases": list(phases.phases) if phases is not None else None,
         "by_script": _is_raised_by_script(error),
     }
 

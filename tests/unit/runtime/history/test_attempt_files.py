@@ -155,7 +155,7 @@ def test_an_error_is_read_as_the_rank_wrote_it(make: Callable[..., AttemptFiles]
     )
     assert files.read_error(0) == expected
     files.error(0).write_text(
-        json.dumps({**value, "phases": ["data", "callback"], "callback": "Mine.on_save"})
+        json.dumps({**value, "phases": [Phase.data, Phase.callback], "callback": "Mine.on_save"})
     )
     assert files.read_error(0) == replace(
         expected, phases=(Phase.data, Phase.callback), callback="Mine.on_save"
