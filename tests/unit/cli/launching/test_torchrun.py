@@ -110,8 +110,8 @@ HONOURED: dict[str, tuple[tuple[str, ...], Callable[[Started], object], object]]
 }  # fmt: skip
 """Words that set an option, where they arrive, and as what."""
 ELSEWHERE = {
-    "help": "test_help.py", "module": "parse/test_same_run.py", "training_script": "parse/test_values.py",
-    "training_script_args": "parse/test_values.py",
+    "help": "test_options.py", "module": "test_same_run.py", "training_script": "test_values.py",
+    "training_script_args": "test_values.py",
     "numa_binding": "below: it needs GPUs",
 }  # fmt: skip
 
