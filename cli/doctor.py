@@ -18,7 +18,6 @@ from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.preflight.checks import Finding, State, examine
 from grpo_run.runtime.preflight.reading import WRITTEN_BYTES, read_facts
 from grpo_run.runtime.upstream.features import FEATURES, is_released
-from grpo_run.runtime.upstream.versions import TESTED
 from grpo_run.watchdog.text import counted
 
 EXIT_FAILED = 1
@@ -53,15 +52,19 @@ def main(arguments: Sequence[str]) -> int:
     if options.master_port is not None and not 0 < options.master_port < 1 << 16:
         raise UsageError(f"--master-port {options.master_port}: must be a port from 1 to 65535")
     size = options.checkpoint_size
-    facts = read_facts(
-        Path(options.directory),
-        os.environ,
-        ranks=options.nproc_per_node,
-        port=options.master_port,
-        checkpoint_bytes=0 if size is None else parse_size("--checkpoint-size", size),
-        written_bytes=WRITTEN_BYTES,
-    )
-    findings = [*examine(facts), *(_features() if facts.versions.keys() >= TESTED.keys() else ())]
+    checkpoint_bytes = 0 if size is None else parse_size("--checkpoint-size", size)
+    try:
+        facts = read_facts(
+            Path(options.directory),
+            os.environ,
+            ranks=options.nproc_per_node,
+            port=options.master_port,
+            checkpoint_bytes=checkpoint_bytes,
+            written_bytes=WRITTEN_BYTES,
+        )
+    except OSError as error:
+        raise UsageError(f"{options.directory[:200]}: {error.strerror}; name another directory") from error
+    findings = [*examine(facts), *(_features() if None not in facts.versions.values() else ())]
     number = {state: sum(one.state is state for one in findings) for state in State}
     if options.json:
         found = {"schema": 1, "failed": number[State.fail], "checks": [asdict(one) for one in findings]}

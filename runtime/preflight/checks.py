@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from grpo_run.runtime.upstream.versions import TESTED
 from grpo_run.watchdog.text import duration_text, size_text
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -68,7 +67,7 @@ class Facts:
     if unknown.
     """
 
-    versions: Mapping[str, str]
+    versions: Mapping[str, str | None]
     environment: Mapping[str, str]
     gpus: tuple[Gpu, ...]
     gpu_problem: str | None
@@ -138,12 +137,11 @@ def _judge(name: str, fine: str, *problems: Problem) -> Finding:
 
 
 def _libraries(facts: Facts) -> Iterator[Finding]:
-    for name in dict.fromkeys((*TESTED, *facts.versions)):
-        version = facts.versions.get(name, "")
-        blind = name == "torch" and "+cpu" in version and facts.gpus
+    for name, version in facts.versions.items():
+        blind = name == "torch" and "+cpu" in (version or "") and facts.gpus
         yield _judge(
-            name, version,
-            (not version, FAIL, "not installed", f"pip install {name}"),
+            name, version or "",
+            (version is None, FAIL, "not installed", f"pip install {name}"),
             (blind, FAIL, f"{version} cannot use this machine's GPUs", "install the CUDA build of torch"),
         )  # fmt: skip
 

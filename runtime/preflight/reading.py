@@ -84,7 +84,7 @@ def read_facts(
     disk_problem, speed = write_file(folder, written_bytes)
     capabilities = read("proc/self/status").partition(b"CapEff:")[2].split(b"\n")[0]
     return Facts(
-        versions=installed_versions((*TESTED, *OPTIONAL_LIBRARIES)),
+        versions=dict.fromkeys(TESTED) | installed_versions((*TESTED, *OPTIONAL_LIBRARIES)),
         environment=environment,
         gpus=gpus,
         gpu_problem=gpu_problem,

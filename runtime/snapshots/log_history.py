@@ -14,6 +14,7 @@ worker and ranks that resume read them. Does not check them: a slot checks their
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import marshal
 import sys
@@ -78,15 +79,24 @@ def read_segments(slot: Path) -> tuple[Segment, ...]:
 def as_read_back(entry: Mapping[Any, Any]) -> dict[str, Any]:
     """Return an entry as it is read from the file that transformers writes, with its fields in that order.
 
+    What JSON does not have, such as a tensor, becomes a number, a list or text: transformers would fail where
+    the script saves, but a snapshot is not the script's.
+
     Raises:
-        AttributeError, TypeError, ValueError, RecursionError: it cannot be written as JSON.
+        TypeError, ValueError, RecursionError: names cannot be sorted, or the entry contains itself.
     """
     if not _PLAIN_TYPES.issuperset(map(type, entry.values())) or not all(type(name) is str for name in entry):
-        entry = json.loads(json.dumps(entry, sort_keys=True))
+        entry = json.loads(json.dumps(entry, sort_keys=True, default=_plain))
     else:
         entry = dict(sorted(entry.items()))
     # the same objects, because marshal writes each object once
     return {sys.intern(name): value for name, value in entry.items()}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 def pack(path: str, entries: list[dict[str, Any]]) -> tuple[Segment, bytes]:

@@ -58,7 +58,7 @@ class LogHistory:
         self._stored: list[Any] = []
         """The trainer's entries that the segments and the tail have."""
         self._last: deque[Any] = deque(maxlen=COMPARED_ENTRIES)
-        """Copies of the last of them."""
+        """The last of them, as they were."""
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -108,7 +108,7 @@ class LogHistory:
                 segments = self._store(history, slot) if history else []
             except (AttributeError, TypeError, ValueError, RecursionError):
                 self._begin([])
-                segments = []  # transformers writes more than JSON has, or raises its own error
+                segments = []  # transformers writes it nevertheless, or raises its own error
             with override_attributes(state, log_history=[] if segments else history):
                 TrainerState.save_to_json(state, json_path)
             if segments:
@@ -125,7 +125,7 @@ class LogHistory:
             AttributeError, TypeError, ValueError, RecursionError: an entry cannot be written as JSON.
         """
         count = len(self._stored)
-        recent = history[max(0, count - COMPARED_ENTRIES) : count]
+        recent = list(map(as_read_back, history[max(0, count - COMPARED_ENTRIES) : count]))
         if history[:count] != self._stored or recent != list(self._last):
             self._begin([])  # a callback has changed or removed entries
         new = history[len(self._stored) :]
@@ -150,4 +150,4 @@ class LogHistory:
 
     def _note_stored(self, entries: list[Any]) -> None:
         self._stored += entries
-        self._last.extend(map(copy.deepcopy, entries[-COMPARED_ENTRIES:]))
+        self._last.extend(map(as_read_back, entries[-COMPARED_ENTRIES:]))

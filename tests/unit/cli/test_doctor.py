@@ -73,6 +73,12 @@ def test_limits_of_the_shell_are_found(tmp_path: Path) -> None:
     assert f", {len(lines) - 3} warn, 3 fail, " in ran.stdout.splitlines()[-1]
 
 
+def test_a_directory_that_cannot_be_is_an_error_of_usage() -> None:
+    """In one line, as for every command."""
+    with pytest.raises(UsageError, match="File name too long; name another directory"):
+        doctor.main(["x" * 300])
+
+
 @pytest.mark.parametrize(("findings", "code"), [([SOUND], 0), ([SOUND, SMALL], 0), ([SMALL, FULL], 1)])
 def test_only_a_failure_changes_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured, findings: list[Finding], code: int
