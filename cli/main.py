@@ -63,21 +63,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
+        _open_standard_streams()
         _handle_early_signals(words)
     try:
         code = _run(words)
-        sys.stdout.flush()
+        _flush()
     except UsageError as error:
         print(f"grpo-run: {error}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:
-        # the interpreter flushes standard output once more at exit, and would print a traceback
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         print("grpo-run: interrupted", file=sys.stderr)
         return _interrupted_code(words)
     return code
+
+
+def _open_standard_streams() -> None:
+    """Open the null device for streams that the shell has closed (`>&-`).
+
+    Otherwise a file of the run gets the number of the stream, and what ranks print goes into it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number, which is this one
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - until the exit
+
+
+def _flush() -> None:
+    """Write what is left of the output. A full disk does not change how a run ended."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"grpo-run: standard output: {error.strerror}", file=sys.stderr)
+        _discard_output()
+
+
+def _discard_output() -> None:
+    # the interpreter flushes standard output once more at exit, and would print a traceback
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(words: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -174,3 +175,34 @@ def test_a_reader_that_goes_away_is_no_error(lines: int) -> None:
     assert process.stderr is not None
     assert process.stderr.read() == ""
     assert process.wait(30) == 141
+
+
+@pytest.mark.parametrize(
+    ("redirection", "said"),
+    [
+        (">&-", ""),
+        ("<&- >&- 2>&-", ""),
+        (">/dev/full", "grpo-run: standard output: No space left on device\n"),
+    ],
+)
+def test_closed_or_full_output_changes_no_exit_code(redirection: str, said: str) -> None:
+    """A run that has finished must not end with a traceback about its log."""
+    command = f'"{sys.executable}" -P -m grpo_run.cli.main --version {redirection}'
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ran = subprocess.run(["sh", "-c", command], env=buffered, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, said)
+
+
+def test_no_file_gets_the_number_of_a_closed_stream() -> None:
+    """What ranks print would go into it."""
+    program = (
+        "import os, sys\n"
+        "from grpo_run.cli import main\n"
+        "main._open_standard_streams()\n"
+        "opened = os.open('/dev/zero', os.O_RDONLY)\n"
+        "print('lost')\n"
+        "sys.exit(opened)\n"
+    )
+    command = f'"{sys.executable}" -P -c "$0" <&- >&-'
+    ran = subprocess.run(["sh", "-c", command, program], capture_output=True, text=True, timeout=60)
+    assert ran.returncode >= 3, ran.stderr
