@@ -34,14 +34,16 @@ IMPORTING = (
     "integration/test_memory_prediction.py",
     "integration/test_memory_traces.py",
     "integration/test_planned_scripts.py",
-    "integration/test_reward_workers.py",
     "integration/test_torture_files.py",
 )
-"""Files of real tests that import torch, transformers or TRL into pytest itself: one worker runs them all."""
+"""Files of real tests that import torch, transformers or TRL into pytest itself: one worker runs them all.
+
+Without `test_reward_workers.py`, whose workers are forks of pytest with a limit of memory."""
 TOGETHER = (
     "integration/test_bad_input.py",
     "integration/test_prometheus.py",
     "integration/test_rank_is_torchruns.py",
+    "integration/test_reward_workers.py",
     "integration/test_wait_states.py",
     "integration/test_wheel.py",
     "browser/test_report.py",
@@ -51,6 +53,7 @@ TOGETHER = (
 LONGEST_FIRST = (
     "test_hangs_end",
     *IMPORTING,
+    "test_reward_workers.py",
     "test_prometheus.py",
     "test_rank_is_torchruns.py",
     "test_an_unmodified_script_whose_reward_hangs",
