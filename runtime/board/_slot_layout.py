@@ -2,6 +2,7 @@
 
        0    sequence number (seqlock)
        8    identity
+      32    the step with which the rank's data ended
       64    open phases
      256    integer fields
      344    marks: heartbeat, last work, collectives, forward passes of generation
@@ -37,6 +38,7 @@ IDENTITY = struct.Struct("<IIII")  # rank, local rank, pid, attempt
 OPEN_PHASES = struct.Struct(f"<QII{MAX_OPEN_PHASES}I{MAX_OPEN_PHASES}Q")
 """Last progress (ns), state, depth, and of each phase the number in the duration table and the start (ns)."""
 MARK = struct.Struct("<Q")
+DATA_END = struct.Struct("<I")
 MARKS = struct.Struct("<5Q")
 """Heartbeat, last work (ns), collectives issued, time of the last one (ns), forward passes of generation."""
 MAX_IDLE_THREADS = 7
@@ -45,6 +47,7 @@ LOGGED_VALUES = struct.Struct(f"<{len(LOGGED_FIELDS)}d")
 NEVER_LOGGED = (math.nan,) * len(LOGGED_FIELDS)
 
 IDENTITY_AT = 8
+DATA_END_AT = 32  # an aligned store outside the seqlock
 OPEN_PHASES_AT = 64
 INTEGERS_AT = 256
 HEARTBEAT_AT = 344  # the marks are 8-byte stores outside the seqlock

@@ -34,6 +34,8 @@ from grpo_run.runtime.board._header import (
 )
 from grpo_run.runtime.board._slot_layout import (
     COLLECTIVE_LOG_AT,
+    DATA_END,
+    DATA_END_AT,
     READING_BYTES,
     SEQUENCE,
     SLOT_BYTES,
@@ -195,6 +197,15 @@ class Board(BoardHeader):
             durations_at=self._layout.durations(index),
             memory_area_at=self._layout.memory_area(index),
         )
+
+    def note_data_end(self, index: int, step: int) -> None:
+        """Let other ranks know that the data of local rank `index` ends with a step."""
+        self._contents.write(self._layout.slot(index) + DATA_END_AT, DATA_END.pack(step))
+
+    def data_ends(self) -> list[int]:
+        """Return with which step the data of each local rank has ended last; 0 for never in this attempt."""
+        places = (self._layout.slot(index) + DATA_END_AT for index in range(self.slots))
+        return [DATA_END.unpack(self._contents.read(place, DATA_END.size))[0] for place in places]
 
     def exchange(self, index: int, *, attempt: int, channel: str) -> Exchange:
         """Return local rank `index`'s end of a channel among the ranks of this node.

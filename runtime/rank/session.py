@@ -234,6 +234,10 @@ class Session:
             self.notify(text)
             self.warn_in_journal(text)
 
+    def show_warning(self, text: str) -> None:
+        """Journal a warning that concerns this rank; the supervisor shows it to the user."""
+        self.journal.write("warning", rank=self.rank, text=text, shown=True)
+
     def warn_in_journal(self, text: str) -> None:
         """Journal a warning that concerns this rank; print nothing."""
         self.journal.write("warning", rank=self.rank, text=text)

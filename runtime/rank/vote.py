@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import ConsensusError
@@ -45,9 +45,42 @@ class Flags(NamedTuple):
     release: bool = False
     """Return cached device memory after the next step: a rank needs it."""
 
-    def union(self, other: Flags) -> Flags:
-        """Return the flags that are set in either."""
-        return Flags(*(mine or theirs for mine, theirs in zip(self, other, strict=True)))
+
+class ControlRequests(NamedTuple):
+    """What callbacks ask a trainer to do, by the field of transformers' `TrainerControl`."""
+
+    should_training_stop: bool = False
+    should_epoch_stop: bool = False
+    should_save: bool = False
+    should_evaluate: bool = False
+    should_log: bool = False
+
+
+SetOfFlags = TypeVar("SetOfFlags", Flags, ControlRequests)
+
+
+def encode_requests(requests: ControlRequests) -> list[int]:
+    """Return the vector to reduce by MAX: a one is on some rank if the maximum is, a zero if that of the
+    negations is.
+    """
+    return [*map(int, requests), *(-request for request in requests)]
+
+
+def decode_requests(vector: list[int]) -> tuple[ControlRequests, ControlRequests]:
+    """Return what was asked for on all ranks, and on some but not on all.
+
+    A stop that not all ranks have asked for takes a checkpoint.
+    """
+    count = len(ControlRequests._fields)
+    by_all = ControlRequests(*(negated < 0 for negated in vector[count : 2 * count]))
+    by_any = map(bool, vector[:count])
+    by_some = ControlRequests(*(one and not each for one, each in zip(by_any, by_all, strict=True)))
+    return by_all, by_some._replace(should_save=by_some.should_save or by_some.should_training_stop)
+
+
+def either(mine: SetOfFlags, theirs: SetOfFlags) -> SetOfFlags:
+    """Return the flags that are set in either."""
+    return type(mine)(*(one or other for one, other in zip(mine, theirs, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,23 +89,32 @@ class Vote:
 
     Args:
         fingerprint: of the phases entered since the vote before.
+        requests: what callbacks ask for on this rank, after this step.
     """
 
     step: int
     fingerprint: int = 0
     flags: Flags = field(default_factory=Flags)
+    requests: ControlRequests = field(default_factory=ControlRequests)
 
     def encode(self) -> list[int]:
         """Return the vector to reduce by MAX. A value and its negation together yield maximum and minimum."""
-        return [self.step, -self.step, self.fingerprint, -self.fingerprint, *map(int, self.flags)]
+        both = [self.step, -self.step, self.fingerprint, -self.fingerprint]
+        return [*both, *map(int, self.flags), *encode_requests(self.requests)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VoteResult:
-    """The result of a vote, equal on every rank: the step, and each flag that any rank set."""
+    """The result of a vote, equal on every rank: the step, and each flag that any rank set.
+
+    What callbacks ask for on all ranks is done after the step itself, as under torchrun. What they ask for on
+    some ranks only is done on all ranks after the next step.
+    """
 
     step: int
     flags: Flags
+    asked_by_all: ControlRequests = field(default_factory=ControlRequests)
+    asked_by_some: ControlRequests = field(default_factory=ControlRequests)
 
 
 def decode(vector: list[int]) -> VoteResult:
@@ -91,7 +133,11 @@ def decode(vector: list[int]) -> VoteResult:
             f"ranks entered different phases in step {last_step} (fingerprints {high:#x} and {low:#x}):"
             " one rank evaluated, generated or saved where another did not"
         )
-    return VoteResult(step=last_step, flags=Flags(*map(bool, vector[4:])))
+    flags, requests = vector[4 : 4 + len(Flags._fields)], vector[4 + len(Flags._fields) :]
+    by_all, by_some = decode_requests(requests)
+    return VoteResult(
+        step=last_step, flags=Flags(*map(bool, flags)), asked_by_all=by_all, asked_by_some=by_some
+    )
 
 
 class VoteGroup:
@@ -130,6 +176,12 @@ class VoteGroup:
             self.wait_seconds += time.perf_counter() - began
         self.votes += 1
         return decode(_maxima(rows))
+
+    def requests(self, requests: ControlRequests) -> tuple[ControlRequests, ControlRequests]:
+        """Return what was asked for on all ranks, and on some; see `decode_requests`. Collective and
+        blocking.
+        """
+        return decode_requests(self.maxima(encode_requests(requests)))
 
     def maximum(self, value: int) -> int:
         """Return the largest `value` of all ranks. Collective and blocking."""

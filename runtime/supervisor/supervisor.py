@@ -458,5 +458,7 @@ class Supervisor:
         self._reporter.write("state_changed", **fields)
 
     def _on_rank_event(self, record: dict[str, Any]) -> None:
+        if record.get("shown"):
+            self._reporter.notify(str(record["text"]))
         if self._drains is not None:
             self._drains.note_event(record)

@@ -16,6 +16,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from grpo_run.runtime.rank.exact.state import ExactState
+from grpo_run.runtime.rank.hooks._control import ControlVote
 from grpo_run.runtime.rank.hooks._resume import RestoredCall
 from grpo_run.runtime.rank.learning import StepReader
 from grpo_run.runtime.rank.saving.saver import Saver
@@ -48,6 +49,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
     Args:
         ordinal: the number of the call, from 1.
         events: of the call's steps.
+        control: puts the flags that callbacks set to the vote.
         restoring: the call was finished in an earlier attempt and takes no steps now.
         resumed_from: the checkpoint directory that `train()` loads, if any.
         restored: the call as that checkpoint has it.
@@ -60,6 +62,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         session: Session,
         ordinal: int,
         events: StepEvents,
+        control: ControlVote,
         saver: Saver,
         exact: ExactState,
         *,
@@ -73,6 +76,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         self._ordinal = ordinal
         self._saver = saver
         self._events = events
+        self._control = control
         self._exact = exact
         self._restoring = restoring
         self._resumed_from = resumed_from
@@ -102,10 +106,12 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the sampler's state before it draws the epoch's order."""
         self._exact.begin_epoch()
+        self._control.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The step's batches have been read."""
         self._events.step_begins(state.global_step + 1)
+        self._control.begin_step(state.global_step + 1)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradient of the step is complete."""
@@ -115,11 +121,13 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
         """The step is finished; `save_through` calls the saver when transformers has logged, evaluated and
         saved.
         """
-        self._events.step_ends(state.global_step)
+        step, asked = state.global_step, self._control.asked(control)
+        self._control.answer(control, step, asked, self._events.step_ends(step, asked))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Let the saver take a snapshot after the events at the end of the epoch."""
         self._exact.end_epoch()
+        self._control.end_epoch(control, state.global_step)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any

@@ -21,8 +21,12 @@ from grpo_run.runtime.upstream.async_functions import is_coroutine_function
 from grpo_run.runtime.upstream.patches import Handler, override_attributes
 from grpo_run.watchdog.observation import Phase
 
-UNMARKED_CALLBACKS = ("transformers.trainer_callback", "transformers.utils.notebook", "grpo_run.")
-"""Modules whose callbacks return quickly and are not marked."""
+UNMARKED_CALLBACKS = (
+    *(f"transformers.trainer_callback.{name}Callback" for name in ("DefaultFlow", "Progress", "Printer")),
+    "transformers.utils.notebook.",
+    "grpo_run.",
+)
+"""How the full names of callbacks begin that return quickly and are not marked."""
 
 
 def marked(phase: Phase, slot: SlotWriter, fingerprint: PhaseFingerprint) -> Handler:
@@ -94,7 +98,12 @@ def mark_reward(function: Callable[..., Any], slot: SlotWriter, costs: StepCosts
 
 
 @contextmanager
-def mark_callbacks(handler: Any, base: type, slot: SlotWriter) -> Iterator[None]:
+def mark_callbacks(
+    handler: Any,
+    base: type,
+    slot: SlotWriter,
+    note: Handler = lambda name, call, *args, **kwargs: call(*args, **kwargs),
+) -> Iterator[None]:
     """Mark the user's own callbacks for the length of the block.
 
     A callback may upload or evaluate for a long time. That time must not count as the phase that calls it. It
@@ -103,21 +112,29 @@ def mark_callbacks(handler: Any, base: type, slot: SlotWriter) -> Iterator[None]
     Args:
         handler: the trainer's `callback_handler`.
         base: transformers' `TrainerCallback`. Only methods that a callback overrides are wrapped.
+        note: called with the name and the method, and then what the method takes; calls it.
     """
     events = [name for name in dir(base) if name.startswith("on_")]
     with ExitStack() as marks:
         for callback in handler.callbacks:
-            if type(callback).__module__.startswith(UNMARKED_CALLBACKS):
+            if full_name(callback).startswith(UNMARKED_CALLBACKS):
                 continue
             for name in events:
                 method = getattr(type(callback), name, None)
                 set_on_instance = name in getattr(callback, "__dict__", {})
                 if method is not None and method is not getattr(base, name) and not set_on_instance:
-                    wrapper = as_callback(getattr(callback, name), slot, callback_name(callback, name))
+                    method, shown = getattr(callback, name), callback_name(callback, name)
+                    noted = functools.wraps(method)(functools.partial(note, shown, method))
+                    wrapper = as_callback(noted, slot, shown)
                     # a frozen or slotted callback stays unmarked
                     with contextlib.suppress(AttributeError, TypeError):
                         marks.enter_context(override_attributes(callback, **{name: wrapper}))
         yield
+
+
+def full_name(callback: object) -> str:
+    """Return the module and the name of a callback's class."""
+    return f"{type(callback).__module__}.{type(callback).__qualname__}"
 
 
 def callback_name(callback: object, event: str) -> str:

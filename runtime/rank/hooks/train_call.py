@@ -23,6 +23,7 @@ from transformers import TrainerCallback
 from grpo_run.runtime.rank.exact.state import ExactState
 from grpo_run.runtime.rank.growth import GrowthMeter
 from grpo_run.runtime.rank.hooks._callback import GuardCallback, TrainerSource
+from grpo_run.runtime.rank.hooks._control import ControlVote
 from grpo_run.runtime.rank.hooks._phases import mark_callbacks
 from grpo_run.runtime.rank.hooks._resume import RestoredCall, epochs_skipped, facts_of
 from grpo_run.runtime.rank.hooks._rollout_hooks import rollouts_hooked
@@ -41,7 +42,7 @@ from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.rank.step.resume import agree_on_resume, held_snapshot, resumed_directory
 from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.runtime.upstream import input_gradients, tensor_files, trainer_names
-from grpo_run.runtime.upstream.patches import override_attributes
+from grpo_run.runtime.upstream.patches import override_attributes, wrapped_methods
 
 
 @contextmanager
@@ -151,8 +152,12 @@ def run_train_call(
             meter = GrowthMeter(trainer, session.slot, session.step_costs, journal=journal, warn=session.warn)
             hooks.enter_context(meter.measuring())
             hooks.enter_context(override_attributes(session, growth=meter))
+        control = ControlVote(trainer, session, step_vote.collect)
+        hooks.enter_context(control.observed())
+        hooks.enter_context(wrapped_methods(trainer, {trainer_names.AFTER_STEP: [control.settle]}))
         hooks.enter_context(save_through(saver, trainer, contents, events.checkpoint))
-        hooks.enter_context(mark_callbacks(trainer.callback_handler, TrainerCallback, session.slot))
+        marks = mark_callbacks(trainer.callback_handler, TrainerCallback, session.slot, control.note)
+        hooks.enter_context(marks)
         resumed_from = resumed_directory(resume.argument, call)
         restored = None
         if resumed_from is not None:
@@ -166,6 +171,7 @@ def run_train_call(
             session,
             call.ordinal,
             events,
+            control,
             saver,
             exact,
             restoring=resume.finished and not resume.foreign,

@@ -78,7 +78,7 @@ class Saver:
         session: Session,
         *,
         snapshots: Snapshots | None,
-        collect_vote: Callable[[], None],
+        collect_vote: Callable[[], object],
     ) -> None:
         self._contents = contents
         self._session = session

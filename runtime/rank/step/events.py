@@ -23,8 +23,8 @@ from grpo_run.runtime.rank.memory.cleanup import HostCaches, StepCleanup
 from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.rank.step.step_vote import StepVote
-from grpo_run.runtime.rank.vote import VoteResult
+from grpo_run.runtime.rank.step.step_vote import NO_REQUESTS, StepVote
+from grpo_run.runtime.rank.vote import ControlRequests, VoteResult, either
 from grpo_run.watchdog.learning_observations import StepValues
 from grpo_run.watchdog.observation import Phase, RankState
 
@@ -130,13 +130,18 @@ class StepEvents:
         self._step_vote.collect()
         self._session.slot.replace(Phase.optimizer)
 
-    def step_ends(self, step: int) -> None:
+    def step_ends(self, step: int, requests: ControlRequests = NO_REQUESTS) -> ControlRequests:
         """Start the vote on a finished step, and act on the result of the previous vote.
 
         The saver then knows what is due: call `checkpoint`.
 
         Args:
             step: counted from 1.
+            requests: what the script's callbacks ask for on this rank, and perhaps not on all. This rank
+                waits for the vote then: if all ask, it is done after this step, as without the vote.
+
+        Returns:
+            What all ranks do after this step, of what callbacks have asked for on any.
 
         Raises:
             GuardTripped: a learning guard ends the attempt.
@@ -150,6 +155,7 @@ class StepEvents:
             snapshot=session.is_main and self._saver.cadence.wanted(step),
             learning=learning,
             cleanup=self._cleanup.take_need(),
+            requests=requests,
         )
         self._cleanup.clean(step, CleanupNeed(agreed.flags.collect, agreed.flags.release))
         slot.step = step
@@ -159,10 +165,12 @@ class StepEvents:
         slot.publish()
         if session.growth is not None:
             session.growth.step_ended(step)
-        if learning.tripped:  # before the next rollout, which may fail with such weights
-            self._step_vote.collect()
+        own = None
+        if learning.tripped or any(requests):  # before the next rollout, which may fail with such weights
+            own = self._step_vote.collect()
         self._saver.decide(step, agreed.flags)
         self._journal_timed_out(agreed)
+        return agreed.asked_by_some if own is None else either(agreed.asked_by_some, own.asked_by_all)
 
     def checkpoint(self) -> None:
         """Take what is due of the finished step: a save that the user asked for, a snapshot, or the last save

@@ -19,10 +19,11 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.rank.learning import LearningGuards
 from grpo_run.runtime.rank.memory.cleanup_policy import NOTHING, CleanupNeed
 from grpo_run.runtime.rank.session import Session
-from grpo_run.runtime.rank.vote import Flags, Vote, VoteResult
+from grpo_run.runtime.rank.vote import ControlRequests, Flags, Vote, VoteResult, either
 from grpo_run.watchdog.observation import Phase
 
 NO_RESULT = VoteResult(step=0, flags=Flags())
+NO_REQUESTS = ControlRequests()
 
 
 class UserRequests:
@@ -79,7 +80,13 @@ class StepVote:
         self._timed_out = True
 
     def start(
-        self, step: int, *, snapshot: bool, learning: Flags, cleanup: CleanupNeed = NOTHING
+        self,
+        step: int,
+        *,
+        snapshot: bool,
+        learning: Flags,
+        cleanup: CleanupNeed = NOTHING,
+        requests: ControlRequests = NO_REQUESTS,
     ) -> VoteResult:
         """Start the vote on a finished step; the vote before must have been collected.
 
@@ -88,6 +95,7 @@ class StepVote:
             snapshot: whether this rank wants a snapshot.
             learning: the flags that its learning guards set.
             cleanup: what this rank needs freed.
+            requests: what callbacks ask for on this rank.
 
         Returns:
             The result of the votes collected since the last `start`, to act on now; without flags if there
@@ -106,14 +114,15 @@ class StepVote:
         )
         self._timed_out = False
         self._in_progress = True
-        self._session.votes.start(Vote(step=step, fingerprint=self.fingerprint.take(), flags=flags))
+        vote = Vote(step=step, fingerprint=self.fingerprint.take(), flags=flags, requests=requests)
+        self._session.votes.start(vote)
         slot = self._session.slot
         slot.voted_step = step
         slot.voted_at_ns = time.monotonic_ns()
         return result
 
-    def collect(self) -> None:
-        """Wait for the vote in progress, if any. Its step is then committed.
+    def collect(self) -> VoteResult | None:
+        """Wait for the vote in progress, if any, and return its result. Its step is then committed.
 
         Raises:
             ConsensusError: ranks disagree about the step or the phases.
@@ -121,17 +130,22 @@ class StepVote:
             GuardTripped: the ranks agree that a learning guard ends the attempt.
         """
         if not self._in_progress:
-            return
+            return None
         slot, votes = self._session.slot, self._session.votes
         slot.enter(Phase.vote)
         result = votes.collect()
         slot.leave(Phase.vote)
         self._in_progress = False
         if result is None:  # collected by the next call, after an exception that the script has handled
-            return
+            return None
         slot.committed_step = result.step
         slot.votes = votes.votes
         slot.vote_wait_seconds = votes.wait_seconds
         self._guards.act(result)
         # a save may collect a vote early, before the result of the previous vote was acted on
-        self._result = replace(result, flags=result.flags.union(self._result.flags))
+        self._result = replace(
+            result,
+            flags=either(result.flags, self._result.flags),
+            asked_by_some=either(result.asked_by_some, self._result.asked_by_some),
+        )
+        return result

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import TrainerControl, TrainerState
 
 from grpo_run.runtime.rank.hooks._callback import GuardCallback, TrainerSource
+from grpo_run.runtime.rank.hooks._control import ControlVote
 from grpo_run.runtime.rank.learning import LearningGuards
 from grpo_run.runtime.rank.saving._cadence import Cadence
 from grpo_run.runtime.rank.saving.saver import Saver
@@ -70,8 +71,17 @@ class Loop:
         self.saver: Any = SimpleNamespace(cadence=self.cadence, stopping=False, saved_step=-1)
         self.saver.decide = functools.partial(Saver.decide, self.saver)
         events = StepEvents(session, 1, self.step_vote, self.saver, self.guards, TrainerSource(exact, reader))
-        self.callback = GuardCallback(session, 1, events, self.saver, exact, restoring=restoring)
         self.state = TrainerState(global_step=0, max_steps=10)
+        self.control = TrainerControl()
+        loading = SimpleNamespace(in_dataloader=True, end_of_dataloader=False)
+        trainer = SimpleNamespace(
+            callback_handler=SimpleNamespace(callbacks=[]),
+            control=self.control,
+            state=self.state,
+            accelerator=SimpleNamespace(gradient_state=loading),
+        )
+        control = ControlVote(trainer, session, self.step_vote.collect)
+        self.callback = GuardCallback(session, 1, events, control, self.saver, exact, restoring=restoring)
         self.args: Any = SimpleNamespace()
         self.hooks_before_optimizer = hooks_before_optimizer
         self.saved: list[int] = []

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_run.runtime.errors import ConsensusError
-from grpo_run.runtime.rank.vote import Flags, Vote, decode
+from grpo_run.runtime.rank.vote import ControlRequests, Flags, Vote, decode, either
 
 FLAGS = st.builds(Flags, **{name: st.booleans() for name in Flags._fields})
+REQUESTS = st.builds(ControlRequests, **{name: st.booleans() for name in ControlRequests._fields})
 DIFFERENT = {"min_size": 2, "max_size": 8}
 
 
@@ -32,10 +33,23 @@ def test_a_flag_of_one_rank_reaches_all(flags: list[Flags], step: int, fingerpri
     """The result is the union of all ranks' flags."""
     result = decode(reduced([Vote(step=step, fingerprint=fingerprint, flags=one) for one in flags]))
     assert result.step == step
-    assert result.flags == reduce(Flags.union, flags)
+    assert result.flags == reduce(either, flags)
     assert result.flags._asdict() == {
         name: any(getattr(one, name) for one in flags) for name in Flags._fields
     }
+
+
+@given(requests=st.lists(REQUESTS, min_size=1, max_size=8))
+def test_what_all_ranks_ask_for_is_told_from_what_some_ask_for(requests: list[ControlRequests]) -> None:
+    """Each request is in one of the two or in none, and a stop of some ranks brings a save."""
+    result = decode(reduced([Vote(step=1, requests=one) for one in requests]))
+    for name in ControlRequests._fields:
+        asked = [getattr(one, name) for one in requests]
+        assert getattr(result.asked_by_all, name) == all(asked)
+        some = any(asked) and not all(asked)
+        if name == "should_save":
+            some = some or result.asked_by_some.should_training_stop
+        assert getattr(result.asked_by_some, name) == some
 
 
 @given(steps=st.lists(st.integers(0, 2**31 - 1), **DIFFERENT).filter(lambda steps: len(set(steps)) > 1))

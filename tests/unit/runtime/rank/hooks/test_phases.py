@@ -254,9 +254,13 @@ def test_a_users_callback_is_marked_by_class_and_event(slot: SlotWriter, reading
 
 def test_only_overridden_events_of_user_callbacks_are_marked(slot: SlotWriter) -> None:
     """Other events are frequent, and the libraries' own callbacks return quickly."""
-    library = type("Flow", (Upload,), {"__module__": "transformers.trainer_callback"})(lambda: None)
+    library = type("ProgressCallback", (Upload,), {"__module__": "transformers.trainer_callback"})(
+        lambda: None
+    )
+    early = type("EarlyStopping", (Upload,), {"__module__": "transformers.trainer_callback"})(lambda: None)
     user = Upload(lambda: None)
-    with mark_callbacks(SimpleNamespace(callbacks=[library, user]), Base, slot):
+    with mark_callbacks(SimpleNamespace(callbacks=[library, early, user]), Base, slot):
+        assert "on_save" in vars(early), "it decides by a metric"
         assert "on_step_end" not in vars(user)
         assert "on_save" in vars(user)
         assert "on_save" not in vars(library)
