@@ -134,8 +134,13 @@ def _resume_or_supervise(launch: LaunchCommand, directory: RunDirectory, listene
     inputs = inputs_of(config, launch.script)
     check_inputs(config.run_id, directory, history, inputs, accept_change=launch.accept_change)
     check_against_run(config, directory, history)
-    if history.finished:
+    if history.finished and history.ended_early is None:
         return _has_finished(config.run_id)
+    if (call := history.ended_early) is not None:
+        print(
+            f"grpo-run: the script of run {config.run_id} ended {call.place} at {call.progress}. It runs"
+            " again and decides how to go on."
+        )
     fields = {
         "working_directory": os.getcwd(), "typed": launch.recorded, "inputs": inputs.as_json(),
         "git_commit": commit_of(launch.script.resolve().parent),
@@ -169,7 +174,7 @@ def _write_the_rest(run_id: str, directory: RunDirectory, history: History) -> i
             print(f"grpo-run: {writing_command(directory.path)}")
             return EXIT_GAVE_UP
         if not history.lost.sentence:
-            return _has_finished(run_id)
+            return None if history.ended_early is not None else _has_finished(run_id)
     elif history.finished:
         return None
     elif history.snapshot_step is not None:

@@ -162,9 +162,9 @@ def compute_seal(fields: Mapping[str, Any]) -> str:
     return blake3(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def mark_finished(path: Path) -> None:
-    """Record in the manifest that the `train()` call ran to its end. Raises as `read_manifest`."""
-    _write_sealed(path, read_manifest(path).model_copy(update={"finished": True}))
+def mark_finished(path: Path, finished: bool = True) -> None:
+    """Record in the manifest whether the `train()` call ended here. Raises as `read_manifest`."""
+    _write_sealed(path, read_manifest(path).model_copy(update={"finished": finished}))
 
 
 def mark_kept(path: Path) -> None:

@@ -33,7 +33,7 @@ from grpo_run.runtime.history.recovery import (
 from grpo_run.runtime.history.rewards import RewardRecord
 from grpo_run.runtime.history.sample_masking import MaskedSamples
 from grpo_run.runtime.history.totals import CheckpointTotals, RankTotals
-from grpo_run.runtime.history.train_calls import TrainCalls
+from grpo_run.runtime.history.train_calls import KnownCall, TrainCalls
 from grpo_run.runtime.history.wall_states import WallState, WallStates
 from grpo_run.runtime.memory.plan import MemoryRecord
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard
@@ -173,6 +173,8 @@ class History:
 
     def _on_run_started(self, record: dict[str, Any], time: float) -> None:
         self.run_id = record.get("run") or self.run_id
+        if self.ended_early is not None:
+            self.calls.reopen()
         self.supervisors += 1
         self.recoveries_at_start = len(self.recoveries)
         self.fresh_because = ""
@@ -364,6 +366,13 @@ class History:
     def finished(self) -> bool:
         """Whether the script of every rank ran to its end."""
         return self.exit_code == EXIT_FINISHED and self.state != "stopped"
+
+    @property
+    def ended_early(self) -> KnownCall | None:
+        """The last call, if the script has finished although the call had steps left: the script decides
+        anew when it runs again.
+        """
+        return self.calls.ended_early if self.finished else None
 
     @property
     def counts_steps(self) -> bool:

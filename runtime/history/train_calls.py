@@ -49,6 +49,7 @@ class KnownCall:
         saved: step of its newest checkpoint or snapshot; 0 if there is none.
         checkpoint: path of the newest checkpoint; None if the newest is a snapshot in memory.
         finished: it ran to its end.
+        reopened: the script had ended it before its last step and runs again; nothing newer is saved yet.
         interrupted: it was running when its last attempt ended.
         replaces: the call that was lost when this one began from step 0 in its place; 0 for none.
         left: pairs of a rank and the number of steps after which the script left the loop there by `break`.
@@ -64,6 +65,7 @@ class KnownCall:
     saved: int = 0
     checkpoint: str | None = None
     finished: bool = False
+    reopened: bool = False
     interrupted: bool = False
     replaces: int = 0
     left: tuple[tuple[int, int], ...] = ()
@@ -88,6 +90,8 @@ class TrainCalls:
 
     _calls: dict[int, KnownCall] = field(default_factory=dict)
     _running: int | None = None
+    _last: int | None = None
+    """The call that was begun or restored last."""
     _chosen: str | None = None
     """The checkpoint that the call about to begin resumes from."""
     resuming: bool = False
@@ -111,6 +115,18 @@ class TrainCalls:
     def interrupted(self) -> KnownCall | None:
         """The call that was running when the last attempt ended."""
         return None if self._running is None else self._calls[self._running]
+
+    @property
+    def ended_early(self) -> KnownCall | None:
+        """The last call, if it is known to have more steps than it has taken."""
+        last = None if self._last is None else self._calls[self._last]
+        return last if last is not None and last.reached < last.target_steps else None
+
+    def reopen(self) -> None:
+        """The script runs again, although it has ended its last call before the last step."""
+        self.forget_left()
+        if (last := self.ended_early) is not None:
+            self._change(last.ordinal, finished=False, reopened=True)
 
     @property
     def awaited(self) -> bool:
@@ -181,21 +197,23 @@ class TrainCalls:
             checkpoint=self._chosen if step else None,
             replaces=int(record.get("replaces") or (known.replaces if known is not None else 0)),
             left=() if known is None else known.left,
+            reopened=known is not None and known.reopened,
         )
-        self._running = ordinal
+        self._running = self._last = ordinal
 
     def apply_train_restored(self, record: Mapping[str, Any]) -> None:
         """A finished call is restored without training."""
         self.resuming = False
         ordinal = int(record["train_call"])
         self._change(ordinal, finished=True, attempt=self._attempt)
+        self._last = ordinal if ordinal in self._calls else self._last
         if self._running == ordinal:
             self._running = None
 
     def apply_train_ended(self, record: Mapping[str, Any]) -> None:
         """A call ran to its end."""
         ordinal = int(record["train_call"])
-        self._change(ordinal, finished=True)
+        self._change(ordinal, finished=True, reached=int(record.get("step") or 0))
         if self._running == ordinal:
             self._running = None
 
@@ -219,8 +237,12 @@ class TrainCalls:
         """A checkpoint was published (`path`), or a snapshot taken in memory (None)."""
         known = self._calls.get(ordinal)
         if known is not None and step >= known.saved:
+            same = step == known.saved
             self._calls[ordinal] = replace(
-                known, saved=step, checkpoint=path or (known.checkpoint if step == known.saved else None)
+                known,
+                saved=step,
+                checkpoint=path or (known.checkpoint if same else None),
+                reopened=known.reopened and same,
             )
 
     def apply_rolled_back(self, ordinal: int, step: int) -> None:

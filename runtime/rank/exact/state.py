@@ -77,6 +77,10 @@ class ExactState:
         self._callbacks = CallbackStates(trainer.callback_handler.callbacks, self._warn)
         self.script_stopped = False
         """The restored checkpoint is of the step at which a callback of the script ended the call."""
+        self.script_decides_anew = False
+        """Where a callback had ended the call, callbacks begin anew and may end it later, as under
+        torchrun.
+        """
         self.epoch_ended = False
         """The events at the end of the present epoch have begun."""
         self._order: DataOrder | None = None
@@ -224,11 +228,12 @@ class ExactState:
         self._order.restore(decoder(state.sampler), decoder(state.epoch_rng), decoder.source)
         if mismatch := trainer_state.load_reward_state(trainer, state.rewards, decoder):
             self._warn(mismatch)
-        if mismatch := self._callbacks.restore(state.callbacks, decoder):
+        anew = state.script_stopped and self.script_decides_anew
+        if not anew and (mismatch := self._callbacks.restore(state.callbacks, decoder)):
             self._warn(mismatch)
         if self._guards is not None:
             self._guards.load(state.guards)
-        self.script_stopped = state.script_stopped
+        self.script_stopped = state.script_stopped and not anew
         self.epoch_ended = state.epoch_ended
         if state.evaluating:
             trainer.model.eval()  # after the last step, trainers log what belongs to the mode of the model

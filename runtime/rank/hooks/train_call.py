@@ -134,6 +134,7 @@ def run_train_call(
         exact = ExactState(
             trainer, rank=session.rank, world_size=session.world_size, warn=session.warn, guards=guards
         )
+        exact.script_decides_anew = resume.decides_anew
         hooks.callback(exact.close)
         if session.injector is not None:
             session.injector.prepare(session.votes.maximum)

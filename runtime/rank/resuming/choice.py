@@ -142,7 +142,7 @@ def choose(request: ResumeRequest, report_rejected: ReportRejected) -> ResumeCho
     own = _newest_of_run(request, request.run_id, report, own=True)
     if own is not None:
         _refuse_used_id(request, own)
-        return own
+        return replace(own, reopened=request.reopened)
     if request.resume_from is not None:
         return _resume_from(request, request.resume_from, report)
     if request.script_argument:

@@ -42,6 +42,8 @@ class ResumeRequest:
     """The model's parameters before it is wrapped; empty if not known."""
     also_search: tuple[Path, ...] = field(default=())
     """Other directories that may contain checkpoints of this run; at equal steps, `output_dir` wins."""
+    reopened: bool = False
+    """Whether the script had ended the call before its last step, in a run that has ended."""
     in_memory: FoundCheckpoint | None = None
     """A complete snapshot of this call that every rank can load; it wins unless `output_dir` has a later
     step."""
@@ -52,7 +54,7 @@ class ResumeRequest:
         return Path(self.call.output_dir)
 
 
-SENT = ("argument", "foreign", "in_memory", "from_script", "notice", "ordinal")
+SENT = ("argument", "foreign", "reopened", "in_memory", "from_script", "notice", "ordinal")
 """Fields of a choice that are sent to the other ranks as they are."""
 
 
@@ -65,6 +67,8 @@ class ResumeChoice:
     """The chosen checkpoint, if it has a manifest and belongs to this `train()` call."""
     foreign: bool = False
     """The checkpoint is of another run: a call that finished there may take more steps here."""
+    reopened: bool = False
+    """As `ResumeRequest.reopened`: the call goes on from its last step."""
     in_memory: bool = False
     """The checkpoint is `ResumeRequest.in_memory`."""
     snapshot: OpenSnapshot | None = None
@@ -79,7 +83,12 @@ class ResumeChoice:
     @property
     def finished(self) -> bool:
         """Whether the checkpoint is the end of a finished call, which is restored and not trained again."""
-        return self.checkpoint is not None and self.checkpoint.manifest.finished
+        return self.checkpoint is not None and self.checkpoint.manifest.finished and not self.reopened
+
+    @property
+    def decides_anew(self) -> bool:
+        """Whether the script decides anew if the call goes on, although it ended the call there."""
+        return self.checkpoint is None or self.foreign or self.reopened
 
     def to_text(self) -> str:
         """Serialize the choice for the other ranks."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.checkpoints.compatibility import BatchGeometry, NamedShape
-from grpo_run.runtime.checkpoints.manifest import TrainCall
+from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
 from grpo_run.runtime.checkpoints.search import directories_of_run, step_of
 from grpo_run.runtime.errors import ResumeMismatchError, Stopped
@@ -116,6 +116,7 @@ def agree_on_resume(
             request,
             call=identified.call,
             also_search=identified.directories,
+            reopened=identified.known is not None and identified.known.reopened,
             in_memory=checkpoint_for(snapshot, identified.call),
         )
     choice = agree(session, request)
@@ -128,6 +129,8 @@ def agree_on_resume(
         session.warn(choice.notice)
     if session.is_main:
         call = identified.call
+        if choice.reopened and choice.checkpoint is not None and choice.checkpoint.manifest.finished:
+            mark_finished(choice.checkpoint.path, False)  # `save_total_limit` counts it again
         _report(session, identified, choice, rejected=session.rejected_checkpoints > rejected_before)
     _announce(session, call, choice)
     return AgreedResume(choice=choice, record=record)

@@ -137,3 +137,27 @@ def test_a_mismatch_is_counted_and_kept_with_the_recovery() -> None:
     assert history.recoveries[0].mismatch == "starts from step 0"
     history.apply({**chosen, "mismatch": None})
     assert history.resume_mismatches == 1
+
+
+def ended(call: int, step: int, code: int = 0) -> list[dict[str, Any]]:
+    """Return the events of a call's end and of the run's."""
+    finish = {"event": "train_ended", "time": 5.0, "rank": 0, "train_call": call, "step": step}
+    return [finish, {"event": "run_ended", "time": 6.0, "exit_code": code, "completed": True}]
+
+
+def test_a_call_that_the_script_ended_before_its_last_step_is_reopened_by_the_next_launch() -> None:
+    """Until something newer of it is saved. Only the last call counts, and only if the script had ended."""
+    first = [attempt(0), started(1, target_steps=20), saved(1, 8), *ended(1, 8)]
+    again = [{"event": "run_started", "time": 7.0, "run": "r"}, attempt(1)]
+    early = History.of(first)
+    assert early.ended_early is not None
+    assert early.ended_early.progress == "step 8 of 20"
+    assert History.of([*first, *again]).calls.to_pass()[0].reopened
+    assert History.of([*first, *again, started(1, 8, target_steps=20)]).calls.to_pass()[0].reopened
+    more = [*first, *again, started(1, 8, target_steps=20), saved(1, 12)]
+    assert not History.of(more).calls.to_pass()[0].reopened
+    assert History.of([*more, *ended(1, 20)]).ended_early is None
+    stopped = [attempt(0), started(1, target_steps=20), *ended(1, 8, code=75)]
+    assert History.of(stopped).ended_early is None
+    other_last = [*first[:-1], started(2, target_steps=4), *ended(2, 4)]
+    assert History.of(other_last).ended_early is None
