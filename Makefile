@@ -57,9 +57,9 @@ typing: $(STAMP)
 	for folder in runtime trainers watchdog dashboards cli; do ln -sfn ../../../$$folder build/typing/grpo_run/; done
 	$(BIN)/mypy
 
-# Generate the Grafana dashboard and the alert rules from the catalogue, and the drawings, options and the order of a step in docs/ from the code.
+# Generate the drawings, the metrics, the options and the order of a step in docs/ from the code.
 generated: $(STAMP)
-	$(BIN)/python -P -m grpo_run.dashboards.provisioning.generate
+	PYTHONPATH=tests $(BIN)/python -P -m support.metrics_page
 	PYTHONPATH=tests $(BIN)/python -P -m support.import_graph
 	COLUMNS=80 PYTHONPATH=tests $(BIN)/python -P -m support.command_line_page
 	PYTHONPATH=tests $(BIN)/python -P -m support.step_page

@@ -3,7 +3,7 @@
 Everything else follows from a row: `runtime/board/_slot_layout.py` reserves its place in the slot,
 `runtime/rank/step/logged.py` finds it in what a Trainer or a script logs, `dashboards/metrics/catalogue.py`
 exports it as `grpo_rank_<field>`, and `docs/reference/metrics.md` lists it. To add a metric that TRL logs,
-add a row with its name in the log; to show it, add a panel in `dashboards/provisioning/`. A value
+add a row with its name in the log; to show it, add a panel in `dashboards/grafana/`. A value
 that is computed from several (goodput) has a reader in `dashboards/metrics/_readings.py` instead.
 """
 

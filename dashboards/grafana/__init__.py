@@ -1,1 +1,1 @@
-"""Data only: the generated Grafana dashboards. The generator is `dashboards/provisioning/_grafana.py`."""
+"""Data only: the Grafana dashboards, as Grafana exports them. Edit them there or here."""

@@ -1,1 +1,1 @@
-"""Data only: the generated alert rules and their tests, from `dashboards/provisioning/_alerts.py`."""
+"""Data only: the alert rules, `alerts.yml`. A test compares them with docs/reference/alerts.md."""

@@ -18,10 +18,10 @@ import yaml
 from support import runs
 from support.exported_run import ExportedRun
 from support.prometheus import DEADLINE_SECONDS, RULES, eventually, promtool, query, tool, values
+from support.provisioned import PAGES, dashboard, queries_of
+from support.provisioned import RULES as RULES_TABLE
 
 from grpo_run.dashboards.metrics.server import MetricsServer, start
-from grpo_run.dashboards.provisioning._alerts import RULES as RULES_TABLE
-from grpo_run.dashboards.provisioning._grafana import PAGES, dashboard, queries_of
 from grpo_run.runtime.registry import targets_folder
 from grpo_run.watchdog.observation import Phase
 

@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from grpo_run.dashboards.provisioning.generate import FOLDER
+from support.provisioned import RULES_FILE
 
 DEADLINE_SECONDS = 60.0
-RULES = FOLDER / "dashboards" / "prometheus" / "alerts.yml"
+RULES = RULES_FILE
 
 
 def tool(name: str) -> str:

@@ -23,8 +23,10 @@ PROCESSES = ("runtime.supervisor", "runtime.rank")
 INDEPENDENT = {"watchdog.deadlocks", "watchdog.stalls", "watchdog.waits", "watchdog.evidence"}
 """Rooms that do not import one another: each proves or collects by itself."""
 MAINS = {name for name in FILES if name.endswith(".__main__")}
-PUBLIC_BY_PURPOSE = {name for name in FILES if name.startswith("trainers.recipes.")}
-"""Recipes are read and copied, whoever imports them."""
+PUBLIC_BY_PURPOSE = {name for name in FILES if name.startswith("trainers.recipes.")} | {
+    "dashboards.metrics.catalogue", "dashboards.metrics.metric",
+}  # fmt: skip
+"""Recipes are read and copied, whoever imports them; queries of users rest on the catalogue."""
 PURE_ROOMS: dict[str, set[str]] = {
     "watchdog": {"processes"},
     "watchdog.deadlocks": set(),

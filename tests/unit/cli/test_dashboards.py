@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.provisioned import PAGES
 
 from grpo_run.cli.dashboards import main
-from grpo_run.dashboards.provisioning._grafana import PAGES
 from grpo_run.runtime.errors import UsageError
 
 

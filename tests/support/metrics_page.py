@@ -1,14 +1,14 @@
-"""The page that lists every metric, `docs/reference/metrics.md`, from the catalogue. Written by
-`generate.py`.
-"""
+"""Write docs/reference/metrics.md, which lists every metric and its panels; run by `make generated`."""
 
 from __future__ import annotations
 
 import re
 
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS
-from grpo_run.dashboards.provisioning._grafana import PAGES
 from grpo_run.watchdog.rank_metrics import LOGGED
+from support.provisioned import FOLDER, PAGES, dashboard, queries_of
+
+PAGE = FOLDER / "docs" / "reference" / "metrics.md"
 
 HEAD = """# Metrics
 
@@ -40,9 +40,10 @@ def metrics_page() -> str:
 def _panels() -> dict[str, list[str]]:
     """Return the titles of the panels that query each metric; a histogram is queried by its parts."""
     queries = {
-        panel.body["title"]: " ".join(target["expr"] for target in panel.body.get("targets", ()))
-        for page in PAGES.values()
-        for panel in page.panels()
+        title: " ".join(expressions)
+        for name in PAGES
+        for title, expressions in queries_of(dashboard(name)).items()
+        if not title.startswith(("annotation ", "variable "))
     }
     return {
         metric.name: [
@@ -52,3 +53,8 @@ def _panels() -> dict[str, list[str]]:
         ]
         for metric in ALL_METRICS
     }
+
+
+if __name__ == "__main__":
+    PAGE.write_text(metrics_page(), encoding="utf-8")
+    print(PAGE)

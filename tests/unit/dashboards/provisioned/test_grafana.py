@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from support.metrics_page import PAGE, metrics_page
 from support.promql import exported, metrics_in, parsed, unknown_names
+from support.provisioned import PAGES, dashboard, queries_of
 
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS
 from grpo_run.dashboards.metrics.metric import PHASES, RUN_STATES
-from grpo_run.dashboards.provisioning._grafana import PAGES, dashboard, queries_of
-from grpo_run.dashboards.provisioning._panels import PHASE_COLORS, STATE_COLORS, one_hot_number
 
 NOT_SHOWN = {
     "grpo_supervisor_up": "the state “unknown” says the same",
@@ -139,7 +139,7 @@ def test_panels_have_unique_titles_descriptions_and_units(model: dict[str, Any])
 
 def test_overrides_name_series_that_exist(model: dict[str, Any]) -> None:
     """An override of an axis refers to a legend of its own panel, one of a color to a value of its label."""
-    known = {*PHASE_COLORS, *STATE_COLORS}
+    known = {*PHASES, *RUN_STATES}
     for item in model["panels"]:
         legends = {target["legendFormat"] for target in item.get("targets", [])}
         for override in item.get("fieldConfig", {}).get("overrides", []):
@@ -148,11 +148,33 @@ def test_overrides_name_series_that_exist(model: dict[str, Any]) -> None:
             assert named in legends or (colored and ("{{state}}" in legends or named in known)), item["title"]
 
 
-def test_every_phase_and_state_has_a_color() -> None:
-    """The color tables match the closed sets, and no two phases share a color."""
-    assert tuple(PHASE_COLORS) == PHASES
-    assert tuple(STATE_COLORS) == RUN_STATES
-    assert len(set(PHASE_COLORS.values())) == len(PHASES)
+def test_every_phase_has_its_own_color_wherever_phases_are_series() -> None:
+    """No two phases share a color, and a phase has the same one on every panel."""
+    colored = [
+        {
+            override["matcher"]["options"]: override["properties"][0]["value"]["fixedColor"]
+            for override in item["fieldConfig"]["overrides"]
+        }
+        for name in PAGES
+        for item in dashboard(name)["panels"]
+        if any("{{phase}}" in target["legendFormat"] for target in item.get("targets", []))
+        and item["fieldConfig"]["overrides"]
+    ]
+    assert len(colored) > 1
+    for colors in colored:
+        assert tuple(colors) == PHASES
+        assert colors == colored[0]
+        assert len(set(colors.values())) == len(PHASES)
+
+
+def test_the_state_of_a_run_has_a_text_for_every_state() -> None:
+    """States are numbered from one, in their order."""
+    (state,) = [item for item in dashboard("overview")["panels"] if item["title"] == "State"]
+    (mapping,) = state["fieldConfig"]["defaults"]["mappings"]
+    texts = {value: option["text"] for value, option in mapping["options"].items()}
+    assert texts == {str(place): name for place, name in enumerate(RUN_STATES, start=1)}
+    for place, name in enumerate(RUN_STATES, start=1):
+        assert f'{place} * grpo_run_state{{run_id="$run",state="{name}"}}' in state["targets"][0]["expr"]
 
 
 def test_phase_timeline_maps_every_possible_value() -> None:
@@ -164,8 +186,6 @@ def test_phase_timeline_maps_every_possible_value() -> None:
     assert texts == expected | {"-1": "unobservable", "0": "no phase"}
 
 
-def test_one_hot_number_counts_from_one() -> None:
-    """The n-th value of the set is mapped to n."""
-    assert one_hot_number("grpo_m", "l", ("a", "b"), "r") == (
-        'max by (r) (1 * grpo_m{RUN,l="a"} or 2 * grpo_m{RUN,l="b"})'
-    )
+def test_the_page_of_metrics_is_up_to_date() -> None:
+    """It names the panels of each metric; `make generated` writes it."""
+    assert PAGE.read_text(encoding="utf-8") == metrics_page()
