@@ -22,10 +22,13 @@ EXTENSION := build/torch_extensions/deepspeed_shm_comm/deepspeed_shm_comm.so
 # Otherwise every process of the tests compiles our sources and rewrites the assertions of all tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
+# All three parts run, whatever the others end with.
 test: $(STAMP) system $(EXTENSION)
-	$(PYTEST) tests/unit -q -m "not full" $(UNIT_WORKERS)
-	$(PYTEST) $(REAL) -q -m "not full and not alone" $(WORKERS) --durations=10
-	$(PYTEST) $(REAL) -q -m "alone and not full" --durations=5
+	@failed=; \
+	$(PYTEST) tests/unit -q -m "not full" $(UNIT_WORKERS) || failed="unit tests"; \
+	$(PYTEST) $(REAL) -q -m "not full and not alone" $(WORKERS) --durations=10 || failed="$$failed, real tests"; \
+	$(PYTEST) $(REAL) -q -m "alone and not full" --durations=5 || failed="$$failed, tests that run alone"; \
+	test -z "$$failed" || { echo "failed: $${failed#, }"; exit 1; }
 
 test-unit: $(STAMP)
 	$(PYTEST) tests/unit -q -m "not full" $(UNIT_WORKERS)

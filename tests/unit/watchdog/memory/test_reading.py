@@ -35,7 +35,12 @@ def test_memory_is_told_apart_by_kind() -> None:
 
 def test_a_process_with_a_pending_kill_is_dying_and_a_stopped_one_is_not() -> None:
     """SIGKILL is seen before the process is gone, and other signals are no death."""
-    with subprocess.Popen(["sleep", "60"]) as process:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"runs\n")
+        process.stdin.flush()
+        process.stdout.readline()  # a process that is being started has no memory for a moment
         assert not host_reading.is_dying(process.pid)
         process.send_signal(signal.SIGSTOP)
         process.send_signal(signal.SIGTERM)  # pending until it continues
