@@ -15,12 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from grpo_run.cli.launching.script_file import check_configs, check_source, source_of
 from grpo_run.cli.planning.explained import Explained, explained_json, print_explained
 from grpo_run.cli.planning.options import build_parser, parse_size, parse_steps, split_arguments
 from grpo_run.cli.planning.output import count_text, print_plan
 from grpo_run.cli.planning.report import PlanReport, as_json
 from grpo_run.cli.planning.requested_job import job_of
-from grpo_run.cli.planning.script import check_script, read_script
+from grpo_run.cli.planning.script import read_script
 from grpo_run.cli.planning.sources import JobSource, notes_of, read_file
 from grpo_run.cli.text import print_paragraph
 from grpo_run.runtime.errors import ConfigError, UsageError
@@ -98,7 +99,8 @@ def _source(options: argparse.Namespace, of_script: Sequence[str]) -> JobSource:
         return JobSource()
     path = Path(options.source)
     if path.suffix == ".py":
-        check_script(path)
+        check_source(source_of(options.source, module=False))
+        check_configs(of_script)
         print(
             f"{path} is run until its first train(): without weights, a GPU or trackers.",
             file=sys.stderr if options.json else sys.stdout,

@@ -7,14 +7,12 @@ user's.
 from __future__ import annotations
 
 import argparse
-import importlib.machinery
 import os
 import resource
 import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from grpo_run.cli.launching import _values as values
@@ -22,6 +20,7 @@ from grpo_run.cli.launching._torchrun import check_torchruns, numa_cpus, shown_l
 from grpo_run.cli.launching.identity import check_resume_from, locate
 from grpo_run.cli.launching.notifications import address, without_path
 from grpo_run.cli.launching.options import OptionWords, build_parser
+from grpo_run.cli.launching.script_file import check_configs, check_source, check_yaml, source_of
 from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.accelerate import Parallelism, load_parallelism
@@ -87,6 +86,10 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     if options.metrics_addr != "off":
         parse_address(options.metrics_addr)
     source = source_of(options.training_script, module=options.module)
+    check_source(source)
+    check_configs(options.training_script_args)
+    if options.accelerate_config and Path(options.accelerate_config).is_file():
+        check_yaml(Path(options.accelerate_config))
     generation = caps.parse(options.generation)
     memory_plan = values.parse_memory_plan(options.memory_plan)
     guards = parse_guards(options.guard)
@@ -236,49 +239,3 @@ def parallelism(options: argparse.Namespace, nodes: int) -> Parallelism:
     if loaded.ranks_per_node > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")
     return replace(loaded, environment=environment)
-
-
-def source_of(target: str, *, module: bool) -> Path:
-    """Return the file that will run.
-
-    Raises:
-        UsageError: the script or module does not exist.
-    """
-    if not module:
-        path = Path(target)
-        if not path.is_file():
-            kind = "is a directory" if path.is_dir() else "does not exist"
-            raise UsageError(f"script {target} {kind}; give the path of a Python file, or a module with -m")
-        return path
-    spec = _find_module(target)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = _find_module(f"{target}.__main__")
-    if spec is None or spec.origin is None:
-        raise UsageError(
-            f"module {target} cannot be found (or has no __main__); is it installed, or did you mean a path?"
-        )
-    return Path(spec.origin)
-
-
-def _find_module(name: str) -> ModuleSpec | None:
-    """Find a module without importing its parent packages, which would run the user's code in the
-    supervisor."""
-    path: Sequence[str] | None = None
-    spec: ModuleSpec | None = None
-    parts = name.split(".")
-    for depth in range(len(parts)):
-        qualified = ".".join(parts[: depth + 1])
-        # the working directory first, as for `python -m`; a plain folder there does not hide an installed
-        # package
-        spec = importlib.machinery.PathFinder.find_spec(
-            qualified, [os.getcwd(), *sys.path] if path is None else path
-        )
-        for finder in sys.meta_path:
-            try:
-                spec = spec or finder.find_spec(qualified, path)
-            except (ImportError, ValueError):
-                continue
-        if spec is None:
-            return None
-        path = list(spec.submodule_search_locations or ())
-    return spec

@@ -40,18 +40,6 @@ RESOLVED = ("activation_checkpointing", "generation_batch_size")
 INSTEAD = "give --model and sizes instead of the script"
 
 
-def check_script(path: Path) -> None:
-    """Check that a script can be read.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-
-
 def read_script(path: Path, arguments: Sequence[str] = (), ranks: int = 1) -> JobSource:
     """Return what a script would train first.
 

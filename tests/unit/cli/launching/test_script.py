@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from grpo_run.cli.launching.command import source_of
+from grpo_run.cli.launching.script_file import check_configs, check_source, source_of
 from grpo_run.runtime.errors import UsageError
 
 
@@ -56,3 +57,50 @@ def test_a_plain_folder_does_not_hide_an_installed_module(here: Path) -> None:
     """A folder of data with the name of a library is not a package."""
     (here / "json").mkdir()
     assert source_of("json.tool", module=True).name == "tool.py"
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        (b"import os\n\ndef f(:\n    pass\n", "train.py, line 3: SyntaxError: invalid syntax"),
+        (b"if True:\nx = 1\n", "train.py, line 2: IndentationError: expected an indented block"),
+        (b"x = 1\n\x00y\n", "null bytes"),
+        (b"name = '\xff'\n", "train.py, line 1: SyntaxError: "),
+        (b"x = " + b"(" * 500 + b")" * 500, "train.py, line 1: "),
+    ],
+)
+def test_what_python_refuses_is_said_with_its_line(here: Path, source: bytes, refused: str) -> None:
+    """In one line, without running anything of the script."""
+    script = here / "train.py"
+    script.write_bytes(source)
+    with pytest.raises(UsageError) as caught:
+        check_source(script)
+    assert refused in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source", [b"# coding: latin-1\nname = '\xff'\n", b"raise SystemExit(1)\n", b"x = '\\d'\n", b""]
+)
+def test_what_python_compiles_is_not_run(here: Path, source: bytes, recwarn: pytest.WarningsRecorder) -> None:
+    """Also in another encoding, and with what Python warns of: the rank shows that."""
+    script = here / "train.py"
+    script.write_bytes(source)
+    check_source(script)
+    assert list(recwarn) == []
+
+
+def test_a_pipe_is_left_to_the_script(here: Path) -> None:
+    """It could be read only once."""
+    os.mkfifo(here / "pipe.py")
+    check_source(here / "pipe.py")
+
+
+@pytest.mark.parametrize("words", [["--config", "bad.yaml"], ["--lr", "1", "--config=bad.yaml"]])
+def test_a_configuration_that_is_not_yaml_is_named_with_its_line(here: Path, words: list[str]) -> None:
+    """Tags that only the script knows, an option without a value and a missing file are left to it."""
+    (here / "bad.yaml").write_text("a: [1\nb: 2\n")
+    (here / "tags.yaml").write_text("a: !mine [1]\n---\nb: 2\n")
+    with pytest.raises(UsageError, match=r"bad\.yaml, line 2, column 2: "):
+        check_configs(words)
+    check_configs(["--config", "tags.yaml", "--config", "missing.yaml", "bad.yaml", "--config"])

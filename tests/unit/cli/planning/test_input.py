@@ -54,7 +54,7 @@ SHAPE = "layers=2,hidden=64,heads=4,kv-heads=2,intermediate=176,vocabulary=1000"
         (["--model", SHAPE, "--explain", "1GB", "--steps", "24..12"], "a range such as 12..24"),
         (["--model", SHAPE, "--num-generations", "0"], "generations are 1 or more"),
         ([], "needs --model"),
-        (["missing.py"], "cannot read"),
+        (["missing.py"], "script missing.py does not exist"),
         (["no-such-recipe"], "unknown recipe"),
         (["no-such-recipe", "--", "--fast"], "takes no arguments"),
     ],

@@ -30,7 +30,6 @@ CONFIGURATION = {"model_type": "qwen2", "_name_or_path": "some/model"}
             "line 4 exits with 2: train.py: error: the following arguments are required: --lr",
         ),
         ("print('killed', flush=True)\nimport os\nos.kill(os.getpid(), 9)\n", "ended with -9: killed"),
-        ("this is no Python\n", "it raises SyntaxError"),
         ("import beside\n", "line 1 raises RuntimeError: imported"),
         ("import time\ntime.sleep(600)\n", "it took longer than 2 s"),
     ],

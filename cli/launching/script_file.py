@@ -1,0 +1,125 @@
+"""The file that a launch runs, and what is wrong with it before anything is started.
+
+Called by `command.py`, and by `grpo-run plan` for its script. A rank would find the same after importing
+torch, twice. Compiles the script, and executes nothing of it.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import itertools
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+from grpo_run.runtime.errors import UsageError
+
+CONFIG_OPTION = "--config"
+"""How scripts with TRL's parser name a YAML file."""
+
+
+def source_of(target: str, *, module: bool) -> Path:
+    """Return the file that will run.
+
+    Raises:
+        UsageError: the script or module does not exist.
+    """
+    if not module:
+        path = Path(target)
+        if not path.is_file():
+            kind = "is a directory" if path.is_dir() else "does not exist"
+            raise UsageError(f"script {target} {kind}; give the path of a Python file, or a module with -m")
+        return path
+    spec = _find_module(target)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _find_module(f"{target}.__main__")
+    if spec is None or spec.origin is None:
+        raise UsageError(
+            f"module {target} cannot be found (or has no __main__); is it installed, or did you mean a path?"
+        )
+    return Path(spec.origin)
+
+
+def _find_module(name: str) -> ModuleSpec | None:
+    """Find a module without importing its parent packages, which would run the user's code in the
+    supervisor."""
+    path: Sequence[str] | None = None
+    spec: ModuleSpec | None = None
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        qualified = ".".join(parts[: depth + 1])
+        # the working directory first, as for `python -m`; a plain folder there does not hide an installed
+        # package
+        spec = importlib.machinery.PathFinder.find_spec(
+            qualified, [os.getcwd(), *sys.path] if path is None else path
+        )
+        for finder in sys.meta_path:
+            try:
+                spec = spec or finder.find_spec(qualified, path)
+            except (ImportError, ValueError):
+                continue
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+    return spec
+
+
+def check_source(path: Path) -> None:
+    """Compile a script.
+
+    Raises:
+        UsageError: it cannot be read, or Python refuses it.
+    """
+    if not path.is_file() or path.suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        return  # a pipe can be read once
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the rank shows them
+            compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except OSError as error:
+        raise UsageError(f"script {path} cannot be read: {error.strerror}") from None
+    except SyntaxError as error:
+        place = f"line {error.lineno}: " if error.lineno else ""
+        raise UsageError(f"{path}, {place}{type(error).__name__}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"script {path} cannot be compiled: {error}") from None
+
+
+def check_configs(arguments: Sequence[str]) -> None:
+    """Parse the YAML files that a script's arguments name by `--config`.
+
+    Raises:
+        UsageError: one is not YAML. A missing one is left to the script.
+    """
+    for path in _configs(arguments):
+        if path.suffix in (".yaml", ".yml") and path.is_file():
+            check_yaml(path)
+
+
+def check_yaml(path: Path) -> None:
+    """Parse a YAML file, whatever it contains.
+
+    Raises:
+        UsageError: it is not YAML.
+    """
+    import yaml  # most launches read none
+
+    try:
+        for _ in yaml.parse(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            pass
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise UsageError(f"{path}{place}: {error.problem}") from None
+    except (yaml.YAMLError, OSError) as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def _configs(arguments: Sequence[str]) -> Iterator[Path]:
+    for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        name, equals, value = word.partition("=")
+        if name == CONFIG_OPTION:
+            yield Path(value if equals else following)
