@@ -13,6 +13,7 @@ import functools
 import gc
 import itertools
 import os
+import re
 import secrets
 import stat
 import sys
@@ -251,12 +252,30 @@ def _run_agent(
         supervisor.stop_without_ranks(str(stopped))
     except (ProcessError, RendezvousError, DistError) as error:
         # ranks could not be started, or the nodes could not meet
-        supervisor.give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+        supervisor.give_up(_not_started(error, launch))
     except UsageError:
         raise
     except Exception as error:  # noqa: BLE001 - an error of grpo-run ends the run in order, with a report
         supervisor.fail(error)
     return stop_signals
+
+
+def _not_started(error: Exception, launch: LaunchCommand) -> str:
+    """Return why there are no ranks, without the C++ frames that torch appends to its messages."""
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None and isinstance(cause, Exception):
+        causes.append(cause)
+    text = " ".join(
+        re.split(r"Exception raised from|\bframe #0|C\+\+ CapturedTraceback", str(causes[-1]))[0].split()
+    )
+    said = f"{type(causes[-1]).__name__}: {text[:300]}".removesuffix(": ")
+    if isinstance(error, ProcessError):
+        return said
+    endpoint = launch.elastic.rdzv_endpoint or f"{launch.elastic.master_addr}:{launch.elastic.master_port}"
+    return (
+        f"The hosts could not meet at {endpoint}: {said}. Check that the launch on that host runs and that"
+        " its port can be reached from here; then start the same commands again."
+    )
 
 
 def _end(supervisor: Supervisor, terminal: Terminal, directory: RunDirectory) -> int:

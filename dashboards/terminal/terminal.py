@@ -230,7 +230,8 @@ class Terminal:
         self._event(text)
 
     def show_end(self, sentence: str, *, wrong_usage: bool, run_directory: Path) -> None:
-        """Print the fault that ended the run, how the run ended, and where the evidence is.
+        """Print the fault that ended the run, where the evidence is, and last, in one line, how the run
+        ended.
 
         Call it after `stop`.
 
@@ -248,12 +249,10 @@ class Terminal:
             return
         self.show_faults(final=True)
         faults = status.history.recoveries[self._faults_at_start or 0 :]
-        # a run that gave up repeats the sentence of its last fault
-        rest = sentence.removeprefix(faults[-1].sentence).lstrip(". ") if faults else sentence
-        self._tell(rest or sentence)
-        self._event(rest or sentence)
         if faults:
             self._event(inspection_line(faults[-1], run_directory))
+        self._tell(sentence)
+        self._event(sentence)
 
     def _loop(self) -> None:
         schedule = PipeSchedule(time.monotonic())

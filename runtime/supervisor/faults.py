@@ -184,7 +184,10 @@ class FaultHandler:
             return Resolution(restart=True, delay_seconds=decision.delay_seconds)
         if stopping:
             return Resolution(event=RunEvent.stopped, exit_code=stop_code(self._history))
-        sentence = f"{as_sentence(verdict.sentence)} Gave up: {as_sentence(decision.reason)}"
+        said, place = verdict.sentence, verdict.location
+        if place is not None and place.short not in said + decision.reason:
+            said = f"{said.rstrip('. ')} ({place.short})"
+        sentence = f"{as_sentence(said)} Gave up: {as_sentence(decision.reason)}"
         advice = verdict.advice if verdict.shortage is not None else ()
         return Resolution(sentence=" ".join((sentence, *advice)))
 

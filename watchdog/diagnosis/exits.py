@@ -239,7 +239,11 @@ def _sentence(culprit: Exit, place: str, all_victims: bool) -> str:
     if culprit.error is not None and culprit.error.type != "SystemExit":
         said = _said(culprit.error)
         return f"Rank {culprit.rank} raised {culprit.error.type}{place}" + (f": {said}" if said else ".")
-    return f"Rank {culprit.rank} exited with code {culprit.exit_code}{place} without finishing the script."
+    how = f"Rank {culprit.rank} exited with code {culprit.exit_code}{place} without finishing the script"
+    if culprit.error is None:
+        return how + (", by os._exit or in native code." if culprit.exit_code else ".")
+    said = _said(culprit.error)
+    return f"{how}: {said}" if said and not said.lstrip("-").isdigit() else f"{how}."
 
 
 def _said(error: RankError) -> str:

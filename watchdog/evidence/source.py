@@ -19,6 +19,8 @@ INJECTION = f"{OUR_ROOT}/runtime/rank/injected_faults.py"
 """Injected faults stand for the user's own code."""
 STANDARD_LIBRARY = tuple({f"{sysconfig.get_paths()[key]}/" for key in ("stdlib", "platstdlib")})
 LIBRARIES = ("/site-packages/", "/dist-packages/")
+COMPILED = (".pyx", ".pxi", ".pxd")
+"""Sources of Cython, which compiled extensions name in tracebacks by a relative path."""
 FRAMEWORKS = ("torch", "accelerate", "deepspeed", "wrapt", "typing_extensions", "grpo_run")
 """Installed packages that appear in every stack: their lines do not tell what a rank was doing.
 
@@ -31,6 +33,7 @@ def is_user_file(file: str) -> bool:
         return True
     return (
         not file.startswith("<")
+        and not file.endswith(COMPILED)
         and not any(folder in file for folder in LIBRARIES)
         and not file.startswith((*STANDARD_LIBRARY, *OUR_FOLDERS))
     )
@@ -40,7 +43,7 @@ def is_outside_frameworks(file: str) -> bool:
     """Whether a file belongs to the user, or to a library outside `FRAMEWORKS` such as TRL."""
     if file == INJECTION:
         return True
-    if file.startswith(("<", *OUR_FOLDERS)):
+    if file.startswith(("<", *OUR_FOLDERS)) or file.endswith(COMPILED):
         return False
     for folder in LIBRARIES:
         _, found, rest = file.rpartition(folder)

@@ -95,7 +95,7 @@ def test_faults_of_earlier_supervisors_are_not_shown_again(screen: Open) -> None
     assert made.lines() == ["grpo-run: Finished."]
 
 
-def test_the_last_line_names_the_evidence_and_the_commands(screen: Open) -> None:
+def test_the_evidence_and_the_commands_are_named_before_the_last_line(screen: Open) -> None:
     """They belong to the latest fault."""
     made = screen(old=1)
     made.history.recoveries.append(fault(incident="/runs/night/incidents/0002-signal", seconds=1.0))
@@ -104,12 +104,12 @@ def test_the_last_line_names_the_evidence_and_the_commands(screen: Open) -> None
         "grpo-run: evidence in /runs/night/incidents/0002-signal; show it with"
         " `grpo-run report /runs/night --incident last` or `grpo-run status /runs/night`"
     )
-    assert made.lines()[-2:] == ["grpo-run: Finished.", last]
+    assert made.lines()[-2:] == [last, "grpo-run: Finished."]
 
 
 @pytest.mark.parametrize("sentence", ["Rank 1 raised E in step 8.", "Rank 1 raised E in step 8"])
 def test_the_fault_that_ends_the_run_is_shown_at_its_end(screen: Open, sentence: str) -> None:
-    """Below the culprit's traceback; its sentence is not repeated, with or without a full stop."""
+    """Below the culprit's traceback; the last line says all of it, with or without a full stop."""
     made = screen()
     made.history.recoveries.append(fault(action="stop", reason="again", sentence=sentence))
     made.terminal.notify("Traceback\nE")
@@ -120,8 +120,8 @@ def test_the_fault_that_ends_the_run_is_shown_at_its_end(screen: Open, sentence:
         f"grpo-run: FAULT {sentence}",
         "         detected  after 0.12 s",
         "         action    stop the run: again",
-        "grpo-run: Gave up: again.",
         "grpo-run: see `grpo-run report /runs/night` or `grpo-run status /runs/night`",
+        "grpo-run: Rank 1 raised E in step 8. Gave up: again.",
     ]
 
 
@@ -140,7 +140,7 @@ def test_a_message_has_what_the_terminal_shows_of_faults_and_the_end(screen: Ope
         f"{killed}restart all ranks: from the newest complete checkpoint",
         "RECOVERED training continues 2.35 s after the fault",
         f"{killed}stop the run: again",
-        "Gave up: again.",
+        "Rank 1 was killed by SIGKILL in step 8 (phase reward). Gave up: again.",
     ]
 
 

@@ -49,4 +49,6 @@ def test_our_own_lines_are_recognized_through_a_link(tmp_path: Path) -> None:
 def test_a_library_is_not_the_users_code() -> None:
     """An error raised in a library is located at the user's line that called it."""
     assert source.is_user_file("/home/user/train.py")
+    assert not source.is_user_file("pyarrow/error.pxi"), "a compiled extension names its source"
+    assert not source.is_outside_frameworks("src/mypackage/_fast.pyx")
     assert not source.is_user_file("/venv/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py")

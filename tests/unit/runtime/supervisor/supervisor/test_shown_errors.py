@@ -58,5 +58,5 @@ def test_a_verdict_and_the_reason_to_give_up_are_two_sentences(
     run.raised(0, type="ValueError", message=message)
     run.poll(run.ranks.exit(0, code=1))
     sentence = run.supervisor.sentence
-    assert "bad config: foo. Gave up: " in sentence
+    assert "bad config: foo (train.py:3 in reward). Gave up: " in sentence
     assert sentence.endswith("(budget 0).")

@@ -20,7 +20,19 @@ def test_an_exit_without_an_exception_is_described_by_its_code() -> None:
     assert verdict.culprit == 1
     assert verdict.location is None
     assert verdict.sentence == (
-        "Rank 1 exited with code 3 in step 8 (phase generate) without finishing the script."
+        "Rank 1 exited with code 3 in step 8 (phase generate) without finishing the script, by os._exit or in"
+        " native code."
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "said"), [("boom at the end", ": boom at the end"), ("3", "."), ("", "."), ("-1", ".")]
+)
+def test_the_text_of_sys_exit_is_said_and_a_mere_code_is_not(message: str, said: str) -> None:
+    """`sys.exit("text")` prints the text and exits with 1."""
+    verdict = diagnose(make_exit(1, exit_code=1, error=make_error(type="SystemExit", message=message)))
+    assert verdict.sentence == (
+        f"Rank 1 exited with code 1 in step 8 (phase generate) without finishing the script{said}"
     )
 
 
