@@ -20,7 +20,9 @@ from grpo_run.cli.launching.notifications import Notifier
 from grpo_run.cli.launching.on_end import end_record, run_on_end, status_or_none
 from grpo_run.cli.launching.preflight import check_first
 from grpo_run.cli.launching.stop_signals import after_end, note_signals, stop_signals
-from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, UsageError
+from grpo_run.cli.removal import remove_run
+from grpo_run.runtime.catalog import has_trained
+from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, RunDirectoryError, UsageError
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.recovery import fails_to_resume
@@ -85,14 +87,34 @@ def main_of_new_run() -> NoReturn:
 
 
 def _run(launch: LaunchCommand) -> int:
+    """Supervise the run. A launch that is refused leaves no run directory that it has made."""
     if launch.preflight:
         check_first(launch)
+    directory = RunDirectory(path=launch.config.run_directory)
+    made = not directory.path.exists()
+    try:
+        code = _locked(launch, directory)
+    except UsageError:
+        _discard(directory, made=made)
+        raise
+    if code == EXIT_USAGE:
+        _discard(directory, made=made)
+    return code
+
+
+def _discard(directory: RunDirectory, *, made: bool) -> None:
+    """Remove the run directory of a launch that was refused: it could be taken for a run."""
+    if made and directory.path.exists() and not has_trained(directory):
+        with contextlib.suppress(RunDirectoryError):  # it cannot be written
+            remove_run(directory)
+
+
+def _locked(launch: LaunchCommand, directory: RunDirectory) -> int:
     with contextlib.ExitStack() as stack:
         # before anything is created: an address that cannot be used leaves nothing behind
         listener = open_listener(launch)
         if listener is not None:
             stack.enter_context(listener.socket)
-        directory = RunDirectory(path=launch.config.run_directory)
         changed = directory.create()
         if changed is not None:
             print(f"grpo-run: {changed}", file=sys.stderr)

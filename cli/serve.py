@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.runtime.catalog import find_run, newest_run
+from grpo_run.runtime.catalog import find_run, meant_run
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory
 from grpo_run.runtime.registry import token_file
@@ -48,13 +48,13 @@ def main(arguments: Sequence[str]) -> int:
     from grpo_run.dashboards.live.server import application, read_token
     from grpo_run.dashboards.metrics.address import open_listener
 
-    root, run = find(options.run)
+    root, run, follows = find(options.run)
     file = token_file()
     if file is None:
         raise UsageError("there is no home directory to keep the token in; set XDG_STATE_HOME")
     token = read_token(file)
     listener = open_listener(options.address)
-    app = application(RunList(root, run), run, token, listener.accepts_host)
+    app = application(RunList(root, run), run, token, listener.accepts_host, follows=follows)
     yield_to_training()  # not before, or it could take long to start beside a training on all cores
     print(f"grpo-run: live page on http://{listener.target}/{token}/", flush=True)
     if listener.open_to_network:
@@ -75,8 +75,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def find(name: str | None) -> tuple[Path, RunDirectory]:
-    """Return the folder of runs, and the run that is shown first.
+def find(name: str | None) -> tuple[Path, RunDirectory, bool]:
+    """Return the folder of runs, the run that is shown first, and whether it was not named: the active one is
+    shown then.
 
     Args:
         name: a run directory, a run id or a folder of runs; None for `runs/`.
@@ -85,9 +86,9 @@ def find(name: str | None) -> tuple[Path, RunDirectory]:
         RunDirectoryError: there is no such run.
     """
     folder = Path(name) if name is not None else DEFAULT_ROOT
-    if not (folder / "run.json").is_file() and (newest := newest_run(folder)) is not None:
-        return folder, newest
-    return DEFAULT_ROOT, find_run(name)
+    if not (folder / "run.json").is_file() and (meant := meant_run(folder)) is not None:
+        return folder, meant, True
+    return DEFAULT_ROOT, find_run(name), False
 
 
 def yield_to_training() -> None:

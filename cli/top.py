@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from grpo_run.dashboards.live.feed import RunFeed, RunList, key_of
 
-    root, run = find(options.run)
+    root, run, _ = find(options.run)
     if options.once:
         feed = RunFeed(run)
         feed.read()

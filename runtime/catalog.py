@@ -21,6 +21,9 @@ from grpo_run.runtime.registry import registered, registry_folder
 from grpo_run.runtime.snapshots.leftovers import AreaEntry
 from grpo_run.runtime.snapshots.ownership import recorded_areas
 
+MAX_ASKED = 16
+"""How many of the last launches are asked whether they have trained: a long journal takes a second."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunEntry:
@@ -151,17 +154,23 @@ def find_run(name: str | None, root: Path = DEFAULT_ROOT) -> RunDirectory:
     """Return the run that a command refers to, by its directory or its id.
 
     Args:
-        name: a run directory or a run id, in `root` or in the registry; None for the newest run in `root`.
+        name: a run directory or a run id, in `root` or in the registry; None for the one that is meant, see
+            `meant_run`.
         root: the folder that contains runs.
 
     Raises:
         RunDirectoryError: there is no such run, or several.
     """
     if name is None:
-        newest = newest_run(root)
-        if newest is None:
+        meant = meant_run(root)
+        if meant is None:
             raise RunDirectoryError(f"no run under {root}/; name a run directory")
-        return newest
+        active = [run.path for run in _launched_last_first(root) if run.owner() is not None]
+        if len(active) > 1:
+            raise RunDirectoryError(
+                f"{len(active)} runs are active; name one of {', '.join(map(str, active))}"
+            )
+        return meant
     found = [path for path in (Path(name), root / name) if _is_run(path)][:1]
     if not found and "/" not in name:
         found = [path for path in registered(registry_folder()) if _is_run(path) and _has_id(path, name)]
@@ -172,10 +181,29 @@ def find_run(name: str | None, root: Path = DEFAULT_ROOT) -> RunDirectory:
     return RunDirectory(path=found[0])
 
 
-def newest_run(folder: Path) -> RunDirectory | None:
-    """Return the run in a folder of runs that was launched last; None if there is none."""
-    newest = max(folder.glob("*/run.json"), key=lambda file: file.stat().st_mtime, default=None)
-    return None if newest is None else RunDirectory(path=newest.parent)
+def meant_run(folder: Path) -> RunDirectory | None:
+    """Return the run of a folder that is meant if none is named; None if the folder has none.
+
+    That is the active one, launched last; without any, the last one that has trained, so not one that was
+    refused.
+    """
+    runs = _launched_last_first(folder)
+    active = next((run for run in runs if run.owner() is not None), None)
+    return active or next(filter(has_trained, runs[:MAX_ASKED]), None) or next(iter(runs), None)
+
+
+def _launched_last_first(folder: Path) -> list[RunDirectory]:
+    files = sorted(folder.glob("*/run.json"), key=lambda file: -_modified_at(file))
+    return [RunDirectory(path=file.parent) for file in files]
+
+
+def has_trained(run: RunDirectory) -> bool:
+    """Whether a run has taken a step, as far as it can be read."""
+    try:
+        history = RunReader(run).history()
+    except (RunDirectoryError, OSError):
+        return False
+    return history.best_position > (0, 0) or history.no_trainer.seen
 
 
 def _is_run(path: Path) -> bool:

@@ -153,6 +153,11 @@ class RunList:
         self.directories: dict[str, RunDirectory] = {}
         """By key, the run that changed last first."""
 
+    @property
+    def active(self) -> list[str]:
+        """The keys of runs with a live supervisor, the one that changed last first."""
+        return [key for key, (_, live) in self._changed.items() if live]
+
     def find(self) -> None:
         """Look for runs, and which of them have changed."""
         found: dict[str, tuple[float, RunDirectory]] = {}

@@ -95,10 +95,11 @@ class Readers:
         runs: all runs.
         default: the key of the run that a page shows if it names none; watched also without a page, so that
             the first page has its past.
+        follows: another run becomes the default when it is active and the default is not.
     """
 
-    def __init__(self, runs: RunList, default: str) -> None:
-        self.runs, self.default = runs, default
+    def __init__(self, runs: RunList, default: str, *, follows: bool) -> None:
+        self.runs, self.default, self._follows = runs, default, follows
         self._feeds: dict[str, RunFeed] = {}
         self._queues: dict[str, set[asyncio.Queue[bytes | None]]] = {}
         self._listed: bytes = b""
@@ -118,6 +119,9 @@ class Readers:
                 if loop.time() - found_at >= LIST_SECONDS:
                     found_at = loop.time()
                     await asyncio.to_thread(self.runs.find)
+                    active = self.runs.active
+                    if self._follows and active and self.default not in active:
+                        self.default = active[0]
                 watched = {
                     key: feed.shown.get("run")
                     for key, feed in self._feeds.items()
@@ -200,7 +204,12 @@ class Readers:
 
 
 def application(
-    runs: RunList, default: RunDirectory, token: str, accepts_host: Callable[[str], bool]
+    runs: RunList,
+    default: RunDirectory,
+    token: str,
+    accepts_host: Callable[[str], bool],
+    *,
+    follows: bool = False,
 ) -> Starlette:
     """Return the ASGI application.
 
@@ -208,8 +217,9 @@ def application(
         default: the run that the page shows first.
         token: the first part of every address.
         accepts_host: whether a Host header names this server, as `Listener.accepts_host`.
+        follows: the user has named no run: the page shows the one that is active.
     """
-    readers = Readers(runs, key_of(default.path))
+    readers = Readers(runs, key_of(default.path), follows=follows)
 
     def guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def checked(request: Request) -> Response:

@@ -1,9 +1,10 @@
 """Delete checkpoints over the script's `save_total_limit`, and superseded snapshots, after a save.
 
 Follows transformers' rotation, but deletes only after the new checkpoint is complete and on disk, so a
-loadable checkpoint always exists. Called by the drain worker, and by the ranks when they save directly. Never
-deletes the newest checkpoint, the best one, the last one of a finished `train()` call, a snapshot that the
-user has asked for, or snapshots of another run. `listing.py` is the user's command for the same purpose.
+loadable checkpoint always exists. Counts and deletes only what the same run has published: nothing of another
+run, and no checkpoint without a manifest. Called by the drain worker, and by the ranks when they save
+directly. Never deletes the newest checkpoint, the best one, the last one of a finished `train()` call, or a
+snapshot that the user has asked for. `listing.py` is the user's command for the same purpose.
 """
 
 from __future__ import annotations
@@ -35,11 +36,10 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
         if step_of(path) is None or path.name == newest.name or not path.is_dir() or path.is_symlink():
             continue
         manifest = _manifest_or_none(path)
-        if manifest is not None and (manifest.finished or manifest.kept):
+        if manifest is None or manifest.run_id != new.run_id or manifest.finished or manifest.kept:
             continue
-        same_call = manifest is not None and manifest.train_call_key == new.train_call_key
-        is_later = same_call and manifest is not None and manifest.step > new.step
-        scheduled.append((path, is_later))
+        same_call = manifest.train_call_key == new.train_call_key
+        scheduled.append((path, same_call and manifest.step > new.step))
     # a snapshot changes nothing of what an undisturbed run would keep
     over_limit = _over_limit(scheduled, new, limit, best) if new.scheduled else []
     snapshots = snapshot_directory(directory, *new.train_call_key)
@@ -116,7 +116,7 @@ def _manifest_or_none(path: Path) -> Manifest | None:
     try:
         return read_manifest(path)
     except CheckpointError:
-        return None  # written by the script, or damaged: rotated as transformers would
+        return None  # written by the script, or damaged
 
 
 def _try_to_remove(path: Path) -> bool:

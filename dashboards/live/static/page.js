@@ -217,6 +217,7 @@ function showSamples(groups) {
 
 function showRuns({ runs, default: first }) {
   state.runs = runs;
+  if (state.follows && state.key && state.key !== first) return show(first);
   state.key = state.key || first;
   const name = run => run.run_id + (runs.filter(other => other.run_id === run.run_id).length > 1 ? ` (${run.key.slice(0, 4)})` : "");
   when("select", runs.map(run => [run.key, run.run_id]), () =>
@@ -253,10 +254,15 @@ function connect() {
 }
 
 function choose(key) {
+  state.follows = false;
+  history.replaceState(null, "", `?run=${key}`);
+  show(key);
+}
+
+function show(key) {
   Object.assign(state, { key, run: null, curves: {}, shown: {} });
   state.lanes.clear();
   $("#samples").hidden = true;
-  history.replaceState(null, "", `?run=${key}`);
   $("#runs").value = key;
   $("h1").textContent = "Reading the run";
   connect();
@@ -290,4 +296,5 @@ function sayConnection() {
 setInterval(sayConnection, 1000);
 setInterval(redrawLanes, 250);
 state.key = new URLSearchParams(location.search).get("run") || "";
+state.follows = !state.key;
 connect();

@@ -12,10 +12,7 @@ recognized once:
 
 In rule 3, two names count as one only with evidence: the part that differs is the time at which each was
 chosen, the process id, or random by its form. `fold-1` and `fold-2` are two directories. Also judges
-whether a call that starts from step 0 should not. Pure, except for the manifests that it reads.
-
-`refuse_duplicate` finds another live launch of the same run, with its own run directory, that trains into the
-same output directory: each of the two would resume from and delete the other's checkpoints. Called by
+whether a call that starts from step 0 should not. Pure, except for the manifests that it reads. Called by
 `runtime/rank/step/resume.py`.
 """
 
@@ -36,9 +33,6 @@ from typing import Any
 from grpo_run.runtime.call_names import call_title
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.checkpoints.search import directories_of_run, find_checkpoints
-from grpo_run.runtime.errors import RunDirectoryError, UsageError
-from grpo_run.runtime.history.reader import RunReader
-from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.history.train_calls import CallDirectory, KnownCall
 from grpo_run.runtime.rank.memory_plan.settings import original_settings
 
@@ -318,40 +312,6 @@ def directory_of(output_dir: str, *, not_before: float, now: float) -> CallDirec
     return CallDirectory(
         path=os.path.realpath(output_dir), not_before=not_before, not_after=now, pid=os.getpid()
     )
-
-
-def refuse_duplicate(run_id: str, own: Path, output_dir: str, registered: Iterable[Path]) -> None:
-    """Check that no other live launch of a run trains into an output directory.
-
-    Args:
-        run_id: of the run.
-        own: its run directory.
-        output_dir: of the call that begins.
-        registered: run directories of this user.
-
-    Raises:
-        UsageError: there is one.
-    """
-    wanted = os.path.realpath(output_dir)
-    for path in registered:
-        other = RunDirectory(path=path)
-        if path.resolve() == own.resolve():
-            continue
-        supervisor = other.supervisor()
-        if supervisor is None:
-            continue
-        try:
-            if other.read_run().get("run_id") != run_id:
-                continue
-            calls = RunReader(other).read().history.calls
-        except (RunDirectoryError, OSError):
-            continue  # being written or deleted: it has no checkpoints yet, or no more
-        if wanted in calls.output_directories:
-            raise UsageError(
-                f"output directory {output_dir}: run {run_id} is live in {path} (pid {supervisor.pid}) and"
-                " trains into it; stop that launch, or give this one an output directory of its own and a"
-                " --run-id"
-            )
 
 
 NAMES = frozenset({"output_dir", "logging_dir", "run_name", "hub_model_id", "project", "trackio_space_id"})

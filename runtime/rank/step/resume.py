@@ -19,6 +19,7 @@ from grpo_run.runtime.checkpoints.compatibility import BatchGeometry, NamedShape
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
 from grpo_run.runtime.checkpoints.search import directories_of_run, step_of
+from grpo_run.runtime.claims import claim
 from grpo_run.runtime.errors import ResumeMismatchError, Stopped
 from grpo_run.runtime.history import checkpoint_backups
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -28,13 +29,11 @@ from grpo_run.runtime.rank.resuming.identification import (
     directory_of,
     find_mismatch,
     identify,
-    refuse_duplicate,
 )
 from grpo_run.runtime.rank.resuming.memory import checkpoint_for, open_expected
 from grpo_run.runtime.rank.resuming.request import ResumeChoice, ResumeRequest
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.guard import AttemptState
-from grpo_run.runtime.registry import registered, registry_folder
 from grpo_run.runtime.snapshots.slot import path_of
 
 
@@ -79,8 +78,8 @@ def agree_on_resume(
 
     Raises:
         Stopped: the user requested a stop before the call.
-        UsageError: on rank 0, if the requested checkpoint cannot be used, or another live launch of this run
-            trains into the same output directory.
+        UsageError: on rank 0, if the requested checkpoint cannot be used, or another live run trains into the
+            same output directory.
         ConfigError: a rank cannot see the chosen checkpoint.
         ResumeMismatchError: on rank 0, if the call repeats or leaves out work of this run although the user
             has asked for none (`--require-resume`).
@@ -137,12 +136,14 @@ def agree_on_resume(
 
 
 def _clean_up(session: Session, call: TrainCall) -> None:
-    """Refuse another live launch of the run, and complete what a writer that was killed has left. On rank
-    0.
+    """Claim the output directory, and complete what a writer that was killed has left. On rank 0.
+
+    Raises:
+        UsageError: another run is live in the directory.
     """
     config = session.config
-    if session.world_size == session.local_world_size:  # each node of a run has a run directory
-        refuse_duplicate(config.run_id, config.run_directory, call.output_dir, registered(registry_folder()))
+    if unclaimed := claim(call.output_dir, RunDirectory(path=config.run_directory), config.run_id):
+        session.warn(unclaimed)
     # restores the name of a checkpoint whose writer was killed between two renames
     for folder in directories_of_run(config.run_id, Path(call.output_dir)):
         clean_partial_directories(folder)

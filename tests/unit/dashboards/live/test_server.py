@@ -151,7 +151,7 @@ def test_all_pages_of_a_run_share_one_reader(
         runs = RunList(tmp_path / "runs", run)
         runs.find()
         key = key_of(run.path)
-        readers = Readers(runs, key)
+        readers = Readers(runs, key, follows=False)
         watching = asyncio.create_task(readers.watch())
         pages: list[list[tuple[str, Any]]] = [[] for _ in range(20)]
 
@@ -181,7 +181,7 @@ def test_a_page_that_does_not_read_is_disconnected(run: RunDirectory, tmp_path: 
         runs = RunList(tmp_path / "runs", run)
         runs.find()
         key = key_of(run.path)
-        readers = Readers(runs, key)
+        readers = Readers(runs, key, follows=False)
         feed = readers._feed(key)
         assert feed is not None
         feed.read()
@@ -209,7 +209,37 @@ def test_an_error_while_a_run_is_read_ends_the_watch(
     async def watch() -> None:
         runs = RunList(tmp_path / "runs", run)
         runs.find()
-        await asyncio.wait_for(Readers(runs, key_of(run.path)).watch(), 20)
+        await asyncio.wait_for(Readers(runs, key_of(run.path), follows=False).watch(), 20)
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(watch())
+
+
+def test_a_page_without_a_name_follows_the_run_that_is_active(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the shown one is active, no other takes its place."""
+    monkeypatch.setattr(server, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(server, "LIST_SECONDS", 0.02)
+    other = RunDirectory(path=run.path.with_name("other"))
+    other.create()
+    other.write_run({})
+
+    async def watch() -> None:
+        readers = Readers(RunList(run.path.parent), key_of(run.path), follows=True)
+        watching = asyncio.create_task(readers.watch())
+
+        async def until(shown: RunDirectory) -> None:
+            while readers.default != key_of(shown.path):
+                await asyncio.sleep(0.01)
+
+        with other.locked():
+            await asyncio.wait_for(until(other), 20)
+            with run.locked():
+                await asyncio.sleep(0.2)
+                assert readers.default == key_of(other.path)
+        with run.locked():
+            await asyncio.wait_for(until(run), 20)
+        watching.cancel()
+
+    asyncio.run(watch())

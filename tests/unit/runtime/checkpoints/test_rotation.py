@@ -140,12 +140,16 @@ def test_other_files_links_and_names_are_ignored(tmp_path: Path) -> None:
     assert elsewhere.exists()
 
 
-def test_checkpoints_without_a_valid_manifest_are_rotated(tmp_path: Path) -> None:
-    """Transformers would rotate them too."""
+def test_what_the_run_has_not_published_is_neither_counted_nor_deleted(tmp_path: Path) -> None:
+    """Checkpoints of another run, of the script itself, and damaged ones."""
     (tmp_path / "checkpoint-1").mkdir()
     (save(tmp_path, 2) / MANIFEST).write_text("{")
-    rotate(tmp_path, newest=save(tmp_path, 3, age=10.0), limit=1, best=None)
-    assert remaining_steps(tmp_path) == [3]
+    save(tmp_path, 3, run_id="run-0")
+    save(tmp_path, 4)
+    rotate(tmp_path, newest=save(tmp_path, 5, age=10.0), limit=2, best=None)
+    assert remaining_steps(tmp_path) == [1, 2, 3, 4, 5]
+    rotate(tmp_path, newest=save(tmp_path, 6, age=10.0), limit=2, best=None)
+    assert remaining_steps(tmp_path) == [1, 2, 3, 5, 6]
 
 
 def test_a_checkpoint_that_cannot_be_deleted_is_not_an_error(

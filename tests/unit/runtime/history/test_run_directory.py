@@ -10,6 +10,7 @@ import pytest
 
 from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.run_directory import RunDirectory, default_run_id
 from grpo_run.runtime.processes.identity import own_identity
 
@@ -189,11 +190,22 @@ def test_a_directory_without_a_valid_run_json_is_refused(run: RunDirectory, cont
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_name_the_newest_run_is_found(run: RunDirectory, tmp_path: Path) -> None:
-    """By the time at which it was started, not by its name."""
-    run.write_run({})
-    other = RunDirectory(path=tmp_path / "runs" / "zzz-000000")
-    other.create()
-    other.write_run({})
-    os.utime(other.run_json, (1.0, 1.0))
-    assert find_run(None, root=tmp_path / "runs") == run
+def test_without_a_name_the_active_run_is_meant_or_the_last_that_has_trained(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    """Else the one that was launched last, not by its name. Several active ones are listed."""
+    root = tmp_path / "runs"
+    trained, refused = RunDirectory(path=root / "zzz-0"), RunDirectory(path=root / "aaa-0")
+    for launched_at, one in enumerate((run, trained, refused)):
+        one.create()
+        one.write_run({})
+        os.utime(one.run_json, (launched_at, launched_at))
+    assert find_run(None, root=root) == refused
+    Journal(trained.journal, "r").write("step_committed", step=3, train_call=1)
+    assert find_run(None, root=root) == trained
+    with run.locked():
+        assert find_run(None, root=root) == run
+        with refused.locked(), pytest.raises(RunDirectoryError) as caught:
+            find_run(None, root=root)
+    assert str(caught.value) == f"2 runs are active; name one of {refused.path}, {run.path}"
+    assert find_run(None, root=root) == trained
