@@ -58,6 +58,7 @@ def start_server(preload: Sequence[str], environment: Mapping[str, str]) -> None
     os.environ[SUPERVISOR_PID] = str(os.getpid())
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
+    process_names.use_short_temporary_folder()
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:

@@ -13,8 +13,10 @@ import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.process
+import multiprocessing.util
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -47,6 +49,24 @@ def hidden_main() -> Iterator[None]:
     finally:
         for name, value in kept.items():
             setattr(main, name, value)
+
+
+LONGEST_TEMPORARY_FOLDER_BYTES = 60
+"""`sun_path` of unix(7) has 108 bytes; multiprocessing adds `/pymp-xxxxxxxx/listener-xxxxxxxx`."""
+SHORT_FOLDER = "/tmp"
+
+
+def use_short_temporary_folder() -> None:
+    """Let multiprocessing put the sockets of this process and its children into a short folder if `$TMPDIR`
+    is long: it is made now, and used from here on.
+    """
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) > LONGEST_TEMPORARY_FOLDER_BYTES:
+        try:
+            tempfile.tempdir = SHORT_FOLDER
+            multiprocessing.util.get_temp_dir()
+        finally:
+            tempfile.tempdir = folder
 
 
 def forkserver_pid() -> int | None:
