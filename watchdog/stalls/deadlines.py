@@ -120,15 +120,20 @@ class DeadlineSettings:
 
 
 def quiet_deadline_seconds(
-    durations: Durations | None, settings: DeadlineSettings, *, connected: bool
+    durations: Durations | None, settings: DeadlineSettings, *, connected: bool, outside: bool = False
 ) -> float:
     """Return how long a rank may do nothing at all while all other ranks wait for it, in any phase.
 
     Args:
         durations: observations of the rank's innermost phase; None without any.
         connected: the rank has a connection to a process outside the job, or a device open.
+        outside: it has a connection. Before the phase was ever finished, nothing is known of how long the
+            other side takes: a judge may answer a first request after many minutes. The rank is given as
+            long as torch's collectives are (30 minutes, `first_seconds`).
     """
     limit = max(settings.floor_seconds, settings.connected_seconds) if connected else settings.floor_seconds
+    if outside and (durations is None or not durations.observed):
+        limit = max(limit, min(settings.first_seconds, settings.ceiling_seconds))
     if durations is None:
         return limit
     shown = settings.factor_again * max(durations.longest_seconds, durations.first_seconds)

@@ -148,7 +148,12 @@ def quiet_clock(innermost: PhaseClock, observed: Observed) -> PhaseClock | None:
     if facts is None or not nobody_works:
         return None
     durations = observed.learned.get(innermost.key)
-    limit = quiet_deadline_seconds(durations, observed.settings, connected=facts.connected is not False)
+    limit = quiet_deadline_seconds(
+        durations,
+        observed.settings,
+        connected=facts.connected is not False,
+        outside=innermost.rank in observed.connected,
+    )
     return replace(
         innermost,
         silent_seconds=nobody_works,
