@@ -82,10 +82,29 @@ def main(arguments: Sequence[str]) -> int:
     predictor = Predictor(load(), gpu_bytes=gpu_bytes, all_layers=options.all_layers)
     positions = predictor.shape.positions
     if positions is not None and job.length > positions:
-        raise ConfigError(f"{job.lengths} are more than the model's longest context of {positions}")
+        job = _within_context(job, positions, options, source)
     if observed is None:
         return _plan(options, name, predictor, job, source.notes)
     return _explain(options, predictor, job, observed, steps, source.notes)
+
+
+def _within_context(job: Job, positions: int, options: argparse.Namespace, source: JobSource) -> Job:
+    """Return a job whose prompts, which nobody has given, leave room for the completions.
+
+    Raises:
+        ConfigError: given lengths are more than the model's longest context.
+    """
+    given = options.prompt is not None or source.settings.get("max_prompt_length") or job.algorithm == "sft"
+    if given or job.completion >= positions:
+        option = "--length" if job.algorithm == "sft" else "--prompt or --completion"
+        raise ConfigError(
+            f"{job.lengths} are more than the model's longest context of {positions}; give a smaller {option}"
+        )
+    job = replace(job, prompt=positions - job.completion)
+    source.notes.append(
+        f"Nothing says how long prompts are: {job.prompt} tokens, which fill the model's context (--prompt)."
+    )
+    return job
 
 
 def _config(name: str, values: dict[str, Any] | None) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_run.cli.planning.sources import JobSource
@@ -100,8 +101,13 @@ def job_of(options: argparse.Namespace, source: JobSource) -> Job:
         lora_rank=rank,
         lora_targets=targets,
         lora_dropout=source.lora_dropout if rank else 0.0,
-        device=options.device or "cuda",
+        device=options.device or ("cpu" if settings.read("use_cpu", False) and not has_gpu() else "cuda"),
     )
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU. A script is read without it, and may ask for the CPU then."""
+    return Path("/dev/nvidiactl").exists()
 
 
 class _Settings:
@@ -190,7 +196,7 @@ def _generated_rows(settings: _Settings, algorithm: str, accumulation: int) -> d
     if not math.isfinite(beta):
         raise ConfigError(f"beta is {beta}, expected a number")
     return {
-        "prompt": options.prompt if options.prompt is not None else PROMPT_TOKENS,
+        "prompt": settings.given("prompt", "max_prompt_length", None) or PROMPT_TOKENS,
         "completion": settings.given("completion", "max_completion_length", COMPLETION_TOKENS),
         "reference": beta != 0.0,
         "rescored": (

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from grpo_run.cli.main import main
+from grpo_run.cli.planning import requested_job
 from grpo_run.cli.planning.script import read_script
 from grpo_run.runtime.errors import ConfigError
 
@@ -103,3 +105,22 @@ def test_quantized_weights_are_refused(model: str, tmp_path: Path, monkeypatch: 
     )
     with pytest.raises(ConfigError, match="quantized weights are not covered"):
         read_script(_script(tmp_path, text, monkeypatch), [model])
+
+
+def test_the_script_of_the_readme_is_planned_as_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its model's context bounds the prompts, of which it says nothing, and it asks for the CPU where there
+    is no GPU. Given lengths that do not fit are refused with the options that set them.
+    """
+    script = str(Path(__file__).parents[2] / "examples" / "grpo.py")
+    monkeypatch.setattr(requested_job, "has_gpu", lambda: False)
+    assert main(["plan", script]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "of 120 + 8 tokens" in printed
+    assert (
+        "Nothing says how long prompts are: 120 tokens, which fill the model's context (--prompt)." in printed
+    )
+    assert "as this is a CPU" in printed
+    assert main(["plan", script, "--prompt", "200"]) == 2
+    assert "give a smaller --prompt or --completion" in capsys.readouterr().err
