@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         "--address",
         metavar="HOST:PORT",
         default=DEFAULT_ADDRESS,
-        help=f"where to listen, or the next free port (default: {DEFAULT_ADDRESS})",
+        help=f"where to listen (default: {DEFAULT_ADDRESS}, or the next free port)",
     )
     options = parser.parse_args(arguments)
     check_extra("grpo-run serve", "starlette", "uvicorn")
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     if file is None:
         raise UsageError("there is no home directory to keep the token in; set XDG_STATE_HOME")
     token = read_token(file)
-    listener = open_listener(options.address)
+    listener = open_listener(options.address, "--address", exactly=options.address != DEFAULT_ADDRESS)
     app = application(RunList(root, run), run, token, listener.accepts_host, follows=follows)
     yield_to_training()  # not before, or it could take long to start beside a training on all cores
     print(f"grpo-run: live page on http://{listener.target}/{token}/", flush=True)

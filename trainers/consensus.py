@@ -30,7 +30,7 @@ _calls = 0
 """Number of calls that this process has made."""
 
 
-def any(flag: bool) -> bool:
+def any(flag: object) -> bool:
     """Return whether `flag` is true on any rank. Collective: every rank must call it at the same line.
 
     Args:
@@ -44,7 +44,7 @@ def any(flag: bool) -> bool:
     return _decide(_site("any", flag), flag)
 
 
-def all(flag: bool) -> bool:
+def all(flag: object) -> bool:
     """Return whether `flag` is true on all ranks. Collective, with the argument and the errors of `any`."""
     return _decide(_site("all", flag), flag)
 
@@ -55,8 +55,7 @@ def while_any(more: Callable[[], bool]) -> Iterator[None]:
 
     A rank that has nothing left to do iterates with the others, so that it takes part in their collectives.
     `while consensus.any(not done):` is the same for a flag that is at hand. A rank must not leave the loop on
-    its
-    own: decide with `any` or `all` whether all ranks do.
+    its own: decide with `any` or `all` whether all ranks do.
 
     Args:
         more: called on every rank before each iteration; returns whether this rank has more to do.
@@ -82,7 +81,7 @@ def _site(function: str, argument: object) -> CallSite:
     return CallSite.of(function, caller.f_code, caller.f_lineno)
 
 
-def _decide(site: CallSite, flag: bool, iteration: int = 0) -> bool:
+def _decide(site: CallSite, flag: object, iteration: int = 0) -> bool:
     """Take part in one decision of all ranks and return it."""
     global _calls
     if threading.current_thread() is not threading.main_thread():

@@ -222,7 +222,9 @@ def parallelism(options: argparse.Namespace, nodes: int) -> Parallelism:
     try:
         processes = determine_local_world_size(options.nproc_per_node if given else "1")
     except ValueError as error:
-        raise UsageError(f"--nproc-per-node {options.nproc_per_node}: {error}") from None
+        raise UsageError(
+            f"--nproc-per-node {options.nproc_per_node}: {str(error).rstrip('.')}; give a number, cpu or auto"
+        ) from None
     if processes < 1:
         raise UsageError(f"--nproc-per-node {processes}: must be at least 1")
     loaded = Parallelism(environment={}, ranks_per_node=processes)

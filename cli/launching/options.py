@@ -427,6 +427,14 @@ def _add_injection(group: argparse._ArgumentGroup) -> None:
 
 
 MODULE_OPTIONS = ("-m", "--module")
+OF_ACCELERATE = {
+    "--num-processes": "the ranks of this host are --nproc-per-node N",
+    "--num-machines": "the number of hosts is --nnodes N",
+    "--config-file": "an accelerate configuration is --accelerate-config FILE",
+    "--multi-gpu": "leave it out: --nproc-per-node N or an --accelerate-config FILE decides",
+    "--mixed-precision": "set bf16 or fp16 in the script, or give an --accelerate-config FILE",
+}
+"""Options of `accelerate launch`, and what is given here instead."""
 
 
 class OptionWords:
@@ -461,6 +469,8 @@ class OptionWords:
         name = flag.partition("=")[0]
         if not name.startswith("--") or name in self._names:
             return
+        if instead := OF_ACCELERATE.get(name.replace("_", "-")):
+            raise UsageError(f"no option {name}; {instead}")
         near = difflib.get_close_matches(name.replace("_", "-"), sorted(self._names), 1)
         hint = f"did you mean {near[0]}?" if near else "see grpo-run launch --help"
         raise UsageError(f"no option {name}; {hint}")
@@ -469,8 +479,8 @@ class OptionWords:
         """Return the words that identify the run: the script or `-m` with a module, and its arguments.
 
         Options are left out: a run that is continued with another time limit is the same run. A script's path
-        is relative to the working directory, without symbolic links, so that `cli/train.py` and `./train.py`
-        are one script.
+        is relative to the working directory, without symbolic links, so that `train.py` and `./train.py` are
+        one script.
         """
         words = list(arguments)
         module: list[str] = []

@@ -76,18 +76,25 @@ class Listener:
         return True
 
 
-def open_listener(address: str) -> Listener:
+def open_listener(address: str, option: str = "--metrics-addr", *, exactly: bool = False) -> Listener:
     """Open the socket for `host:port`.
+
+    Args:
+        option: that has the address, for messages.
+        exactly: use no other port than the given one.
 
     Raises:
         UsageError: the address is malformed, is not an address of this machine, or has no free port.
     """
-    host, port = parse_address(address)
-    return Listener(socket=listen(host, port), host=host)
+    host, port = parse_address(address, option)
+    return Listener(socket=listen(host, port, option, tried=1 if exactly else PORTS_TRIED), host=host)
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def parse_address(text: str, option: str = "--metrics-addr") -> tuple[str, int]:
     """Split `host:port` or `[ipv6]:port`; port 0 lets the kernel choose a port.
+
+    Args:
+        option: that has the address, for messages.
 
     Raises:
         UsageError: the text has neither form, or the port is above 65535.
@@ -95,8 +102,8 @@ def parse_address(text: str) -> tuple[str, int]:
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match[3]) > 65535:
         raise UsageError(
-            f"{text!r} is not a valid metrics address; use host:port, for example 127.0.0.1:9460,"
-            " or [::1]:9460 for IPv6 (port 0: any free port)"
+            f"{option} {text!r} is not an address: use host:port with a port up to 65535, for example"
+            " 127.0.0.1:9460, or [::1]:9460 for IPv6 (port 0: any free port)"
         )
     return match[1] or match[2], int(match[3])
 
@@ -109,8 +116,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket on the first free port from `port` to `port + 99`; port 0 is any free port.
+def listen(
+    host: str, port: int, option: str = "--metrics-addr", *, tried: int = PORTS_TRIED
+) -> socket.socket:
+    """Return a listening socket on the first free port from `port` on; port 0 is any free port.
+
+    Args:
+        option: that has the address, for messages.
+        tried: how many ports.
 
     Raises:
         UsageError: the host is not an address of this machine, the port is not permitted, or all 100 ports
@@ -120,9 +133,9 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise UsageError(
-            f"cannot serve metrics at {host!r}: {error.strerror}; use an address of this machine"
+            f"{option}: cannot serve at {host!r}: {error.strerror}; use an address of this machine"
         ) from error
-    last = port if port == 0 else min(65535, port + PORTS_TRIED - 1)
+    last = port if port == 0 else min(65535, port + tried - 1)
     for candidate in range(port, last + 1):
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -134,10 +147,8 @@ def listen(host: str, port: int) -> socket.socket:
             sock.close()
             if error.errno != errno.EADDRINUSE:
                 raise UsageError(
-                    f"cannot serve metrics at {host}:{candidate}: {error.strerror}; use another address"
+                    f"{option}: cannot serve at {host}:{candidate}: {error.strerror}; use another address"
                 ) from error
             continue
         return sock
-    raise UsageError(
-        f"cannot serve metrics at {host}: ports {port} to {last} are all in use; use another port, or 0"
-    )
+    raise UsageError(f"{option}: ports {port} to {last} of {host} are all in use; use another port, or 0")

@@ -280,7 +280,7 @@ def parse_injection(text: str) -> Injection:
 
 def _nearest(word: str, known: Iterable[str]) -> str:
     near = [name for name in known if word and name.startswith(f"{word}-")]
-    near = near or difflib.get_close_matches(word, list(known), 1)
+    near = near or difflib.get_close_matches(word, list(known), 1, cutoff=0.7)
     return f"did you mean {join_words(near, last='or')}?" if near else f"one of {', '.join(known)}"
 
 

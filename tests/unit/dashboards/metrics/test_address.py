@@ -74,13 +74,15 @@ def test_port_in_use_is_skipped(used_port: int) -> None:
         assert used_port < sock.getsockname()[1] < used_port + address.PORTS_TRIED
 
 
-def test_no_free_port_is_a_usage_error(used_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the ports tried and what to do."""
-    monkeypatch.setattr(address, "PORTS_TRIED", 1)
-    with pytest.raises(
-        UsageError, match=f"ports {used_port} to {used_port} are all in use; use another port, or 0"
-    ):
-        listen("127.0.0.1", used_port)
+def test_an_address_that_must_be_used_exactly_is_refused_if_it_is_taken(used_port: int) -> None:
+    """The error names the option, the ports tried and what to do."""
+    expected = (
+        f"--address: ports {used_port} to {used_port} of 127.0.0.1 are all in use; use another port, or 0"
+    )
+    with pytest.raises(UsageError, match=expected):
+        address.open_listener(f"127.0.0.1:{used_port}", "--address", exactly=True)
+    with pytest.raises(UsageError, match="--address '127.0.0.1:80000' is not an address"):
+        address.open_listener("127.0.0.1:80000", "--address")
 
 
 def test_port_range_ends_at_the_last_port() -> None:
@@ -88,7 +90,7 @@ def test_port_range_ends_at_the_last_port() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 65535))
         sock.listen()
-        with pytest.raises(UsageError, match="ports 65535 to 65535 are all in use"):
+        with pytest.raises(UsageError, match="ports 65535 to 65535 of 127.0.0.1 are all in use"):
             listen("127.0.0.1", 65535)
 
 
