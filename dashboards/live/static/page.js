@@ -74,6 +74,7 @@ function showRun(run) {
   });
   document.title = `${run.tone === "bad" ? "⚠ " : ""}${run.step}${run.target_steps ? `/${run.target_steps}` : ""} · ${run.run_id}`;
   const done = run.target_steps ? Math.min(1, run.step / run.target_steps) : 0;
+  $("#progress").className = run.tone;
   $("#progress i").style.width = `${done * 100}%`;
   $("#progress").setAttribute("aria-valuenow", Math.round(done * 100));
   const of = run.target_steps ? make("small", {}, ` of ${run.target_steps.toLocaleString("en")}`) : null;
@@ -130,7 +131,7 @@ function showMemory(run) {
 function showIncidents(incidents) {
   $("#incidents").hidden = !incidents.length;
   $("#incidents ol").replaceChildren(...incidents.map(one => {
-    const facts = [`step ${one.step}`, one.cause, one.detection_seconds !== null && `detected in ${duration(one.detection_seconds)}`, one.action,
+    const facts = [`after step ${one.step}`, one.cause, one.detection_seconds !== null && `detected in ${duration(one.detection_seconds)}`, one.action,
       one.recovery_seconds !== null ? `recovered in ${duration(one.recovery_seconds)}` : one.gave_up ? "gave up" : state.run.live ? "not recovered yet" : "not recovered",
       one.lost_steps && `${one.lost_steps} step${one.lost_steps > 1 ? "s" : ""} redone`, one.at && new Date(one.at * 1000).toLocaleTimeString()];
     const link = one.folder && make("a", { href: `incident/${state.key}/${parseInt(one.folder, 10)}`, target: "_blank", rel: "noopener" }, "report");

@@ -81,7 +81,7 @@ def test_an_address_that_must_be_used_exactly_is_refused_if_it_is_taken(used_por
     )
     with pytest.raises(UsageError, match=expected):
         address.open_listener(f"127.0.0.1:{used_port}", "--address", exactly=True)
-    with pytest.raises(UsageError, match="--address '127.0.0.1:80000' is not an address"):
+    with pytest.raises(UsageError, match=r"--address .127\.0\.0\.1:80000. is not an address"):
         address.open_listener("127.0.0.1:80000", "--address")
 
 
@@ -90,7 +90,7 @@ def test_port_range_ends_at_the_last_port() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 65535))
         sock.listen()
-        with pytest.raises(UsageError, match="ports 65535 to 65535 of 127.0.0.1 are all in use"):
+        with pytest.raises(UsageError, match=r"ports 65535 to 65535 of 127\.0\.0\.1 are all in use"):
             listen("127.0.0.1", 65535)
 
 
