@@ -185,7 +185,7 @@ class FaultHandler:
         if stopping:
             return Resolution(event=RunEvent.stopped, exit_code=stop_code(self._history))
         said, place = verdict.sentence, verdict.location
-        if place is not None and place.short not in said + decision.reason:
+        if place is not None and place.short.partition(" ")[0] not in said + decision.reason:
             said = f"{said.rstrip('. ')} ({place.short})"
         sentence = f"{as_sentence(said)} Gave up: {as_sentence(decision.reason)}"
         advice = verdict.advice if verdict.shortage is not None else ()
