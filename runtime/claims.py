@@ -31,7 +31,7 @@ from grpo_run.watchdog.json_values import from_json, to_json
 
 FOLDER = Path("/tmp/grpo-run-claims")
 """Of all users of the machine; a user can replace and remove only files of its own."""
-FOLDER_MODE = 0o1777
+FOLDER_MODE, FILE_MODE = 0o1777, 0o644
 LOCK_SECONDS = 10.0
 MAX_CLAIM_BYTES = 16 * 1024
 
@@ -104,7 +104,9 @@ def claim(output_dir: str, run: RunDirectory, run_id: str, *, folder: Path = FOL
                 if taken and other.is_live:
                     raise UsageError(other.sentence)
             _remove_dead(folder)
-            replace_file(folder / f"{name}.{os.getuid()}", json.dumps(to_json(own)).encode(), mode=0o644)
+            file = folder / f"{name}.{os.getuid()}"
+            replace_file(file, json.dumps(to_json(own)).encode())
+            file.chmod(FILE_MODE)  # whatever the umask is: runs of other users read it
     except OSError as error:
         return f"a second run in {output_dir} would not be noticed: {folder}: {error.strerror or error}"
     return None

@@ -7,6 +7,7 @@ phase entry. Each fault is journaled, and the journal synced to disk, before the
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 from grpo_run.runtime.launch.injections import KINDS, Injection, armed, check
 from grpo_run.runtime.rank.injected_exhaustion import Places
 from grpo_run.runtime.rank.injected_faults import FAULTS, FaultContext, common_collective, require_distributed
+from grpo_run.runtime.upstream import trainer_names
 from grpo_run.watchdog.memory.shortage import MemoryPhase
 from grpo_run.watchdog.observation import PHASES_AFTER_STEP, Phase
 
@@ -86,10 +88,7 @@ class Injector:
 
     def attached(self, trainer: Any) -> AbstractContextManager[None]:
         """Let faults act on `trainer` for the length of the block."""
-        # transformers resets this flag only at the start of a train() call
-        return self._attached(
-            lambda: setattr(trainer.control, "should_training_stop", True), [trainer.model], trainer
-        )
+        return self._attached(functools.partial(_leave_training, trainer), [trainer.model], trainer)
 
     def attached_to_loop(
         self, end_loop: Callable[[], None], modules: Iterable[Any]
@@ -176,3 +175,15 @@ class Injector:
         )
         self._journal.sync()
         FAULTS[injection.kind](self._context, injection)
+
+
+def _leave_training(trainer: Any) -> None:
+    """Let this rank alone leave its `train()` call after the present step, without asking the others."""
+    after_step = getattr(trainer, trainer_names.AFTER_STEP)
+
+    def leave(*args: Any, **kwargs: Any) -> Any:
+        result = after_step(*args, **kwargs)
+        trainer.control.should_training_stop = True
+        return result
+
+    setattr(trainer, trainer_names.AFTER_STEP, leave)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,8 @@ def test_the_summary_compares_the_first_and_the_last_twenty(tmp_path: Path) -> N
     assert summary.first_reward == pytest.approx(sum(range(1, 21)) / 2000)
     assert summary.last_reward == pytest.approx(sum(range(81, 101)) / 2000)
     assert summary.path.read_bytes().startswith(PNG)
-    assert summary.path.stat().st_mode & 0o777 == 0o644
+    os.umask(umask := os.umask(0o022))
+    assert summary.path.stat().st_mode & 0o777 == 0o644 & ~umask
     assert [path.name for path in tmp_path.iterdir()] == ["run.png"]
 
 
