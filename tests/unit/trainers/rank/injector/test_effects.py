@@ -14,6 +14,7 @@ from support.builders.trainers.injections import Log, make, steps
 
 from grpo_run.runtime.rank import injected_faults
 from grpo_run.runtime.rank.injector import Injector
+from grpo_run.runtime.upstream import trainer_names
 from grpo_run.watchdog.observation import Phase
 
 
@@ -59,18 +60,21 @@ def test_a_hang_without_a_length_does_not_end(log: Log, monkeypatch: pytest.Monk
 
 
 def test_an_early_return_ends_training_on_this_rank(log: Log) -> None:
-    """At the end of the step, through the trainer's own flag, which is not reset between steps."""
+    """When the step is over, after what the ranks have agreed on."""
     from transformers import TrainerControl
 
     injector = make(log, "return@rank1:step2")
     trainer = types.SimpleNamespace(control=TrainerControl(), model=None)
+
+    def agree() -> None:
+        trainer.control.should_training_stop = False
+
+    setattr(trainer, trainer_names.AFTER_STEP, agree)
     with injector.attached(trainer):
-        steps(injector, 1, 1)
-        assert not trainer.control.should_training_stop
-        steps(injector, 2, 2)
-        trainer.control._new_step()
-        trainer.control._new_epoch()
-        assert trainer.control.should_training_stop
+        for step, leaves in ((1, False), (2, True)):
+            steps(injector, step, step)
+            getattr(trainer, trainer_names.AFTER_STEP)()
+            assert trainer.control.should_training_stop is leaves
 
 
 class Generating:
