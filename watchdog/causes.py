@@ -66,8 +66,7 @@ class Origin(str, Enum):
 NETWORK_LIBRARIES = frozenset(
     {
         "aiohttp", "botocore", "google.api_core", "grpc", "httpcore", "httpx", "huggingface_hub", "requests",
-        "urllib3",
-        "wandb", "websockets",
+        "urllib3", "wandb", "websockets",
     }
 )  # fmt: skip
 """Packages whose own exception classes report requests that failed."""

@@ -53,9 +53,8 @@ class RankState(IntEnum):
     starting = 1  # before the first `train()` call
     training = 2  # inside a `train()` call
     between = 3  # after a `train()` call, before the end of the script
-    done = (
-        4  # the script has run its last line and its threads have ended; a signal from here on is a warning
-    )
+    # the script has run its last line and its threads have ended; a signal from here on is a warning
+    done = 4
     failed = 5  # the script raised an exception
     returned = 6  # the script has run its last line; threads that it has started may still run
 

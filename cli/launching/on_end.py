@@ -1,6 +1,6 @@
 """After a run has ended: run the command of `--on-end`, and keep the exporter for its last scrapes.
 
-    grpo-run launch --on-end 'curl -s -d @- https://example.org/hook' cli/train.py
+    grpo-run launch --on-end 'curl -s -d @- https://example.org/hook' train.py
 
 The command gets the outcome of the run as a JSON object on its standard input, after every end: finished,
 stopped, failed, and a failure of grpo-run itself. It has a minute, and its failure is a warning: the exit

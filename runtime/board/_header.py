@@ -30,9 +30,8 @@ REQUEST_STOP = 1
 END_RANKS = 2
 FREE_CACHES = 4
 
-_HEADER = struct.Struct(
-    "<8sIIIIQQ"
-)  # magic, slots, slot bytes, attempt, requests, saves requested, created (ns)
+# magic, slots, slot bytes, attempt, requests, saves requested, created (ns)
+_HEADER = struct.Struct("<8sIIIIQQ")
 _COUNT = struct.Struct("<Q")
 _NUMBER = struct.Struct("<I")
 _REQUESTS = struct.Struct("<IQ")

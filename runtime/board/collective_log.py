@@ -26,9 +26,8 @@ LOG_BYTES = ENTRIES * ENTRY_BYTES
 
 _NUMBER = struct.Struct("<Q")
 _LAST = struct.Struct("<QQ")  # number of the last entry, its time (ns)
-_HEADER = struct.Struct(
-    "<QIiBBHIQQ"
-)  # number, sequence, step, progress, flags, detail, line, members, thread
+# number, sequence, step, progress, flags, detail, line, members, thread
+_HEADER = struct.Struct("<QIiBBHIQQ")
 GROUP_BYTES = 40
 _TEXTS = struct.Struct(f"<{GROUP_BYTES}s32s24s32s64s24s")  # group, operation, dtypes, sizes, file, function
 _ENTRY = struct.Struct(_HEADER.format + _TEXTS.format.removeprefix("<"))
@@ -96,9 +95,8 @@ class CollectiveLogWriter:
         self._offset = offset
         self._last_at = last_at
         self._number = 0
-        self._lock = (
-            threading.RLock()
-        )  # a signal handler may issue a collective while an entry is being written
+        # a signal handler may issue a collective while an entry is being written
+        self._lock = threading.RLock()
 
     def add(
         self,

@@ -250,9 +250,8 @@ class SlotWriter(SlotFields):
         if not hasattr(error, _PHASES_ATTRIBUTE):
             phases = tuple(one.phase for one in self._open_phases)
             callback = self._callback if Phase.callback in phases else ""
-            with contextlib.suppress(
-                AttributeError, TypeError
-            ):  # the script's exceptions may refuse attributes
+            # the script's exceptions may refuse attributes
+            with contextlib.suppress(AttributeError, TypeError):
                 setattr(error, _PHASES_ATTRIBUTE, FailedPhases(phases, callback))
 
     def _open(self, phase: Phase, number: int, *, closes: bool = False) -> None:

@@ -163,9 +163,8 @@ class InheritedModules:
             module = next((group[name] for group in self._groups if name in group), None)
             if module is None:
                 return None
-            if (
-                os.getpid() == self._pid
-            ):  # a process that the script has forked is no rank and cannot start over
+            # a process that the script has forked is no rank and cannot start over
+            if os.getpid() == self._pid:
                 self.compare()
         return _as_found(name, module, self)
 

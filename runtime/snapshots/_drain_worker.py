@@ -59,10 +59,10 @@ from grpo_run.watchdog.text import size_text
 LOCK_WAIT_SECONDS = 30.0
 """How long a rank may hold a slot's lock before the request fails."""
 COPY_BYTES = 1 << 20
-"""Between two reports of progress: even a slow disk takes as much within `drain_requests.STALL_SECONDS`."""
+"""Between two reports of progress: even a slow disk takes as much within `_drain_requests.STALL_SECONDS`."""
 SYNC_BYTES = 128 << 20
 """Bytes between two syncs, which report no progress: a disk of 3 MB/s takes as much within
-`drain_requests.STALL_SECONDS`."""
+`_drain_requests.STALL_SECONDS`."""
 
 
 def handle_request(

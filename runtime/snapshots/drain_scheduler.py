@@ -8,8 +8,7 @@
 
 Training never waits for the disk. A full disk raises an alert and is retried until it has free space; a disk
 that hangs is reported as a stall. Called by the supervisor at every poll. `_drain_policy.py` chooses the
-snapshot, `_drain_requests.py` speaks to the drain worker, which writes it, and `_drain_requests.py` says what
-became of it.
+snapshot, `_drain_requests.py` speaks to the drain worker, which writes it and says what became of it.
 """
 
 from __future__ import annotations

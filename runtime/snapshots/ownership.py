@@ -264,7 +264,7 @@ def take_area(
     """Return the run's locked area in `folder`: the one found, under a new name, or a new one.
 
     Args:
-        folder: this user's folder in memory (`folder.private_folder`).
+        folder: this user's folder in memory (`private_folder`).
         found: the result of `find_area`; it must be in `folder`.
         owner: this run.
         record: called with the new path and the path of `found` before anything is renamed; writes both to

@@ -149,9 +149,8 @@ class DataOrder:
     def begin_epoch(self) -> None:
         """Call before the iterator of an epoch is created."""
         self._began_epochs += 1
-        if (
-            self._resumed_rng is not None
-        ):  # an evaluation at the start may have drawn numbers since the restore
+        # an evaluation at the start may have drawn numbers since the restore
+        if self._resumed_rng is not None:
             set_global_rng(self._resumed_rng)
             self._resumed_rng = None
         self._rng = global_rng()

@@ -181,8 +181,7 @@ def attributes(holder: Any) -> Mapping[str, Any]:
 def _is_ours(candidate: Any) -> bool:
     if isinstance(candidate, FrameType):
         return candidate.f_code.co_filename.startswith(OUR_FOLDERS)
-    if isinstance(
-        candidate, GeneratorType
-    ):  # of this package, while it looks: what it holds would hold it in turn
+    # of this package, while it looks: what it holds would hold it in turn
+    if isinstance(candidate, GeneratorType):
         return candidate.gi_code.co_filename.startswith(OUR_FOLDERS)
     return str(type(candidate).__module__).startswith(("grpo_run.runtime.rank.memory_trace", "weakref"))

@@ -287,7 +287,7 @@ def agree(session: Session, request: ResumeRequest) -> ResumeChoice:
     """Return the same choice on every rank. Collective.
 
     Raises:
-        UsageError: on rank 0, see `choice.choose`.
+        UsageError: on rank 0, see `choose`.
         ConfigError: a rank cannot see the checkpoint that rank 0 has chosen.
     """
     if session.is_main:

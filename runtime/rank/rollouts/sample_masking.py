@@ -269,9 +269,8 @@ class SampleMasking:
         if share > self._config.repeat_rewards_above:
             after_first, drawn = PendingTables(self._trainer), self._read_generators()
             pending.restore()
-            self._set_generators(
-                generators
-            )  # what is drawn later does not depend on how often rewards were computed
+            # what is drawn later does not depend on how often rewards were computed
+            self._set_generators(generators)
             again = self._compute(original, args, kwargs)
             self._reporter.repeated(step=self._step, share=share, left=again.selection.failed_share)
             if again.selection.failed_share < share:

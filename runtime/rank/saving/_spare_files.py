@@ -190,9 +190,8 @@ class _Saves:
         def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
             path, header = self._path(filename), None
             if path is not None:
-                with suppress(
-                    Exception
-                ):  # the arguments are not checked before; safetensors raises its own error
+                # the arguments are not checked before; safetensors raises its own error
+                with suppress(Exception):
                     header = safetensors_header(tensors, metadata)
             if path is None or header is None:
                 original(tensors, filename, metadata)

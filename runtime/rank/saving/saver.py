@@ -128,9 +128,8 @@ class Saver:
         """Take the snapshot that is due after a step or at the end of an epoch; stop if all ranks have
         agreed to.
 
-        A snapshot at the last step of an epoch waits for the end of the epoch, where the trainer may
-        evaluate and callbacks may change their state: a run that resumes from it does not repeat these
-            events.
+        A snapshot at the last step of an epoch waits for the end of the epoch, where the trainer may evaluate
+        and callbacks may change their state: a run that resumes from it does not repeat these events.
 
         Raises:
             Stopped: all ranks have agreed to, and the call has steps left.
