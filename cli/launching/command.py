@@ -20,7 +20,13 @@ from grpo_run.cli.launching._torchrun import check_torchruns, numa_cpus, shown_l
 from grpo_run.cli.launching.identity import check_resume_from, locate
 from grpo_run.cli.launching.notifications import address, without_path
 from grpo_run.cli.launching.options import OptionWords, build_parser
-from grpo_run.cli.launching.script_file import check_configs, check_source, check_yaml, source_of
+from grpo_run.cli.launching.script_file import (
+    check_configs,
+    check_output_directory,
+    check_source,
+    check_yaml,
+    source_of,
+)
 from grpo_run.dashboards.metrics.address import parse_address
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.launch.accelerate import Parallelism, load_parallelism
@@ -96,6 +102,8 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     injections = parse_all(options.inject)
     parse_signals(options.signals_to_handle)
     nodes = node_range(options)
+    if nodes[1] == 1:  # of several, only the one with rank 0 writes
+        check_output_directory(options.training_script_args)
     if options.on_resume_failure == "fresh" and nodes[1] > 1:
         raise UsageError(
             "--on-resume-failure fresh: one node only, because several cannot agree on the new run"

@@ -10,6 +10,7 @@ import importlib.machinery
 import itertools
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
@@ -19,6 +20,8 @@ from grpo_run.runtime.errors import UsageError
 
 CONFIG_OPTION = "--config"
 """How scripts with TRL's parser name a YAML file."""
+OUTPUT_OPTIONS = ("--output_dir", "--output-dir")
+"""How scripts name the directory of their checkpoints."""
 
 
 def source_of(target: str, *, module: bool) -> Path:
@@ -94,9 +97,27 @@ def check_configs(arguments: Sequence[str]) -> None:
     Raises:
         UsageError: one is not YAML. A missing one is left to the script.
     """
-    for path in _configs(arguments):
+    for path in map(Path, values_of(arguments, (CONFIG_OPTION,))):
         if path.suffix in (".yaml", ".yml") and path.is_file():
             check_yaml(path)
+
+
+def check_output_directory(arguments: Sequence[str]) -> None:
+    """Try to make a folder where a script's `--output_dir` would be made.
+
+    Raises:
+        UsageError: nothing can be written there: every save would fail.
+    """
+    for given in values_of(arguments, OUTPUT_OPTIONS):
+        place = Path(os.path.abspath(given))
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        try:
+            os.rmdir(tempfile.mkdtemp(prefix=".grpo-run-", dir=place))
+        except OSError as error:
+            raise UsageError(
+                f"output directory {given} cannot be written: {place}: {error.strerror}"
+            ) from None
 
 
 def check_yaml(path: Path) -> None:
@@ -118,8 +139,9 @@ def check_yaml(path: Path) -> None:
         raise UsageError(f"{path}: {error}") from None
 
 
-def _configs(arguments: Sequence[str]) -> Iterator[Path]:
+def values_of(arguments: Sequence[str], options: Sequence[str]) -> Iterator[str]:
+    """Yield what a script's arguments give for some options."""
     for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = word.partition("=")
-        if name == CONFIG_OPTION:
-            yield Path(value if equals else following)
+        if name in options and (equals or following):
+            yield value if equals else following

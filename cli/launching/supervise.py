@@ -36,6 +36,7 @@ from grpo_run.cli.launching.stop_signals import (
     note_signals,
     stop_by_signal,
 )
+from grpo_run.dashboards.metrics.address import DEFAULT_ADDRESS, parse_address
 from grpo_run.dashboards.metrics.server import MetricsServer, start
 from grpo_run.runtime.board.stop_requests import StopRequests
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_USAGE, ProcessError, UsageError
@@ -75,11 +76,17 @@ def announce(
         server = start(supervisor.status, listener)
         host, port = server.address
         terminal.notify(f"{place}, metrics on http://{host}:{port}/metrics")
+        asked = parse_address(launch.metrics_address)[1]
+        if asked not in (0, port) and launch.metrics_address != DEFAULT_ADDRESS:
+            terminal.notify(f"port {asked} is taken: the metrics are on the next free one, {port}")
         if server.open_to_network:
             terminal.notify("warning: the metrics can be read from the network, without authentication")
         announced = (directory.path, targets_folder())
         if not announce_target(*announced, target=server.target, run_id=launch.config.run_id):
             terminal.notify(f"Prometheus has to be told the address: {announced[1]} cannot be written")
+    if launch.config.output is Output.lines and not launch.config.shown_ranks:
+        logs = short_path(directory.path / "attempts")
+        terminal.notify(f"what the ranks print is in {logs}; --show-ranks all shows it here")
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         terminal.notify(
             f"warning: other users can write to {short_path(directory.path)} (mode {mode:04o}), so they can"

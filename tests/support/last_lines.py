@@ -38,6 +38,7 @@ BEFORE: Mapping[str, tuple[str, ...]] = {
     "no such checkpoint to resume from": ("--resume-from", "out/checkpoint-7", "train.py"),
     "the run directory cannot be written": ("--run-dir", "/proc/nope", "train.py"),
     "no such fault to inject": ("--inject", "foo@rank0:step1", "train.py"),
+    "the output directory cannot be written": ("train.py", "--output_dir", "/proc/nope/out"),
     "a wrong address": ("--metrics-addr", "127.0.0.1:80000", "train.py"),
 }
 AT_START = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_run.cli.launching.script_file import check_configs, check_source, source_of
+from grpo_run.cli.launching.script_file import check_configs, check_output_directory, check_source, source_of
 from grpo_run.runtime.errors import UsageError
 
 
@@ -104,3 +104,22 @@ def test_a_configuration_that_is_not_yaml_is_named_with_its_line(here: Path, wor
     with pytest.raises(UsageError, match=r"bad\.yaml, line 2, column 2: "):
         check_configs(words)
     check_configs(["--config", "tags.yaml", "--config", "missing.yaml", "bad.yaml", "--config"])
+
+
+@pytest.mark.parametrize(
+    "words", [["--output_dir", "/proc/nope/out"], ["--lr", "1", "--output-dir=/proc/nope"]]
+)
+def test_an_output_directory_that_cannot_be_written_is_refused(words: list[str]) -> None:
+    """With its first part that exists: every save would fail."""
+    with pytest.raises(UsageError, match=r"output directory /proc/nope\S* cannot be written: /proc: "):
+        check_output_directory(words)
+
+
+def test_an_output_directory_is_left_as_it_is(here: Path) -> None:
+    """A missing one is not made, and nothing stays in one that exists. An option without a value is left to
+    the script.
+    """
+    (here / "out").mkdir()
+    check_output_directory(["--output_dir", "out", "--output-dir", "new/deep", "--output_dir"])
+    assert sorted(path.name for path in here.iterdir()) == ["out", "train.py"]
+    assert list((here / "out").iterdir()) == []
