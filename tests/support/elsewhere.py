@@ -65,7 +65,7 @@ class Elsewhere:
 def register(config: pytest.Config) -> None:
     """Draw the conditions of a session of unit tests."""
     if hasattr(config, "workerinput"):
-        seed = config.workerinput["elsewhere"]
+        seed = config.workerinput.get("elsewhere", 0)
     else:
         given = config.getoption(OPTION)
         seed = random.SystemRandom().randrange(1, 10_000) if given is None else given
