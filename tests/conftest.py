@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_randomly
 from hypothesis import Phase, settings
-from support import elsewhere, freezer, references, warm, workers
+from support import freezer, machines, references, warm, workers
 from support.campaigns import Campaigns
 from support.runs import Run, Runs
 
@@ -46,10 +46,10 @@ pytest_randomly.entrypoint_reseeds = [reseed_torch]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of these tests."""
-    parser.addoption(
-        elsewhere.OPTION, type=int, metavar="SEED", help="the conditions of unit tests; 0 for none"
-    )
     parser.addoption("--cold", action="store_true", help="start no process from the warm launcher")
+    parser.addoption(
+        "--machine", type=int, metavar="SEED", help="draw the machine of the unit tests again; 0: this one"
+    )
     parser.addoption("--campaigns", action="store_true", help="print the plan and durations of campaigns")
 
 
@@ -74,7 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
             warm.share()
     config.pluginmanager.register(Starts())
     config.pluginmanager.register(workers)
-    elsewhere.register(config)
+    config.pluginmanager.register(machines)
+    machines.configure(config)
     if config.getoption("--campaigns"):
         config.pluginmanager.register(Campaigns())
 

@@ -23,6 +23,8 @@ from support.full_disk import small_disk
 from support.runs import SCRIPTS, Run, Runs
 from support.whole_runs import PATCHED, kill_all, memory_of
 
+from grpo_run.runtime.checkpoints.search import snapshot_directories
+
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "reference" / "campaigns.md"
 DISK_BYTES = 100 << 20
@@ -269,13 +271,10 @@ CASES = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.full, i
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a small disk."""
-    try:
-        with small_disk(tmp_path / "disk", DISK_BYTES) as made:
-            yield made.folder
-            if os.path.ismount(tmp_path / "disk"):
-                subprocess.run(["mount", "-o", "remount,rw", str(tmp_path / "disk")], check=False, timeout=30)
-    except PermissionError as error:
-        pytest.skip(str(error))
+    with small_disk(tmp_path / "disk", DISK_BYTES) as made:
+        yield made.folder
+        if os.path.ismount(tmp_path / "disk"):
+            subprocess.run(["mount", "-o", "remount,rw", str(tmp_path / "disk")], check=False, timeout=30)
 
 
 @pytest.fixture
@@ -331,7 +330,7 @@ def on_disk(run: Run) -> str:
     output = run.cwd / "disk" / "out"
     steps = sorted(path.parent.name.rpartition("-")[2] for path in output.glob("checkpoint-*/MANIFEST.json"))
     names = [*steps, *(["final"] if (output / "final" / "training_args.bin").is_file() else [])]
-    if any(output.glob("_grpo_run/*/*/snapshot-*/MANIFEST.json")):
+    if any(any(place.glob("snapshot-*/MANIFEST.json")) for place in snapshot_directories(output)):
         names.append("snapshot")
     found = ", ".join(names) or "nothing"
     kept = in_memory(run)

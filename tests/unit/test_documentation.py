@@ -12,14 +12,18 @@ from support.import_graph import PACKAGES, PAGE, REPOSITORY, graph_of, halls, pa
 
 DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
-TOP_LEVEL = (*PACKAGES, "tests", "docs", "benchmarks", "examples")
+TESTS = ("unit", "integration", "fault", "browser")
+TOP_LEVEL = (*PACKAGES, *TESTS, "tests", "docs", "benchmarks", "examples")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_every_file_that_a_page_names_exists(path: Path) -> None:
-    """A path in backticks that begins with a folder of the repository leads to a file or a folder."""
-    named = re.findall(rf"`((?:{'|'.join(TOP_LEVEL)})/[\w./-]*)`", path.read_text(encoding="utf-8"))
-    assert [name for name in named if not (REPOSITORY / name).exists()] == []
+    """A path in backticks that begins with a folder of the repository, or of its tests, leads to a file or a
+    folder.
+    """
+    named = re.findall(rf"`((?:{'|'.join(TOP_LEVEL)})/[\w./-]*)[`:]", path.read_text(encoding="utf-8"))
+    folders = (REPOSITORY, REPOSITORY / "tests")
+    assert [name for name in named if not any((folder / name).exists() for folder in folders)] == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))

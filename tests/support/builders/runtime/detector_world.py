@@ -281,7 +281,10 @@ class World:
     def _connections(
         self, members: dict[int, list[int]], supervisor: list[int]
     ) -> dict[int, Connections | None]:
-        return {rank: Connections(outside=rank in self.connected, traffic_bytes=0) for rank in members}
+        return {
+            rank: Connections(outside="10.0.0.5:8000" if rank in self.connected else "", traffic_bytes=0)
+            for rank in members
+        }
 
 
 def mismatch(world: World) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from grpo_run.runtime.checkpoints.search import snapshot_directories
 from grpo_run.runtime.snapshots._drain_messages import DrainFailed, DrainRequest
 from grpo_run.runtime.snapshots._drain_worker import handle_request
 from grpo_run.runtime.snapshots.area import StagingArea
@@ -96,7 +97,7 @@ class World:
     @property
     def durable(self) -> list[str]:
         """Names of the checkpoints and snapshots on disk."""
-        snapshots = (path.name for path in self.out.glob("_grpo_run/*/*/*"))
+        snapshots = (name for place in snapshot_directories(self.out) for name in os.listdir(place))
         own = os.listdir(self.out) if self.out.exists() else []
         return sorted({*own, *snapshots} - {"_grpo_run"})
 

@@ -21,6 +21,9 @@ from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcess
 from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 
+TOKEN = f"t0ken-{os.getpid()}"
+"""No other tests on this machine use it."""
+
 
 @dataclass
 class Killer:
@@ -43,7 +46,7 @@ class Killer:
 @pytest.fixture
 def helper() -> Iterator[int]:
     """A helper of a rank that has exited, known by the run's token."""
-    process = subprocess.Popen(["sleep", "600"], env={TOKEN_VARIABLE: "t0ken"}, start_new_session=True)
+    process = subprocess.Popen(["sleep", "600"], env={TOKEN_VARIABLE: TOKEN}, start_new_session=True)
     while not read_environment(process.pid):
         time.sleep(0.001)  # Popen returns before the kernel has finished exec
     yield process.pid
@@ -60,7 +63,7 @@ def reported() -> list[int]:
 @pytest.fixture
 def made(reported: list[int]) -> Helpers:
     """The helpers of this process, which no user interrupts."""
-    owned = RunProcesses(os.getpid(), os.getsid(0), tokens=["t0ken"])
+    owned = RunProcesses(os.getpid(), os.getsid(0), tokens=[TOKEN])
     return Helpers(
         owned, RemainingProcesses(owned), keep=(),
         settings=DeadlineSettings(exit_seconds=1.0, exit_connected_seconds=1.0),

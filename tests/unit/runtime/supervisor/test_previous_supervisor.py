@@ -13,11 +13,14 @@ import pytest
 from grpo_run.runtime.supervisor.previous_supervisor import SupervisorIdentity, end_previous, own_identity
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE
 
+EARLIER = f"earlier-{os.getpid()}"
+"""A token that no other tests on this machine use: what has it is ended."""
+
 
 @pytest.fixture
 def helper() -> Iterator[subprocess.Popen[bytes]]:
     """A process with the token of an earlier supervisor."""
-    process = subprocess.Popen(["sleep", "600"], env={TOKEN_VARIABLE: "earlier"}, start_new_session=True)
+    process = subprocess.Popen(["sleep", "600"], env={TOKEN_VARIABLE: EARLIER}, start_new_session=True)
     yield process
     process.kill()
     process.wait()
@@ -25,7 +28,7 @@ def helper() -> Iterator[subprocess.Popen[bytes]]:
 
 def dead() -> SupervisorIdentity:
     """A supervisor that has exited: its pid is in use by this process, which was started later."""
-    own = own_identity("earlier")
+    own = own_identity(EARLIER)
     return replace(own, started_ticks=own.started_ticks - 1)
 
 
@@ -47,7 +50,7 @@ def test_a_copy_of_a_live_runs_directory_touches_nothing(
 ) -> None:
     """Its lock is free, but the file names the supervisor of the original."""
     file = tmp_path / "processes.json"
-    end_previous(file, own_identity("earlier") if alive else replace(dead(), namespace="elsewhere"), ())
+    end_previous(file, own_identity(EARLIER) if alive else replace(dead(), namespace="elsewhere"), ())
     assert end_previous(file, own_identity("now"), ()) == []
     assert helper.poll() is None
 

@@ -19,6 +19,8 @@ from grpo_run.watchdog.processes import read_processes
 from grpo_run.watchdog.run_processes.ownership import TOKEN_VARIABLE, RunProcesses
 
 DEADLINE_SECONDS = 20.0
+TOKEN = f"t0ken-{os.getpid()}"
+"""No other tests on this machine use it."""
 SUPERVISOR = """
 import ctypes, os, subprocess, sys
 if sys.argv[2] == "adopts":
@@ -26,7 +28,7 @@ if sys.argv[2] == "adopts":
 own = subprocess.Popen(["sleep", "600"])
 print(own.pid, flush=True)
 rank = subprocess.Popen(
-    [sys.executable, "-S", "-c", sys.argv[1]], start_new_session=True, env={**os.environ, "GRPO_RUN_TOKEN": "t0ken"}
+    [sys.executable, "-S", "-c", sys.argv[1]], start_new_session=True, env={**os.environ, "GRPO_RUN_TOKEN": sys.argv[3]}
 )
 print(rank.pid, flush=True)
 rank.wait()
@@ -67,12 +69,12 @@ class Family:
 
     def __init__(self, mode: str) -> None:
         self.supervisor = subprocess.Popen(
-            [sys.executable, "-S", "-c", SUPERVISOR, RANK, mode], stdin=subprocess.PIPE,
+            [sys.executable, "-S", "-c", SUPERVISOR, RANK, mode, TOKEN], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True
         )  # fmt: skip
         self.own, self.rank, *self.helpers = (self.line() for _ in range(2 + HELPERS))
         self.processes = RunProcesses(
-            self.supervisor.pid, os.getsid(self.supervisor.pid), tokens=["t0ken"],
+            self.supervisor.pid, os.getsid(self.supervisor.pid), tokens=[TOKEN],
             adopts_only_ours=mode == "adopts"
         )  # fmt: skip
 
@@ -135,7 +137,7 @@ def test_without_adoption_the_token_and_memory_prove_ownership(start: Callable[[
     assert family.found() == {family.rank, with_token, fork, session, child}
     family.kill_rank()
     assert family.found() == {with_token, fork, session, child}
-    forgetful = RunProcesses(family.supervisor.pid, os.getsid(family.supervisor.pid), tokens=["t0ken"])
+    forgetful = RunProcesses(family.supervisor.pid, os.getsid(family.supervisor.pid), tokens=[TOKEN])
     assert set(forgetful.find(read_processes())) == {with_token, fork}
 
 
@@ -171,7 +173,7 @@ def test_strangers_are_never_the_runs(start: Callable[[str], Family]) -> None:
     family, other = start("adopts"), start("adopts")
     family.processes.begin_attempt([family.rank])
     stranger = subprocess.Popen(
-        ["sleep", "600"], env={TOKEN_VARIABLE: "t0ken2", "OTHER": "t0ken"}, start_new_session=True
+        ["sleep", "600"], env={TOKEN_VARIABLE: f"{TOKEN}2", "OTHER": TOKEN}, start_new_session=True
     )
     try:
         other_tokens = RunProcesses(

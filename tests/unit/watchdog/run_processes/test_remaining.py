@@ -21,6 +21,8 @@ from grpo_run.watchdog.run_processes.remaining import RemainingProcesses
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts
 
 DEADLINE_SECONDS = 20.0
+TOKEN = f"t0ken-{os.getpid()}"
+"""No other tests on this machine use it."""
 SUPERVISOR = """
 import os, subprocess, sys
 rank = subprocess.Popen([sys.executable, "-S", "-c", sys.argv[1], *sys.argv[2:]], start_new_session=True, close_fds=False)
@@ -44,7 +46,7 @@ class Rank:
         while (line := self.supervisor.stdout.readline()).strip() != "ready":
             assert line, "the rank has died"
             self.lines.append(line.strip())
-        self.owned = RunProcesses(self.supervisor.pid, os.getsid(self.supervisor.pid), tokens=["t0ken"])
+        self.owned = RunProcesses(self.supervisor.pid, os.getsid(self.supervisor.pid), tokens=[TOKEN])
         self.owned.begin_attempt([self.pid])
         self.remaining = RemainingProcesses(self.owned, keep=["kept *"], supervisor=self.supervisor.pid)
 
@@ -129,7 +131,7 @@ os.close(r), os.close(w)
 def test_a_daemon_is_found_by_the_environment_that_it_inherited(start: Callable[..., Rank]) -> None:
     """Its parent has exited, so it is a child of init."""
     body = DAEMON.format(descriptors="os.close(r), os.close(w)", then="os.execvp('sleep', ['sleep', '600'])")
-    rank = start(body, environment={TOKEN_VARIABLE: "t0ken"})
+    rank = start(body, environment={TOKEN_VARIABLE: TOKEN})
     wait_until(lambda: "sleep" in Path(f"/proc/{rank.lines[0]}/comm").read_text())
     assert int(rank.lines[0]) in rank.own()
     assert rank.look().waits_for == (f"process {rank.lines[0]} (sleep)",)
