@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from grpo_run.runtime.checkpoints.rotation import scheduled_to_keep
-from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot, path_of
+from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot
 
 
 def next_to_drain(
@@ -54,12 +54,13 @@ def within_limits(
     """
     found = []
     scheduled: dict[str, list[StagedSnapshot]] = {}
-    paths = set()
+    places = set()
     for staged, slot in snapshots:
         if not broken(staged, slot):
-            if path_of(staged) in paths:
+            place = staged.output_dir, staged.step, None if staged.scheduled else staged.train_call_key
+            if place in places:
                 continue  # an attempt has taken the same step again
-            paths.add(path_of(staged))
+            places.add(place)
         newer = scheduled.setdefault(staged.output_dir, [])
         if staged.scheduled and not staged.kept and not broken(staged, slot):
             if newer and staged.folder != newer[0].best:
@@ -72,12 +73,13 @@ def within_limits(
 
 
 class PublishedCheckpoints:
-    """The newest checkpoint on disk of each `train()` call."""
+    """The newest checkpoint on disk of each `train()` call, and when each scheduled one was taken."""
 
     def __init__(self) -> None:
         self._newest: dict[int, tuple[int, float]] = {}
+        self._scheduled: dict[tuple[int, int], float] = {}
 
-    def record(self, call: int, step: int, *, taken_at: float) -> None:
+    def record(self, call: int, step: int, *, taken_at: float, scheduled: bool = False) -> None:
         """Record a checkpoint on disk.
 
         Args:
@@ -85,7 +87,10 @@ class PublishedCheckpoints:
             step: its step.
             taken_at: when its state was the run's state, in seconds since the epoch. A snapshot taken later
                 is newer even if its step is lower, because a run may resume from an earlier step.
+            scheduled: the script has scheduled it.
         """
+        if scheduled:
+            self._scheduled[call, step] = max(taken_at, self._scheduled.get((call, step), taken_at))
         known = self._newest.get(call)
         if known is None or taken_at >= known[1]:
             self._newest[call] = step, taken_at
@@ -96,3 +101,8 @@ class PublishedCheckpoints:
             return False
         step, taken_at = self._newest.get(staged.train_call.ordinal, (-1, 0.0))
         return staged.step <= step and staged.staged_at <= taken_at
+
+    def repeat(self, staged: StagedSnapshot) -> bool:
+        """Return True for a scheduled snapshot whose step was taken again since and is on disk."""
+        key = staged.train_call.ordinal, staged.step
+        return staged.scheduled and self._scheduled.get(key, 0.0) > staged.staged_at

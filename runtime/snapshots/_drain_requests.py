@@ -63,13 +63,18 @@ class DrainReports:
         self._staging.set_trouble(sentence)
         self._failed(staged, sentence, cause)
 
-    def broken(self, staged: StagedSnapshot, reason: str) -> None:
-        """Report a snapshot that cannot be read, so that its checkpoint is lost."""
+    def broken(self, staged: StagedSnapshot, reason: str, *, repeated: bool) -> None:
+        """Report a snapshot that cannot be read, so that its checkpoint is lost.
+
+        Args:
+            repeated: a later attempt has taken the same step again, and that checkpoint is on disk.
+        """
+        what = "was written by a later attempt" if repeated else "is lost"
         self._failed(
             staged,
-            f"{path_of(staged)} is lost, its snapshot in memory cannot be read: {reason}.",
+            f"{path_of(staged)} {what}, its snapshot in memory cannot be read: {reason}.",
             Cause.checkpoint_corrupt,
-            lost=staged.scheduled,
+            lost=staged.scheduled and not repeated,
         )
 
     def published(self, reply: DrainPublished) -> None:

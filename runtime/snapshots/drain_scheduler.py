@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from grpo_run.runtime.errors import CheckpointError
@@ -211,22 +212,27 @@ class DrainScheduler:
         self._expected = self._resumed = None
         return discarded
 
-    def record_published(self, call: int, step: int, *, taken_at: float | None = None) -> None:
+    def record_published(
+        self, call: int, step: int, *, taken_at: float | None = None, scheduled: bool = False
+    ) -> None:
         """Record a checkpoint that a rank wrote to disk: recovery snapshots up to it need not be drained.
 
         Args:
             call: the ordinal of its `train()` call.
             step: its step.
             taken_at: when its state was the run's state, in seconds since the epoch; None for now.
+            scheduled: the script has scheduled it.
         """
         self._durable_at = self._clock()
-        self._published.record(call, step, taken_at=time.time() if taken_at is None else taken_at)
+        taken_at = time.time() if taken_at is None else taken_at
+        self._published.record(call, step, taken_at=taken_at, scheduled=scheduled)
 
     def note_event(self, record: dict[str, Any]) -> None:
         """Take an event of a rank into account: it may have written a checkpoint to disk itself."""
         if record["event"] == "checkpoint_published":
             call, step = int(record.get("train_call") or 0), int(record["step"])
-            self.record_published(call, step, taken_at=record["time"])
+            scheduled = bool(record.get("scheduled"))
+            self.record_published(call, step, taken_at=record["time"], scheduled=scheduled)
 
     def unwritten(self) -> list[tuple[StagedSnapshot, StagingSlot]]:
         """Return the snapshots that matter and are not on disk, newest first."""
@@ -274,11 +280,18 @@ class DrainScheduler:
     # ---- what the worker has done ----
 
     def _handle_published(self, staged: StagedSnapshot, reply: DrainPublished) -> None:
-        self.record_published(reply.train_call, reply.step, taken_at=staged.staged_at)
+        self.record_published(
+            reply.train_call, reply.step, taken_at=staged.staged_at, scheduled=reply.scheduled
+        )
         if self._resumed is not None and staged.order >= self._resumed.order:
             self._resumed = None
         self._reports.published(reply)
 
-    def _handle_broken(self, staged: StagedSnapshot, slot: int, reason: str) -> None:
-        self._broken[slot] = staged
-        self._reports.broken(staged, reason)
+    def _handle_broken(self, staged: StagedSnapshot, index: int, reason: str) -> None:
+        self._broken[index] = staged
+        self._reports.broken(staged, reason, repeated=self._published.repeat(staged))
+        slot = self.staging.slots[index]
+        with suppress(OSError, CheckpointError), slot.locked() as acquired:
+            # otherwise ranks wait for ever for the slot of a scheduled one to be drained
+            if acquired and slot.read_snapshot() == staged:
+                slot.free()

@@ -171,10 +171,12 @@ class Snapshots:
         if self.last is None:
             return Durability.given_up
         slot, staged = self.last
+        found = slot.read_snapshot()
         # another snapshot gets the slot only after this one was drained
-        if slot.drained or slot.read_snapshot() != staged:
+        if slot.drained or found not in (staged, None):
             return Durability.durable
-        return Durability.given_up if self.staging.troubled else Durability.waiting
+        gone = found is None  # it could not be read, and its memory was freed
+        return Durability.given_up if gone or self.staging.troubled else Durability.waiting
 
     def warn_no_memory(self, step: int) -> None:
         """Warn, once per attempt, that a checkpoint did not fit into memory."""

@@ -228,7 +228,12 @@ def test_a_snapshot_that_cannot_be_declared_is_reported_as_lost(
 
 @pytest.mark.parametrize(
     ("event", "limit_seconds", "durable", "ends"),
-    [("drained", 60.0, True, 3.0), ("trouble", 60.0, False, 3.0), ("", 2.0, False, 2.0)],
+    [
+        ("drained", 60.0, True, 3.0),
+        ("trouble", 60.0, False, 3.0),
+        ("freed", 60.0, False, 3.0),
+        ("", 2.0, False, 2.0),
+    ],
 )
 def test_a_wait_ends_when_the_snapshot_is_on_disk_or_will_not_be(
     snapshots: Snapshots,
@@ -239,13 +244,15 @@ def test_a_wait_ends_when_the_snapshot_is_on_disk_or_will_not_be(
     durable: bool,
     ends: float,
 ) -> None:
-    """When its slot is marked as drained, when the disk is in trouble, or after a limit: the supervisor keeps
-    trying, and the script continues.
+    """When its slot is marked as drained, when the disk is in trouble, when it was freed because it cannot be
+    read, or after a limit: the supervisor keeps trying, and the script continues.
     """
     take(snapshots, trainer)
     assert snapshots.last is not None
     if event == "drained":
         clock.at = (3.0, snapshots.last[0].mark_drained)
+    elif event == "freed":
+        clock.at = (3.0, snapshots.last[0].free)
     elif event:
         clock.at = (3.0, lambda: snapshots.staging.set_trouble("the disk hangs"))
     assert snapshots.wait_durable(limit_seconds) is durable

@@ -36,6 +36,17 @@ def test_a_disk_without_free_space_is_not_written_to(
     assert not staging.slots[0].drained
 
 
+def test_a_snapshot_that_does_not_fit_leaves_no_folder(
+    staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script may refuse an output directory that is not empty."""
+    out.mkdir(parents=True)
+    fill(staging.slots[0], snapshot(out, 5, scheduled=False))
+    set_free_space(monkeypatch, 0)
+    expect_failed(drain_slot(staging))
+    assert list(out.iterdir()) == []
+
+
 def test_free_space_is_required_for_the_files_only(
     staging: StagingArea, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

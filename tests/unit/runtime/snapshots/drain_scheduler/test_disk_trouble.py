@@ -189,6 +189,42 @@ def test_a_broken_snapshot_is_skipped(world: World) -> None:
     assert "checkpoint-7" in world.durable, "a later snapshot in the same slot is drained"
 
 
+def test_broken_snapshots_leave_their_slots_to_the_ranks(world: World) -> None:
+    """Nothing waits for them to reach the disk."""
+    for index in range(3):
+        world.take(index, index + 4)
+        shutil.rmtree(world.staging.slots[index].files)
+    assert world.staging.choose_slot() is None
+    for _ in range(4):
+        world.poll()
+    assert [fields["lost"] for fields in world.named("checkpoint_failed")] == [True] * 3
+    assert world.staging.snapshots() == []
+    assert world.staging.choose_slot() is not None
+    assert world.scheduler.unwritten() == []
+
+
+@pytest.mark.parametrize("by_rank", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_broken_snapshot_is_not_missed_if_its_step_was_taken_again_and_written(
+    world: World, *, again: bool, by_rank: bool
+) -> None:
+    """By a later attempt, from memory or directly; one written before it was taken is another state."""
+    world.take(0, 8, staged_at=1000.0)
+    shutil.rmtree(world.staging.slots[0].files)
+    other = 1005.0 if again else 995.0
+    if by_rank:
+        event = {"event": "checkpoint_published", "train_call": 1, "step": 8, "time": other}
+        world.scheduler.note_event(event | {"scheduled": True})
+    else:
+        world.take(1, 8, attempt=1, staged_at=other)
+        world.scheduler.flush(newest_only=True)  # the newest first, as after a restart
+    world.poll()
+    world.poll()
+    (failed,) = world.named("checkpoint_failed")
+    assert failed["lost"] is not again
+    assert ("was written by a later attempt" in failed["reason"]) is again
+
+
 def test_trouble_of_an_earlier_supervisor_is_cleared(world: World) -> None:
     """The new one tests the disk itself."""
     world.staging.set_trouble("the disk is full")
