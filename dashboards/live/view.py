@@ -75,7 +75,7 @@ def _verdict(status: RunStatus) -> list[str]:
     last = status.history.recoveries[-1] if status.history.recoveries else None
     if last is None or not _is_open(status, last):
         return [CONFIRMED, status.summary] if status.state == "collecting" else [status.summary]
-    if last.sentence in status.summary:
+    if last.sentence.rstrip(".") in status.summary:
         return [status.summary]
     return [last.sentence, status.summary]
 

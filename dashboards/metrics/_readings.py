@@ -147,7 +147,7 @@ def awaited_rank_seconds(observation: RunObservation) -> Iterator[Sample]:
 def awaited_rank_deadline(observation: RunObservation) -> Iterator[Sample]:
     """How long that rank may be waited for; no sample while none is."""
     for awaited in _awaited(observation):
-        yield ((str(awaited.rank), awaited.phase.name), awaited.deadline_at_seconds - awaited.since_seconds)
+        yield ((str(awaited.rank), awaited.phase.name), awaited.deadline_seconds)
 
 
 def incidents(observation: RunObservation) -> Iterator[Sample]:

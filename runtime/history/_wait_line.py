@@ -49,7 +49,7 @@ def find_wait(
     if awaited is None:
         return _find_silence(slots, now=now, step_seconds=step_seconds)
     seconds = now - awaited.since_seconds
-    usual = min(step_seconds or 0.0, DEADLINE_SHARE * _deadline_seconds(awaited))
+    usual = min(step_seconds or 0.0, DEADLINE_SHARE * awaited.deadline_seconds)
     if seconds < max(SHORTEST_SECONDS, usual):
         return None
     return WaitLine(text=waiting_text(awaited, now), key=(awaited.rank, awaited.phase, awaited.callback))
@@ -60,17 +60,16 @@ def waiting_text(awaited: AwaitedRank, now: float) -> str:
     where = place_name(awaited.callback) if awaited.callback else _name(awaited.phase)
     if awaited.exiting:
         where = "exit after its last line"
-    deadline = _deadline_seconds(awaited)
+    to = f", connected to {awaited.outside}" if awaited.outside else ""
+    deadline = awaited.deadline_seconds
     limit = f" (deadline {duration_text(deadline)})" if math.isfinite(deadline) else ""
-    return f"waiting for rank {awaited.rank}: {where}, {duration_text(now - awaited.since_seconds)}{limit}"
+    return (
+        f"waiting for rank {awaited.rank}: {where}, {duration_text(now - awaited.since_seconds)}{limit}{to}"
+    )
 
 
 def _name(phase: Phase) -> str:
     return "outside train()" if phase is Phase.idle else phase.name
-
-
-def _deadline_seconds(awaited: AwaitedRank) -> float:
-    return awaited.deadline_at_seconds - awaited.since_seconds
 
 
 def _find_silence(slots: Sequence[Slot | None], *, now: float, step_seconds: float | None) -> WaitLine | None:

@@ -133,21 +133,23 @@ class RunStatus:
         awaited = self.awaited if self.state in WAITING_STATES else None
         if awaited is None:
             return None
-        deadline = awaited.deadline_at_seconds - awaited.since_seconds
         return {
             "rank": awaited.rank,
             "phase": awaited.phase.name,
             "callback": awaited.callback or None,
             "seconds": self._age(awaited.since_seconds),
-            "deadline_seconds": round(deadline, 3) if math.isfinite(deadline) else None,
+            "deadline_seconds": round(limit, 3) if math.isfinite(limit := awaited.deadline_seconds) else None,
             "busy": awaited.busy,
             "waiters": list(awaited.waiters),
+            "outside": awaited.outside or None,
         }
 
     def _rank_as_json(self, local_rank: int, slot: Slot | None) -> dict[str, Any]:
-        """What a local rank does; a rank that cannot be observed has its local rank only."""
+        """What a local rank does; one that cannot be observed, as while it starts, has its pid at most."""
         if slot is None:
-            return {"local_rank": local_rank, "observable": False}
+            started = sorted(self.history.calls.pids.items())
+            pid = started[local_rank][1] if local_rank < len(started) else None
+            return {"local_rank": local_rank, "observable": False, "pid": pid}
         phase = slot.phases[-1] if slot.phases else None
         memory = self.memory[local_rank] if local_rank < len(self.memory) else None
         return {

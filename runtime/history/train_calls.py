@@ -96,9 +96,10 @@ class TrainCalls:
     """The checkpoint that the call about to begin resumes from."""
     resuming: bool = False
     """A call is about to resume, and is not loaded yet."""
+    pids: dict[int, int] = field(default_factory=dict)
+    """Processes of the present attempt's ranks on this node, by rank."""
     _attempt: int = 0
     _attempt_at: float = 0.0
-    _pid: int = 0
 
     def __iter__(self) -> Iterator[KnownCall]:
         return iter(self._calls.values())
@@ -161,13 +162,12 @@ class TrainCalls:
 
     def apply_attempt_started(self, record: Mapping[str, Any], time: float) -> None:
         """A new attempt begins."""
-        self._attempt, self._attempt_at, self._pid = int(record["attempt"]), time, 0
+        self._attempt, self._attempt_at, self.pids = int(record["attempt"]), time, {}
         self.resuming = False
 
     def apply_rank_started(self, record: Mapping[str, Any]) -> None:
-        """Rank 0 of the attempt is running."""
-        if record.get("rank") == 0:
-            self._pid = int(record["pid"])
+        """A rank of the attempt is running."""
+        self.pids[int(record["rank"])] = int(record["pid"])
 
     def apply_resume_chosen(self, record: Mapping[str, Any]) -> None:
         """Rank 0 has chosen what the call about to begin resumes from."""
@@ -182,7 +182,10 @@ class TrainCalls:
         ordinal, step = int(record["train_call"]), int(record.get("step") or 0)
         known = self._calls.get(ordinal)
         directory = CallDirectory(
-            path=str(record["output_dir"]), not_before=self._attempt_at, not_after=time, pid=self._pid
+            path=str(record["output_dir"]),
+            not_before=self._attempt_at,
+            not_after=time,
+            pid=self.pids.get(0, 0),
         )
         earlier = () if known is None else known.directories
         self._calls[ordinal] = KnownCall(

@@ -104,6 +104,15 @@ class HangMonitor:
         """Publish which rank is waited for: at once if that ends or another one is, else once a second."""
         awaited, now = self.detector.awaited, time.monotonic()
         rank = awaited.rank if awaited is not None else None
+        if awaited is not None and awaited.outside and awaited.unknown_wait:
+            seconds, place = now - awaited.since_seconds, awaited.callback or awaited.phase.name
+            text = (
+                f"rank {awaited.rank} has waited {seconds:.0f} s for {awaited.outside} in {place}; the usual"
+                f" time is not known yet, so it is ended only after {awaited.deadline_seconds:.0f} s"
+                " (--deadline-first, --deadline-ceiling)"
+            )
+            if seconds >= self.detector.settings.outside_limit_seconds:  # one that is known may be ended
+                self._reporter.warn_once(0, "unknown wait", text)
         if rank == self._awaited_shown[0] and now - self._awaited_shown[1] < AWAITED_EVERY_SECONDS:
             return
         self._awaited_shown = rank, now

@@ -16,6 +16,10 @@ import struct
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
+
+from grpo_run.watchdog.processes import read_state
+from grpo_run.watchdog.text import join_words
 
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/")
 """Descriptors of devices that work without the CPU."""
@@ -44,12 +48,12 @@ class SocketTables:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Connections:
-    """`outside`: a connection to a process outside the job is open; `device`: a device is.
+    """`outside`: the processes outside the job to which a connection is open, in words; "" for none.
 
-    `traffic_bytes` of all TCP connections so far.
+    `traffic_bytes` of all TCP connections so far; `device`: a device is open.
     """
 
-    outside: bool
+    outside: str
     traffic_bytes: int
     device: bool = False
 
@@ -79,17 +83,18 @@ def read_connections(
         if of_rank is None:
             found[rank] = None
             continue
-        peers: list[int | None] = []
+        outside: set[str] = set()
         traffic = 0
         for inode in of_rank.sockets - inherited.sockets:
             tcp = tables.tcp.get(inode)
             if tcp is not None:
                 traffic += tcp.traffic_bytes
-                peers.append(by_ends.get(tcp.ends[::-1]))
-            elif inode in tables.unix_peers:
-                peers.append(tables.unix_peers[inode])
+                if by_ends.get(tcp.ends[::-1]) not in inside:
+                    outside.add(f"{ip_address(tcp.ends[1][:-2])}:{int.from_bytes(tcp.ends[1][-2:], 'big')}")
+            elif tables.unix_peers.get(inode, inode) not in inside:
+                outside.add("another process")
         found[rank] = Connections(
-            outside=any(peer not in inside for peer in peers), traffic_bytes=traffic, device=of_rank.device
+            outside=join_words(sorted(outside)), traffic_bytes=traffic, device=of_rank.device
         )
     return found
 
@@ -111,6 +116,8 @@ def _open_files(pids: Collection[int]) -> _OpenFiles | None:
         except (FileNotFoundError, ProcessLookupError):
             continue  # exited
         except OSError:
+            if read_state(pid) == "Z":
+                continue  # it has none, but only root may list them
             return None
         for name in names:
             try:

@@ -72,7 +72,7 @@ class RemainingProcesses:
             ours = processes.descendants(table, [self._supervisor]) - pids_of_own
             # what the supervisor holds too was inherited from whoever started it
             found_now = read_connections({0: pids_of_own}, supervisor=ours)[0]
-            self._connected = found_now is None or found_now.outside
+            self._connected = found_now is None or bool(found_now.outside)
         states = {rank: table[pid].state for rank, pid in pids.items() if pid in table}
         usage = {process.key: _usage(process) for process in own}
         for rank, pid in pids.items():

@@ -25,7 +25,9 @@ class AwaitedRank:
     `deadline_at_seconds` is when the rank will count as hung if nothing changes. `callback` names the user's
     callback that runs (`MyCallback.on_step_end`), "" outside callbacks. `busy` says whether its processes use
     the CPU or transfer data; None if unknown. `waiters` wait for it, or may do so; empty for the only rank of
-    a run. `exiting`: its script has run its last line, and the run waits for its process.
+    a run. `exiting`: its script has run its last line, and the run waits for its process. `outside` names
+    the processes outside the job that it is connected to while it does nothing. `unknown_wait`: the run has
+    yet to show how long that takes.
     """
 
     rank: int
@@ -36,6 +38,13 @@ class AwaitedRank:
     busy: bool | None
     waiters: tuple[int, ...]
     exiting: bool = False
+    outside: str = ""
+    unknown_wait: bool = False
+
+    @property
+    def deadline_seconds(self) -> float:
+        """How long the rank may be silent."""
+        return self.deadline_at_seconds - self.since_seconds
 
 
 def find_awaited_rank(
@@ -43,7 +52,8 @@ def find_awaited_rank(
 ) -> AwaitedRank | None:
     """Return the rank that the others wait for, the longest silent one of several; None if nobody waits.
 
-    The only rank of a run is waited for by the run.
+    The only rank of a run is waited for by the run; so is, of ranks that all wait for processes outside the
+    job, the longest silent one.
 
     Args:
         observed: of this check.
@@ -66,9 +76,10 @@ def find_awaited_rank(
             rank for rank in watched.keys() - set(own_work) if still.get(rank, 0.0) >= SHORTEST_WAIT_SECONDS
         )
     )
-    if not waiters and (len(watched) > 1 or max(still.values(), default=0.0) < SHORTEST_WAIT_SECONDS):
-        return None
-    if not own_work:
+    idle = {rank for rank in own_work if busy.get(rank) is False and observed.whole_world}
+    outside = {rank: name for rank, name in observed.connected.items() if rank in idle}
+    alone = len(watched) == 1 or len(outside) == len(watched)
+    if not own_work or not (waiters or (alone and max(still.values(), default=0) >= SHORTEST_WAIT_SECONDS)):
         return None
     awaited = min((clock(watched[rank]) for rank in own_work), key=lambda one: (one.since_seconds, one.rank))
     return AwaitedRank(
@@ -80,4 +91,6 @@ def find_awaited_rank(
         busy=busy.get(awaited.rank),
         waiters=waiters,
         exiting=watched[awaited.rank].has_returned,
+        outside=outside.get(awaited.rank, ""),
+        unknown_wait=awaited.unknown_wait,
     )

@@ -57,9 +57,10 @@ class DeadlineSettings:
     """Limit of the margin for outliers; a longer deadline requires durations that were observed
     (`factor_seen`)."""
     first_seconds: float = 1800.0
-    """For the first occurrence of a phase without any observation. A rank whose processes use the CPU is
-    given at least this long, in generation, rewards and steps at least as long as one with a connection to
-    outside.
+    """For the first occurrence of a phase without any observation, and for a rank with a connection to a
+    process outside the job before the run has shown how long that takes. As long as collectives wait under
+    torchrun, by transformers' default (`ddp_timeout`). A rank whose processes use the CPU is given at least
+    this long, in generation, rewards and steps at least as long as one with a connection to outside.
     """
     startup_seconds: float = 3600.0
     """The same for start-up, which may download a model."""
@@ -120,20 +121,15 @@ class DeadlineSettings:
 
 
 def quiet_deadline_seconds(
-    durations: Durations | None, settings: DeadlineSettings, *, connected: bool, outside: bool = False
+    durations: Durations | None, settings: DeadlineSettings, *, connected: bool
 ) -> float:
     """Return how long a rank may do nothing at all while all other ranks wait for it, in any phase.
 
     Args:
         durations: observations of the rank's innermost phase; None without any.
         connected: the rank has a connection to a process outside the job, or a device open.
-        outside: it has a connection. Before the phase was ever finished, nothing is known of how long the
-            other side takes: a judge may answer a first request after many minutes. The rank is given as
-            long as torch's collectives are (30 minutes, `first_seconds`).
     """
     limit = max(settings.floor_seconds, settings.connected_seconds) if connected else settings.floor_seconds
-    if outside and (durations is None or not durations.observed):
-        limit = max(limit, min(settings.first_seconds, settings.ceiling_seconds))
     if durations is None:
         return limit
     shown = settings.factor_again * max(durations.longest_seconds, durations.first_seconds)

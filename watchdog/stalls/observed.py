@@ -112,7 +112,8 @@ class Observed:
         still: for how many seconds each rank's slot has not changed; absent for 0.
         nested: state of `NestedPhaseTime.after`, including the current scan.
         exited: ranks whose process has ended.
-        connected: ranks with a connection to a process outside the job.
+        connected: ranks with a connection to a process outside the job, with its address, as far as it is
+            known.
         whole_world: no rank runs on another node, so ranks that all wait are waiting for one another.
     """
 
@@ -128,7 +129,7 @@ class Observed:
     still: Mapping[int, float] = field(default_factory=dict)
     nested: NestedPhaseTime = field(default_factory=NestedPhaseTime)
     exited: Collection[int] = ()
-    connected: Collection[int] = ()
+    connected: Mapping[int, str] = field(default_factory=dict)
     whole_world: bool = True
 
     @property

@@ -20,6 +20,7 @@ from grpo_run.watchdog.stalls.deadlines import (
     frozen_deadline_seconds,
     quiet_deadline_seconds,
 )
+from grpo_run.watchdog.stalls.durations import Durations
 from grpo_run.watchdog.stalls.observed import Key, Observed
 
 RECENT_SECONDS = 10.0
@@ -46,7 +47,8 @@ class PhaseClock:
     """How long a rank has been in an open phase without progress, and how long it may be.
 
     `deadline_at_seconds` is when the phase will be past its deadline if nothing changes, in monotonic
-    seconds.
+    seconds. `unknown_wait`: the rank has a connection to a process outside the job, and the run has yet to
+    show how long what it does takes.
     """
 
     rank: int
@@ -58,6 +60,7 @@ class PhaseClock:
     occurrence: Occurrence
     deadline_at_seconds: float
     rule: Rule = Rule.learned
+    unknown_wait: bool = False
 
     @property
     def overdue(self) -> bool:
@@ -78,6 +81,9 @@ def phase_clocks(slot: Slot, observed: Observed) -> list[PhaseClock]:
     computing_at = observed.computing.get(slot.rank, 0.0)
     connected = slot.rank in observed.connected
     phases = slot.open_phases
+    # a first reward function that returns at once says nothing about the next one: only the end of the outer
+    # phase does
+    unknown = connected and not all(observed.learned.get(one.key, Durations()).observed for one in phases)
     clocks = []
     for depth in range(len(phases) - 1, -1, -1):
         here = phases[depth]
@@ -89,14 +95,16 @@ def phase_clocks(slot: Slot, observed: Observed) -> list[PhaseClock]:
         limit = deadline_seconds(here.phase, durations, occurrence, settings)
         silent = until - since - _inner_seconds(key, since, observed)
         rule = Rule.learned
-        if connected and limit < settings.outside_limit_seconds:
-            rule, limit = Rule.connected, settings.outside_limit_seconds
+        outside = settings.unlearned_seconds(here.phase) if unknown else settings.outside_limit_seconds
+        if connected and limit < outside:
+            rule, limit = Rule.connected, outside
         deadline_at = until + limit - silent
         if computing_at > since:
             # CPU time restarts the clock of the usual deadline, but not that of a longer one
-            longer = computing_deadline_seconds(here.phase, durations, occurrence, settings)
             inner = _inner_seconds(key, computing_at, observed)
             idle = max(0.0, until - computing_at - inner)
+            longer = computing_deadline_seconds(here.phase, durations, occurrence, settings)
+            longer = longer if idle < RECENT_SECONDS else max(longer, limit)
             ends_at = until + longer - silent
             if silent > longer or idle < RECENT_SECONDS:
                 rule, limit, deadline_at = Rule.computing, longer, ends_at
@@ -114,6 +122,7 @@ def phase_clocks(slot: Slot, observed: Observed) -> list[PhaseClock]:
                 occurrence=occurrence,
                 deadline_at_seconds=deadline_at,
                 rule=rule,
+                unknown_wait=unknown,
             )
         )
     return clocks
@@ -140,20 +149,16 @@ def frozen_clock(innermost: PhaseClock, observed: Observed) -> PhaseClock | None
 
 
 def quiet_clock(innermost: PhaseClock, observed: Observed) -> PhaseClock | None:
-    """Return the clock of a rank that does nothing while nobody works; None if somebody does, or may.
+    """Return the clock of a rank that does nothing while nobody works; None if somebody does, or may, and for
+    a wait of which nothing is known.
 
     Args: as for `frozen_clock`.
     """
     facts, nobody_works = observed.processes.get(innermost.rank), observed.nobody_works_seconds
-    if facts is None or not nobody_works:
+    if facts is None or not nobody_works or innermost.unknown_wait:
         return None
     durations = observed.learned.get(innermost.key)
-    limit = quiet_deadline_seconds(
-        durations,
-        observed.settings,
-        connected=facts.connected is not False,
-        outside=innermost.rank in observed.connected,
-    )
+    limit = quiet_deadline_seconds(durations, observed.settings, connected=facts.connected is not False)
     return replace(
         innermost,
         silent_seconds=nobody_works,

@@ -109,6 +109,8 @@ class Learned:
         Args:
             connected: it has a connection to another process.
         """
+        if connected and not self.calls:
+            return self.longest_call_seconds()  # nothing is known of what it may wait for
         seconds = quiet_deadline_seconds(self.durations, self._settings, connected=connected)
         return min(self.longest_call_seconds(), BELOW_WATCHDOG * seconds)
 

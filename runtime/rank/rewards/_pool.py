@@ -37,6 +37,7 @@ from grpo_run.runtime.rank.rewards._worker import HEARTBEAT, own_memory_bytes
 from grpo_run.runtime.rank.rewards.host import WorkerHost
 from grpo_run.watchdog.diagnosis.exits import signal_name
 from grpo_run.watchdog.memory.host_reading import groups_of
+from grpo_run.watchdog.run_processes.connections import read_connections
 from grpo_run.watchdog.stalls.process_clocks import ThreadReading, TreeReading
 
 END_SECONDS = 15.0
@@ -131,12 +132,14 @@ class WorkerHandle:
         threads = usage.read_threads(members)
         if used is None or threads is None:
             return None
+        # an event loop's own pair of sockets waits for nobody
+        found = read_connections({0: members}, supervisor=[os.getpid()])[0]
         return TreeReading(
             members=used.members,
             cpu_seconds=used.cpu_seconds,
             io_bytes=used.io_bytes,
             runnable=frozenset(number for number, thread in threads.items() if thread.state == "R"),
-            connected=_is_connected(members, self._tasks),
+            connected=bool(found.outside) if found is not None else None,
         )
 
     def read_threads(self) -> dict[int, ThreadReading] | None:
@@ -235,24 +238,6 @@ class WorkerHandle:
 
     def _event(self, name: str) -> dict[str, int | str] | None:
         return next((event for event in self._events if event["event"] == name), None)
-
-
-def _is_connected(members: list[int], tasks: socket.socket) -> bool:
-    """Whether a process of a worker has a socket besides its own connection to the rank, as far as that can
-    be read.
-    """
-    for pid in members:
-        try:
-            descriptors = os.listdir(f"/proc/{pid}/fd")
-        except OSError:
-            continue
-        found = 0
-        for descriptor in descriptors:
-            with contextlib.suppress(OSError):
-                found += os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("socket:")
-        if found > 1:
-            return True
-    return False
 
 
 LOOK_SECONDS = 0.25

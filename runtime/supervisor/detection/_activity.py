@@ -71,7 +71,7 @@ class RankActivity:
         self._seen_at: dict[int, float] = {}
         self._quiet: dict[int, QuietClock] = {}
         self._frozen: dict[int, tuple[float, FrozenClock]] = {}
-        self._outside_at: dict[int, float] = {}
+        self._outside: dict[int, tuple[float, str]] = {}
         self._connections_at = -math.inf
 
     def active_at(self, rank: int) -> float:
@@ -94,15 +94,17 @@ class RankActivity:
         since = self._quiet.get(rank, QuietClock()).since_seconds
         return None if since is None or now - since < 2 * self._read_seconds else False
 
-    def is_connected(self, rank: int, still: float, now: float) -> bool:
-        """Whether a connection to a process outside the job was seen while the rank did the same, or lately.
+    def connected_to(self, rank: int, still: float, now: float) -> str | None:
+        """Return the processes outside the job to which connections were seen while the rank did the same, or
+        lately, in words; None if none was seen.
 
         As far as somebody has looked; see `look_at_connections`.
 
         Args:
             still: for how many seconds the rank's slot has not changed.
         """
-        return now - self._outside_at.get(rank, -math.inf) <= max(still, self._floor_seconds)
+        seen_at, named = self._outside.get(rank, (-math.inf, ""))
+        return named if now - seen_at <= max(still, self._floor_seconds) else None
 
     def look_at_connections(self, pids: Mapping[int, int], now: float) -> None:
         """Read the connections of all ranks, which takes some milliseconds; not again within a second.
@@ -246,7 +248,7 @@ class RankActivity:
     def _note(self, found: Mapping[int, connections.Connections | None], now: float) -> None:
         for rank, one in found.items():
             if one is None or one.outside:
-                self._outside_at[rank] = now
+                self._outside[rank] = now, one.outside if one is not None else "an unknown process"
 
     def _compare(self, rank: int, slot: Slot, usage: process_usage.TreeUsage | None, now: float) -> None:
         """Compare with the last reading, and record what counts as activity in the rank's phase."""
@@ -293,7 +295,7 @@ def _reading(
         cpu_seconds=usage.cpu_seconds,
         io_bytes=usage.io_bytes,
         runnable=runnable,
-        connected=connected.outside or connected.device if connected is not None else None,
+        connected=bool(connected.outside) or connected.device if connected is not None else None,
         traffic_bytes=connected.traffic_bytes if connected is not None else None,
     )
 

@@ -175,7 +175,7 @@ class StallDetector:
             still={rank: min(seconds, now - self._observed_since) for rank, seconds in still.items()},
             nested=self._nested,
             exited=slots.keys() - self._ranks.pids.keys(),
-            connected={rank for rank in slots if self._is_connected(rank, now)},
+            connected={rank: to for rank in slots if (to := self._connected_to(rank, now)) is not None},
             whole_world=self._ranks.are_whole_world,
         )
 
@@ -190,8 +190,6 @@ class StallDetector:
         )
 
     def _find_awaited(self, observed: Observed, last_poll: Poll | None) -> AwaitedRank | None:
-        if max(observed.still.values(), default=0.0) < SHORTEST_WAIT_SECONDS:
-            return None
         # for display only, so nothing is fetched: the last poll shows who waits inside C++ if nothing has
         # moved since
         unmoved = last_poll is not None and last_poll.movement == self._movement.signatures(observed.slots)
@@ -213,8 +211,8 @@ class StallDetector:
             (clock for clock in clocks if clock is not None), key=lambda clock: clock.deadline_at_seconds
         )
 
-    def _is_connected(self, rank: int, now: float) -> bool:
-        return self._activity.is_connected(rank, self._movement.still_seconds(rank, now), now)
+    def _connected_to(self, rank: int, now: float) -> str | None:
+        return self._activity.connected_to(rank, self._movement.still_seconds(rank, now), now)
 
     def _progressed_at(self, rank: int, slot: Slot | None) -> float:
         last_work = slot.last_work_seconds if slot is not None else 0.0

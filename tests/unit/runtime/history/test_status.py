@@ -81,7 +81,10 @@ def test_a_run_whose_supervisor_vanished_is_unknown(run: RunDirectory) -> None:
 
 
 def test_the_json_object_has_every_rank(owned: RunDirectory) -> None:
-    """What it does and for how long; a rank that cannot be observed is listed as such."""
+    """What it does and for how long; a rank that cannot be observed is listed as such, with its process."""
+    journal = Journal(owned.journal, "night")
+    for rank, pid in enumerate((17, 18)):
+        journal.write("rank_started", rank=rank, pid=pid)
     writer = Board.create(owned.board, 2).writer(0, rank=0, pid=17, attempt=1)
     writer.state, writer.step = RankState.training, 8
     writer.enter(Phase.reward)
@@ -91,7 +94,7 @@ def test_the_json_object_has_every_rank(owned: RunDirectory) -> None:
     assert shown["phase"] == "reward"
     assert 0 <= shown["phase_seconds"] < 60
     assert 0 <= shown["seconds_since_progress"] < 60
-    assert unseen == {"local_rank": 1, "observable": False}
+    assert unseen == {"local_rank": 1, "observable": False, "pid": 18}
 
 
 def test_a_board_that_shows_nothing_is_no_error(owned: RunDirectory) -> None:

@@ -78,6 +78,10 @@ def test_a_wait_keeps_its_key_while_it_lasts() -> None:
             {"phase": Phase.idle, "exiting": True},
             "waiting for rank 1: exit after its last line, 6 min (deadline 10 min)",
         ),
+        (
+            {"outside": "10.0.0.5:8000"},
+            "waiting for rank 1: reward, 6 min (deadline 10 min), connected to 10.0.0.5:8000",
+        ),
         ({"phase": Phase.idle}, "waiting for rank 1: outside train(), 6 min (deadline 10 min)"),
         ({"deadline_at_seconds": math.inf}, "waiting for rank 1: reward, 6 min"),
     ],

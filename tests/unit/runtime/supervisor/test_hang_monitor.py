@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +19,7 @@ from grpo_run.runtime.supervisor.detection.finding import HangFinding
 from grpo_run.runtime.supervisor.hang_monitor import HangMonitor
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.observation import OpenPhase, Phase
+from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.durations import Durations
 from grpo_run.watchdog.stalls.late_ranks import LateRank
@@ -169,3 +171,22 @@ def test_a_slow_step_is_reported_once_and_one_without_an_end_is_found(
     assert found.stall is not None
     assert found.stall.cause is Cause.no_progress
     assert now == pytest.approx(1700 + DeadlineSettings().startup_seconds, abs=5)
+
+
+def test_a_wait_of_which_nothing_is_known_is_told_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a known one would have been ended: who waits for whom, since when and until when."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(hang_monitor, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    scene.detector.awaited = AwaitedRank(
+        rank=1, phase=Phase.reward, since_seconds=1000.0, deadline_at_seconds=2800.0, busy=False,
+        waiters=(0,), outside="10.0.0.5:8000", unknown_wait=True,
+    )  # fmt: skip
+    for clock.now in (1299.0, 1301.0, 1400.0):
+        scene.poll(None)
+    (message,) = scene.messages
+    assert message.startswith("rank 1 has waited 301 s for 10.0.0.5:8000 in reward; the usual")
+    assert message.endswith("ended only after 1800 s (--deadline-first, --deadline-ceiling)")
+    scene.reporter.begin_attempt()
+    scene.detector.awaited = replace(scene.detector.awaited, unknown_wait=False)
+    scene.poll(None)
+    assert len(scene.messages) == 1

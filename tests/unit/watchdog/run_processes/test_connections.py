@@ -83,7 +83,7 @@ def test_a_local_server_is_outside_unless_it_belongs_to_the_job(server: socket.s
     accepted, _ = server.accept()
     stranger = start(UNIX_PAIR)
     with accepted:
-        assert of(client, [stranger]).outside
+        assert of(client, [stranger]).outside == f"127.0.0.1:{server.getsockname()[1]}"
         assert not of(client, [stranger], os.getpid()).outside
         assert not of(client, [os.getpid()]).outside
 
@@ -117,6 +117,22 @@ def test_a_unix_socket_of_a_stranger_is_outside(tmp_path: object, start: Start) 
         with accepted:
             assert of(client, []).outside
             assert not of(client, [os.getpid()]).outside
+
+
+def test_a_child_that_nobody_has_waited_for_has_no_connections() -> None:
+    """Only root may list the descriptors of such a child."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setresuid(65534, 65534, 65534)
+            ended = os.posix_spawn("/bin/true", ["true"], {})
+            os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)
+            alone = Connections(outside="", traffic_bytes=0)
+            os._exit(read_connections({0: [ended]}, supervisor=[]) != {0: alone})
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_what_the_kernel_does_not_tell_is_unknown(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,22 +270,3 @@ def test_a_callback_has_the_deadline_of_other_first_occurrences() -> None:
     """It is learned like any phase; without observations it is given half an hour."""
     assert deadline_seconds(Phase.callback, None, FIRST, SETTINGS) == 1800.0
     assert deadline_seconds(Phase.callback, Durations.of([0.1] * 22), LATER, SETTINGS) == 60.0
-
-
-def test_before_anything_is_learned_a_silent_connection_to_outside_has_torchruns_patience() -> None:
-    """A judge may take many minutes for its first answer. What the run has shown, or the user's limit for
-    first occurrences, ends it earlier; without a connection nothing changes.
-    """
-
-    def limit(
-        durations: Durations | None, settings: DeadlineSettings = SETTINGS, outside: bool = True
-    ) -> float:
-        return quiet_deadline_seconds(durations, settings, connected=True, outside=outside)
-
-    assert limit(None) == limit(Durations()) == 1800.0
-    assert limit(None, outside=False) == 300.0
-    assert limit(Durations.of([20.0])) == 300.0
-    assert limit(Durations.of([400.0])) == 600.0
-    assert limit(None, DeadlineSettings(first_seconds=600.0)) == 600.0
-    assert limit(None, DeadlineSettings(first_seconds=60.0)) == 300.0
-    assert limit(None, DeadlineSettings(ceiling_seconds=900.0)) == 900.0

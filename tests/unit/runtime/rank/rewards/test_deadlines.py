@@ -82,7 +82,14 @@ def test_a_worker_that_does_nothing_is_overdue_before_a_minute() -> None:
 
 def test_a_worker_that_computes_or_waits_for_a_server_is_not() -> None:
     assert quiet_after(0.5, 200) is None
-    assert quiet_after(0.0, 200, connected=True) is None
+    assert quiet_after(0.0, 1400, connected=True) is None
+
+
+def test_the_first_call_may_wait_for_a_server_as_long_as_any_first_call() -> None:
+    """Nothing is known of it. Later ones are compared with what was seen, and the user's limit holds."""
+    assert learned().quiet_seconds(connected=True) == learned().longest_call_seconds() == 1440.0
+    assert learned(100.0).quiet_seconds(connected=True) == 240.0
+    assert learned(limit=30.0).quiet_seconds(connected=True) == 30.0
 
 
 def test_an_interpreter_that_one_thread_holds_is_ended_before_the_hang_detector_would() -> None:

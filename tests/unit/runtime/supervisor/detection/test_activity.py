@@ -32,7 +32,7 @@ class Session:
         self.io_bytes = 1000
         self.readable = True
         self.threads: dict[int, ThreadUsage] | None = {PID: ThreadUsage("python", "S", 1.0)}
-        self.connections: Connections | None = Connections(outside=False, traffic_bytes=0)
+        self.connections: Connections | None = Connections(outside="", traffic_bytes=0)
 
     def usage(self, members: object) -> TreeUsage | None:
         """Return the usage of the process tree."""
@@ -245,7 +245,7 @@ def test_threads_of_torch_that_wake_up_are_no_work(session: Session, slot: Slot)
 @pytest.mark.parametrize("outside", [True, None])
 def test_a_connection_to_outside_is_noted(session: Session, slot: Slot, outside: bool | None) -> None:
     """Where the kernel does not tell, it is unknown."""
-    session.connections = Connections(outside=True, traffic_bytes=9) if outside else None
+    session.connections = Connections(outside="10.0.0.5:8000", traffic_bytes=9) if outside else None
     assert quiet_seconds(session, slot, 40.0) == (40.0, outside)
 
 

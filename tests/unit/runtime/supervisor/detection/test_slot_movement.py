@@ -33,16 +33,16 @@ def test_a_slot_that_stays_unreadable_is_reported(tmp_path: Path) -> None:
     board = Board.create(tmp_path / "board.mmap", 1)
     writer = board.writer(0, rank=0, pid=4711, attempt=0)
     writer.publish()
-    movement = SlotMovement()
-    movement.record({0: board.read(0)}, 100.0)
-    movement.record({0: None}, 100.1)
+    movement, began = SlotMovement(), time.monotonic() + 100.0  # the rank dates nothing between two scans
+    movement.record({0: board.read(0)}, began)
+    movement.record({0: None}, began + 0.1)
     assert movement.unreadable == {}
-    movement.record({0: None}, 100.0 + UNREADABLE_SECONDS)
+    movement.record({0: None}, began + UNREADABLE_SECONDS)
     assert movement.unreadable == {0: "its slot on the board cannot be read"}
     writer.publish()
-    movement.record({0: board.read(0)}, 110.0)
+    movement.record({0: board.read(0)}, began + 10.0)
     assert movement.unreadable == {}
-    assert movement.moved_at(0) == 110.0
+    assert movement.moved_at(0) == began + 10.0
 
 
 def test_after_a_pause_of_the_supervisor_a_slot_is_read_again_before_it_is_reported(tmp_path: Path) -> None:
