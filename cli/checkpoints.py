@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,7 +112,7 @@ def _show(entries: Sequence[CheckpointEntry], *, as_json: bool) -> None:
 def _row(entry: CheckpointEntry, directory: Path) -> list[str]:
     manifest = entry.manifest
     return [
-        str(entry.path.relative_to(directory)),
+        os.path.relpath(entry.path, directory),
         str(entry.step),
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.modified_at)),
         size_text(entry.size_bytes),

@@ -361,6 +361,6 @@ def _output_directories(script_arguments: Sequence[str]) -> Iterator[Path]:
         if "\0" not in word and folder.is_dir():
             yield folder
     for above in ("", "*/", "*/*/"):
-        for name in ("checkpoint-*", f"{SNAPSHOTS}/*/*/snapshot-*"):
+        for name in ("checkpoint-*", f"*{SNAPSHOTS}/*/*/snapshot-*"):
             manifests = Path().glob(f"{above}{name}/{MANIFEST}")
             yield from sorted({output_directory_of(manifest.parent) for manifest in manifests})

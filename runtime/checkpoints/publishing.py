@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, mark_kept, read_manifest
-from grpo_run.runtime.checkpoints.search import SNAPSHOTS, name_of, step_of
+from grpo_run.runtime.checkpoints.search import holds_snapshots, name_of, step_of
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.files import lock_file, sync_directory, write_json
 
@@ -65,9 +65,8 @@ def make_directory(directory: Path) -> None:
     Raises:
         OSError: it cannot be created.
     """
-    for folder in directory.parents:
-        if folder.name == SNAPSHOTS:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if holds_snapshots(directory):
+        directory.parents[1].mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.mkdir(parents=True, exist_ok=True)
 
 

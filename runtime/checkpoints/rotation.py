@@ -13,8 +13,7 @@ from pathlib import Path
 
 from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, Manifest, read_manifest
 from grpo_run.runtime.checkpoints.publishing import remove_checkpoint, remove_empty_folders
-from grpo_run.runtime.checkpoints.search import find_checkpoints, snapshot_directory, step_of
-from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.checkpoints.search import find_checkpoints, snapshot_places, step_of
 
 
 def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None) -> list[Path]:
@@ -32,20 +31,21 @@ def rotate(directory: Path, *, newest: Path, limit: int | None, best: str | None
     """
     new = read_manifest(newest)
     scheduled = []
-    for path in directory.iterdir():
-        if step_of(path) is None or path.name == newest.name or not path.is_dir() or path.is_symlink():
+    for found in find_checkpoints(directory):
+        path, manifest = found.path, found.manifest
+        if path.name == newest.name or path.is_symlink():
             continue
-        manifest = _manifest_or_none(path)
-        if manifest is None or manifest.run_id != new.run_id or manifest.finished or manifest.kept:
+        if manifest.run_id != new.run_id or manifest.finished or manifest.kept:
             continue
         same_call = manifest.train_call_key == new.train_call_key
         scheduled.append((path, same_call and manifest.step > new.step))
     # a snapshot changes nothing of what an undisturbed run would keep
     over_limit = _over_limit(scheduled, new, limit, best) if new.scheduled else []
-    snapshots = snapshot_directory(directory, *new.train_call_key)
-    superseded = _superseded_snapshots(snapshots, newest, new)
+    folders = snapshot_places(directory, *new.train_call_key)
+    superseded = _superseded_snapshots(folders, newest, new)
     removed = [path for path in (*superseded, *over_limit) if _try_to_remove(path)]
-    remove_empty_folders(snapshots)
+    for folder in folders:
+        remove_empty_folders(folder)
     return removed
 
 
@@ -63,10 +63,10 @@ def scheduled_to_keep(limit: int | None, *, best: str | None, newest: str) -> in
     return max(limit, 2) if best not in (None, newest) else limit
 
 
-def _superseded_snapshots(snapshots: Path, newest: Path, new: Manifest) -> list[Path]:
+def _superseded_snapshots(folders: tuple[Path, ...], newest: Path, new: Manifest) -> list[Path]:
     """Return the snapshots of the same call that are not newer than the checkpoint just published."""
     found = []
-    for candidate in find_checkpoints(snapshots):
+    for candidate in find_checkpoints(*folders):
         path, manifest = candidate.path, candidate.manifest
         if path == newest or manifest.kept or manifest.finished or not _has_only_our_files(path, manifest):
             continue
@@ -110,13 +110,6 @@ def _age_key(path: Path) -> tuple[float, int]:
     except OSError:
         modified_at = 0.0  # removed meanwhile
     return modified_at, step_of(path) or 0
-
-
-def _manifest_or_none(path: Path) -> Manifest | None:
-    try:
-        return read_manifest(path)
-    except CheckpointError:
-        return None  # written by the script, or damaged
 
 
 def _try_to_remove(path: Path) -> bool:

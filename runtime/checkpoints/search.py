@@ -3,6 +3,8 @@
     output_dir/checkpoint-40                                 saved by the script's own schedule
     output_dir/_grpo_run/<run-id>/call-1/snapshot-43         taken for recovery, at a stop, or for `grpo-run
     save`
+    output_dir_grpo_run/<run-id>/call-1/snapshot-15          the same while `output_dir` is empty: scripts may
+    refuse one that is not
 
 Transformers looks for `checkpoint-*` to rotate checkpoints, to keep the best one and to resume, and uploads
 everything that does not begin with `_` to the hub. It must find there only what an undisturbed run would have
@@ -27,7 +29,10 @@ CHECKPOINT_NAME = re.compile(r"checkpoint-([0-9]+)")
 """Transformers' name for a checkpoint directory; match with `fullmatch`."""
 SNAPSHOT_NAME = re.compile(r"snapshot-([0-9]+)")
 SNAPSHOTS = "_grpo_run"
-"""The folder of snapshots in an output directory."""
+"""The folder of snapshots in an output directory. The name of one beside it ends so."""
+CALL_NAME = re.compile(r"call-[0-9]+")
+MAX_NAME_BYTES = 255
+"""NAME_MAX of Linux."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +59,54 @@ class Candidate:
     corrupt: bool = False
 
 
-def snapshot_directory(output_dir: Path, run_id: str, train_call: int) -> Path:
-    """Return where the snapshots of one `train()` call of a run lie."""
-    return output_dir / SNAPSHOTS / run_id / f"call-{train_call}"
+def lies_beside(output_dir: Path) -> bool:
+    """Whether the next snapshot is written beside an output directory, which has nothing in it yet.
+
+    Not beside one that is on a disk of its own, such as the volume of a container.
+    """
+    try:
+        with os.scandir(output_dir) as entries:
+            if any(entries):
+                return False
+    except FileNotFoundError:
+        pass  # the script has not created it
+    except OSError:
+        return False  # it cannot be written into, which saving says
+    _, beside = _folders(output_dir)
+    fits = len(os.fsencode(beside.name)) <= MAX_NAME_BYTES
+    return fits and os.access(beside.parent, os.W_OK) and not os.path.ismount(os.path.realpath(output_dir))
+
+
+def snapshot_places(output_dir: Path, run_id: str, train_call: int) -> tuple[Path, Path]:
+    """Return where the snapshots of one `train()` call of a run may lie: in the output directory, and beside
+    it.
+    """
+    inside, beside = _folders(output_dir)
+    own = Path(run_id, f"call-{train_call}")
+    return inside / own, beside / own
 
 
 def snapshot_directories(output_dir: Path, run_id: str = "*") -> list[Path]:
     """Return the existing directories of snapshots of a run, or of all runs."""
-    if run_id != "*":
-        return sorted((output_dir / SNAPSHOTS / run_id).glob("call-*"))
-    return sorted(output_dir.glob(f"{SNAPSHOTS}/*/call-*"))
+    return [
+        folder / run / name
+        for folder in _folders(output_dir)
+        for run in ([run_id] if run_id != "*" else _names(folder))
+        for name in _names(folder / run)
+        if CALL_NAME.fullmatch(name)
+    ]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []  # there is none, it cannot be read, or its name would be too long
+
+
+def _folders(output_dir: Path) -> tuple[Path, Path]:
+    place = Path(os.path.realpath(output_dir))
+    return output_dir / SNAPSHOTS, place.parent / f"{place.name}{SNAPSHOTS}"
 
 
 def directories_of_run(run_id: str, *output_dirs: Path) -> list[Path]:
@@ -76,33 +119,45 @@ def directories_of_run(run_id: str, *output_dirs: Path) -> list[Path]:
 
 
 def directory_of(identity: Identity, output_dir: Path) -> Path:
-    """Return the directory in which a checkpoint is published."""
+    """Return the directory in which a checkpoint is published now."""
     if identity.scheduled:
         return output_dir
-    return snapshot_directory(output_dir, identity.run_id, identity.train_call.ordinal)
+    inside, beside = snapshot_places(output_dir, *identity.train_call_key)
+    return beside if lies_beside(output_dir) else inside
 
 
 def output_directory_of(path: Path) -> Path:
     """Return the output directory that a checkpoint or snapshot belongs to."""
-    return path.parents[3] if _holds_snapshots(path.parent) else path.parent
+    if not holds_snapshots(path.parent):
+        return path.parent
+    folder = path.parents[2]
+    return folder.parent / folder.name.removesuffix(SNAPSHOTS)
+
+
+def place_within(path: Path) -> Path:
+    """Return where a checkpoint or snapshot lies in its output directory, or would if it is beside it."""
+    return Path(SNAPSHOTS, *path.parts[-3:]) if holds_snapshots(path.parent) else Path(path.name)
 
 
 def name_of(directory: Path, step: int) -> str:
     """Return the name of a checkpoint of this step in a directory."""
-    return f"{'snapshot' if _holds_snapshots(directory) else 'checkpoint'}-{step}"
+    return f"{'snapshot' if holds_snapshots(directory) else 'checkpoint'}-{step}"
 
 
 def step_of(path: Path) -> int | None:
     """Return the step in a directory's name; None if it is neither a checkpoint nor, in its folder, a
     snapshot.
     """
-    pattern = SNAPSHOT_NAME if _holds_snapshots(path.parent) else CHECKPOINT_NAME
+    pattern = SNAPSHOT_NAME if holds_snapshots(path.parent) else CHECKPOINT_NAME
     match = pattern.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
-def _holds_snapshots(directory: Path) -> bool:
-    return directory.parent.parent.name == SNAPSHOTS
+def holds_snapshots(directory: Path) -> bool:
+    """Whether it is the directory of the snapshots of one `train()` call, by its name."""
+    return (
+        directory.parent.parent.name.endswith(SNAPSHOTS) and CALL_NAME.fullmatch(directory.name) is not None
+    )
 
 
 def find_candidates(*directories: Path) -> Iterator[Candidate]:

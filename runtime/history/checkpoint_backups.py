@@ -20,7 +20,12 @@ from pathlib import Path
 
 from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, Manifest, read_manifest
 from grpo_run.runtime.checkpoints.publishing import partial_directory, publish
-from grpo_run.runtime.checkpoints.search import FoundCheckpoint, directories_of_run, find_checkpoints
+from grpo_run.runtime.checkpoints.search import (
+    FoundCheckpoint,
+    directories_of_run,
+    find_checkpoints,
+    place_within,
+)
 from grpo_run.runtime.errors import CheckpointError
 from grpo_run.runtime.history.train_calls import TrainCalls
 
@@ -63,7 +68,7 @@ class CheckpointBackups:
             for place in _places(self._folder, directory) if found else ():
                 with suppress(OSError):
                     place.mkdir(parents=True, exist_ok=True, mode=0o700)
-                if all(_link_tree(one.path, place / one.path.relative_to(directory)) for one in found):
+                if all(_link_tree(one.path, place / place_within(one.path)) for one in found):
                     break
                 shutil.rmtree(place, ignore_errors=True)
 
@@ -182,7 +187,7 @@ def remove(folder: Path, directories: Iterable[str]) -> None:
 def _missing(place: Path, run_id: str, directory: str) -> list[tuple[FoundCheckpoint, Path]]:
     """Return the backups that are to be restored, each with where."""
     found = [
-        (one, Path(directory) / one.path.relative_to(place))
+        (one, Path(directory) / place_within(one.path))
         for one in find_checkpoints(*directories_of_run(run_id, place))
         if one.manifest.run_id == run_id
     ]

@@ -34,6 +34,7 @@ from grpo_run.runtime.checkpoints.publishing import (
     make_directory,
     partial_directory,
     publish,
+    remove_empty_folders,
 )
 from grpo_run.runtime.checkpoints.rotation import rotate, scheduled_to_keep
 from grpo_run.runtime.checkpoints.search import directory_of, name_of
@@ -74,10 +75,12 @@ def handle_request(
         report: called with the total of bytes written so far, also while they are synced and digested.
     """
     slot = staging.slots[request.slot]
-    step: int | None = None
+    staged: StagedSnapshot | None = None
 
     def failed(reason: str, **more: Any) -> DrainFailed:
-        return DrainFailed(slot=slot.index, step=step, reason=reason, **more)
+        if staged is not None and not staged.scheduled:  # a script may refuse a directory that is not empty
+            remove_empty_folders(directory_of(staged, Path(staged.output_dir)))
+        return DrainFailed(slot=slot.index, step=staged.step if staged else None, reason=reason, **more)
 
     try:
         with slot.locked(wait_seconds=LOCK_WAIT_SECONDS, shared=True) as acquired:
@@ -86,7 +89,6 @@ def handle_request(
             staged = slot.read_snapshot()
             if staged is None:
                 return failed("the slot is empty")
-            step = staged.step
             return _drain(slot, staged, request, report)
     except _NoSpaceError as error:
         return failed(str(error), full=True, free_bytes=error.free_bytes)

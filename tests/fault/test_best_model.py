@@ -14,7 +14,7 @@ import pytest
 from support.references import plain_ranks
 from support.runs import SCRIPTS, Run, Runs, digest
 
-from grpo_run.runtime.checkpoints.search import SNAPSHOTS, name_of, snapshot_directory
+from grpo_run.runtime.checkpoints.search import SNAPSHOTS, name_of, snapshot_places
 
 SCRIPT = str(SCRIPTS / "best_model.py")
 EPOCHS = ("--max-steps", "-1", "--texts", "32", "--settings")
@@ -62,7 +62,7 @@ def test_the_best_model_is_not_taken_from_a_snapshot(runs: Runs, tmp_path: Path)
     assert json.loads((tmp_path / "state.json").read_text())["best_model_checkpoint"] == "checkpoint-5"
     resumed = [record for record in run.events("resume_chosen") if record["step"] == 8]
     assert [record["in_memory"] for record in resumed] == [True, False], run.tail()
-    snapshots = snapshot_directory(tmp_path / "out", resumed[-1]["run"], 1)
+    snapshots, _ = snapshot_places(tmp_path / "out", resumed[-1]["run"], 1)
     assert tmp_path / resumed[-1]["path"] == snapshots / name_of(snapshots, 8)
 
 

@@ -18,6 +18,7 @@ from support.trainer_and_loop import LOOP, TRAINER, both, loop_in_full
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
+from grpo_run.runtime.checkpoints.search import snapshot_places
 
 STEPS = ("--max-steps", "16", "--save-steps", "8")
 
@@ -139,6 +140,51 @@ def test_second_signal_stops_at_once(script: str, runs: Runs) -> None:
     assert alive([pid]) == []
 
 
+GUARD = """    if arguments.output_dir.exists() and any(arguments.output_dir.iterdir()):
+        raise ValueError("the output directory is not empty")
+"""
+
+
+def test_a_run_with_long_paths_stops_before_its_first_save_and_starts_again_in_an_empty_directory(
+    runs: Runs, tmp_path: Path
+) -> None:
+    """A script may refuse a directory that is not empty: the snapshot of a stop lies beside it until then. No
+    path of a socket depends on the run directory or on TMPDIR, and the watchdog sees the ranks.
+    """
+    source, begin = (SCRIPTS / "grpo.py").read_text(), "    trainer = tiny.rollout_trainer(arguments)\n"
+    assert begin in source
+    (tmp_path / "guarded.py").write_text(source.replace(begin, GUARD + begin))
+    temporary = tmp_path / ("t" * 220)
+    temporary.mkdir()
+    run = runs(
+        "--nproc-per-node", "2", "guarded.py", "--output-dir", "ours", *STEPS, name="r" * 220, cold=True,
+        environment={"PYTHONPATH": str(SCRIPTS), "TMPDIR": str(temporary)},
+    )  # fmt: skip
+    with run.held(after=1):
+        run.start().until_step(1)
+        run.send_signal(signal.SIGTERM)
+        run.until_event("stop_requested")
+        run.send_signal(signal.SIGTERM)
+        run.ended(75, timeout_seconds=30)
+    assert list((tmp_path / "ours").iterdir()) == []
+    run.cold = None
+    asked = len(run.events("stop_requested"))
+    with run.held(after=2):
+        run.start().until_step(2)
+        run.send_signal(signal.SIGTERM)
+        run.until(lambda events: [one["event"] for one in events].count("stop_requested") > asked, 30.0)
+    run.ended(75)
+    assert list((tmp_path / "ours").iterdir()) == []
+    assert len(list(tmp_path.glob("ours_grpo_run/*/call-1/snapshot-*"))) == 1
+    run.start().ended()
+    assert run.events("incident") == []
+    assert run.status()["warnings"] == 0, run.tail()
+    assert run.events("train_started")[-1]["step"] >= 2
+    assert (tmp_path / "ours" / "checkpoint-16").exists()
+    assert not (tmp_path / "ours_grpo_run").exists()
+    assert digest(tmp_path / "ours") == undisturbed("grpo.py", 16)
+
+
 @loop_in_full
 def test_stop_timeout_kills_ranks_that_do_not_vote(script: str, runs: Runs) -> None:
     """`--stop-timeout` bounds the wait for an agreed checkpoint."""
@@ -194,8 +240,12 @@ def test_save_request_makes_one_joint_checkpoint(script: str, runs: Runs, tmp_pa
     ).start()  # fmt: skip
     run.until_step(1)
     path = Path(run.command("save", "--wait").strip())
-    assert path.parent.parent.parent == tmp_path / "ours" / "_grpo_run"
-    assert read_manifest(path).kept
+    manifest = read_manifest(path)
+    inside, beside = snapshot_places(tmp_path / "ours", *manifest.train_call_key)
+    assert path.parent == (beside if manifest.step < 4 else inside), (
+        "before the first checkpoint it is beside"
+    )
+    assert manifest.kept
     run.ended()
     assert list((tmp_path / "ours").glob("checkpoint-*")) == [tmp_path / "ours" / "checkpoint-24"]
     verify_digests(path, read_manifest(path).files)

@@ -7,6 +7,7 @@ runs at random moments.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from support.torture import (
 )
 
 from grpo_run.runtime.checkpoints.manifest import LOCK
-from grpo_run.runtime.checkpoints.search import name_of, snapshot_directory
+from grpo_run.runtime.checkpoints.search import name_of, snapshot_places
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.slot import path_of
 
@@ -104,8 +105,10 @@ class Scene:
     after: frozenset[str]
 
     def path(self, output: Path, step: int) -> Path:
-        """Return where the checkpoint or snapshot of a step is published."""
-        directory = output if self.scheduled else snapshot_directory(output, OUR_RUN, 1)
+        """Return where the checkpoint or snapshot of a step is published: a snapshot beside `output`, which
+        is empty in its scenes.
+        """
+        directory = output if self.scheduled else snapshot_places(output, OUR_RUN, 1)[1]
         return directory / name_of(directory, step)
 
 
@@ -227,7 +230,7 @@ def check_drain(scene: Scene, prepared: Prepared, trace: Trace) -> None:
     # killed between publishing and rotation, the older one stays until the next checkpoint is published
     assert scene.after <= names <= scene.after | (scene.before if found[1].drained else set()), where
     left = unexpected_files(output) - kept
-    assert left <= ({str(chosen.relative_to(output) / LOCK)} if found[1].drained else set()), where
+    assert left <= ({os.path.relpath(chosen / LOCK, output)} if found[1].drained else set()), where
     if scene.same_step == "run-0":
         assert contents(output / "replaced-checkpoint-6") == prepared.same_step, where
 
@@ -274,7 +277,8 @@ def test_rank_killed_at_any_call_of_a_snapshot_leaves_the_previous_one_loadable(
     base = memory / "trial"
     shutil.rmtree(base, ignore_errors=True)
     staging, output = base / "staging", base / "out"
-    snapshots = snapshot_directory(output, OUR_RUN, 1)
+    inside, beside = snapshot_places(output, OUR_RUN, 1)
+    snapshots = inside if slots == "full" else beside
     output.mkdir(parents=True)
     if slots == "full":
         # three slots: drained, superseded, and the newest, which is not on disk

@@ -328,11 +328,11 @@ def unexpected_files(output: Path) -> set[str]:
     found = set()
     for path in (path for folder in (output, *folders) for path in folder.iterdir() if path not in folders):
         if step_of(path) is None:
-            found.add(str(path.relative_to(output)))
+            found.add(os.path.relpath(path, output))
             continue
         known = {MANIFEST, *read_manifest(path).files}
         found |= {
-            str(file.relative_to(output))
+            os.path.relpath(file, output)
             for file in path.rglob("*")
             if file.is_file() and str(file.relative_to(path)) not in known
         }

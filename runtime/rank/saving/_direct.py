@@ -17,7 +17,13 @@ from typing import Any
 from grpo_run.runtime.checkpoints.manifest import Identity, read_manifest, remove_manifest, write_manifest
 from grpo_run.runtime.checkpoints.publishing import make_directory, publish
 from grpo_run.runtime.checkpoints.rotation import rotate, scheduled_to_keep
-from grpo_run.runtime.checkpoints.search import directories_of_run, directory_of, find_checkpoints, name_of
+from grpo_run.runtime.checkpoints.search import (
+    directories_of_run,
+    find_checkpoints,
+    lies_beside,
+    name_of,
+    snapshot_places,
+)
 from grpo_run.runtime.rank.saving._reservation import Written
 from grpo_run.runtime.rank.saving.contents import CheckpointContents
 from grpo_run.runtime.rank.session import Session
@@ -146,12 +152,14 @@ class DirectSaves:
     def save_snapshot(self, identity: Identity, write: Callable[[Path], Any], *, began: float) -> None:
         """Write and publish a snapshot in its own folder. Collective: two all-reduces. Arguments as in
         `save`."""
-        directory = directory_of(identity, self._output)
-        writing = directory / WRITING
+        places, chosen = snapshot_places(self._output, *identity.train_call_key), 0
         if self._session.is_main:
-            make_directory(directory)
-            shutil.rmtree(writing, ignore_errors=True)
-        self._session.votes.maximum(0)  # no rank writes before it is empty
+            chosen = int(lies_beside(self._output))
+            make_directory(places[chosen])
+            shutil.rmtree(places[chosen] / WRITING, ignore_errors=True)
+        # no rank writes before rank 0 has chosen the place and emptied it
+        directory = places[self._session.votes.maximum(chosen)]
+        writing = directory / WRITING
         write(writing / identity.folder)
         self.written.agree()
         if self._session.is_main:

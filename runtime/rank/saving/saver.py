@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from grpo_run.runtime.checkpoints.manifest import read_manifest
-from grpo_run.runtime.checkpoints.search import name_of, snapshot_directory
+from grpo_run.runtime.checkpoints.search import directories_of_run, name_of
 from grpo_run.runtime.errors import CheckpointError, Stopped
 from grpo_run.runtime.rank.saving._cadence import Cadence
 from grpo_run.runtime.rank.saving._direct import DirectSaves
@@ -270,7 +270,7 @@ class Saver:
     def _durable(self, step: int) -> Path | None:
         """Return the complete checkpoint or snapshot of this call and step on disk, or None."""
         run_id = self._session.config.run_id
-        for directory in (self._output, snapshot_directory(self._output, run_id, self._call.ordinal)):
+        for directory in directories_of_run(run_id, self._output):
             path = directory / name_of(directory, step)
             try:
                 manifest = read_manifest(path)

@@ -11,7 +11,7 @@ import pytest
 from support.identities import identity
 from transformers.trainer_utils import rotate_checkpoints
 
-from grpo_run.runtime.checkpoints import publishing, rotation
+from grpo_run.runtime.checkpoints import publishing, search
 from grpo_run.runtime.checkpoints.manifest import (
     MANIFEST,
     Manifest,
@@ -22,7 +22,7 @@ from grpo_run.runtime.checkpoints.manifest import (
 )
 from grpo_run.runtime.checkpoints.publishing import clean_partial_directories
 from grpo_run.runtime.checkpoints.rotation import rotate
-from grpo_run.runtime.checkpoints.search import directory_of, name_of, step_of
+from grpo_run.runtime.checkpoints.search import directory_of, name_of, snapshot_directories, step_of
 
 
 def save(
@@ -52,7 +52,8 @@ def save(
 
 def remaining_steps(folder: Path) -> list[int]:
     """Steps of the checkpoints and snapshots in an output directory."""
-    paths = (*folder.glob("checkpoint-*"), *folder.glob("_grpo_run/*/*/snapshot-*"))
+    snapshots = (path for place in snapshot_directories(folder) for path in place.glob("snapshot-*"))
+    paths = (*folder.glob("checkpoint-*"), *snapshots)
     return sorted(step for path in paths if (step := step_of(path)) is not None)
 
 
@@ -174,7 +175,7 @@ def test_a_checkpoint_deleted_by_another_process_is_not_an_error(
     for step in (1, 2):
         save(tmp_path, step, age=step)
     newest = save(tmp_path, 3, age=30.0)
-    read = rotation.read_manifest
+    read = search.read_manifest
 
     def gone_after(path: Path) -> Manifest:
         manifest = read(path)
@@ -182,7 +183,7 @@ def test_a_checkpoint_deleted_by_another_process_is_not_an_error(
             shutil.rmtree(path)
         return manifest
 
-    monkeypatch.setattr(rotation, "read_manifest", gone_after)
+    monkeypatch.setattr(search, "read_manifest", gone_after)
     assert [path.name for path in rotate(tmp_path, newest=newest, limit=1, best=None)] == ["checkpoint-2"]
     assert remaining_steps(tmp_path) == [3]
 
