@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.references import torchrun
+from support.references import plain_ranks
 from support.runs import CONFIGS, SCRIPTS, Runs
 
 from grpo_run.runtime.launch.accelerate import load_parallelism
@@ -23,7 +23,7 @@ JOINT_SAVES = {
 
 @pytest.mark.parametrize("mode", ["ddp", "zero2"])
 def test_all_ranks_end_where_they_would_if_all_had_asked(runs: Runs, tmp_path: Path, mode: str) -> None:
-    """Six forms: no deadlock, a checkpoint of all ranks, and the weights of torchrun with the same on all."""
+    """Six forms: no deadlock, a checkpoint of all ranks, and the weights of plain ranks that all ask."""
     run = runs(*SCRIPT, "--output-dir", str(tmp_path / "out"), mode=mode).start().ended()
     asked = json.loads((tmp_path / "out" / "asked.json").read_text())
     assert run.status()["recoveries"] == []
@@ -49,14 +49,11 @@ def test_all_ranks_end_where_they_would_if_all_had_asked(runs: Runs, tmp_path: P
 
 
 def reference(mode: str, folder: Path) -> dict[str, Any]:
-    """Return what torchrun makes of the script if all ranks ask."""
+    """Return what the script does without grpo-run if all ranks ask."""
     path = CONFIGS / f"{mode}.yaml"
     parallelism = load_parallelism(path, nproc_per_node=None, nnodes=1, has_accelerator=False)
     (folder / "tests").symlink_to(CONFIGS.parent)  # the paths in the configurations are relative
-    torchrun(
-        folder,
-        ["--standalone", "--nproc-per-node", "2", *SCRIPT, "--output-dir", "on-all", "--on-all"],
-        environment=parallelism.environment,
-    )
+    command = [*SCRIPT, "--output-dir", "on-all", "--on-all"]
+    plain_ranks(folder, command, ranks=2, environment=parallelism.environment)
     found: dict[str, Any] = json.loads((folder / "on-all" / "asked.json").read_text())
     return found

@@ -200,17 +200,23 @@ class Run:
         return max((event["attempt"] for event in events if event["event"] == "attempt_started"), default=-1)
 
     @contextlib.contextmanager
-    def held(self, after: int) -> Iterator[None]:
+    def held(self, after: int) -> Iterator[Callable[[int], None]]:
         """Let ranks take `after` steps and no more meanwhile, so that a run has not finished when something
-        is done to it.
+        is done to it. Yields a function that sets another number.
 
         For scripts that call `tiny.pause` once in each step; the ranks of every attempt count from its first
         step.
         """
         hold = self.cwd / "hold"
-        hold.write_text(str(after))
+
+        def let(steps: int) -> None:
+            partial = self.cwd / "hold.partial"
+            partial.write_text(str(steps))
+            partial.replace(hold)  # a rank that reads an empty file goes on
+
+        let(after)
         try:
-            yield
+            yield let
         finally:
             hold.unlink()
 
