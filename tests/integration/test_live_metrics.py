@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import re
 import shutil
@@ -127,7 +128,9 @@ def test_a_regular_scraper_learns_how_a_run_ended(
         address = eventually(lambda: re.search(r"http://[\d.]+:\d+/metrics", run.printed()), "address")[0]
         states: list[str] = []
         while run.process.poll() is None:
-            with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=10) as answer:
+            # the command may exit while it answers, once the last state was read
+            cut = contextlib.suppress(OSError, http.client.HTTPException)
+            with cut, urllib.request.urlopen(address, timeout=10) as answer:
                 states += re.findall(
                     r'grpo_run_state{run_id="[^"]+",state="(\w+)"} 1.0', answer.read().decode()
                 )

@@ -43,6 +43,7 @@ def test_a_process_with_a_pending_kill_is_dying_and_a_stopped_one_is_not() -> No
         process.stdout.readline()  # a process that is being started has no memory for a moment
         assert not host_reading.is_dying(process.pid)
         process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # until then it may take the next signal first
         process.send_signal(signal.SIGTERM)  # pending until it continues
         assert not host_reading.is_dying(process.pid)
         process.kill()
