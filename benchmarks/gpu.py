@@ -24,7 +24,7 @@ from parts import machine
 from parts.launchers import BIN, OURS, SCRIPT, environment
 
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.journal import read_journal
+from grpo_run.runtime.history.reader import read_journal
 
 NO_GPU = 2
 MOST_SECONDS = 540.0

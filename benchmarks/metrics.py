@@ -23,11 +23,13 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import msgspec
 from parts import machine
 
 from grpo_run.dashboards.metrics._collector import RunCollector, exposition
 from grpo_run.runtime.board._duration_table import TABLE_BYTES, DurationTableWriter
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.history.events import AttemptStarted, RunStarted, StepCommitted, TrainStarted
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.status import live_status
 from grpo_run.watchdog.observation import Phase, RankState
@@ -62,14 +64,13 @@ def simulated(folder: Path, ranks: int) -> RunCollector:
         for phase in PHASES:
             slot.memory_area.figures(phase).peak_allocated_bytes = 2**30
             slot.memory_area.publish(phase)
-    events: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("run_started", {"run": "simulated"}),
-        ("attempt_started", {"attempt": 0}),
-        ("train_started", {"rank": 0, "step": 0, "train_call": 1, "target_steps": 100}),
-        *(("step_committed", {"step": step, "train_call": 1}) for step in range(1, 8)),
-    )
-    records = [{"time": float(at), "event": name, **fields} for at, (name, fields) in enumerate(events)]
-    history = History.of(records)
+    events = [
+        RunStarted(run="simulated"),
+        AttemptStarted(attempt=0),
+        TrainStarted(rank=0, step=0, train_call=1, target_steps=100),
+        *(StepCommitted(step=step, train_call=1) for step in range(1, 8)),
+    ]
+    history = History.of(msgspec.structs.replace(event, time=float(at)) for at, event in enumerate(events))
     return RunCollector(lambda: live_status(("simulated", "running", ""), history, board))
 
 

@@ -80,13 +80,15 @@ def journal(folder: Path, number: int) -> dict[str, list[float]]:
     """Measure, in microseconds, writing one line with the size of a committed step, and syncing it to
     disk.
     """
+    from grpo_run.runtime.history.events import StepCommitted
     from grpo_run.runtime.history.journal import Journal
 
     lines = Journal(folder / "journal.jsonl", "benchmark")
     lines.attempt = 0
 
     def write() -> None:
-        lines.write("step_committed", rank=0, step=1234, train_call=1, seconds=0.213456, tokens=4096)
+        event = StepCommitted(rank=0, step=1234, train_call=1, target_steps=4096, committed_at=1e9)
+        lines.write(event)
 
     def write_and_sync() -> None:
         write()

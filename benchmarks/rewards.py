@@ -136,7 +136,7 @@ def main() -> int:
         earlier=None,
         workers=1,
         memory_limit_bytes=2**32,
-        log=FailureLog(lambda event, **fields: None, console.print),
+        log=FailureLog(lambda event: None, console.print),
         warn=console.print,
         on_waiting=lambda: None,
     )

@@ -14,10 +14,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from grpo_run.cli.command_parser import CommandParser
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.history.events import RankStarted, StepCommitted
+from grpo_run.runtime.history.history import DECODER
 from grpo_run.runtime.history.journal import JournalReader
 from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -107,27 +108,27 @@ def _kill_half_way(run: RunDirectory, process: subprocess.Popen[bytes], deadline
     Returns:
         The last committed step before the kill; None if the run ended earlier.
     """
-    reader = JournalReader(run.journal)
+    reader = JournalReader(run.journal, DECODER)
     pid = 0
     while process.poll() is None and time.monotonic() < deadline:
         for event in reader.new():
-            if event["event"] == "rank_started" and event["rank"] == KILLED_RANK:
-                pid = int(event["pid"])
-            if event["event"] == "step_committed" and _is_half_way(event):
+            if isinstance(event, RankStarted) and event.rank == KILLED_RANK:
+                pid = event.pid
+            if isinstance(event, StepCommitted) and _is_half_way(event):
                 os.kill(pid, signal.SIGKILL)
                 print(
                     f"{time.strftime('%H:%M:%S')} demo: sent SIGKILL to rank {KILLED_RANK} (pid {pid}) after"
-                    f" step {event['step']}",
+                    f" step {event.step}",
                     flush=True,
                 )
-                return int(event["step"])
+                return event.step
         time.sleep(POLL_SECONDS)
     return None
 
 
-def _is_half_way(event: dict[str, Any]) -> bool:
+def _is_half_way(event: StepCommitted) -> bool:
     """Whether the second `train()` call (GRPO, after the warm start) is past its middle."""
-    return bool(event["train_call"] == 2 and event["step"] >= event["target_steps"] // 2 + 5)
+    return event.train_call == 2 and event.step >= (event.target_steps or 0) // 2 + 5
 
 
 def _report(run: RunDirectory, out: Path, code: int, killed_after: int | None, seconds: float) -> int:
@@ -136,7 +137,7 @@ def _report(run: RunDirectory, out: Path, code: int, killed_after: int | None, s
     from rich.table import Table
 
     from grpo_run.dashboards.reward_plot import draw_run
-    from grpo_run.runtime.history.journal import read_journal
+    from grpo_run.runtime.history.reader import read_journal
 
     status = RunReader(run).read()
     plot = out / "reward.png"

@@ -15,7 +15,8 @@ from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.errors import CheckpointError, RunDirectoryError, UsageError
-from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.events import CheckpointFailed, CheckpointPublished, StepCommitted
+from grpo_run.runtime.history.history import DECODER, History
 from grpo_run.runtime.history.journal import JournalReader
 from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
 from grpo_run.runtime.history.reader import RunReader
@@ -78,25 +79,25 @@ def _nothing_can_be_saved(own: NoTrainerScript) -> str:
 
 def _save_and_wait(run: RunDirectory, board: Board, seconds: float) -> int:
     """Request a checkpoint, and wait until one that was taken after the request is on disk."""
-    journal, history = JournalReader(run.journal), History()
-    for record in journal.new():
-        history.apply(record)
+    journal, history = JournalReader(run.journal, DECODER), History()
+    for event in journal.new():
+        history.apply(event)
     requested_at, attempts, trouble = (history.train_call, history.step), history.attempts, ""
     board.request_save()
     deadline = time.monotonic() + seconds
     while True:
         ended = run.owner() is None
-        for record in journal.new():
-            history.apply(record)
-            if record["event"] == "step_committed" and history.attempts != attempts:
+        for event in journal.new():
+            history.apply(event)
+            if isinstance(event, StepCommitted) and history.attempts != attempts:
                 attempts = history.attempts
                 board.request_save()  # ranks that were started since do not know of the request
-            elif record["event"] == "checkpoint_failed":
-                trouble = f": {record.get('reason')}"
-            elif record["event"] == "checkpoint_published":
-                position = (int(record.get("train_call") or 0), int(record["step"]))
-                if position > requested_at and _is_kept(Path(record["path"])):
-                    print(record["path"])
+            elif isinstance(event, CheckpointFailed):
+                trouble = f": {event.reason}"
+            elif isinstance(event, CheckpointPublished):
+                position = (event.train_call or 0, event.step)
+                if position > requested_at and _is_kept(Path(event.path)):
+                    print(event.path)
                     return 0
         if ended:
             raise RunDirectoryError(f"the run in {run.path} has ended before it saved the checkpoint")

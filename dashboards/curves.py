@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.events import CheckpointPublished, PhaseCosts, StepLogged, TrainStarted
 from grpo_run.runtime.history.history import History
 
 NAMES = ("reward", "completion_length", "kl", "loss")
@@ -84,36 +86,30 @@ class RunCurves:
         self.changes = 0
         """Grows with every change of a curve."""
 
-    def apply(self, record: dict[str, Any], history: History) -> None:
-        """Take one record of the journal; one with wrong fields is left out, as the history does."""
-        try:
-            if record["event"] == "step_logged":
-                self._logged(record, history)
-            elif record["event"] == "train_started" and record.get("rank") in (0, None):
-                if int(record["train_call"]) == self.train_call:
-                    self.changes += 1
-                    for curve in (*self.curves.values(), *self.phases.values()):
-                        curve.cut(int(record.get("step") or 0))
-            elif record["event"] == "phase_costs" and int(record["train_call"]) == self.train_call:
-                for name, seconds in record["seconds"].items():
-                    self.phases.setdefault(str(name), Curve()).add(int(record["step"]), float(seconds))
-            elif record["event"] == "checkpoint_published":
-                published = {"step": int(record["step"]), "path": str(record["path"]), "at": record["time"]}
-                others = [one for one in self.checkpoints if one["path"] != published["path"]]
-                gone = record.get("removed") or ()
-                others = [one for one in others if one["path"] not in gone]
-                verified = bool(record.get("verified"))
-                self.checkpoints = [*others, published | {"verified": verified}][-KEPT_CHECKPOINTS:]
-        except (LookupError, TypeError, ValueError):
-            return
+    def apply(self, event: Event, history: History) -> None:
+        """Take one event of the journal."""
+        match event:
+            case StepLogged(step=int(step)):
+                self._logged(event, step, event.train_call or history.train_call)
+            case TrainStarted(rank=0 | None) if event.train_call == self.train_call:
+                self.changes += 1
+                for curve in (*self.curves.values(), *self.phases.values()):
+                    curve.cut(event.step or 0)
+            case PhaseCosts() if event.train_call == self.train_call:
+                for name, seconds in event.seconds.items():
+                    self.phases.setdefault(name, Curve()).add(event.step, seconds)
+            case CheckpointPublished():
+                published = {"step": event.step, "path": event.path, "at": event.time}
+                gone = {event.path, *event.removed}
+                others = [one for one in self.checkpoints if one["path"] not in gone]
+                self.checkpoints = [*others, published | {"verified": event.verified}][-KEPT_CHECKPOINTS:]
 
-    def _logged(self, record: dict[str, Any], history: History) -> None:
-        step, call = int(record["step"]), int(record.get("train_call") or history.train_call)
+    def _logged(self, event: StepLogged, step: int, call: int) -> None:
         if call != self.train_call:
             self.train_call = call
             self.curves, self.phases = {name: Curve() for name in NAMES}, {}
         for name, curve in self.curves.items():
-            value = record.get(name)
+            value = getattr(event, name)
             if value is not None:  # the journal has null for what is not finite
                 curve.add(step, value)
         self.changes += 1

@@ -11,14 +11,16 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from grpo_run.dashboards.curves import RunCurves
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.event import Event
 from grpo_run.runtime.files import replace_file
+from grpo_run.runtime.history.events import StepLogged
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.upstream.versions import is_installed
@@ -101,21 +103,21 @@ def recovery_label(recoveries: Sequence[Recovery]) -> str:
     return " · ".join(parts)
 
 
-def draw_run(records: Iterable[dict[str, Any]], path: Path) -> Summary:
-    """Draw the records of a journal into a PNG and return a summary; nothing is drawn without matplotlib.
+def draw_run(events: Iterable[Event], path: Path) -> Summary:
+    """Draw the events of a journal into a PNG and return a summary; nothing is drawn without matplotlib.
 
     Args:
-        records: the journal, as `runtime.history.journal.read_journal` yields it.
+        events: the journal, as `runtime.history.reader.read_journal` yields it.
         path: path of the PNG; replaced atomically, mode 0644.
 
     Raises:
         RunDirectoryError: the journal has no rewards, or the picture cannot be written.
     """
     curves, history = RunCurves(), History()
-    for record in records:
-        history.apply(record)
-        if record["event"] != "step_logged" or record.get("reward") is not None:
-            curves.apply(record, history)
+    for event in events:
+        history.apply(event)
+        if not isinstance(event, StepLogged) or event.reward is not None:
+            curves.apply(event, history)
     steps, rewards = curves.curves["reward"].arrays()
     if not len(steps):
         raise RunDirectoryError("the journal has no rewards to draw; no GRPO step has been logged yet")

@@ -15,9 +15,10 @@ import pytest_randomly
 from hypothesis import Phase, settings
 from support import freezer, machines, references, warm, workers
 from support.campaigns import Campaigns
+from support.journal import read_records
 from support.runs import Run, Runs
 
-from grpo_run.runtime.history.journal import Journal, read_journal
+from grpo_run.runtime.history.journal import Journal
 
 # no deadline, because the duration of an example depends on the machine; the same examples every time, so
 # that a failure is caused by the change under test (`pytest --hypothesis-profile=explore` tries others)
@@ -151,7 +152,7 @@ def journal(tmp_path: Path) -> Journal:
 @pytest.fixture
 def events(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
     """Return a function that reads the journal."""
-    return lambda: list(read_journal(tmp_path / "journal.jsonl"))
+    return lambda: list(read_records(tmp_path / "journal.jsonl"))
 
 
 @pytest.fixture

@@ -11,19 +11,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import structlog
 
+from grpo_run.runtime.event import Event, as_record, event_name
+from grpo_run.runtime.history.events import IncidentConfirmed, WarningGiven
+from grpo_run.runtime.history.quarantine import PromptQuarantined
 from grpo_run.runtime.history.run_directory import RunDirectory
 
 MAX_BYTES = 16 * 1024 * 1024
 """Size at which a file is renamed and begun anew; the one that was renamed before is replaced."""
-WITH_PROMPTS = {"prompt_quarantined": frozenset({"prompts"})}
-"""Fields of events that hold the beginning of prompts. They are in the journal and in `quarantine.json`."""
-WARNINGS = frozenset({"warning", "incident"})
 PROCESSORS: list[Any] = [
     structlog.processors.add_log_level,
     structlog.processors.TimeStamper(fmt="iso"),
@@ -70,13 +69,13 @@ class LogFiles:
             list(PROCESSORS), wrapper_class=LEVELS, logger_factory=lambda *_: BoundedFile(self._run.log)
         )
 
-    def record(self, journaled: Mapping[str, Any]) -> None:
+    def record(self, event: Event) -> None:
         """Log an event of the journal: to the file of the rank that it is of, or to the supervisor's."""
-        rank, attempt, event = journaled.get("rank"), journaled.get("attempt"), journaled["event"]
         path = self._run.log
-        if isinstance(rank, int) and isinstance(attempt, int):
-            path = self._run.attempt(attempt) / f"rank{rank}.jsonl"
-        hidden = WITH_PROMPTS.get(event, frozenset()) | {"event"}
-        fields = {name: value for name, value in journaled.items() if name not in hidden}
+        if event.rank is not None and event.attempt is not None:
+            path = self._run.attempt(event.attempt) / f"rank{event.rank}.jsonl"
+        hidden = {"event", "prompts"} if isinstance(event, PromptQuarantined) else {"event"}
+        fields = {name: value for name, value in as_record(event).items() if name not in hidden}
         logger = structlog.wrap_logger(BoundedFile(path), PROCESSORS, LEVELS, dict)
-        logger.bind(**fields).log(logging.WARNING if event in WARNINGS else logging.INFO, event)
+        is_warning = isinstance(event, (WarningGiven, IncidentConfirmed))
+        logger.bind(**fields).log(logging.WARNING if is_warning else logging.INFO, event_name(event))

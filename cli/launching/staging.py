@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_run.cli.launching.command import LaunchCommand
 from grpo_run.runtime.errors import EXIT_FINISHED
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.events import CheckpointPublished, RunEnded
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -131,13 +133,13 @@ def write_kept_checkpoints(
     journal = Journal(directory.journal, run_id)
     written: list[str] = []
 
-    def write(event: str, **fields: Any) -> None:
-        entry = journal.entry(event, **fields)
+    def write(event: Event) -> None:
+        entry = journal.entry(event)
         journal.append(entry)
-        history.apply(entry.record)
-        if event == "checkpoint_published":
-            written.append(fields["path"])
-            notify(f"wrote {fields['path']} ({size_text(fields['size_bytes'])}), which was only in memory")
+        history.apply(entry.event)
+        if isinstance(event, CheckpointPublished):
+            written.append(event.path)
+            notify(f"wrote {event.path} ({size_text(event.size_bytes or 0)}), which was only in memory")
 
     try:
         drains = DrainScheduler(StagingArea(area.path), write=write, warn=notify, preloaded=False)
@@ -161,12 +163,12 @@ def write_kept_checkpoints(
     else:
         return None
     write(
-        "run_ended",
-        exit_code=code,
-        sentence=sentence,
-        step=history.step,
-        snapshots_kept=False,
-        completed=history.completed,
-        stopped=history.state == "stopped",
+        RunEnded(
+            exit_code=code,
+            sentence=sentence,
+            step=history.step,
+            completed=history.completed,
+            stopped=history.state == "stopped",
+        )
     )
     return None

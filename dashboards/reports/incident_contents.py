@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -189,10 +188,21 @@ def read_report(run: RunDirectory, incident: Path) -> IncidentReport:
         node_available=node.get("MemAvailable"),
         gpus=tuple(gpus.get("devices", ())) if isinstance(gpus, dict) else None,
         collectives=read_collectives(incident / "collectives"),
-        events=tuple(deque(read_journal(incident / "events.jsonl"), SHOWN_EVENTS)),
+        events=tuple(deque(_records(incident / "events.jsonl"), SHOWN_EVENTS)),
         excluded=history.masked.summary,
         memory_trace=tuple(history.memory_trace.lines()),
     )
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the journal that were saved with the incident, whatever their events are."""
+    for line in read_text(path).splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # the first one may be a part
+        if isinstance(record, dict) and "event" in record:
+            yield record
 
 
 def _by_rank(value: Any) -> dict[int, Mapping[str, Any]]:

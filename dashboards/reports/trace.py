@@ -13,6 +13,17 @@ from typing import Any
 from grpo_run.dashboards.clean_text import clean
 from grpo_run.dashboards.reports.charts import spans_of
 from grpo_run.dashboards.reports.incident_contents import read_json
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.events import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointPublished,
+    CheckpointStaged,
+    RunEnded,
+    RunStarted,
+    StepCommitted,
+    TrainStarted,
+)
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.recovery import Recovery
@@ -48,34 +59,27 @@ class _Lanes:
         self._since: tuple[int, int, float] | None = None
         self._attempt: tuple[int, float] | None = None
 
-    def apply(self, record: dict[str, Any], history: History) -> None:
-        """Take one record of the journal; one with wrong fields is left out, as the history does."""
-        try:
-            self._apply(record, float(record["time"]))
-        except (LookupError, TypeError, ValueError):
-            return
-
-    def _apply(self, record: dict[str, Any], time: float) -> None:
-        event = record["event"]
-        if event == "attempt_started":
-            self.end_attempt(time)
-            self._attempt = int(record["attempt"]), time
-        elif event in ("attempt_ended", "run_ended", "run_started"):
-            self.end_attempt(time)
-            self._since = None
-        elif event == "train_started" and record.get("rank") in (0, None):
-            self._since = int(record["train_call"]), int(record.get("step") or 0), time
-        elif event == "step_committed":
-            call, step = int(record["train_call"]), int(record["step"])
-            at = float(record.get("committed_at") or time)
-            if self._since is not None and self._since[0] == call and step > self._since[1]:
-                self._add_step(call, self._since[1] + 1, step, self._since[2], at)
-            self._since = call, step, at
-        elif event in ("checkpoint_staged", "checkpoint_published") and record.get("seconds") is not None:
-            seconds = float(record["seconds"])
-            name = "snapshot" if event == "checkpoint_staged" else "checkpoint"
-            self.saves.append((f"{name} {int(record['step'])}", time - seconds, time, {}))
-            del self.saves[:-MOST_SAVES]
+    def apply(self, event: Event, history: History) -> None:
+        """Take one event of the journal."""
+        time = event.time
+        match event:
+            case AttemptStarted(attempt=int(number)):
+                self.end_attempt(time)
+                self._attempt = number, time
+            case AttemptEnded() | RunEnded() | RunStarted():
+                self.end_attempt(time)
+                self._since = None
+            case TrainStarted(rank=0 | None):
+                self._since = event.train_call, event.step or 0, time
+            case StepCommitted(train_call=int(call), step=step):
+                at = event.committed_at or time
+                if self._since is not None and self._since[0] == call and step > self._since[1]:
+                    self._add_step(call, self._since[1] + 1, step, self._since[2], at)
+                self._since = call, step, at
+            case CheckpointStaged(seconds=float(seconds)) | CheckpointPublished(seconds=float(seconds)):
+                name = "snapshot" if isinstance(event, CheckpointStaged) else "checkpoint"
+                self.saves.append((f"{name} {event.step}", time - seconds, time, {}))
+                del self.saves[:-MOST_SAVES]
 
     def _add_step(self, call: int, first: int, last: int, begin: float, end: float) -> None:
         newest = self.steps[-1] if self.steps else None

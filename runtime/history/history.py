@@ -1,27 +1,70 @@
 """The history of a run, replayed from its journal: attempts, steps, checkpoints, recoveries.
 
 The supervisor replays the journal when it starts, so that counters survive a restart of the supervisor, and
-then applies event by event. `grpo-run status` and the metrics replay the same journal. Pure: takes records,
+then applies event by event. `grpo-run status` and the metrics replay the same journal. Pure: takes events,
 does no I/O.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
-from grpo_run.runtime.history.memory_findings import MemoryFindings
-from grpo_run.runtime.history.no_trainer_script import NoTrainerScript
+from grpo_run.runtime.event import Event, EventDecoder, Unread
+from grpo_run.runtime.history.events import (
+    ActionChosen,
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointFailed,
+    CheckpointPublished,
+    CheckpointRejected,
+    CheckpointStaged,
+    FaultInjected,
+    FreshInterpreters,
+    GrowthFound,
+    IncidentConfirmed,
+    LearningGuardTripped,
+    LoopLeft,
+    MemoryRestart,
+    MemoryShort,
+    ModelSaved,
+    PhaseCosts,
+    PhaseLearned,
+    RankCompleted,
+    RankCounted,
+    RankStarted,
+    ResumeChosen,
+    ResumeMissed,
+    RolledBack,
+    RunEnded,
+    RunStarted,
+    SnapshotInterval,
+    StateChanged,
+    StepCommitted,
+    StepLogged,
+    StopRequested,
+    TrackerRun,
+    TrainEnded,
+    TrainRestored,
+    TrainStarted,
+    WarningGiven,
+)
+from grpo_run.runtime.history.memory_findings import AllocatorSnapshotSaved, MemoryFindings, MemoryFound
+from grpo_run.runtime.history.no_trainer_script import (
+    NoTrainerScript,
+    ScriptCheckpointSaved,
+    StateSaved,
+    TrainsWithoutTrainer,
+)
 from grpo_run.runtime.history.progress import (
     LostCheckpoints,
     MemoryRestarts,
     StepTimes,
     mean_time_between_failures,
 )
-from grpo_run.runtime.history.quarantine import Quarantine
+from grpo_run.runtime.history.quarantine import PromptQuarantined, Quarantine
 from grpo_run.runtime.history.recovery import (
     Checkpoint,
     Recovery,
@@ -30,18 +73,28 @@ from grpo_run.runtime.history.recovery import (
     apply_progress,
     apply_resumed,
 )
-from grpo_run.runtime.history.rewards import RewardRecord
-from grpo_run.runtime.history.sample_masking import MaskedSamples
+from grpo_run.runtime.history.rewards import (
+    RewardCalls,
+    RewardFailed,
+    RewardMoved,
+    RewardRecord,
+    RewardWorkerReplaced,
+)
+from grpo_run.runtime.history.sample_masking import (
+    GroupMasked,
+    MaskedSamples,
+    NanReadAsNone,
+    RewardsRepeated,
+    SampleMasked,
+)
 from grpo_run.runtime.history.totals import CheckpointTotals, RankTotals
 from grpo_run.runtime.history.train_calls import KnownCall, TrainCalls
 from grpo_run.runtime.history.wall_states import WallState, WallStates
-from grpo_run.runtime.memory.plan import MemoryRecord
+from grpo_run.runtime.memory.plan import MemoryPlanGiven, MemoryRecord, PlanChanged
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard
 from grpo_run.watchdog.observation import Phase, PhaseKey
 from grpo_run.watchdog.stalls.durations import Durations
 
-BEFORE_START = ("rank_counted",)
-"""Events that a supervisor writes before it takes a run over: the run's time does not begin with them."""
 ENDED = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped"}
 """State of a run that has ended, by its exit code; with any other code it has failed."""
 
@@ -146,39 +199,131 @@ class History:
     """Whether the present attempt began before `checkpoint`, which is damaged, set aside or unwanted then."""
 
     @classmethod
-    def of(cls, records: Iterable[dict[str, Any]]) -> History:
+    def of(cls, events: Iterable[Event]) -> History:
         """Replay a whole journal."""
         history = cls()
-        for record in records:
-            history.apply(record)
+        for event in events:
+            history.apply(event)
         return history
 
-    def apply(self, record: dict[str, Any]) -> None:
-        """Apply one journal record. Unknown events are ignored; records without valid fields are counted."""
-        time = record.get("time") or 0.0
-        if not isinstance(time, (int, float)):
+    def apply(self, event: Event) -> None:
+        """Apply one event of the journal. Unknown events are ignored; damaged ones are counted."""
+        if isinstance(event, Unread) and event.damaged:
             self.unreadable += 1
             return
-        event = record["event"]
-        handler = getattr(self, f"_on_{event}", None)
         try:
-            if event not in BEFORE_START:
-                self.wall.apply(record, time, self.best_position)
-            if handler is not None:
-                handler(record, time)
-            elif event in _FORWARDED:
-                _FORWARDED[event](self, record)
+            if not isinstance(event, RankCounted):  # written before a supervisor takes the run over
+                self.wall.apply(event, self.best_position)
+            self._apply(event)
         except (LookupError, TypeError, ValueError, ArithmeticError):
-            self.unreadable += 1  # truncated to its header, or written by another version
+            self.unreadable += 1  # a value that this release does not know
 
-    def _on_run_started(self, record: dict[str, Any], time: float) -> None:
-        self.run_id = record.get("run") or self.run_id
+    def _apply(self, event: Event) -> None:
+        match event:
+            case StepCommitted():
+                self._step_committed(event)
+            case StepLogged():
+                self._step_logged(event)
+            case CheckpointStaged():
+                self._checkpoint_staged(event)
+            case CheckpointPublished():
+                self._checkpoint_published(event)
+            case CheckpointFailed():
+                self.checkpoint_trouble = str(event.reason)
+                self.checkpoints.apply_failed(event)
+                self.lost.apply_failed(event)
+            case CheckpointRejected():
+                self.checkpoints.apply_rejected()
+                self.lost.apply_failed(event)
+            case SnapshotInterval():
+                self.snapshot_interval = event.steps
+            case ModelSaved():
+                self.saved_model = self.train_call, event.path
+            case RunStarted():
+                self._run_started(event)
+            case RunEnded():
+                self._run_ended(event)
+            case StateChanged():
+                self.state = event.state
+            case AttemptStarted():
+                self._attempt_started(event)
+            case FreshInterpreters():
+                self.fresh_because = event.reason
+            case TrackerRun():
+                self.tracker_runs[event.opening] = event.name
+            case WarningGiven():
+                self.warnings += 1
+            case FaultInjected():
+                self.injections_fired.append(event.injection)
+            case RankStarted():
+                self.calls.apply_rank_started(event)
+            case RankCompleted():
+                self.ranks_stopped |= event.exit_code == EXIT_STOPPED
+            case RankCounted():
+                self.ranks.apply(event)
+            case TrainStarted():
+                self._train_started(event)
+            case TrainEnded():
+                self.calls.apply_train_ended(event)
+            case TrainRestored():
+                self.calls.apply_train_restored(event)
+            case LoopLeft():
+                self.calls.apply_loop_left(event)
+            case ResumeChosen():
+                self.calls.apply_resume_chosen(event)
+                if event.mismatch:
+                    self._mismatch(event.mismatch)
+            case ResumeMissed():
+                self._mismatch(event.mismatch)
+            case RolledBack():
+                self.calls.apply_rolled_back(event.train_call, event.step)
+                self.recoveries[-1].rolled_back = True
+            case IncidentConfirmed():
+                self._incident(event)
+            case ActionChosen():
+                apply_action(self.recoveries, event)
+            case LearningGuardTripped():
+                self._guard_tripped(event)
+            case PhaseLearned():
+                # with the durations of earlier records
+                self.phases[event.callback or Phase[event.phase]] = Durations.from_json(event.durations)
+            case GrowthFound():
+                self.growth[event.phase] = event.factor, event.sentence
+            case TrainsWithoutTrainer():
+                if self.no_trainer.apply_noted(event):
+                    apply_progress(self.recoveries, event.time)
+            case StateSaved():
+                self.no_trainer.apply_state_saved(event)
+            case ScriptCheckpointSaved():
+                if self.no_trainer.apply_saved(event):
+                    self._reset_budget()
+            case MemoryShort():
+                self.memory_restarts.short += 1
+            case MemoryRestart():
+                self.memory_restarts.apply_restart(event)
+            case PlanChanged():
+                self.memory.apply(event)
+            case MemoryPlanGiven():
+                self.memory.apply_given(event)
+            case MemoryFound():
+                self.memory_trace.apply_found(event)
+            case AllocatorSnapshotSaved():
+                self.memory_trace.apply_snapshot(event)
+            case SampleMasked() | GroupMasked() | NanReadAsNone() | RewardsRepeated():
+                self.masked.apply(event)
+            case PromptQuarantined():
+                self.quarantine.apply(event)
+            case RewardMoved() | RewardFailed() | RewardCalls() | RewardWorkerReplaced():
+                self.rewards.apply(event)
+
+    def _run_started(self, event: RunStarted) -> None:
+        self.run_id = event.run or self.run_id
         if self.ended_early is not None:
             self.calls.reopen()
         self.supervisors += 1
         self.recoveries_at_start = len(self.recoveries)
         self.fresh_because = ""
-        if record.get("accept_change"):
+        if event.accept_change:
             self.calls.forget_left()  # the script may decide otherwise now
         if self.exit_code == EXIT_GAVE_UP:
             self._reset_budget()  # the user has started the run again after it was given up
@@ -188,120 +333,71 @@ class History:
         self.state = "starting"
         self.steps.interrupt()
 
-    def _on_fresh_interpreters(self, record: dict[str, Any], time: float) -> None:
-        self.fresh_because = str(record["reason"])
-
-    def _on_state_changed(self, record: dict[str, Any], time: float) -> None:
-        self.state = record["to"]
-
-    def _on_attempt_started(self, record: dict[str, Any], time: float) -> None:
-        self.attempts = max(self.attempts, int(record["attempt"]) + 1)
+    def _attempt_started(self, event: AttemptStarted) -> None:
+        number = _known(event.attempt)
+        self.attempts = max(self.attempts, number + 1)
         self.ranks_stopped = False
         self.steps.interrupt()
         self.committed_in_attempt = 0
         self.no_trainer.apply_attempt_started()
-        self.calls.apply_attempt_started(record, time)
-
-    def _on_resume_chosen(self, record: dict[str, Any], time: float) -> None:
-        self.calls.apply_resume_chosen(record)
-        if record.get("mismatch"):
-            self._mismatch(str(record["mismatch"]))
-
-    def _on_resume_missed(self, record: dict[str, Any], time: float) -> None:
-        self._mismatch(str(record["mismatch"]))
+        self.calls.apply_attempt_started(number, event.time)
 
     def _mismatch(self, text: str) -> None:
         self.resume_mismatches += 1
         apply_mismatch(self.recoveries, text)
 
-    def _on_train_started(self, record: dict[str, Any], time: float) -> None:
-        if record.get("rank") not in (0, None):
+    def _train_started(self, event: TrainStarted) -> None:
+        if event.rank not in (0, None):
             return
-        call, resumed = int(record["train_call"]), int(record.get("step") or 0)
-        self.train_call, self.target_steps = call, int(record.get("target_steps") or 0)
+        call, resumed = event.train_call, event.step or 0
+        self.train_call, self.target_steps = call, event.target_steps or 0
         self._before_checkpoint = self.checkpoint is not None and (call, resumed) < self.checkpoint.position
-        self.steps.begin(call, resumed, time)
-        self.calls.apply_train_started(record, time)
+        self.steps.begin(call, resumed, event.time)
+        self.calls.apply_train_started(event)
         self.no_trainer.apply_train_started()
         apply_resumed(self.recoveries, call, resumed)
 
-    def _on_step_committed(self, record: dict[str, Any], time: float) -> None:
-        step, call = int(record["step"]), int(record.get("train_call") or self.train_call)
-        at = float(record.get("committed_at") or time)
+    def _step_committed(self, event: StepCommitted) -> None:
+        step, call = event.step, event.train_call or self.train_call
+        at = event.committed_at or event.time
         self.steps.commit(call, step, at)
         self.step, self.train_call = step, call
         self.committed_in_attempt += 1
         self.calls.apply_step_committed(call, step)
         self.best_position = max(self.best_position, (call, step))
-        if record.get("target_steps"):
-            self.target_steps = int(record["target_steps"])
+        if event.target_steps:
+            self.target_steps = event.target_steps
         apply_progress(self.recoveries, at)
 
-    def _on_phase_learned(self, record: dict[str, Any], time: float) -> None:
-        key = record.get("callback") or Phase[record["phase"]]
-        self.phases[key] = Durations.from_json(record["durations"])  # with those of earlier records
+    def _step_logged(self, event: StepLogged) -> None:
+        self.reward = self.reward if event.reward is None else event.reward
+        self.loss = self.loss if event.loss is None else event.loss
+        self.rewards.apply_logged(event)
 
-    def _on_growth_found(self, record: dict[str, Any], time: float) -> None:
-        self.growth[str(record["phase"])] = float(record["factor"]), str(record["sentence"])
-
-    def _on_trains_without_trainer(self, record: dict[str, Any], time: float) -> None:
-        if self.no_trainer.apply_noted(record):
-            apply_progress(self.recoveries, time)
-
-    def _on_script_checkpoint(self, record: dict[str, Any], time: float) -> None:
-        if self.no_trainer.apply_saved(record, time):
-            self._reset_budget()
-
-    def _on_step_logged(self, record: dict[str, Any], time: float) -> None:
-        for name in ("reward", "loss"):
-            if record.get(name) is not None:
-                setattr(self, name, float(record[name]))
-        self.rewards.apply_logged(record)
-
-    def _on_checkpoint_published(self, record: dict[str, Any], time: float) -> None:
-        call, step = int(record.get("train_call") or 0), int(record["step"])
+    def _checkpoint_published(self, event: CheckpointPublished) -> None:
+        call, step = event.train_call or 0, event.step
         # a run that ends writes its newest snapshot first, and an older scheduled checkpoint after it
         if self.checkpoint is None or self._before_checkpoint or (call, step) >= self.checkpoint.position:
             self._before_checkpoint = False
-            self.checkpoint = Checkpoint(
-                step=step, path=record["path"], verified=bool(record.get("verified")), train_call=call
-            )
-        self._record_save(record)
-        self.checkpoints.apply_published(record, time)
+            self.checkpoint = Checkpoint(step=step, path=event.path, verified=event.verified, train_call=call)
+        self.save_seconds = event.seconds
+        self.checkpoints.apply_published(event)
         self.checkpoint_trouble = None
-        if record.get("scheduled"):
+        if event.scheduled:
             self.scheduled_call = call
         if self.exit_code is not None:
             self.snapshot_step = None  # the snapshot that a full disk had kept in memory is on disk now
-        self.calls.apply_saved(call, step, record["path"])
-        self.lost.apply_published(record)
+        self.calls.apply_saved(call, step, event.path)
+        self.lost.apply_published(event)
         self._progressed(call, step)
 
-    def _on_checkpoint_staged(self, record: dict[str, Any], time: float) -> None:
+    def _checkpoint_staged(self, event: CheckpointStaged) -> None:
         # it survives the ranks, and is made loadable before the next attempt
-        self.snapshot_step = int(record["step"])
-        self._record_save(record)
-        self.calls.apply_saved(int(record.get("train_call") or 0), self.snapshot_step, None)
-        self._progressed(int(record.get("train_call") or 0), int(record["step"]))
-
-    def _record_save(self, record: dict[str, Any]) -> None:
-        seconds = record.get("seconds")
-        self.save_seconds = float(seconds) if seconds is not None else None
-
-    def _on_snapshot_interval(self, record: dict[str, Any], time: float) -> None:
-        self.snapshot_interval = int(record["steps"])
-
-    def _on_checkpoint_failed(self, record: dict[str, Any], time: float) -> None:
-        self.checkpoint_trouble = str(record.get("reason"))
-        self.checkpoints.apply_failed(record)
-        self.lost.apply_failed(record)
-
-    def _on_checkpoint_rejected(self, record: dict[str, Any], time: float) -> None:
-        self.checkpoints.apply_rejected()
-        self.lost.apply_failed(record)
-
-    def _on_model_saved(self, record: dict[str, Any], time: float) -> None:
-        self.saved_model = self.train_call, str(record["path"])
+        call = event.train_call or 0
+        self.snapshot_step = event.step
+        self.save_seconds = event.seconds
+        self.calls.apply_saved(call, event.step, None)
+        self._progressed(call, event.step)
 
     def _progressed(self, call: int, step: int) -> None:
         position = (self.calls.lineage(call), step)
@@ -312,55 +408,33 @@ class History:
     def _reset_budget(self) -> None:
         self.recoveries_at_progress = len(self.recoveries)
 
-    def _on_incident(self, record: dict[str, Any], time: float) -> None:
+    def _incident(self, event: IncidentConfirmed) -> None:
         # also a script that loads its checkpoint itself, before it calls `train()`
-        resuming = self.calls.resuming or (bool(record.get("starting")) and self.calls.awaited)
-        self.recoveries.append(Recovery.of(record, time, self.train_call, resuming=resuming))
-        self.rewards.apply_incident(record)
+        resuming = self.calls.resuming or (bool(event.starting) and self.calls.awaited)
+        self.recoveries.append(Recovery.of(event, self.train_call, resuming=resuming))
+        self.rewards.apply_incident(event)
 
-    def _on_guard_tripped(self, record: dict[str, Any], time: float) -> None:
-        guard, response = str(record["guard"]), record.get("response")
-        self.guard_trips[guard] += 1
-        if guard == LearningGuard.nonfinite and response in (GuardResponse.stop, GuardResponse.roll_back):
+    def _guard_tripped(self, event: LearningGuardTripped) -> None:
+        self.guard_trips[event.guard] += 1
+        refused = event.response in (GuardResponse.stop, GuardResponse.roll_back)
+        if event.guard == LearningGuard.nonfinite and refused:
             self.nonfinite_refused += 1
 
-    def _on_rolled_back(self, record: dict[str, Any], time: float) -> None:
-        self.calls.apply_rolled_back(int(record["train_call"]), int(record["step"]))
-        self.recoveries[-1].rolled_back = True
-
-    def _on_fault_injected(self, record: dict[str, Any], time: float) -> None:
-        self.injections_fired.append(str(record.get("injection")))
-
-    def _on_rank_completed(self, record: dict[str, Any], time: float) -> None:
-        self.ranks_stopped |= record.get("exit_code") == EXIT_STOPPED
-
-    def _on_warning(self, record: dict[str, Any], time: float) -> None:
-        self.warnings += 1
-
-    def _on_reward_worker_replaced(self, record: dict[str, Any], time: float) -> None:
-        self.rewards.replaced += 1
-
-    def _on_rewards_repeated(self, record: dict[str, Any], time: float) -> None:
-        self.masked.repeated_rewards += 1
-
-    def _on_memory_short(self, record: dict[str, Any], time: float) -> None:
-        self.memory_restarts.short += 1
-
-    def _on_run_ended(self, record: dict[str, Any], time: float) -> None:
-        self.exit_code = record.get("exit_code")
+    def _run_ended(self, event: RunEnded) -> None:
+        self.exit_code = event.exit_code
         if self.exit_code is not None:
             # a script that trains by itself may end a stop with any code
-            self.state = "stopped" if record.get("stopped") else ENDED.get(self.exit_code, "failed")
+            self.state = "stopped" if event.stopped else ENDED.get(self.exit_code, "failed")
         if (
             self.exit_code == EXIT_GAVE_UP
             and self.recoveries
             and self.recoveries[-1].recovery_seconds is None
         ):
             self.recoveries[-1].gave_up = True
-        self.completed = bool(record.get("completed", self.finished))
-        if not record.get("snapshots_kept"):
+        self.completed = self.finished if event.completed is None else event.completed
+        if not event.snapshots_kept:
             self.snapshot_step = None  # all snapshots needed are on disk, and the memory is freed
-        self.sentence = record.get("sentence") or ""
+        self.sentence = event.sentence or ""
 
     @property
     def finished(self) -> bool:
@@ -424,28 +498,23 @@ class History:
         return min(1.0, max(0.0, self.productive_seconds() / wall)) if wall > 0 else None
 
 
-_FORWARDED: dict[str, Callable[[History, dict[str, Any]], None]] = {
-    "sample_masked": lambda history, record: history.masked.apply_sample_masked(record),
-    "group_masked": lambda history, record: history.masked.apply_group_masked(record),
-    "prompt_quarantined": lambda history, record: history.quarantine.apply(record),
-    "reward_moved": lambda history, record: history.rewards.apply_moved(record),
-    "reward_failed": lambda history, record: history.rewards.apply_failed(record),
-    "reward_latency": lambda history, record: history.rewards.apply_latency(record),
-    "memory_finding": lambda history, record: history.memory_trace.apply_found(record),
-    "memory_snapshot": lambda history, record: history.memory_trace.apply_snapshot(record),
-    "plan_changed": lambda history, record: history.memory.apply(record),
-    "memory_plan_given": lambda history, record: history.memory.apply_given(record),
-    "rank_counted": lambda history, record: history.ranks.apply(record),
-    "rank_started": lambda history, record: history.calls.apply_rank_started(record),
-    "train_restored": lambda history, record: history.calls.apply_train_restored(record),
-    "loop_left": lambda history, record: history.calls.apply_loop_left(record),
-    "train_ended": lambda history, record: history.calls.apply_train_ended(record),
-    "memory_restart": lambda history, record: history.memory_restarts.apply_restart(record),
-    "state_saved": lambda history, record: history.no_trainer.apply_state_saved(record),
-    "nan_read_as_none": lambda history, record: history.masked.apply_nan_read_as_none(record),
-    "action": lambda history, record: apply_action(history.recoveries, record),
-    "tracker_run": lambda history, record: history.tracker_runs.update(
-        {str(record["opening"]): str(record["name"])}
-    ),
-}
-"""Events that concern one part of the history only."""
+def _known(value: int | None) -> int:
+    if value is None:
+        raise ValueError("the event lacks a number")
+    return value
+
+
+EVENTS: tuple[type[Event], ...] = (
+    RunStarted, RunEnded, StateChanged, StopRequested, WarningGiven, FreshInterpreters, TrackerRun,
+    FaultInjected, AttemptStarted, AttemptEnded, RankStarted, RankCompleted, RankCounted,
+    TrainStarted, TrainEnded, TrainRestored, LoopLeft, ResumeChosen, ResumeMissed, RolledBack,
+    StepCommitted, StepLogged, PhaseLearned, PhaseCosts, GrowthFound,
+    SnapshotInterval, CheckpointStaged, CheckpointPublished, CheckpointFailed, CheckpointRejected, ModelSaved,
+    IncidentConfirmed, ActionChosen, LearningGuardTripped,
+    TrainsWithoutTrainer, StateSaved, ScriptCheckpointSaved,
+    MemoryShort, MemoryRestart, PlanChanged, MemoryPlanGiven, MemoryFound, AllocatorSnapshotSaved,
+    SampleMasked, GroupMasked, NanReadAsNone, RewardsRepeated, PromptQuarantined,
+    RewardMoved, RewardFailed, RewardCalls, RewardWorkerReplaced,
+)  # fmt: skip
+"""All events that a reader of a run takes as such; others are for people, and for one reader each."""
+DECODER = EventDecoder(EVENTS)

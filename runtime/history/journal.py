@@ -1,17 +1,13 @@
 """Append-only event log of one run: one JSON object per line, shared by the supervisor and the ranks.
 
-Every line contains `time` (seconds since the epoch), `monotonic` (seconds of this machine's clock), `run`,
-`attempt`, `rank`, `step`, `event` and the fields of the event. Each line is written by one `write` call to a
-file opened with O_APPEND, so lines of several processes do not mix. The file is opened for each line: a
-script may close descriptors that it has not opened, and a run directory may be put back from a copy. Readers
-skip lines that a crash truncated. Does not rotate the file and does not interpret events; `history.py`
-replays them.
+A line is an event of `runtime/event.py`. Each line is written by one `write` call to a file opened with
+O_APPEND, so lines of several processes do not mix. The file is opened for each line: a script may close
+descriptors that it has not opened, and a run directory may be put back from a copy. Readers skip lines that a
+crash truncated. Does not rotate the file and does not interpret events; `history.py` replays them.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import time
 from collections import Counter
@@ -19,10 +15,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic_core import from_json
+import msgspec
 
+from grpo_run.runtime.event import (
+    AnyEvent,
+    Event,
+    EventDecoder,
+    encode,
+    event_name,
+    header_with,
+    with_short_texts,
+)
 from grpo_run.watchdog.evidence.incident_files import read_end
 
 MAX_LINE_BYTES = 64 * 1024
@@ -30,27 +34,12 @@ MAX_TEXT_CHARACTERS = 16 * 1024
 READ_BYTES = 4 * 1024 * 1024
 """How much of a journal is in memory at a time; one of a million steps has hundreds of megabytes."""
 
-EVENTS = frozenset((
-    "run_started", "attempt_started", "rank_started", "phase_learned", "rank_counted", "step_committed",
-    "step_logged", "checkpoint_staged", "checkpoint_published", "checkpoint_rejected",
-    "checkpoint_failed", "snapshot_interval", "suspicion", "fault_injected", "incident", "action",
-    "attempt_ended", "processes_ended", "plan_changed", "memory_plan_given", "sample_masked", "group_masked",
-    "rewards_repeated", "nan_read_as_none", "prompt_quarantined", "guard_tripped", "reseeded", "rolled_back",
-    "run_ended", "resume_chosen", "resume_missed", "fresh_interpreters", "train_started", "train_ended",
-    "train_restored", "loop_left", "model_saved", "rank_completed", "warning", "state_changed",
-    "stop_requested", "generation_capped", "memory_plan_applied", "micro_batches_split", "tool_cancelled",
-    "completions_capped", "rollout_ended", "rollout_timed_out", "trains_without_trainer", "state_saved",
-    "script_checkpoint", "cleanup", "memory_short", "memory_freed", "memory_restart", "memory_oom_suspected",
-    "memory_finding", "memory_snapshot", "reward_moved", "reward_failed", "reward_latency",
-    "reward_worker_replaced", "tracker_run", "growth_found", "phase_costs",
-))  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
 class JournalEntry:
-    """One event: the record, and the line that represents it in the file (without the newline)."""
+    """One event as it is in the file, and its line without the newline."""
 
-    record: dict[str, Any]
+    event: Event
     line: bytes
 
 
@@ -82,40 +71,30 @@ class Journal:
         self._monotonic = monotonic
         self.attempt: int | None = None
 
-    def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> bool:
-        """Append one event.
+    def write(self, event: Event) -> bool:
+        """Append one event, with the present time. Returns whether the disk accepted the whole line."""
+        return self.append(self.entry(event))
 
-        Args:
-            fields: JSON values. Floats that are not finite become null, long strings are truncated, and other
-                objects are converted with `str`.
+    def entry(self, event: Event) -> JournalEntry:
+        """Return an event with its line and the present time, without writing it.
 
-        Returns:
-            whether the disk accepted the whole line.
+        Texts longer than `MAX_TEXT_CHARACTERS` are cut, and a line longer than `MAX_LINE_BYTES` has the
+        fields of every event only.
         """
-        return self.append(self.entry(event, rank=rank, step=step, **fields))
-
-    def entry(
-        self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any
-    ) -> JournalEntry:
-        """Build an event with the present time, without writing it. Arguments as in `write`.
-
-        A record longer than `MAX_LINE_BYTES` is written without the fields of the event.
-        """
-        assert event in EVENTS, f"unknown journal event {event!r}"
-        header = {
-            "time": round(self._wall(), 6),
-            "monotonic": round(self._monotonic(), 6),
-            "run": self._run_id,
-            "attempt": self.attempt,
-            "rank": rank,
-            "step": step,
-            "event": event,
-        }
-        record = {**header, **{key: _json_value(value) for key, value in fields.items()}}
-        line = _encode(record)
+        event = msgspec.structs.replace(
+            event,
+            time=round(self._wall(), 6),
+            monotonic=round(self._monotonic(), 6),
+            run=self._run_id,
+            attempt=self.attempt if event.attempt is None else event.attempt,
+        )
+        line = encode(event)
+        if len(line) > MAX_TEXT_CHARACTERS:
+            event = with_short_texts(event, MAX_TEXT_CHARACTERS)
+            line = encode(event)
         if len(line) >= MAX_LINE_BYTES:
-            line = _encode({**header, "truncated_bytes": len(line)})
-        return JournalEntry(record=record, line=line)
+            line = header_with(event, truncated_bytes=len(line))
+        return JournalEntry(event=event, line=line)
 
     def append(self, entry: JournalEntry) -> bool:
         """Append an event built by `entry`. Returns whether the disk accepted the whole line.
@@ -161,35 +140,6 @@ class Journal:
             os.close(descriptor)
 
 
-def _encode(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode(errors="backslashreplace")
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, str):
-        return value if len(value) <= MAX_TEXT_CHARACTERS else value[:MAX_TEXT_CHARACTERS] + "…"
-    if isinstance(value, dict):
-        return {str(key): _json_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_json_value(item) for item in value]
-    if isinstance(value, (bool, int)) or value is None:
-        return value
-    return str(value)
-
-
-def _decoded(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = from_json(line, cache_strings="keys")  # a third of the time of json.loads
-    except ValueError:
-        try:
-            record = json.loads(line)  # accepts half of a surrogate pair, as a path may have one
-        except (ValueError, RecursionError):
-            return None
-    return record if isinstance(record, dict) and "event" in record else None
-
-
 class JournalReader:
     """Reads a journal from its beginning and continues as the file grows.
 
@@ -198,10 +148,12 @@ class JournalReader:
 
     Args:
         path: of the journal.
+        decoder: of the events that are read as such.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, decoder: EventDecoder) -> None:
         self._path = path
+        self._decoder = decoder
         self.position = 0
         """How many bytes of the file have been read."""
         self._partial_line = b""
@@ -211,7 +163,7 @@ class JournalReader:
         """Do not yield the next line with exactly these bytes; the caller has handled its event."""
         self._skipped[line] += 1
 
-    def new(self) -> Iterator[dict[str, Any]]:
+    def new(self) -> Iterator[Event]:
         """Yield the events appended since the last call, in file order. A missing file has no events."""
         while data := self._read():
             self.position += len(data)
@@ -222,9 +174,9 @@ class JournalReader:
                 if self._skipped and self._skipped[line] > 0:
                     self._skipped -= Counter([line])
                     continue
-                record = _decoded(line)
-                if record is not None:
-                    yield record
+                event = self._decoder.decode(line)
+                if event is not None:
+                    yield event
 
     def _read(self) -> bytes:
         """Return the next part of the file; nothing if it has not grown."""
@@ -241,13 +193,8 @@ class JournalReader:
             return b""
 
 
-def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield all events of a journal in file order. See `JournalReader.new`."""
-    return JournalReader(path).new()
-
-
-def read_newest(path: Path, event: str, max_bytes: int) -> Iterator[dict[str, Any]]:
-    """Yield the events of one name in the last part of a journal, in file order.
+def read_newest(path: Path, kind: type[AnyEvent], max_bytes: int) -> Iterator[AnyEvent]:
+    """Yield the events of one type in the last part of a journal, in file order; damaged ones are left out.
 
     Args:
         max_bytes: how much of the file's end is read.
@@ -256,8 +203,8 @@ def read_newest(path: Path, event: str, max_bytes: int) -> Iterator[dict[str, An
         end = read_end(path, max_bytes)
     except OSError:
         return
-    name = f'"event":"{event}"'.encode()
+    decoder, name = EventDecoder((kind,)), f'"event":"{event_name(kind)}"'.encode()
     for line in end.split(b"\n")[len(end) == max_bytes :]:  # the first one may be a part
-        record = _decoded(line) if name in line else None
-        if record is not None and record["event"] == event:
-            yield record
+        event = decoder.decode(line) if name in line else None
+        if isinstance(event, kind):
+            yield event

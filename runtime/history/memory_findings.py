@@ -12,7 +12,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_run.watchdog.json_values import from_json
+import msgspec
+
+from grpo_run.runtime.event import Event, as_record
 from grpo_run.watchdog.text import rank_names, size_text
 
 FOLDER = "memory_trace"
@@ -96,6 +98,42 @@ class AllocatorSnapshot:
         return f"{self.path} ({self.reason}, step {self.step}, {size_text(self.bytes)})"
 
 
+class MemoryFound(Event, kw_only=True, tag="memory_finding"):
+    """A rank has found something, see `runtime/rank/memory_trace`."""
+
+    world_size: int
+    key: str
+    subject: str
+    sentence: str
+    kind: str = ""
+    tensors: int = 0
+    bytes: int = 0
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    since_step: int = 0
+    steps: int = 0
+    made_at: dict[str, Any] | None = None
+    made_in: dict[str, Any] | None = None
+    holder: str | None = None
+    held_at: dict[str, Any] | None = None
+    details: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+
+class AllocatorSnapshotSaved(Event, kw_only=True, tag="memory_snapshot"):
+    """A rank has saved the history of its allocator. `path` is relative to the run directory."""
+
+    path: str
+    reason: str
+    bytes: int
+    entries: int = 0
+
+
+_SHOWN = (
+    "kind", "tensors", "bytes", "shape", "dtype", "since_step", "steps", "made_at", "made_in", "holder",
+    "held_at", "details",
+)  # fmt: skip
+
+
 @dataclass(kw_only=True)
 class MemoryFindings:
     """The findings of a run, and the newest snapshots of its ranks by path."""
@@ -103,26 +141,29 @@ class MemoryFindings:
     found: dict[str, MemoryFinding] = field(default_factory=dict)
     snapshots: dict[str, AllocatorSnapshot] = field(default_factory=dict)
 
-    def apply_found(self, record: Mapping[str, Any]) -> None:
+    def apply_found(self, event: MemoryFound) -> None:
         """A rank has found something."""
-        key = str(record["key"])
-        if key not in self.found:
+        rank, attempt = event.rank or 0, event.attempt or 0
+        if event.key not in self.found:
             if len(self.found) >= MOST_FINDINGS:
                 return
-            self.found[key] = MemoryFinding(
-                sentence=str(record["sentence"]),
-                subject=str(record["subject"]),
-                fields={name: value for name, value in record.items() if name in _SHOWN},
-                found_at=float(record["time"]),
-                world_size=int(record["world_size"]),
+            record = as_record(event)
+            self.found[event.key] = MemoryFinding(
+                sentence=event.sentence,
+                subject=event.subject,
+                fields={name: record[name] for name in _SHOWN},
+                found_at=event.time,
+                world_size=event.world_size,
             )
-        self.found[key].ranks.add(int(record["rank"]))
-        self.found[key].attempts.add(int(record["attempt"]))
+        self.found[event.key].ranks.add(rank)
+        self.found[event.key].attempts.add(attempt)
 
-    def apply_snapshot(self, record: Mapping[str, Any]) -> None:
+    def apply_snapshot(self, event: AllocatorSnapshotSaved) -> None:
         """A rank has saved a snapshot of its allocator."""
-        snapshot = from_json(AllocatorSnapshot, record)
-        self.snapshots[snapshot.path] = snapshot
+        self.snapshots[event.path] = AllocatorSnapshot(
+            path=event.path, rank=event.rank or 0, step=event.step or 0, reason=event.reason,
+            bytes=event.bytes,
+        )  # fmt: skip
 
     def lines(self) -> list[str]:
         """Return the findings as lines, and after them the snapshots."""
@@ -136,14 +177,6 @@ class MemoryFindings:
             "findings": [found.as_json() for found in self.found.values()],
             "snapshots": [vars(one) for one in self.snapshots.values()],
         }
-
-
-_SHOWN = frozenset(
-    (
-        "kind", "tensors", "bytes", "shape", "dtype", "since_step", "steps", "made_at", "made_in", "holder",
-        "held_at", "details",
-    )
-)  # fmt: skip
 
 
 @dataclass(kw_only=True)

@@ -8,11 +8,10 @@ run is made here. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
+from grpo_run.runtime.event import Event
 from grpo_run.watchdog.text import duration_text
 
 ANEW = "a restart runs the script from the beginning"
@@ -20,6 +19,25 @@ SINCE_CALL = "The script takes optimizer steps of its own since its last train()
 RESTART = "restarts the script from its beginning"
 MAX_PATHS = 4096
 """Directories that are remembered. A later one counts as progress in any case."""
+
+
+class TrainsWithoutTrainer(Event, kw_only=True):
+    """A rank has taken an optimizer step by itself. `trainer` is the class, if a Trainer takes the step."""
+
+    trainer: str = ""
+
+
+class StateSaved(Event, kw_only=True):
+    """A rank has returned from `Accelerator.save_state`."""
+
+    path: str = ""
+
+
+class ScriptCheckpointSaved(Event, kw_only=True, tag="script_checkpoint"):
+    """All ranks that save have returned from `Accelerator.save_state`, at `saved_at`."""
+
+    path: str = ""
+    saved_at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,20 +94,20 @@ class NoTrainerScript:
         """A `train()` call, or the loop, begins."""
         self.current = False
 
-    def apply_noted(self, record: Mapping[str, Any]) -> bool:
+    def apply_noted(self, event: TrainsWithoutTrainer) -> bool:
         """A rank has taken an optimizer step by itself. Returns whether this is the first one since the last
         call.
         """
         first = not self.current
         self.seen = self.current = True
-        self.trainer = str(record.get("trainer") or "")
+        self.trainer = event.trainer
         return first
 
-    def apply_state_saved(self, record: Mapping[str, Any]) -> None:
+    def apply_state_saved(self, event: StateSaved) -> None:
         """A rank has returned from `Accelerator.save_state`."""
-        self.newest_path = str(record.get("path") or "")
+        self.newest_path = event.path
 
-    def apply_saved(self, record: Mapping[str, Any], time: float) -> bool:
+    def apply_saved(self, event: ScriptCheckpointSaved) -> bool:
         """All ranks that save have returned from `Accelerator.save_state`.
 
         Returns:
@@ -97,8 +115,8 @@ class NoTrainerScript:
             script may have begun anew; the second time in an attempt it is, because then the script always
             writes the same one.
         """
-        path = str(record.get("path") or "")
-        self.checkpoint = ScriptCheckpoint(path=path, saved_at=float(record.get("saved_at") or time))
+        path = event.path
+        self.checkpoint = ScriptCheckpoint(path=path, saved_at=event.saved_at or event.time)
         progress = self._paths.get(path, True)
         if len(self._paths) < MAX_PATHS or path in self._paths:
             self._paths[path] = True

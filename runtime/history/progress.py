@@ -10,8 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
+from grpo_run.runtime.history.events import (
+    CheckpointFailed,
+    CheckpointPublished,
+    CheckpointRejected,
+    MemoryRestart,
+    StepCommitted,
+)
 from grpo_run.watchdog.observation import Slot
 from grpo_run.watchdog.stalls.durations import Histogram
 
@@ -34,19 +40,19 @@ class Commit:
     target_steps: int
     voted_at_seconds: float
 
-    def as_event(self, *, wall_time: float, now_seconds: float) -> dict[str, Any]:
-        """Return the fields of its journal event.
+    def as_event(self, *, wall_time: float, now_seconds: float) -> StepCommitted:
+        """Return its journal event.
 
         Args:
             wall_time: now, in seconds since the epoch.
             now_seconds: now, on the monotonic clock.
         """
-        return {
-            "step": self.step,
-            "train_call": self.train_call,
-            "target_steps": self.target_steps,
-            "committed_at": wall_time - (now_seconds - self.voted_at_seconds),
-        }
+        return StepCommitted(
+            step=self.step,
+            train_call=self.train_call,
+            target_steps=self.target_steps,
+            committed_at=wall_time - (now_seconds - self.voted_at_seconds),
+        )
 
 
 def newest_commit(slots: Mapping[int, Slot | None], world_size: int) -> Commit | None:
@@ -173,10 +179,10 @@ class MemoryRestarts:
     short: int = 0
     """How often memory has become short."""
 
-    def apply_restart(self, record: Mapping[str, Any]) -> None:
+    def apply_restart(self, event: MemoryRestart) -> None:
         """A restart was asked for."""
         self.count += 1
-        self.last = int(record["train_call"]), int(record["step"])
+        self.last = event.train_call, event.step
 
 
 MAX_NAMED = 3
@@ -195,26 +201,24 @@ class LostCheckpoints:
     """Checkpoints that the script scheduled and that will never be on its disk: skipped or refused.
 
     One that `save_total_limit` would have deleted by now is not missed, unless it is the best one, nor is one
-    that the run has saved since, after it went back. `apply_*` raise `LookupError` or `ValueError`.
+    that the run has saved since, after it went back.
     """
 
     _lost: dict[tuple[int, int], _Lost] = field(default_factory=dict)
 
-    def apply_failed(self, record: Mapping[str, Any]) -> None:
+    def apply_failed(self, event: CheckpointFailed | CheckpointRejected) -> None:
         """A checkpoint could not be saved; only one that is `lost` is not tried again."""
-        if not record.get("lost"):
-            return
-        self._lost[int(record["train_call"]), int(record["step"])] = _Lost(
-            path=str(record["path"]), reason=str(record["reason"])
-        )
+        if event.lost:
+            position = event.train_call or 0, event.step or 0
+            self._lost[position] = _Lost(path=event.path, reason=str(event.reason))
 
-    def apply_published(self, record: Mapping[str, Any]) -> None:
+    def apply_published(self, event: CheckpointPublished) -> None:
         """A checkpoint is on disk, or a snapshot of the run."""
-        if not record.get("scheduled") or not self._lost:
+        if not event.scheduled or not self._lost:
             return
-        call, step = int(record.get("train_call") or 0), int(record["step"])
+        call, step = event.train_call or 0, event.step
         self._lost.pop((call, step), None)
-        best, keeps = str(record.get("best") or ""), record.get("keeps")
+        best, keeps = event.best or "", event.keeps
         best_step = best.rpartition("-")[2]
         for (lost_call, lost_step), lost in list(self._lost.items()):
             if lost_call != call or lost_step >= step:

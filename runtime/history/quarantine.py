@@ -16,6 +16,8 @@ from typing import Any
 
 import pydantic
 
+from grpo_run.runtime.event import Event
+
 MAX_PREVIEW_CHARACTERS = 200
 """Of a prompt in the file, enough to recognize it."""
 
@@ -51,15 +53,21 @@ class RolloutPosition(pydantic.BaseModel):
     step: int
 
 
+class PromptQuarantined(Event, kw_only=True):
+    """Prompts are replaced from the next attempt on. `prompts` are JSON objects of `QuarantinedPrompt`."""
+
+    prompts: list[dict[str, Any]]
+
+
 @dataclass(kw_only=True)
 class Quarantine:
     """The quarantined prompts of a run so far. `apply` is the only method that changes them."""
 
     prompts: list[QuarantinedPrompt] = field(default_factory=list)
 
-    def apply(self, record: dict[str, Any]) -> None:
+    def apply(self, event: PromptQuarantined) -> None:
         """Add the prompts of one event."""
-        for one in record["prompts"]:
+        for one in event.prompts:
             prompt = QuarantinedPrompt.model_validate(one)
             if prompt not in self.prompts:
                 self.prompts.append(prompt)

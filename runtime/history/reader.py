@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.history.history import History
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.history import DECODER, History
 from grpo_run.runtime.history.journal import JournalReader
 from grpo_run.runtime.history.progress import newest_commit
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -39,8 +41,8 @@ class Follower(Protocol):
     def restart(self) -> None:
         """Forget everything: the journal is read from its beginning again."""
 
-    def apply(self, record: dict[str, Any], history: History, /) -> None:
-        """Take one record, which the history has already."""
+    def apply(self, event: Event, history: History, /) -> None:
+        """Take one event, which the history has already."""
 
 
 class RunReader:
@@ -48,13 +50,13 @@ class RunReader:
 
     Args:
         run: its directory.
-        follower: takes every record after the history.
+        follower: takes every event after the history.
     """
 
     def __init__(self, run: RunDirectory, follower: Follower | None = None) -> None:
         self._run = run
         self._follower = follower
-        self._journal = JournalReader(run.journal)
+        self._journal = JournalReader(run.journal, DECODER)
         self._history = History()
         self._last_read = b""
 
@@ -65,13 +67,13 @@ class RunReader:
             RunDirectoryError: the journal cannot be read.
         """
         if self._tail() != self._last_read:  # put back from a copy, or truncated
-            self._journal, self._history = JournalReader(self._run.journal), History()
+            self._journal, self._history = JournalReader(self._run.journal, DECODER), History()
             if self._follower is not None:
                 self._follower.restart()
-        for record in self._journal.new():
-            self._history.apply(record)
+        for event in self._journal.new():
+            self._history.apply(event)
             if self._follower is not None:
-                self._follower.apply(record, self._history)
+                self._follower.apply(event, self._history)
         self._last_read = self._tail()
         return self._history
 
@@ -155,3 +157,8 @@ def _journal_behind(history: History, slots: tuple[Slot | None, ...]) -> str | N
         f"The journal is behind: the ranks have reached step {commit.step}. The disk of the run directory may"
         " be full, and later faults are not recorded here."
     )
+
+
+def read_journal(path: Path) -> Iterator[Event]:
+    """Yield all events of a journal in file order. See `JournalReader.new`."""
+    return JournalReader(path, DECODER).new()

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from grpo_run.runtime.history.events import ActionChosen, IncidentConfirmed
 from grpo_run.runtime.history.progress import StepTimes
-from grpo_run.watchdog.json_values import from_json
 from grpo_run.watchdog.text import duration_text
 from grpo_run.watchdog.verdict import KEY_SEPARATOR
 
@@ -86,28 +86,33 @@ class Recovery:
         return not self.patient and self.action != Action.restart_with_plan_change
 
     @classmethod
-    def of(
-        cls, record: Mapping[str, Any], time: float, train_call: int, *, resuming: bool = False
-    ) -> Recovery:
-        """Return the fault of one `incident` event.
+    def of(cls, event: IncidentConfirmed, train_call: int, *, resuming: bool = False) -> Recovery:
+        """Return the fault of an event.
 
         Args:
-            time: of the event, for one that does not say when it failed.
             train_call: the present call, for an event that names none.
             resuming: the attempt had not loaded yet what it resumed from.
         """
-        guard = record.get("guard")
-        fields = {name: value for name, value in record.items() if value is not None}
-        fields |= {
-            "rank": record.get("culprit"),
-            "step": record.get("step") or 0,
-            "action": "",
-            "at": record.get("failed_at") or time,
-            "train_call": record.get("train_call") or train_call,
-            "guard": guard["guard"] if guard else None,
-            "resuming": resuming,
-        }
-        return from_json(cls, fields)
+        return cls(
+            cause=event.cause,
+            rank=event.culprit,
+            step=event.step or 0,
+            action="",
+            detection_seconds=event.detection_seconds,
+            incident=event.incident,
+            at=event.failed_at or event.time,
+            train_call=event.train_call or train_call,
+            signature=event.signature or "",
+            sentence=event.sentence or "",
+            lost_connection=tuple(event.lost_connection),
+            starting=bool(event.starting),
+            also_failed=tuple(event.also_failed),
+            guard=event.guard["guard"] if event.guard else None,
+            memory_plan=event.memory_plan or "",
+            repeat_key=event.repeat_key or "",
+            resuming=resuming,
+            shortage=event.shortage or {},
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the object shown by `grpo-run status --json`."""
@@ -189,14 +194,14 @@ class Decision:
     fresh_from: int | None = None
 
 
-def apply_action(recoveries: Sequence[Recovery], record: Mapping[str, Any]) -> None:
+def apply_action(recoveries: Sequence[Recovery], event: ActionChosen) -> None:
     """Apply the decision on the last fault."""
     if not recoveries or recoveries[-1].action:
         return
     last = recoveries[-1]
-    last.action, last.reason = record["action"], record.get("reason") or ""
-    last.before_step, last.fresh_from = record.get("before_step"), record.get("fresh_from")
-    last.patient = bool(record.get("patient"))
+    last.action, last.reason = event.action, event.reason or ""
+    last.before_step, last.fresh_from = event.before_step, event.fresh_from
+    last.patient = event.patient
 
 
 def apply_resumed(recoveries: Iterable[Recovery], call: int, step: int) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any
 
-from grpo_run.runtime.history.history import History
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.events import WarningGiven
+from grpo_run.runtime.history.history import DECODER, History
 from grpo_run.runtime.history.journal import Journal, JournalReader
 
 
-def _ignore(record: dict[str, Any]) -> None:
+def _ignore(event: Event) -> None:
     pass
 
 
@@ -35,16 +36,16 @@ class LiveHistory:
         path: Path,
         run_id: str,
         *,
-        on_rank_event: Callable[[dict[str, Any]], None] = _ignore,
-        log: Callable[[dict[str, Any]], None] = _ignore,
+        on_rank_event: Callable[[Event], None] = _ignore,
+        log: Callable[[Event], None] = _ignore,
     ) -> None:
         self.journal = Journal(path, run_id)
-        self._reader = JournalReader(path)
+        self._reader = JournalReader(path, DECODER)
         self._on_rank_event = on_rank_event
         self._log = log
         self.history = History.of(self._reader.new())
 
-    def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> bool:
+    def write(self, event: Event) -> bool:
         """Append an event and apply it to the history.
 
         Events that ranks have written before are applied first.
@@ -52,21 +53,21 @@ class LiveHistory:
         Returns:
             whether the disk accepted the event. The history contains it in either case.
         """
-        entry = self.journal.entry(event, rank=rank, step=step, **fields)
+        entry = self.journal.entry(event)
         self.read_ranks()
         accepted = self.journal.append(entry)
         if accepted:
             self._reader.skip(entry.line)
-        self.history.apply(entry.record)
-        self._log(entry.record)
+        self.history.apply(entry.event)
+        self._log(entry.event)
         return accepted
 
     def read_ranks(self) -> None:
         """Apply the events that ranks have appended since the last call."""
-        for record in self._reader.new():
-            self.history.apply(record)
-            self._log(record)
-            self._on_rank_event(record)
+        for event in self._reader.new():
+            self.history.apply(event)
+            self._log(event)
+            self._on_rank_event(event)
 
 
 class Reporter:
@@ -88,9 +89,9 @@ class Reporter:
         """Allow messages that appear once per attempt to appear again."""
         self._warned.clear()
 
-    def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> None:
+    def write(self, event: Event) -> None:
         """Append an event to the journal and apply it to the history."""
-        if not self._live.write(event, rank=rank, step=step, **fields) and self._first_time("journal"):
+        if not self._live.write(event) and self._first_time("journal"):
             self.notify(
                 f"cannot write to {self._directory}, the disk may be full: journal and evidence are"
                 " incomplete"
@@ -98,7 +99,7 @@ class Reporter:
 
     def warn(self, rank: int | None, text: str) -> None:
         """Show a warning and append it to the journal."""
-        self.write("warning", rank=rank, text=text)
+        self.write(WarningGiven(rank=rank, text=text))
         self.notify(text)
 
     def warn_once(self, rank: int, subject: str, text: str) -> None:

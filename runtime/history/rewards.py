@@ -8,12 +8,16 @@ the settings of the ranks and by the metrics. Pure.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.events import IncidentConfirmed, StepLogged
 from grpo_run.watchdog.json_values import from_json
 
 EVERY_FUNCTION = "*"
@@ -36,6 +40,47 @@ class FailureKind(str, Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+class RewardMoved(Event, kw_only=True):
+    """A function runs in workers from the next attempt on, after so many failures at one step."""
+
+    file: str = ""
+    function: str
+    failures: int = 0
+
+
+class RewardFailed(Event, kw_only=True):
+    """A call in a worker has failed.
+
+    Attributes:
+        kind: of the failure, see `FailureKind`.
+        masked: samples that got no reward, of a batch of `batch`.
+        samples: the first of them, with the ends of their prompts and completions.
+    """
+
+    function: str = ""
+    kind: str
+    message: str = ""
+    traceback: str = ""
+    masked: int = 0
+    batch: int = 0
+    samples: Sequence[dict[str, Any]] = ()
+
+
+class RewardCalls(Event, kw_only=True, tag="reward_latency"):
+    """The calls of one function in one rank and attempt so far."""
+
+    function: str
+    calls: int
+    total_seconds: float
+    longest_seconds: float
+
+
+class RewardWorkerReplaced(Event, kw_only=True):
+    """A worker was replaced between two calls."""
+
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +130,7 @@ class RewardRecord:
     replaced: int = 0
     latencies: dict[tuple[int, int, str], RewardLatency] = field(default_factory=dict)
     last_raised: bool = False
-    logged: dict[str, dict[str, float]] = field(default_factory=dict)
+    logged: dict[str, Mapping[str, float]] = field(default_factory=dict)
     _failures: Counter[tuple[int, int, MovedReward]] = field(default_factory=Counter)
     _last: tuple[int, int, MovedReward] | None = None
 
@@ -103,45 +148,40 @@ class RewardRecord:
         found = self._last[2]
         return None if found in self.moved or ALL in self.moved else found
 
-    def apply_incident(self, record: Mapping[str, Any]) -> None:
+    def apply_incident(self, event: IncidentConfirmed) -> None:
         """A fault; `failed_reward` is set if a reward function has raised or hung."""
         self._last = None
-        failed = record.get("failed_reward")
+        failed = event.failed_reward
         if not failed:
             return
         place = from_json(MovedReward, failed)
         self.last_raised = bool(failed.get("raised"))
-        self._last = (int(record.get("train_call") or 0), int(record.get("step") or 0), place)
+        self._last = (event.train_call or 0, event.step or 0, place)
         self._failures[self._last] += 1
 
-    def apply_moved(self, record: Mapping[str, Any]) -> None:
-        """A function runs in workers from the next attempt on."""
-        place = from_json(MovedReward, record)
-        if place not in self.moved:
-            self.moved.append(place)
+    def apply(self, event: RewardMoved | RewardFailed | RewardCalls | RewardWorkerReplaced) -> None:
+        """Take what has become of a function or of a call."""
+        match event:
+            case RewardMoved():
+                place = MovedReward(file=event.file, function=event.function)
+                if place not in self.moved:
+                    self.moved.append(place)
+            case RewardFailed():
+                self.failures[event.kind] += 1
+                self.masked += event.masked
+            case RewardCalls():
+                self.latencies[event.attempt or 0, event.rank or 0, event.function] = RewardLatency(
+                    calls=event.calls,
+                    total_seconds=event.total_seconds,
+                    longest_seconds=event.longest_seconds,
+                )
+            case RewardWorkerReplaced():
+                self.replaced += 1
 
-    def apply_failed(self, record: Mapping[str, Any]) -> None:
-        """A call in a worker has failed."""
-        self.failures[str(record["kind"])] += 1
-        self.masked += int(record.get("masked") or 0)
-
-    def apply_latency(self, record: Mapping[str, Any]) -> None:
-        """The calls of one function so far."""
-        key = (int(record.get("attempt") or 0), int(record.get("rank") or 0), str(record["function"]))
-        self.latencies[key] = RewardLatency(
-            calls=int(record["calls"]),
-            total_seconds=float(record["total_seconds"]),
-            longest_seconds=float(record["longest_seconds"]),
-        )
-
-    def apply_logged(self, record: Mapping[str, Any]) -> None:
-        """A step whose log may have the rewards of each function."""
-        functions = record.get("reward_functions")
-        if functions:
-            self.logged = {
-                name: {key: float(value) for key, value in functions[name].items()}
-                for name in list(functions)[: MOST_FUNCTIONS + 1]
-            }
+    def apply_logged(self, event: StepLogged) -> None:
+        """Take a step whose log may have the rewards of each function."""
+        if event.reward_functions:
+            self.logged = dict(itertools.islice(event.reward_functions.items(), MOST_FUNCTIONS + 1))
 
     def by_function(self) -> dict[str, RewardLatency]:
         """Return the calls of each function over ranks and attempts; a function beyond `MOST_FUNCTIONS`

@@ -8,10 +8,14 @@ samples are excluded again. Pure.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import msgspec
+
+from grpo_run.runtime.event import Event
 from grpo_run.watchdog.text import counted
 
 
@@ -49,9 +53,53 @@ class MaskingReason(str, Enum):
     """The sample has a reward, but fewer than two of its group have one."""
 
 
+class SampleMasked(Event, kw_only=True):
+    """Samples that one rank has excluded for one reason.
+
+    Attributes:
+        rollout: its number in the call, from which the samples are.
+        function: the reward function; None if it is none.
+        samples, digests: numbers of the first samples in the rollout of all ranks, and checksums of their
+            completions.
+    """
+
+    train_call: int | None = None
+    rollout: int | None = None
+    function: str | None = None
+    reason: str
+    samples: Sequence[int] = ()
+    digests: Sequence[int] | None = None
+    count: int
+    evaluating: bool = False
+
+
+class GroupMasked(Event, kw_only=True):
+    """Groups of which no sample is left, of so many in a rollout."""
+
+    groups: Sequence[int] = ()
+    count: int
+    of: int = 0
+    steps_without_samples: int = 0
+    evaluating: bool = False
+
+
+class NanReadAsNone(Event, kw_only=True):
+    """Rewards that were NaN for all completions of a prompt, by function."""
+
+    functions: Mapping[str, int] = msgspec.field(default_factory=dict)
+    count: int
+
+
+class RewardsRepeated(Event, kw_only=True):
+    """The rewards of a rollout are computed once more, because too many samples had none."""
+
+    share: float | None = None
+    left: float | None = None
+
+
 @dataclass(kw_only=True)
 class MaskedSamples:
-    """Counts of the run so far. `apply_*` are the only methods that change them."""
+    """Counts of the run so far. `apply` is the only method that changes them."""
 
     samples: Counter[str] = field(default_factory=Counter)
     """Masked samples by reason; an unknown reason counts as `failed`."""
@@ -67,20 +115,19 @@ class MaskedSamples:
     excluded.
     """
 
-    def apply_nan_read_as_none(self, record: dict[str, Any]) -> None:
-        """Count NaN that was read as None."""
-        self.nan_read_as_none += int(record["count"])
-
-    def apply_sample_masked(self, record: dict[str, Any]) -> None:
-        """Count samples that one rank has excluded for one reason."""
-        reason = str(record["reason"])
-        known = reason in MaskingReason._value2member_map_
-        self.samples[reason if known else MaskingReason.failed.value] += int(record["count"])
-
-    def apply_group_masked(self, record: dict[str, Any]) -> None:
-        """Count groups of which no sample is left, and steps without samples."""
-        self.groups += int(record["count"])
-        self.steps_without_samples += int(record.get("steps_without_samples") or 0)
+    def apply(self, event: SampleMasked | GroupMasked | NanReadAsNone | RewardsRepeated) -> None:
+        """Count what one rank has excluded, read as None, or computed again."""
+        match event:
+            case SampleMasked():
+                known = event.reason in MaskingReason._value2member_map_
+                self.samples[event.reason if known else MaskingReason.failed.value] += event.count
+            case GroupMasked():
+                self.groups += event.count
+                self.steps_without_samples += event.steps_without_samples
+            case NanReadAsNone():
+                self.nan_read_as_none += event.count
+            case RewardsRepeated():
+                self.repeated_rewards += 1
 
     def __bool__(self) -> bool:
         return bool(self.samples)

@@ -15,6 +15,7 @@ from typing import Any
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history._wait_line import WaitLine, find_wait
+from grpo_run.runtime.history.events import RankCounted
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.summary import summarize
 from grpo_run.runtime.history.totals import event_of
@@ -224,8 +225,8 @@ def observe(board: Board, *, complete: bool = True) -> dict[str, Any]:
     }
 
 
-def read_counts(board: Board) -> Iterator[dict[str, Any]]:
-    """Yield the fields of `rank_counted` for each rank that has used the board in its attempt."""
+def read_counts(board: Board) -> Iterator[RankCounted]:
+    """Yield the event for each rank that has used the board in its attempt."""
     for local_rank, slot in enumerate(board.read_all()):
         if slot is not None:
             yield event_of(slot, board.rank_memory(local_rank), board.histograms(local_rank))

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any
 
+from grpo_run.runtime.history.events import CheckpointFailed, CheckpointPublished, RankCounted
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.observation import EndReason, Phase, Slot
 from grpo_run.watchdog.rank_metrics import TABLE
@@ -29,19 +29,19 @@ _MEMORY_COUNTERS = ("retries", "ooms", "released_bytes", "freed_bytes", "spent_s
 SPLIT_ROLLOUTS = "split_rollouts"
 
 
-def event_of(slot: Slot, memory: RankMemory | None, phases: Phases) -> dict[str, Any]:
-    """Return the fields of `rank_counted` for what one rank has on the board."""
+def event_of(slot: Slot, memory: RankMemory | None, phases: Phases) -> RankCounted:
+    """Return the event for what one rank has on the board."""
     counts = {name: slot.value(name) for name in _SLOT_COUNTERS}
     if memory is not None:
         counts |= {name: getattr(memory, name) for name in _MEMORY_COUNTERS}
         if memory.forecast is not None:
             counts[SPLIT_ROLLOUTS] = memory.forecast.split_rollouts
-    return {
-        "rank": slot.rank,
-        "attempt": slot.attempt,
-        "counts": {name: count for name, count in counts.items() if count},
-        "phases": {phase.name: asdict(one) for phase, one in phases.items()},
-    }
+    return RankCounted(
+        rank=slot.rank,
+        attempt=slot.attempt,
+        counts={name: count for name, count in counts.items() if count},
+        phases={phase.name: asdict(one) for phase, one in phases.items()},
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,22 +62,21 @@ class RankTotals:
 
     _ranks: dict[int, _Counted] = field(default_factory=dict)
 
-    def apply(self, record: Mapping[str, Any]) -> None:
-        """Apply a `rank_counted` event; an attempt counts once."""
-        rank, attempt = int(record["rank"]), int(record["attempt"])
+    def apply(self, event: RankCounted) -> None:
+        """Add what one rank has counted; an attempt counts once."""
+        rank, attempt = event.rank, event.attempt
         known = self._ranks.get(rank, _NOTHING)
         if attempt <= known.attempt:
             return
         new = {
             Phase[name]: Histogram(tuple(map(int, one["counts"])), float(one["sum_seconds"]))
-            for name, one in record["phases"].items()
+            for name, one in event.phases.items()
         }
-        counts = {name: float(count) for name, count in record["counts"].items()}
         self._ranks[rank] = _Counted(
             attempt=attempt,
             counts={
-                name: known.counts.get(name, 0.0) + counts.get(name, 0.0)
-                for name in {**known.counts, **counts}
+                name: known.counts.get(name, 0.0) + event.counts.get(name, 0.0)
+                for name in {**known.counts, **event.counts}
             },
             phases=_sum(known.phases, new),
         )
@@ -133,20 +132,20 @@ class CheckpointTotals:
     published_at: float | None = None
     size_bytes: int | None = None
 
-    def apply_published(self, record: Mapping[str, Any], time: float) -> None:
-        """Apply a `checkpoint_published` event, at this time in seconds since the epoch."""
+    def apply_published(self, event: CheckpointPublished) -> None:
+        """Count a checkpoint that is on disk."""
         self.results[CheckpointResult.published] += 1
-        self.published_at = time
-        if record.get("size_bytes") is not None:
-            self.size_bytes = int(record["size_bytes"])
-        if record.get("seconds") is not None:
-            self.durations = self.durations.with_value(float(record["seconds"]))
+        self.published_at = event.time
+        if event.size_bytes is not None:
+            self.size_bytes = event.size_bytes
+        if event.seconds is not None:
+            self.durations = self.durations.with_value(event.seconds)
 
-    def apply_failed(self, record: Mapping[str, Any]) -> None:
-        """Apply a `checkpoint_failed` event: a rank has not tried, the supervisor has."""
-        tried = record.get("rank") is None
+    def apply_failed(self, event: CheckpointFailed) -> None:
+        """Count a checkpoint that is not on disk: a rank has not tried, the supervisor has."""
+        tried = event.rank is None
         self.results[CheckpointResult.failed if tried else CheckpointResult.skipped] += 1
 
     def apply_rejected(self) -> None:
-        """Apply a `checkpoint_rejected` event."""
+        """Count a checkpoint that was refused."""
         self.results[CheckpointResult.rejected] += 1

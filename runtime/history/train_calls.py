@@ -6,11 +6,19 @@ Replayed from the journal as part of `runtime.history.history`. The ranks of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grpo_run.runtime.call_names import call_title
+from grpo_run.runtime.history.events import (
+    LoopLeft,
+    RankStarted,
+    ResumeChosen,
+    TrainEnded,
+    TrainRestored,
+    TrainStarted,
+)
 
 MAX_PASSED_CALLS = 64
 """The newest calls that the next attempt is told. Older ones are recognized by the checkpoints in their own
@@ -33,9 +41,9 @@ class CallDirectory:
     pid: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class KnownCall:
-    """One `train()` call of the run, as the journal has it.
+    """One `train()` call of the run, as the journal has it. A committed step changes `reached` in place.
 
     Attributes:
         ordinal: its number in the run, which its checkpoints have too.
@@ -84,9 +92,7 @@ class KnownCall:
 
 @dataclass(kw_only=True)
 class TrainCalls:
-    """The calls of one run, by ordinal. `apply_*` take journal records and raise `LookupError` or
-    `ValueError`.
-    """
+    """The calls of one run, by ordinal. `apply_*` take events in the order of the journal."""
 
     _calls: dict[int, KnownCall] = field(default_factory=dict)
     _running: int | None = None
@@ -160,71 +166,68 @@ class TrainCalls:
         calls = [replace(call, interrupted=call.ordinal == self._running) for call in self._calls.values()]
         return tuple(sorted(calls, key=lambda call: call.ordinal)[-MAX_PASSED_CALLS:])
 
-    def apply_attempt_started(self, record: Mapping[str, Any], time: float) -> None:
-        """A new attempt begins."""
-        self._attempt, self._attempt_at, self.pids = int(record["attempt"]), time, {}
+    def apply_attempt_started(self, number: int, at: float) -> None:
+        """A new attempt begins, at this time in seconds since the epoch."""
+        self._attempt, self._attempt_at, self.pids = number, at, {}
         self.resuming = False
 
-    def apply_rank_started(self, record: Mapping[str, Any]) -> None:
+    def apply_rank_started(self, event: RankStarted) -> None:
         """A rank of the attempt is running."""
-        self.pids[int(record["rank"])] = int(record["pid"])
+        self.pids[event.rank] = event.pid
 
-    def apply_resume_chosen(self, record: Mapping[str, Any]) -> None:
+    def apply_resume_chosen(self, event: ResumeChosen) -> None:
         """Rank 0 has chosen what the call about to begin resumes from."""
-        self._chosen = record.get("path")
+        self._chosen = event.path
         self.resuming = bool(self._chosen)
 
-    def apply_train_started(self, record: Mapping[str, Any], time: float) -> None:
+    def apply_train_started(self, event: TrainStarted) -> None:
         """Rank 0 has begun a call, at a step above 0 if it was resumed."""
         self.resuming = False
-        if "trainer_class" not in record:
+        if event.trainer_class is None:
             return  # written by an older release
-        ordinal, step = int(record["train_call"]), int(record.get("step") or 0)
+        ordinal, step = event.train_call, event.step or 0
         known = self._calls.get(ordinal)
         directory = CallDirectory(
-            path=str(record["output_dir"]),
-            not_before=self._attempt_at,
-            not_after=time,
-            pid=self.pids.get(0, 0),
+            path=event.output_dir, not_before=self._attempt_at, not_after=event.time, pid=self.pids.get(0, 0)
         )
         earlier = () if known is None else known.directories
         self._calls[ordinal] = KnownCall(
             ordinal=ordinal,
-            trainer_class=str(record["trainer_class"]),
-            settings=str(record.get("settings") or ""),
+            trainer_class=event.trainer_class,
+            settings=event.settings or "",
             directories=(directory, *(other for other in earlier if other.path != directory.path)),
             attempt=self._attempt,
-            target_steps=int(record.get("target_steps") or 0),
+            target_steps=event.target_steps or 0,
             reached=step,
             saved=step,
             checkpoint=self._chosen if step else None,
-            replaces=int(record.get("replaces") or (known.replaces if known is not None else 0)),
+            replaces=event.replaces or (known.replaces if known is not None else 0),
             left=() if known is None else known.left,
             reopened=known is not None and known.reopened,
         )
         self._running = self._last = ordinal
 
-    def apply_train_restored(self, record: Mapping[str, Any]) -> None:
+    def apply_train_restored(self, event: TrainRestored) -> None:
         """A finished call is restored without training."""
         self.resuming = False
-        ordinal = int(record["train_call"])
+        ordinal = event.train_call
         self._change(ordinal, finished=True, attempt=self._attempt)
         self._last = ordinal if ordinal in self._calls else self._last
         if self._running == ordinal:
             self._running = None
 
-    def apply_train_ended(self, record: Mapping[str, Any]) -> None:
+    def apply_train_ended(self, event: TrainEnded) -> None:
         """A call ran to its end."""
-        ordinal = int(record["train_call"])
-        self._change(ordinal, finished=True, reached=int(record.get("step") or 0))
+        ordinal = event.train_call
+        self._change(ordinal, finished=True, reached=event.step or 0)
         if self._running == ordinal:
             self._running = None
 
-    def apply_loop_left(self, record: Mapping[str, Any]) -> None:
+    def apply_loop_left(self, event: LoopLeft) -> None:
         """A rank has left a loop without its end."""
-        call = self._calls.get(int(record["train_call"]))
+        call = self._calls.get(event.train_call)
         if call is not None:
-            left = {**dict(call.left), int(record["rank"]): int(record["ends_after"])}
+            left = {**dict(call.left), event.rank: event.ends_after}
             self._change(call.ordinal, left=tuple(sorted(left.items())))
 
     def forget_left(self) -> None:
@@ -234,7 +237,9 @@ class TrainCalls:
 
     def apply_step_committed(self, ordinal: int, step: int) -> None:
         """All ranks have voted on a step."""
-        self._change(ordinal, reached=step)
+        call = self._calls.get(ordinal)
+        if call is not None:
+            call.reached = step  # a copy at each step would be half of the time of a replay
 
     def apply_saved(self, ordinal: int, step: int, path: str | None) -> None:
         """A checkpoint was published (`path`), or a snapshot taken in memory (None)."""

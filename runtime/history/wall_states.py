@@ -8,10 +8,21 @@ Keeps nothing by step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.events import (
+    AttemptStarted,
+    CheckpointPublished,
+    CheckpointStaged,
+    IncidentConfirmed,
+    RunEnded,
+    RunStarted,
+    StepCommitted,
+    TrainEnded,
+    TrainStarted,
+)
 
 
 class WallState(str, Enum):
@@ -60,49 +71,49 @@ class WallStates:
             end = self._assigned_to
         return max(0.0, end - self.first - self.seconds[WallState.stopped])
 
-    def apply(self, record: Mapping[str, Any], time: float, best: tuple[int, int]) -> None:
+    def apply(self, event: Event, best: tuple[int, int]) -> None:
         """Apply an event.
 
         Args:
-            time: of the event, in seconds since the epoch.
             best: the furthest (train call, step) that was committed before it.
         """
-        event = record["event"]
+        time = event.time
         before, self.last = self.last, time
         if before is None:
             self.first = self._assigned_to = time
-        elif event == "run_started":
+        elif isinstance(event, RunStarted):
             self._assign(before)
             self._enter(WallState.stopped)
             self._assign(time)
             self._enter(WallState.startup)
-        if event == "attempt_started":
-            self._assign(time)
-            if self._state is not WallState.recovery:
+        match event:
+            case StepCommitted():
+                position = event.train_call or best[0], event.step
+                kind = WallState.productive if position > best else WallState.redone
+                self._assign(event.committed_at or time, kind)
+                self._enter(None)
+            case AttemptStarted():
+                self._assign(time)
+                if self._state is not WallState.recovery:
+                    self._enter(WallState.startup)
+            case TrainStarted(rank=0 | None):
+                self._assign(time, WallState.startup)
+                self._enter(None)
+            case TrainEnded(rank=0 | None):
+                self._assign(time, WallState.startup)
                 self._enter(WallState.startup)
-        elif event == "train_started" and record.get("rank") in (0, None):
-            self._assign(time, WallState.startup)
-            self._enter(None)
-        elif event == "step_committed":
-            position = int(record.get("train_call") or best[0]), int(record["step"])
-            kind = WallState.productive if position > best else WallState.redone
-            self._assign(float(record.get("committed_at") or time), kind)
-            self._enter(None)
-        elif event == "checkpoint_staged" or (
-            event == "checkpoint_published" and record.get("rank") is not None
-        ):
-            self._saving_seconds += float(record.get("seconds") or 0.0)
-        elif event == "train_ended" and record.get("rank") in (0, None):
-            self._assign(time, WallState.startup)
-            self._enter(WallState.startup)
-        elif event == "incident":
-            self._assign(min(time, float(record.get("failed_at") or time)))
-            self._enter(WallState.detection)
-            self._assign(time)
-            self._enter(WallState.recovery)
-        elif event == "run_ended":
-            self._assign(time, WallState.startup)
-            self._enter(WallState.stopped)
+            case CheckpointStaged():
+                self._saving_seconds += event.seconds or 0.0
+            case CheckpointPublished() if event.rank is not None:
+                self._saving_seconds += event.seconds or 0.0
+            case IncidentConfirmed():
+                self._assign(min(time, event.failed_at or time))
+                self._enter(WallState.detection)
+                self._assign(time)
+                self._enter(WallState.recovery)
+            case RunEnded():
+                self._assign(time, WallState.startup)
+                self._enter(WallState.stopped)
 
     def _enter(self, state: WallState | None) -> None:
         self._state, self._saving_seconds = state, 0.0

@@ -11,11 +11,14 @@ the run, so later launches of the run keep it. Plain data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pydantic
+
+from grpo_run.runtime.event import Event
 
 OPTION_NAMES = {
     "micro-batch": "micro_batch_divisor",
@@ -92,6 +95,49 @@ def sets_segments(environment: Mapping[str, str]) -> bool:
     return any(SEGMENTS in environment.get(name, "") for name in ALLOCATOR_VARIABLES)
 
 
+class PlanChanged(Event, kw_only=True):
+    """The next attempt needs less memory.
+
+    Attributes:
+        fallback_step, phase: what was changed, and the phase that had run out of memory.
+        plan, before: JSON objects of `MemoryPlan`.
+        skipped: further changes, each with the reason why it was not made.
+        inexact: why the updates are not those of the script's own settings.
+    """
+
+    fallback_step: str = ""
+    phase: str = ""
+    plan: dict[str, Any]
+    before: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    predicted_bytes: int | None = None
+    predicted_before_bytes: int | None = None
+    predicted_saved_bytes: int | None = None
+    not_traced: str | None = None
+    skipped: Sequence[dict[str, str]] = ()
+    inexact: Sequence[str] = ()
+
+
+class MemoryPlanApplied(Event, kw_only=True):
+    """A plan is applied to a configuration of the script, in which these numbers are now.
+
+    Attributes:
+        plan: as `--memory-plan` has it.
+        divided_by: by how much the micro-batch was divided.
+    """
+
+    config: str
+    plan: str
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    divided_by: int
+
+
+class MemoryPlanGiven(Event, kw_only=True):
+    """The user has given a plan. `plan` is a JSON object of `MemoryPlan`."""
+
+    plan: dict[str, Any]
+
+
 @dataclass(kw_only=True)
 class MemoryRecord:
     """The memory plan of one run so far.
@@ -108,16 +154,14 @@ class MemoryRecord:
     changes: int = 0
     inexact: list[str] = field(default_factory=list)
 
-    def apply(self, record: Mapping[str, Any]) -> None:
-        """Take over the plan of one `plan_changed` event."""
-        self.plan = MemoryPlan.model_validate(record["plan"])
+    def apply(self, event: PlanChanged) -> None:
+        """Take over a plan that was changed."""
+        self.plan = MemoryPlan.model_validate(event.plan)
         self.changes += 1
-        for reason in record.get("inexact") or ():
-            if reason not in self.inexact:
-                self.inexact.append(str(reason))
+        self.inexact += [reason for reason in event.inexact if reason not in self.inexact]
 
-    def apply_given(self, record: Mapping[str, Any]) -> None:
-        """Take over the plan of one `memory_plan_given` event: the user knows better than what was found so
+    def apply_given(self, event: MemoryPlanGiven) -> None:
+        """Take over the plan of the user: the user knows better than what was found so
         far.
         """
-        self.plan = self.given = MemoryPlan.model_validate(record["plan"])
+        self.plan = self.given = MemoryPlan.model_validate(event.plan)

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageError
+from grpo_run.runtime.history.events import FreshInterpreters, RankCompleted
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.processes.starting import (
     STARTED_WITH,
@@ -86,7 +87,7 @@ def _run(
     try:
         session.start()
         if settings.fresh_because:
-            session.journal.write("fresh_interpreters", rank=session.rank, reason=settings.fresh_because)
+            session.journal.write(FreshInterpreters(rank=session.rank, reason=settings.fresh_because))
             session.warn(f"{settings.fresh_because}: ranks start as fresh interpreters")
         # imported after the session is open: until then the board does not show this rank
         from grpo_run.runtime.rank.hooks.attach import install_guard
@@ -242,7 +243,7 @@ def _exit(session: Session, code: int, completed: bool) -> NoReturn:
     if completed:
         session.slot.state = RankState.done
         session.slot.publish()
-        session.journal.write("rank_completed", rank=session.rank, step=session.slot.step, exit_code=code)
+        session.journal.write(RankCompleted(rank=session.rank, step=session.slot.step, exit_code=code))
     if completed:
         process_names.run_exit_handlers()
     else:

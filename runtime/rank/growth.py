@@ -20,6 +20,8 @@ from statistics import median
 from typing import Any
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.events import GrowthFound, PhaseCosts
 from grpo_run.runtime.upstream import torch_names
 from grpo_run.watchdog.growth import CONTROL_PHASES, Block, GrowthWatch, PhaseGrowth
 
@@ -76,7 +78,7 @@ class GrowthMeter:
         trainer: whose model and log are counted.
         slot: of the rank.
         costs: of the rank.
-        journal: takes the name and the fields of an event.
+        journal: takes an event.
         warn: takes its sentence.
     """
 
@@ -86,7 +88,7 @@ class GrowthMeter:
         slot: SlotWriter,
         costs: StepCosts,
         *,
-        journal: Callable[..., object],
+        journal: Callable[[Event], object],
         warn: Callable[[str], None],
     ) -> None:
         self._trainer = trainer
@@ -137,7 +139,7 @@ class GrowthMeter:
         if self._steps == BLOCK_STEPS:
             block = self._block(step)
             costs = {name: round(seconds, 6) for name, seconds in block.seconds.items()}
-            self._journal("phase_costs", step=step, train_call=self._slot.train_call, seconds=costs)
+            self._journal(PhaseCosts(rank=0, step=step, train_call=self._slot.train_call, seconds=costs))
             growth = self._watch.add(block)
             self._begin_block()
             if growth is not None:
@@ -184,14 +186,16 @@ class GrowthMeter:
 
     def _say(self, growth: PhaseGrowth, step: int) -> None:
         self._journal(
-            "growth_found",
-            step=step,
-            train_call=self._slot.train_call,
-            phase=growth.phase,
-            factor=round(growth.factor, 3),
-            since_step=growth.since_step,
-            lost_seconds=growth.lost_seconds,
-            grew=list(growth.grew),
-            sentence=growth.sentence,
+            GrowthFound(
+                rank=0,
+                step=step,
+                train_call=self._slot.train_call,
+                phase=growth.phase,
+                factor=round(growth.factor, 3),
+                since_step=growth.since_step,
+                lost_seconds=growth.lost_seconds,
+                grew=list(growth.grew),
+                sentence=growth.sentence,
+            )
         )
         self._warn(growth.sentence)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.events import FaultInjected
 from grpo_run.runtime.launch.injections import KINDS, Injection, armed, check
 from grpo_run.runtime.rank.injected_exhaustion import Places
 from grpo_run.runtime.rank.injected_faults import FAULTS, FaultContext, common_collective, require_distributed
@@ -30,7 +32,7 @@ start."""
 class EventLog(Protocol):
     """The part of `runtime.history.journal.Journal` that the injector uses."""
 
-    def write(self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any) -> object:
+    def write(self, event: Event) -> object:
         """Append one event."""
 
     def sync(self) -> None:
@@ -166,12 +168,13 @@ class Injector:
         if not injection.recurs:
             self._armed.remove(injection)
         self._journal.write(
-            "fault_injected",
-            rank=self._context.rank,
-            step=injection.step,
-            kind=injection.kind,
-            injection=str(injection),
-            phase=injection.phase.name,
+            FaultInjected(
+                rank=self._context.rank,
+                step=injection.step,
+                kind=injection.kind,
+                injection=str(injection),
+                phase=injection.phase.name,
+            )
         )
         self._journal.sync()
         FAULTS[injection.kind](self._context, injection)

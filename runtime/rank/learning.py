@@ -25,6 +25,7 @@ from statistics import fmean
 from typing import Any
 
 from grpo_run.runtime.errors import GuardTripped
+from grpo_run.runtime.history.events import LearningGuardTripped, Reseeded
 from grpo_run.runtime.history.recovery import FreshSeeds
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.vote import Flags, VoteResult
@@ -195,7 +196,7 @@ class LearningGuards:
         newest = max(due, key=lambda one: one.number)
         reseed(seed_of(self._session.config.run_id, newest, self._sampling_group))
         if self._session.is_main:
-            self._session.journal.write("reseeded", rank=0, step=step, order=newest.number)
+            self._session.journal.write(Reseeded(rank=0, step=step, order=newest.number))
             self._session.notify(
                 f"step {step} and the following use fresh sampling seeds; the run is no longer equal to an"
                 " undisturbed one"
@@ -226,13 +227,14 @@ class LearningGuards:
         session = self._session
         if session.is_main:
             session.journal.write(
-                "guard_tripped",
-                rank=0,
-                step=alarm.step,
-                guard=str(alarm.guard),
-                response=str(self._rules.response(alarm.guard)),
-                onset=alarm.onset,
-                sentence=alarm.sentence,
+                LearningGuardTripped(
+                    rank=0,
+                    step=alarm.step,
+                    guard=str(alarm.guard),
+                    response=str(self._rules.response(alarm.guard)),
+                    onset=alarm.onset,
+                    sentence=alarm.sentence,
+                )
             )
             session.warn(alarm.sentence)
 

@@ -21,7 +21,9 @@ import wrapt
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history import memory_findings
+from grpo_run.runtime.history.events import WarningGiven
 from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.memory_findings import AllocatorSnapshotSaved, MemoryFound
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.launch.imported_files import ImportedFiles
@@ -236,11 +238,11 @@ class Session:
 
     def show_warning(self, text: str) -> None:
         """Journal a warning that concerns this rank; the supervisor shows it to the user."""
-        self.journal.write("warning", rank=self.rank, text=text, shown=True)
+        self.journal.write(WarningGiven(rank=self.rank, text=text, shown=True))
 
     def warn_in_journal(self, text: str) -> None:
         """Journal a warning that concerns this rank; print nothing."""
-        self.journal.write("warning", rank=self.rank, text=text)
+        self.journal.write(WarningGiven(rank=self.rank, text=text))
 
     def _phase_changes(self, ended: Phase | None, begun: Phase | None) -> None:
         self.step_costs.changed()
@@ -256,7 +258,7 @@ class Session:
         folder = self.config.run_directory / memory_findings.FOLDER
         self.memory_trace = trace_memory(
             lambda **fields: self.journal.write(
-                "memory_finding", rank=self.rank, step=self.slot.step, world_size=self.world_size, **fields
+                MemoryFound(rank=self.rank, step=self.slot.step, world_size=self.world_size, **fields)
             ),
             lambda: None if self.slot.state is RankState.training else self.own_steps or None,
             history=AllocatorHistory(
@@ -264,13 +266,14 @@ class Session:
                 folder,
                 self.rank,
                 saved=lambda path, reason, size, entries: self.journal.write(
-                    "memory_snapshot",
-                    rank=self.rank,
-                    step=self.slot.step or self.own_steps,
-                    path=f"{folder.name}/{path.name}",
-                    reason=str(reason),
-                    bytes=size,
-                    entries=entries,
+                    AllocatorSnapshotSaved(
+                        rank=self.rank,
+                        step=self.slot.step or self.own_steps,
+                        path=f"{folder.name}/{path.name}",
+                        reason=str(reason),
+                        bytes=size,
+                        entries=entries,
+                    )
                 ),
                 warn=self.warn_in_journal,
             ),

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
 
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.events import CheckpointFailed, CheckpointPublished
 from grpo_run.runtime.snapshots._drain_messages import (
     DrainFailed,
     DrainProgress,
@@ -25,13 +26,8 @@ from grpo_run.runtime.snapshots.slot import StagedSnapshot, StagingSlot, path_of
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.json_values import to_json
 
-
-class WriteEvent(Protocol):
-    """Write a journal event."""
-
-    def __call__(
-        self, event: str, *, rank: int | None = None, step: int | None = None, **fields: Any
-    ) -> object: ...
+WriteEvent = Callable[[Event], object]
+"""Writes an event to the journal."""
 
 
 class DrainReports:
@@ -85,17 +81,18 @@ class DrainReports:
             self._warn(f"checkpoints are written to disk again: {reply.path}")
         fields = to_json(reply)
         del fields["slot"]
-        self._write("checkpoint_published", verified=True, **fields)
+        self._write(CheckpointPublished(verified=True, **fields))
 
     def _failed(self, staged: StagedSnapshot, sentence: str, cause: Cause, *, lost: bool = False) -> None:
         self._write(
-            "checkpoint_failed",
-            step=staged.step,
-            cause=str(cause),
-            reason=sentence,
-            path=str(path_of(staged)),
-            train_call=staged.train_call.ordinal,
-            lost=lost,
+            CheckpointFailed(
+                step=staged.step,
+                cause=str(cause),
+                reason=sentence,
+                path=str(path_of(staged)),
+                train_call=staged.train_call.ordinal,
+                lost=lost,
+            )
         )
         self._warn(sentence)
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.history.events import CheckpointPublished
 from grpo_run.runtime.snapshots._drain_messages import DrainFailed, DrainPublished, DrainRequest
 from grpo_run.runtime.snapshots._drain_policy import PublishedCheckpoints, next_to_drain, within_limits
 from grpo_run.runtime.snapshots._drain_requests import DrainReports, DrainRequests, WriteEvent
@@ -227,12 +227,11 @@ class DrainScheduler:
         taken_at = time.time() if taken_at is None else taken_at
         self._published.record(call, step, taken_at=taken_at, scheduled=scheduled)
 
-    def note_event(self, record: dict[str, Any]) -> None:
-        """Take an event of a rank into account: it may have written a checkpoint to disk itself."""
-        if record["event"] == "checkpoint_published":
-            call, step = int(record.get("train_call") or 0), int(record["step"])
-            scheduled = bool(record.get("scheduled"))
-            self.record_published(call, step, taken_at=record["time"], scheduled=scheduled)
+    def note_published(self, event: CheckpointPublished) -> None:
+        """Take into account that a rank has written a checkpoint to disk itself."""
+        self.record_published(
+            event.train_call or 0, event.step, taken_at=event.time, scheduled=event.scheduled
+        )
 
     def unwritten(self) -> list[tuple[StagedSnapshot, StagingSlot]]:
         """Return the snapshots that matter and are not on disk, newest first."""

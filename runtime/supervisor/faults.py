@@ -15,11 +15,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
+from grpo_run.runtime.history.events import (
+    ActionChosen,
+    AttemptEnded,
+    IncidentConfirmed,
+    LearningGuardTripped,
+    WarningGiven,
+)
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.history.recovery import RESTARTS, Action, Decision
 from grpo_run.runtime.history.reporter import Reporter
-from grpo_run.runtime.history.rewards import FAILURES_TO_MOVE
+from grpo_run.runtime.history.rewards import FAILURES_TO_MOVE, RewardMoved
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.supervisor.attempt import Attempt, Exits
@@ -156,17 +163,18 @@ class FaultHandler:
         if usage is None:
             self._show_traceback(verdict, restart=restart, stopping=stopping)
         self._reporter.write(
-            "action",
-            action=str(decision.action),
-            reason=decision.reason,
-            patient=decision.patient,
-            delay_seconds=decision.delay_seconds,
-            before_step=decision.before_step,
-            fresh_from=decision.fresh_from,
+            ActionChosen(
+                action=str(decision.action),
+                reason=decision.reason,
+                patient=decision.patient,
+                delay_seconds=decision.delay_seconds,
+                before_step=decision.before_step,
+                fresh_from=decision.fresh_from,
+            )
         )
         if memory is not None and memory.change is not None and decision is memory.decision:
             self._memory.change(memory.change)
-        self._reporter.write("attempt_ended", cause=str(verdict.cause), action=str(decision.action))
+        self._reporter.write(AttemptEnded(cause=str(verdict.cause), action=str(decision.action)))
         if restart:
             self._move_reward()
         if decision.action is Action.quarantine_batch:
@@ -211,11 +219,12 @@ class FaultHandler:
         if moved is None:
             return
         self._reporter.write(
-            "reward_moved",
-            step=self._history.recoveries[-1].step,
-            file=moved.file,
-            function=moved.function,
-            failures=FAILURES_TO_MOVE,
+            RewardMoved(
+                step=self._history.recoveries[-1].step,
+                file=moved.file,
+                function=moved.function,
+                failures=FAILURES_TO_MOVE,
+            )
         )
         if self._config.reward_workers:
             return  # it has stayed in the rank for a reason, which a warning has given
@@ -244,8 +253,9 @@ class FaultHandler:
 
     def _end_exit_hang(self, context: IncidentContext, verdict: Verdict) -> Resolution:
         """A rank does not exit although every script has run its last line: warn, and end the run."""
-        self._reporter.write("action", action=str(Action.stop), reason="every script has run its last line")
-        self._reporter.write("warning", text=verdict.sentence)
+        reason = "every script has run its last line"
+        self._reporter.write(ActionChosen(action=str(Action.stop), reason=reason))
+        self._reporter.write(WarningGiven(text=verdict.sentence))
         if self._history.ranks_stopped or context.attempt.exits.stopped:
             return Resolution(event=RunEvent.stopped, exit_code=EXIT_STOPPED)
         return Resolution(event=RunEvent.completed, exit_code=EXIT_FINISHED)
@@ -268,30 +278,31 @@ class FaultHandler:
         lost_connection, also_failed = other_failures(context.attempt, verdict)
         train_calls = [slot.train_call for slot in slots.values() if slot is not None]
         self._reporter.write(
-            "incident",
-            rank=verdict.culprit,
-            step=verdict.step,
-            train_call=max(train_calls, default=0),
-            cause=str(verdict.cause),
-            culprit=verdict.culprit,
-            phase=verdict.phase,
-            lost_connection=lost_connection,
-            also_failed=also_failed,
-            sentence=verdict.sentence,
-            signature=signature_with_plan(verdict, plan),
-            repeat_key=verdict.repeat_key,
-            starting=verdict.starting,
-            memory_plan=plan.text,
-            origin=str(verdict.origin),
-            failed_reward=to_json(verdict.failed_reward) if verdict.failed_reward is not None else None,
-            incident=str(outcome.folder),
-            failed_at=failed_at,
-            guard=to_json(verdict.trip) if verdict.trip is not None else None,
-            shortage=verdict.shortage.as_json() if verdict.shortage is not None else None,
-            detection_seconds=max(0.0, time.time() - failed_at),
+            IncidentConfirmed(
+                rank=verdict.culprit,
+                step=verdict.step,
+                train_call=max(train_calls, default=0),
+                cause=str(verdict.cause),
+                culprit=verdict.culprit,
+                phase=verdict.phase,
+                lost_connection=lost_connection,
+                also_failed=also_failed,
+                sentence=verdict.sentence,
+                signature=signature_with_plan(verdict, plan),
+                repeat_key=verdict.repeat_key,
+                starting=verdict.starting,
+                memory_plan=plan.text,
+                origin=str(verdict.origin),
+                failed_reward=to_json(verdict.failed_reward) if verdict.failed_reward is not None else None,
+                incident=str(outcome.folder),
+                failed_at=failed_at,
+                guard=to_json(verdict.trip) if verdict.trip is not None else None,
+                shortage=verdict.shortage.as_json() if verdict.shortage is not None else None,
+                detection_seconds=max(0.0, time.time() - failed_at),
+            )
         )
         if verdict.trip is not None:
-            self._reporter.write("guard_tripped", **to_json(verdict.trip))
+            self._reporter.write(LearningGuardTripped(**to_json(verdict.trip)))
         return outcome
 
 

@@ -26,6 +26,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.memory.host_last_sample import LastSample, read_last_sample
@@ -36,33 +37,41 @@ from grpo_run.watchdog.processes import read_processes
 from grpo_run.watchdog.run_processes.keeping import without_kept
 from grpo_run.watchdog.run_processes.ownership import RunProcesses
 
-EVENT = "processes_ended"
 MAX_LISTED = 100
 """Processes in one event."""
+
+
+class ProcessesEnded(Event, kw_only=True):
+    """Processes that the ranks had left were terminated.
+
+    Attributes:
+        by: who did it: `supervisor`, or `guardian` after the supervisor's death.
+        processes: the first `MAX_LISTED` of them.
+    """
+
+    by: str
+    count: int
+    sentence: str
+    processes: list[dict[str, Any]]
 
 
 def report(reporter: Reporter, terminated: list[TerminatedProcess]) -> None:
     """Write the event and tell the user, if anything was terminated."""
     if not terminated:
         return
-    fields = event_fields(terminated, by="supervisor")
-    reporter.write(EVENT, **fields)
-    if fields["sentence"]:
-        reporter.notify(fields["sentence"])
+    event = event_of(terminated, by="supervisor")
+    reporter.write(event)
+    if event.sentence:
+        reporter.notify(event.sentence)
 
 
-def event_fields(terminated: list[TerminatedProcess], *, by: str) -> dict[str, Any]:
-    """Return the fields of the journal's event.
-
-    Args:
-        terminated: what was signaled.
-        by: who did it: `supervisor`, or `guardian` after the supervisor's death.
-    """
-    return {
-        "by": by,
-        "count": len(terminated),
-        "sentence": describe(terminated),
-        "processes": [
+def event_of(terminated: list[TerminatedProcess], *, by: str) -> ProcessesEnded:
+    """Return the event for what was signaled."""
+    return ProcessesEnded(
+        by=by,
+        count=len(terminated),
+        sentence=describe(terminated),
+        processes=[
             {
                 "pid": one.pid,
                 "name": one.name,
@@ -72,7 +81,7 @@ def event_fields(terminated: list[TerminatedProcess], *, by: str) -> dict[str, A
             }
             for one in terminated[:MAX_LISTED]
         ],
-    }
+    )
 
 
 LOOK_SECONDS = 0.5
@@ -199,6 +208,4 @@ def _report(terminated: list[TerminatedProcess], settings: dict[str, Any]) -> No
     with contextlib.suppress(OSError):
         if sentence:
             print(f"grpo-run: the supervisor was killed; {sentence}", file=sys.stderr, flush=True)
-        Journal(Path(settings["journal"]), settings["run_id"]).write(
-            EVENT, **event_fields(terminated, by="guardian")
-        )
+        Journal(Path(settings["journal"]), settings["run_id"]).write(event_of(terminated, by="guardian"))

@@ -12,9 +12,9 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.history.events import PhaseLearned, Suspicion
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.history.reporter import Reporter
@@ -147,14 +147,14 @@ class HangMonitor:
         """Write how long phases take, from which later attempts derive their deadlines."""
         self._durations_written_at = time.monotonic()
         for key, durations in self.detector.phase_durations.merged().items():
-            named: dict[str, Any] = {"phase": key.name if isinstance(key, Phase) else Phase.callback.name}
-            if not isinstance(key, Phase):
-                named["callback"] = key
-            self._reporter.write("phase_learned", **named, durations=durations.as_json())
+            phase, callback = (key, None) if isinstance(key, Phase) else (Phase.callback, key)
+            self._reporter.write(
+                PhaseLearned(phase=phase.name, callback=callback, durations=durations.as_json())
+            )
 
     def _report_suspicion(self, suspicion: str | None) -> None:
         if suspicion and _without_durations(suspicion) != _without_durations(self._suspicion or ""):
-            self._reporter.write("suspicion", sentence=suspicion)
+            self._reporter.write(Suspicion(sentence=suspicion))
         if suspicion and self._lifecycle.state is RunState.running:
             self._lifecycle.fire(RunEvent.suspicion)
         elif not suspicion and self._lifecycle.state is RunState.suspect:

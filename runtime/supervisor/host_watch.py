@@ -27,6 +27,13 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.history.events import (
+    AttemptEnded,
+    MemoryFreed,
+    MemoryOomSuspected,
+    MemoryRestart,
+    MemoryShort,
+)
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -121,7 +128,7 @@ class MemoryRelief:
             self._free_at = now + FREE_SECONDS
             freed_bytes = self._drains.free_memory(keep_newest=loads) if self._drains is not None else 0
             if freed_bytes:
-                self._reporter.write("memory_freed", size_bytes=freed_bytes)
+                self._reporter.write(MemoryFreed(size_bytes=freed_bytes))
         if loads or self.restarts or nearest is None or not is_short(nearest, len(sample.ranks)):
             return
         urgency = self._growth.urgency(nearest)
@@ -131,7 +138,7 @@ class MemoryRelief:
     def _begin(self, text: str, sample: HostSample, board: Board) -> None:
         use = describe_use(sample, sample.nearest)
         users = f" ({use})" if use else ""
-        self._reporter.write("memory_short", sentence=f"{text}{users}")
+        self._reporter.write(MemoryShort(sentence=f"{text}{users}"))
         self._reporter.warn_once(
             0,
             "short memory",
@@ -166,7 +173,7 @@ class MemoryRelief:
             f" of {nearest.name} are left; they save and restart before the kernel kills one"
         )
         call, step = attempt.committed
-        self._reporter.write("memory_restart", step=step, train_call=call, sentence=sentence)
+        self._reporter.write(MemoryRestart(step=step, train_call=call, sentence=sentence))
         self._reporter.notify(sentence)
         if self._drains is not None:
             self._drains.memory_is_short = False  # starting the drain worker takes memory, too
@@ -268,7 +275,7 @@ class HostWatch:
         """
         text = suspected(self._last, self._history)
         if text is not None:
-            self._reporter.write("memory_oom_suspected", sentence=text)
+            self._reporter.write(MemoryOomSuspected(sentence=text))
             self._reporter.notify(text)
         together = next((group for group in groups_of(os.getpid()) if group.kills_whole_group), None)
         if together is not None:
@@ -328,7 +335,7 @@ class HostWatch:
             self._exited_at = now
         if ranks.alive and now - self._exited_at < self._config.timeouts.stop_seconds:
             return False
-        self._reporter.write("attempt_ended", cause="memory_short", action="restart")
+        self._reporter.write(AttemptEnded(cause="memory_short", action="restart"))
         return True
 
     def kills_of(self, exits: Collection[Exit]) -> KernelKills:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import TRANSITIONS, Lifecycle, RunEvent
-from grpo_run.runtime.history.no_trainer_script import ANEW
+from grpo_run.runtime.history.no_trainer_script import ANEW, ScriptCheckpointSaved
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.launch.injections import Injection, remaining
 from grpo_run.watchdog.observation import Slot
@@ -111,7 +111,7 @@ class NoTrainerWatch:
                 self._reporter.notify(f"{call.place} begins: its steps are counted and saved")
         if not self._saves.observe(slots, now, ended=ended):
             return False
-        self._reporter.write("script_checkpoint", path=own.newest_path, saved_at=time.time())
+        self._reporter.write(ScriptCheckpointSaved(path=own.newest_path, saved_at=time.time()))
         if not self._said_of_saves:
             self._said_of_saves = True
             self._reporter.notify(

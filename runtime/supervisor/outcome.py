@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE
+from grpo_run.runtime.history.events import ResumeMissed, RunEnded, WarningGiven
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.summary import lacks_model_of_script, model_place, summarize
@@ -139,7 +140,7 @@ class RunOutcome:
         missed = self._missed_faults(exit_code, attempt.local_rank_of)
         left_out = self._left_out() if completed else ""
         if left_out:
-            self._reporter.write("resume_missed", mismatch=left_out)
+            self._reporter.write(ResumeMissed(mismatch=left_out))
         unfinished = completed and why_not_finished(
             history,
             unsaved=unsaved,
@@ -157,18 +158,19 @@ class RunOutcome:
             self._reporter.warn(None, left.sentence)
         warnings = [left_out if left_out not in sentence else "", missed]
         for text in filter(None, warnings):
-            self._reporter.write("warning", text=text)
+            self._reporter.write(WarningGiven(text=text))
         excluded = history.masked.summary
         said += [*warnings, f"Excluded from the loss: {excluded}." if excluded else ""]
         self.exit_code, self.sentence = exit_code, " ".join(filter(None, said))
         self._reporter.write(
-            "run_ended",
-            exit_code=exit_code,
-            sentence=self.sentence,
-            step=attempt.committed[1],
-            snapshots_kept=kept,
-            completed=event is RunEvent.completed or bool(unsaved),
-            stopped=event is RunEvent.stopped,
+            RunEnded(
+                exit_code=exit_code,
+                sentence=self.sentence,
+                step=attempt.committed[1],
+                snapshots_kept=kept,
+                completed=event is RunEvent.completed or bool(unsaved),
+                stopped=event is RunEvent.stopped,
+            )
         )
         self._live.journal.sync()
         return self.directive
@@ -209,7 +211,7 @@ class RunOutcome:
         self._attempt(
             "the journal",
             lambda: self._reporter.write(
-                "run_ended", exit_code=code, sentence=sentence, step=step, snapshots_kept=kept
+                RunEnded(exit_code=code, sentence=sentence, step=step, snapshots_kept=kept)
             ),
         )
         self._live.journal.sync()

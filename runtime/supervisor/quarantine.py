@@ -15,7 +15,12 @@ from collections.abc import Iterable, Sequence
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.history.attempt_files import AttemptFiles
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.quarantine import QuarantinedPrompt, RolloutPosition, quarantined
+from grpo_run.runtime.history.quarantine import (
+    PromptQuarantined,
+    QuarantinedPrompt,
+    RolloutPosition,
+    quarantined,
+)
 from grpo_run.runtime.history.quarantine_file import read_quarantine, read_rollout, write_quarantine
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -89,7 +94,7 @@ class RunQuarantine:
         assert phase is not None
         known = [one for one in self.prompts if one not in prompts]
         self._reporter.write(
-            "prompt_quarantined", step=prompts[0].from_step - 1, prompts=[one.model_dump() for one in prompts]
+            PromptQuarantined(step=prompts[0].from_step - 1, prompts=[one.model_dump() for one in prompts])
         )
         path = self._run.quarantine
         try:

@@ -18,7 +18,7 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.files import read_facts
-from grpo_run.runtime.memory.plan import MemoryPlan, sets_segments
+from grpo_run.runtime.memory.plan import MemoryPlan, MemoryPlanGiven, PlanChanged, sets_segments
 from grpo_run.runtime.supervisor.memory.fallback_steps import PlanChange, Situation, Tracer, no_traces
 from grpo_run.runtime.supervisor.memory.policy import (
     MemoryDecision,
@@ -75,7 +75,7 @@ class RunMemory:
             self._returned.begin()
             given = self._config.memory_plan
             if given.changed and given != self._history.memory.given:
-                self._reporter.write("memory_plan_given", plan=given.model_dump(exclude_defaults=True))
+                self._reporter.write(MemoryPlanGiven(plan=given.model_dump(exclude_defaults=True)))
                 self._reporter.notify(f"memory plan of this command: {given.text}")
             return
         last = self._history.recoveries[-1] if self._history.recoveries else None
@@ -123,21 +123,22 @@ class RunMemory:
         before = self._history.memory.plan
         prediction = change.prediction
         self._reporter.write(
-            "plan_changed",
-            step=self._history.recoveries[-1].step,
-            fallback_step=str(change.fallback_step),
-            phase=str(change.phase),
-            plan=change.plan.model_dump(exclude_defaults=True),
-            before=before.model_dump(exclude_defaults=True),
-            predicted_bytes=prediction.after_bytes,
-            predicted_before_bytes=prediction.before_bytes,
-            predicted_saved_bytes=prediction.saved_bytes,
-            not_traced=prediction.missing,
-            skipped=[
-                {"fallback_step": str(skipped.fallback_step), "why": skipped.why}
-                for skipped in change.skipped
-            ],
-            inexact=list(change.inexact),
+            PlanChanged(
+                step=self._history.recoveries[-1].step,
+                fallback_step=str(change.fallback_step),
+                phase=str(change.phase),
+                plan=change.plan.model_dump(exclude_defaults=True),
+                before=before.model_dump(exclude_defaults=True),
+                predicted_bytes=prediction.after_bytes,
+                predicted_before_bytes=prediction.before_bytes,
+                predicted_saved_bytes=prediction.saved_bytes,
+                not_traced=prediction.missing,
+                skipped=[
+                    {"fallback_step": str(skipped.fallback_step), "why": skipped.why}
+                    for skipped in change.skipped
+                ],
+                inexact=list(change.inexact),
+            )
         )
         facts = self._facts()
         assert facts is not None, "a change is found in the facts"

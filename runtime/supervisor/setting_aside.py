@@ -12,6 +12,7 @@ from pathlib import Path
 
 from grpo_run.runtime.checkpoints.publishing import reject_checkpoint
 from grpo_run.runtime.checkpoints.search import FoundCheckpoint, directories_of_run, find_checkpoints
+from grpo_run.runtime.history.events import RolledBack
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import pending_rollback
 from grpo_run.runtime.history.reporter import Reporter
@@ -63,12 +64,13 @@ def set_aside(history: History, config: RunConfig, drains: DrainScheduler | None
     if drains is not None:
         kept += [staged.step for staged, _ in drains.staging.snapshots() if staged.train_call.ordinal == call]
     reporter.write(
-        "rolled_back",
-        train_call=call,
-        step=max(kept),
-        before_step=before,
-        snapshots=discarded,
-        renamed=[str(path) for path in renamed],
+        RolledBack(
+            train_call=call,
+            step=max(kept),
+            before_step=before,
+            snapshots=discarded,
+            renamed=[str(path) for path in renamed],
+        )
     )
     for path in renamed:
         reporter.notify(

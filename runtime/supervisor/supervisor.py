@@ -18,7 +18,17 @@ from typing import Any
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, RunDirectoryError
+from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.checkpoint_backups import CheckpointBackups
+from grpo_run.runtime.history.events import (
+    AttemptStarted,
+    CheckpointPublished,
+    RankStarted,
+    RunStarted,
+    StateChanged,
+    StopRequested,
+    WarningGiven,
+)
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -85,7 +95,7 @@ class Supervisor:
         observe_exit: Observe,
         follow_output: Callable[[dict[tuple[int, int], Path]], None] = lambda files: None,
         staging: StagingArea | None = None,
-        log: Callable[[dict[str, Any]], None] = lambda record: None,
+        log: Callable[[Event], None] = lambda record: None,
     ) -> None:
         self.config = config
         self.run = run
@@ -140,17 +150,22 @@ class Supervisor:
         """How the run ended; empty until it has."""
         return self._outcome.sentence
 
-    def begin(self, **fields: Any) -> None:
+    def begin(self, *, world_size_local: int, accept_change: bool) -> None:
         """Write to the journal that this supervisor has taken over the run.
 
         Args:
-            fields: further fields of the event.
+            world_size_local: number of this node's ranks.
+            accept_change: the user lets a changed script continue the run.
 
         Raises:
             RunDirectoryError: it could not be written, and the next supervisor would not know about this one.
         """
         self._host.begin()
-        self._reporter.write("run_started", supervisor_pid=os.getpid(), **fields)
+        self._reporter.write(
+            RunStarted(
+                supervisor_pid=os.getpid(), world_size_local=world_size_local, accept_change=accept_change
+            )
+        )
         self._live.journal.sync()
         if self._live.journal.lost:
             raise RunDirectoryError(
@@ -186,7 +201,7 @@ class Supervisor:
             self.board.request_stop()
         if self.lifecycle.state is not RunState.starting:
             self.lifecycle.fire(RunEvent.restarted)
-        self._reporter.write("attempt_started", world_size=attempt.world_size, node=group_rank)
+        self._reporter.write(AttemptStarted(world_size=attempt.world_size, node=group_rank))
         files = attempt.outputs(self.config.output)
         self._follow_output(files)
         return {
@@ -201,8 +216,8 @@ class Supervisor:
 
     def _count_ranks(self, board: Board) -> None:
         """Keep what the ranks of an ended attempt have counted, before their board is cleared."""
-        for fields in read_counts(board):
-            self._reporter.write("rank_counted", **fields)
+        for counted in read_counts(board):
+            self._reporter.write(counted)
 
     def _settle_resumption(self) -> None:
         """Set aside what a rollback discards, write what is not loaded from memory to disk, and keep the
@@ -227,7 +242,7 @@ class Supervisor:
         self._no_trainer.begin_attempt()
         self.stop.begin_attempt()
         for rank, pid in pids.items():
-            self._reporter.write("rank_started", rank=rank, pid=pid)
+            self._reporter.write(RankStarted(rank=rank, pid=pid))
 
     def membership_changed(self) -> None:
         """Prepare for a restart of all ranks, because nodes joined or left."""
@@ -310,7 +325,7 @@ class Supervisor:
         if not self.stop.request(time.monotonic()):
             return
         self.board.request_stop()
-        self._reporter.write("stop_requested", why=reason)
+        self._reporter.write(StopRequested(why=reason))
         slots = self.attempt.read_slots(self.board) if self.has_ranks else None
         self._reporter.notify(f"{reason}: {self.stop.describe(self.attempt, slots)}")
         self.lifecycle.fire(RunEvent.stop_requested)
@@ -363,8 +378,7 @@ class Supervisor:
             return
         self.backups.release()
         self.lifecycle.fire(RunEvent.step_committed)
-        event = commit.as_event(wall_time=time.time(), now_seconds=time.monotonic())
-        self._reporter.write("step_committed", **event)
+        self._reporter.write(commit.as_event(wall_time=time.time(), now_seconds=time.monotonic()))
         retried = self.attempt.retries.warning
         if retried is not None:
             self._reporter.warn_once(retried[0], "retried allocations", retried[1])
@@ -454,11 +468,10 @@ class Supervisor:
         )
 
     def _state_changed(self, old: RunState, event: RunEvent, new: RunState) -> None:
-        fields: dict[str, Any] = {"from": str(old), "to": str(new), "because": event.value}
-        self._reporter.write("state_changed", **fields)
+        self._reporter.write(StateChanged(before=str(old), state=str(new), because=event.value))
 
-    def _on_rank_event(self, record: dict[str, Any]) -> None:
-        if record.get("shown"):
-            self._reporter.notify(str(record["text"]))
-        if self._drains is not None:
-            self._drains.note_event(record)
+    def _on_rank_event(self, event: Event) -> None:
+        if isinstance(event, WarningGiven) and event.shown:
+            self._reporter.notify(event.text)
+        if self._drains is not None and isinstance(event, CheckpointPublished):
+            self._drains.note_published(event)

@@ -20,6 +20,7 @@ import pytest
 from support import runs
 from support.browser import Page, browser
 from support.incidents import HOSTILE, write_incident
+from support.journal import event
 
 from grpo_run.runtime.history.journal import Journal
 
@@ -113,12 +114,12 @@ def plant(folder: Path) -> None:
     run = write_incident(folder, sentence=HOSTILE_TEXT)
     run.write_run({"run_id": HOSTILE_TEXT})
     journal = Journal(run.journal, HOSTILE_TEXT)
-    journal.write("step_logged", rank=0, step=42, train_call=1, reward=0.5)
-    journal.write("checkpoint_failed", step=42, reason=HOSTILE_TEXT)
+    journal.write(event("step_logged", rank=0, step=42, train_call=1, reward=0.5))
+    journal.write(event("checkpoint_failed", step=42, reason=HOSTILE_TEXT))
     journal.write(
-        "incident", step=42, cause=HOSTILE_TEXT, culprit=0, signature="t",
+        event("incident", step=42, cause=HOSTILE_TEXT, culprit=0, signature="t",
         incident=str(run.incidents / "0001-x"), sentence=HOSTILE_TEXT + "x" * 10_000_000,
-    )  # fmt: skip
+    ))  # fmt: skip
     run.completions.mkdir()
     row = {"train_call": 1, "step": 42, "attempt": 0, "group": 0, "tokens": 1, "rewards": {HOSTILE_TEXT: 1.0}}
     texts = {"prompt": HOSTILE_TEXT, "completion": HOSTILE_TEXT + "y" * 100_000, "ended": HOSTILE_TEXT}

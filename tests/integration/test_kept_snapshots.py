@@ -7,13 +7,15 @@ import os
 from pathlib import Path
 
 import pytest
+from support.journal import event
 from support.slots import fill, snapshot
 
 from grpo_run.cli.launching import staging as module
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.journal import Journal, read_journal
+from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.reader import read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.ownership import describe_owner, private_folder, take_area
@@ -68,13 +70,22 @@ def test_a_run_whose_script_ran_to_its_end_has_finished_when_everything_is_writt
 ) -> None:
     """Unless a checkpoint is lost for good; the sentence of its end then says that the others are written."""
     journal = Journal(run.journal, "night")
-    journal.write("train_started", rank=0, train_call=1, step=0, target_steps=5)
-    journal.write("step_committed", step=5, train_call=1)
+    journal.write(event("train_started", rank=0, train_call=1, step=0, target_steps=5))
+    journal.write(event("step_committed", step=5, train_call=1))
     if lost:
         journal.write(
-            "checkpoint_failed", step=2, path="/out/checkpoint-2", train_call=1, reason="no room.", lost=True
+            event(
+                "checkpoint_failed",
+                step=2,
+                path="/out/checkpoint-2",
+                train_call=1,
+                reason="no room.",
+                lost=True,
+            )
         )
-    journal.write("run_ended", exit_code=93, sentence="only in memory", snapshots_kept=True, completed=True)
+    journal.write(
+        event("run_ended", exit_code=93, sentence="only in memory", snapshots_kept=True, completed=True)
+    )
     found = module.find(run, "night")
     assert found is not None
     before = History.of(read_journal(run.journal))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from support import warm
+from support.journal import read_records
 from support.references import plain_ranks
 from support.runs import BIN, SCRIPTS, Runs
 
-from grpo_run.runtime.history.journal import read_journal
 from grpo_run.trainers.recipes.recipe import PACKAGED
 
 RANKS = str(SCRIPTS / "memgen_ranks.py")
@@ -77,7 +77,7 @@ def train(folder: Path, *options: str, settings: tuple[str, ...] = ()) -> list[d
     ]  # fmt: skip
     code, printed = warm.run(command, cwd=folder, timeout_seconds=200)
     assert code == 0, printed[-6000:]
-    return list(read_journal(folder / "run" / "journal.jsonl"))
+    return list(read_records(folder / "run" / "journal.jsonl"))
 
 
 @pytest.mark.timeout(400)

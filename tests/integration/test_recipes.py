@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from support import warm
+from support.journal import read_records
 from support.runs import BIN, QUIET
 
 from grpo_run.dashboards.reward_plot import Summary, draw_run
-from grpo_run.runtime.history.journal import read_journal
+from grpo_run.runtime.history.reader import read_journal
 
 GSM8K = Path(os.environ.get("GRPO_RUN_GSM8K", Path(__file__).parents[3] / "shared" / "data" / "gsm8k"))
 
@@ -76,7 +77,7 @@ def train_gsm8k(folder: Path, *settings: str, inject: str, seconds: float) -> li
     assert "1 fault recovered" in printed
     logged = {
         event["step"]: event
-        for event in read_journal(folder / "run" / "journal.jsonl")
+        for event in read_records(folder / "run" / "journal.jsonl")
         if event["event"] == "step_logged" and event["train_call"] == 2
     }
     assert list(logged) == sorted(logged)

@@ -9,6 +9,7 @@ from typing import Any
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.watchdog.evidence.stacks import Frame, Stack, format_stack_groups, group_by_stack
+from support.journal import event
 
 AT = 1_790_000_000.0
 SENTENCE = (
@@ -169,9 +170,9 @@ def write_journal(run: RunDirectory, incident: Path) -> None:
     now = [AT]
     journal = Journal(run.journal, "night", wall=lambda: now[0], monotonic=lambda: now[0] - AT)
 
-    def write(event: str, **fields: Any) -> None:
+    def write(name: str, **fields: Any) -> None:
         now[0] = next(clock)
-        journal.write(event, **fields)
+        journal.write(event(name, **fields))
 
     write("run_started")
     journal.attempt = 0

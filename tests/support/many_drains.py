@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from grpo_run.runtime.event import event_name
 from grpo_run.runtime.snapshots import drain_scheduler
 from grpo_run.runtime.snapshots.area import StagingArea
 from grpo_run.runtime.snapshots.drain_scheduler import DrainScheduler
@@ -26,7 +27,7 @@ def drain_many(folder: Path, count: int, connection: Connection) -> None:
     published: list[str] = []
     drain_scheduler.POLL_SECONDS = 0.0  # no pause between scans
     drains = DrainScheduler(
-        staging, write=lambda name, **fields: published.append(name), warn=print, preloaded=False
+        staging, write=lambda event: published.append(event_name(event)), warn=print, preloaded=False
     )
     try:
         for number in range(1, count + 1):

@@ -21,10 +21,10 @@ from typing import Any
 
 from grpo_run.cli.main import main
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.history.journal import JournalReader
 from grpo_run.runtime.snapshots.ownership import recorded_areas
 from grpo_run.watchdog.observation import Phase
 from support import warm
+from support.journal import record_reader
 from support.warm import QUIET
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -78,7 +78,7 @@ class Run:
         self.output = folder / f"{name}.out"
         self.environment = {**os.environ, **QUIET, **(environment or {})}
         self._process: warm.Process | None = None
-        self._reader = JournalReader(self.directory / "journal.jsonl")
+        self._reader = record_reader(self.directory / "journal.jsonl")
         self._records: list[dict[str, Any]] = []
 
     @property

@@ -37,10 +37,10 @@ PURE_ROOMS: dict[str, set[str]] = {
 }
 """Rooms of decisions: no clock, file or process. With the modules in them that observe."""
 DECIDERS = {
-    "runtime": {"call_names", "errors"},
+    "runtime": {"call_names", "errors", "event"},
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
-        "history", "progress", "sample_masking", "lifecycle", "memory_findings",
+        "events", "history", "progress", "sample_masking", "lifecycle", "memory_findings",
         "no_trainer_script", "quarantine", "recovery", "rewards", "totals", "train_calls", "wall_states",
     },
     "runtime.launch": {"config", "guard_options", "injections"},

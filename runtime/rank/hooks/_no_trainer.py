@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import Any
 
+from grpo_run.runtime.history.no_trainer_script import StateSaved, TrainsWithoutTrainer
 from grpo_run.runtime.rank.memory_plan.settings import warn_of_no_effect
 from grpo_run.runtime.rank.session import Session
 
@@ -46,7 +47,7 @@ def watch_optimizer_steps(module: Any, session: Session, guarded: Callable[[], b
                 return
             slot.no_trainer_after = slot.train_call + 1
             slot.publish()
-            session.journal.write("trains_without_trainer", rank=session.rank, trainer=trainer)
+            session.journal.write(TrainsWithoutTrainer(rank=session.rank, trainer=trainer))
             if not trainer:
                 warn_of_no_effect(session)
         session.own_steps += 1
@@ -121,7 +122,7 @@ def watch_state_saving(module: Any, session: Session, guarded: Callable[[], bool
             slot.save_state_calls -= 1
             slot.publish()
             raise
-        session.journal.write("state_saved", rank=session.rank, path=str(saved or ""))
+        session.journal.write(StateSaved(rank=session.rank, path=str(saved or "")))
         slot.save_state_calls += 1
         slot.publish()
         return saved

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from grpo_run.runtime.event import Event
 from grpo_run.runtime.rank.hooks._phases import as_callback
 from grpo_run.runtime.rank.saving.description import layout
 from grpo_run.runtime.rank.session import Session
@@ -75,6 +76,13 @@ def uneven_turns(trainer: Any, world_size: int) -> str | None:
     )
 
 
+class ToolCancelled(Event, kw_only=True):
+    """A call of a tool was cancelled after so many seconds, and the model is shown the error."""
+
+    tool: str
+    seconds: float
+
+
 class _AsyncTools:
     """Marks and limits the asynchronous tools of one trainer.
 
@@ -112,7 +120,7 @@ class _AsyncTools:
         if task is not None:
             return task.result()
         session = self._session
-        session.journal.write("tool_cancelled", rank=session.rank, tool=name, seconds=limit_seconds)
+        session.journal.write(ToolCancelled(rank=session.rank, tool=name, seconds=limit_seconds))
         text = (
             f"{name} was cancelled after {limit_seconds:g} s (--tool-timeout): the model is shown the error"
         )

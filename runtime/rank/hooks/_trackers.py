@@ -23,6 +23,7 @@ from typing import Any
 
 import wrapt
 
+from grpo_run.runtime.history.events import TrackerRun
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.watchdog.observation import RankState
@@ -116,7 +117,7 @@ class OpenedRuns:
     def record(self, opening: str | None, name: str) -> None:
         """Journal the name of a run that was opened."""
         if opening is not None and self._known.get(opening) != name:
-            self._session.journal.write("tracker_run", rank=0, opening=opening, name=name)
+            self._session.journal.write(TrackerRun(rank=0, opening=opening, name=name))
 
     def open(
         self, tracker: Tracker, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

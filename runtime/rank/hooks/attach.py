@@ -16,6 +16,9 @@ import wrapt
 
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.events import ModelSaved
+from grpo_run.runtime.memory.plan import MemoryPlanApplied
 from grpo_run.runtime.rank.hooks._no_trainer import watch_optimizer_steps, watch_state_saving
 from grpo_run.runtime.rank.hooks._trackers import install_trackers
 from grpo_run.runtime.rank.memory_plan import configuration, deepspeed
@@ -59,9 +62,9 @@ def install_guard(session: Session) -> None:
         wrapt.register_post_import_hook(_wrap_generate, "transformers.generation.utils")
     if session.config.generation:
 
-        def journal(**fields: Any) -> None:
+        def journal(event: Event) -> None:
             if session.is_main:
-                session.journal.write("generation_capped", rank=0, **fields)
+                session.journal.write(event)
 
         def cap(name: str, loaded: Any) -> None:
             caps.install(getattr(loaded, name), session.config.generation, journal)
@@ -76,13 +79,14 @@ def _plan_memory(module: Any, session: Session) -> None:
     def report(made: Any, record: OriginalSettings) -> None:
         if session.is_main:
             session.journal.write(
-                "memory_plan_applied",
-                rank=0,
-                config=type(made).__name__,
-                plan=session.settings.memory_plan.text,
-                per_device_train_batch_size=made.per_device_train_batch_size,
-                gradient_accumulation_steps=made.gradient_accumulation_steps,
-                divided_by=record.divided_by,
+                MemoryPlanApplied(
+                    rank=0,
+                    config=type(made).__name__,
+                    plan=session.settings.memory_plan.text,
+                    per_device_train_batch_size=made.per_device_train_batch_size,
+                    gradient_accumulation_steps=made.gradient_accumulation_steps,
+                    divided_by=record.divided_by,
+                )
             )
 
     configuration.install(module.Trainer, module.TrainingArguments, session.settings.memory_plan, report)
@@ -140,10 +144,11 @@ def _watch_saved_models(trainer_class: Any, session: Session) -> None:
         internal = args[0] if args else kwargs.get(trainer_names.INTERNAL_SAVE, False)
         if session.is_rank and session.is_main and not internal:
             session.journal.write(
-                "model_saved",
-                rank=0,
-                step=int(self.state.global_step),
-                path=os.path.abspath(output_dir or self.args.output_dir),
+                ModelSaved(
+                    rank=0,
+                    step=int(self.state.global_step),
+                    path=os.path.abspath(output_dir or self.args.output_dir),
+                )
             )
         return returned
 

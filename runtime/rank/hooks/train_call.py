@@ -149,7 +149,7 @@ def run_train_call(
         events = StepEvents(session, call.ordinal, step_vote, saver, guards, TrainerSource(exact, reader))
         hooks.enter_context(contents.log_history.restored())
         if session.is_main:
-            journal = functools.partial(session.journal.write, rank=0)
+            journal = session.journal.write
             meter = GrowthMeter(trainer, session.slot, session.step_costs, journal=journal, warn=session.warn)
             hooks.enter_context(meter.measuring())
             hooks.enter_context(override_attributes(session, growth=meter))

@@ -24,6 +24,7 @@ import torch
 from grpo_run.runtime.call_names import LOOP
 from grpo_run.runtime.checkpoints.manifest import TrainCall
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.history.events import LoopLeft
 from grpo_run.runtime.rank.exact.gradient_order import GradientOrder, needs_gradient_order
 from grpo_run.runtime.rank.learning import LearningGuards
 from grpo_run.runtime.rank.loops import _rank_state as rank_state
@@ -398,11 +399,7 @@ class SupervisedLoop:
     def _record_left(self, ends_after: int) -> None:
         session = self._session
         session.journal.write(
-            "loop_left",
-            rank=session.rank,
-            step=self.step,
-            train_call=self._call.ordinal,
-            ends_after=ends_after,
+            LoopLeft(rank=session.rank, step=self.step, train_call=self._call.ordinal, ends_after=ends_after)
         )
 
     def _leave_early(self) -> None:

@@ -18,6 +18,8 @@ from collections.abc import Callable
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.events import MemoryCleaned
 from grpo_run.runtime.rank.memory.cleanup_policy import (
     NOTHING,
     CleanupNeed,
@@ -72,7 +74,7 @@ class StepCleanup:
 
     Args:
         every: steps that are looked at together; 0 for no cleanup.
-        journal: takes the fields of a `cleanup` event; None on ranks that journal nothing.
+        journal: takes the event of a cleanup; None on ranks that journal nothing.
         clock: monotonic seconds.
     """
 
@@ -83,7 +85,7 @@ class StepCleanup:
         device: DeviceMemory,
         host: ResidentMemory,
         *,
-        journal: Callable[..., object] | None,
+        journal: Callable[[Event], object] | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policy = CleanupPolicy(every, clock)
@@ -110,7 +112,10 @@ class StepCleanup:
         outcome, memory = clean(agreed, self._slot, self._device, self._host)
         self._policy.cleaned(outcome, memory)
         if self._journal is not None:
-            self._journal(step=step, garbage=agreed.collect, caches=agreed.release, **vars(outcome))
+            event = MemoryCleaned(
+                rank=0, step=step, garbage=agreed.collect, caches=agreed.release, **vars(outcome)
+            )
+            self._journal(event)
 
 
 class HostCaches:

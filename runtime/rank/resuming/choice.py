@@ -34,6 +34,7 @@ from grpo_run.runtime.checkpoints.search import (
     step_of,
 )
 from grpo_run.runtime.errors import CheckpointError, ConfigError, UsageError
+from grpo_run.runtime.history.events import CheckpointRejected
 from grpo_run.runtime.rank.resuming._fit import check_fit, missing_files, unverified_notice
 from grpo_run.runtime.rank.resuming.request import (
     RejectedCheckpoint,
@@ -328,15 +329,16 @@ def reject(session: Session, rejected: RejectedCheckpoint) -> None:
     session.rejected_checkpoints += 1
     own_corrupt = rejected.corrupt and rejected.own
     renamed = reject_checkpoint(path, reason) if own_corrupt else None
-    cause = {"cause": str(Cause.checkpoint_corrupt)} if rejected.corrupt else {}
+    cause = str(Cause.checkpoint_corrupt) if rejected.corrupt else None
     session.journal.write(
-        "checkpoint_rejected",
-        rank=session.rank,
-        step=rejected.step,
-        path=str(path),
-        reason=reason,
-        moved_to=str(renamed) if renamed else None,
-        **cause,
+        CheckpointRejected(
+            rank=session.rank,
+            step=rejected.step,
+            path=str(path),
+            reason=reason,
+            moved_to=str(renamed) if renamed else None,
+            cause=cause,
+        )
     )
     if renamed is not None:
         consequence = f"; it is renamed to {renamed.name}"

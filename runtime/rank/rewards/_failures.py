@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.rewards import RewardFailed, RewardWorkerReplaced
 from grpo_run.runtime.rank.rewards._messages import Failure
 
 MAX_SAMPLES = 8
@@ -33,11 +35,11 @@ class FailureLog:
     """Writes failures of one rank.
 
     Args:
-        write: writes a journal event, with fields.
+        write: writes an event, with this rank and its step.
         warn: shows the user a sentence.
     """
 
-    def __init__(self, write: Callable[..., None], warn: Callable[[str], None]) -> None:
+    def __init__(self, write: Callable[[Event], None], warn: Callable[[str], None]) -> None:
         self._write = write
         self._warn = warn
         self._warned: set[tuple[str, str]] = set()
@@ -52,14 +54,15 @@ class FailureLog:
             batch: the number of samples of the batch.
         """
         self._write(
-            "reward_failed",
-            function=name,
-            kind=str(failure.kind),
-            message=failure.message[:MAX_TEXT_CHARACTERS],
-            traceback=failure.traceback[-MAX_TRACEBACK_CHARACTERS:],
-            masked=len(samples),
-            batch=batch,
-            samples=[_described(sample) for sample in samples[:MAX_SAMPLES]],
+            RewardFailed(
+                function=name,
+                kind=str(failure.kind),
+                message=failure.message[:MAX_TEXT_CHARACTERS],
+                traceback=failure.traceback[-MAX_TRACEBACK_CHARACTERS:],
+                masked=len(samples),
+                batch=batch,
+                samples=[_described(sample) for sample in samples[:MAX_SAMPLES]],
+            )
         )
         if (name, failure.kind) in self._warned:
             return
@@ -71,7 +74,7 @@ class FailureLog:
 
     def replaced(self, reason: str) -> None:
         """A worker was replaced between two calls."""
-        self._write("reward_worker_replaced", reason=reason)
+        self._write(RewardWorkerReplaced(reason=reason))
 
 
 def _said(failure: Failure) -> str:

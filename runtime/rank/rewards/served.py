@@ -20,7 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.history.rewards import ALL, FailureKind, MovedReward
+import msgspec
+
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.rewards import ALL, FailureKind, MovedReward, RewardCalls
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.rewards import host
 from grpo_run.runtime.rank.rewards._failures import FailureLog, Sample
@@ -43,7 +46,7 @@ class LatencyLog:
 
     Args:
         name: of the function.
-        write: writes a journal event, with fields.
+        write: writes an event, with this rank and its step.
         clock: returns monotonic seconds.
     """
 
@@ -70,11 +73,12 @@ class LatencyLog:
             return
         self._written_calls = self._calls
         self._write(
-            "reward_latency",
-            function=self._name,
-            calls=self._calls,
-            total_seconds=round(self._total_seconds, 6),
-            longest_seconds=round(self._longest_seconds, 6),
+            RewardCalls(
+                function=self._name,
+                calls=self._calls,
+                total_seconds=round(self._total_seconds, 6),
+                longest_seconds=round(self._longest_seconds, 6),
+            )
         )
 
 
@@ -245,10 +249,11 @@ class Rewards:
         self._log.failed(moved.name, failure, samples, len(prompts))
         return seen_by_trainer([failed(MaskingReason.timeout)] * len(prompts), masked=self._masked)
 
-    def _write(self, event: str, **fields: Any) -> None:
+    def _write(self, event: Event) -> None:
         session = self._session
         if session.is_rank:
-            session.journal.write(event, rank=session.rank, step=session.slot.step + 1, **fields)
+            event = msgspec.structs.replace(event, rank=session.rank, step=session.slot.step + 1)
+            session.journal.write(event)
 
     def _warn(self, text: str) -> None:
         session = self._session

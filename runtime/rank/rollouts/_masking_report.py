@@ -10,7 +10,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from grpo_run.runtime.history.sample_masking import MaskingReason
+from grpo_run.runtime.history.sample_masking import (
+    GroupMasked,
+    MaskingReason,
+    NanReadAsNone,
+    RewardsRepeated,
+    SampleMasked,
+)
 from grpo_run.runtime.rank.rollouts._masking_selection import Excluded, MaskingKind, Selection
 from grpo_run.runtime.rank.rollouts.repeated_masking import SampleFault
 from grpo_run.runtime.rank.session import Session
@@ -71,28 +77,30 @@ class MaskingReporter:
             by_cause.setdefault((self._function(selection.samples[number]), sample.reason), []).append(number)
         for (function, reason), numbers in by_cause.items():
             self._session.journal.write(
-                "sample_masked",
-                rank=self._session.rank,
-                step=step,
-                train_call=self._train_call,
-                rollout=rollout,
-                function=function,
-                reason=reason.value,
-                samples=numbers[:MOST_NUMBERS],
-                digests=_digests([own[number] for number in numbers[:MOST_NUMBERS]]),
-                count=len(numbers),
-                evaluating=evaluating,
+                SampleMasked(
+                    rank=self._session.rank,
+                    step=step,
+                    train_call=self._train_call,
+                    rollout=rollout,
+                    function=function,
+                    reason=reason.value,
+                    samples=numbers[:MOST_NUMBERS],
+                    digests=_digests([own[number] for number in numbers[:MOST_NUMBERS]]),
+                    count=len(numbers),
+                    evaluating=evaluating,
+                )
             )
         if selection.groups and self._session.is_main:
             self._session.journal.write(
-                "group_masked",
-                rank=self._session.rank,
-                step=step,
-                groups=list(selection.groups[:MOST_NUMBERS]),
-                count=len(selection.groups),
-                of=selection.group_count,
-                steps_without_samples=steps_without_samples,
-                evaluating=evaluating,
+                GroupMasked(
+                    rank=self._session.rank,
+                    step=step,
+                    groups=list(selection.groups[:MOST_NUMBERS]),
+                    count=len(selection.groups),
+                    of=selection.group_count,
+                    steps_without_samples=steps_without_samples,
+                    evaluating=evaluating,
+                )
             )
         self._say_first(selection, own, step)
 
@@ -132,7 +140,7 @@ class MaskingReporter:
         by_function = {self._functions[column]: count for column, count in sorted(counts.items())}
         if self._session.is_main:
             self._session.journal.write(
-                "nan_read_as_none", rank=0, step=step, functions=by_function, count=sum(by_function.values())
+                NanReadAsNone(rank=0, step=step, functions=by_function, count=sum(by_function.values()))
             )
         if not self._said_not_applicable:
             self._said_not_applicable = True
@@ -150,7 +158,7 @@ class MaskingReporter:
             left: the same after the second time.
         """
         if self._session.is_main:
-            self._session.journal.write("rewards_repeated", rank=0, step=step, share=share, left=left)
+            self._session.journal.write(RewardsRepeated(rank=0, step=step, share=share, left=left))
             self._session.notify(
                 f"step {step}: {share:.0%} of the samples had no valid reward; computed again, {left:.0%}"
                 " have none"

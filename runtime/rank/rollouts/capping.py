@@ -25,6 +25,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.rank.rollouts import generate_calls
 from grpo_run.runtime.rank.rollouts._prompts import check_prompts
@@ -32,9 +33,9 @@ from grpo_run.runtime.rank.rollouts._rollout import CAPPED, CappedRollout, Cut
 from grpo_run.runtime.rank.rollouts.caps_settings import APPLIED, CapSettings, settings_of
 from grpo_run.runtime.rank.rollouts.criteria import CapCriteria, Repetition
 from grpo_run.runtime.rank.rollouts.deadline import (
-    EVENT,
     Deadline,
     DeadlineDecision,
+    RolloutEnded,
     RolloutKey,
     read_decisions,
 )
@@ -145,6 +146,15 @@ def vllm_keywords(mode: str, window: int) -> dict[str, Any]:
 GRPO_MODULE = "trl.trainer.grpo_trainer"
 _HOOKS = "_grpo_run_caps_hooks"
 """Attribute of a trainer whose script has capped it without `grpo-run launch`: an open `ExitStack`."""
+
+
+class CompletionsCapped(Event, kw_only=True, omit_defaults=True):
+    """Completions of a rollout that did not end by themselves, by what has ended them."""
+
+    completions: int
+    decoding_steps: int
+    repetition: int = 0
+    deadline: int = 0
 
 
 class Capping:
@@ -387,24 +397,26 @@ class RolloutReports:
     def ended(self, rollout: CappedRollout) -> None:
         """Report a rollout."""
         session, reasons = self._session, Counter(rollout.reasons)
-        capped = {reason.value: count for reason, count in reasons.items() if reason in CAPPED}
-        if capped:
+        if any(reasons[reason] for reason in CAPPED):
             session.journal.write(
-                "completions_capped",
-                rank=session.rank,
-                step=self._trainer.state.global_step,
-                completions=len(rollout.reasons),
-                decoding_steps=rollout.steps,
-                **capped,
+                CompletionsCapped(
+                    rank=session.rank,
+                    step=self._trainer.state.global_step,
+                    completions=len(rollout.reasons),
+                    decoding_steps=rollout.steps,
+                    repetition=reasons[EndReason.repetition],
+                    deadline=reasons[EndReason.deadline],
+                )
             )
         if rollout.timed_out_after is not None:
             self._timed_out()
         if self._key is not None:
             session.journal.write(
-                EVENT,
-                rank=session.rank,
-                world_size=session.world_size,
-                **self._key._asdict(),
-                decoding_steps=rollout.steps,
-                timed_out_after=rollout.timed_out_after,
+                RolloutEnded(
+                    rank=session.rank,
+                    world_size=session.world_size,
+                    **self._key._asdict(),
+                    decoding_steps=rollout.steps,
+                    timed_out_after=rollout.timed_out_after,
+                )
             )

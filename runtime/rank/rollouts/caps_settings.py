@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.event import Event
 
 FIELDS: dict[str, type] = {"max_completion_length": int, "repetition_penalty": float}
 """Caps that are fields of TRL's configuration classes."""
@@ -128,11 +129,20 @@ def parse(settings: Sequence[str]) -> dict[str, int | float]:
     return parsed
 
 
-def install(config_class: Any, caps: Mapping[str, int | float], journal: Callable[..., None]) -> None:
+class GenerationCapped(Event, kw_only=True):
+    """A cap was set in a configuration: what it was there, and what it is now."""
+
+    key: str
+    old: float | str | None
+    new: float
+    config: str
+
+
+def install(config_class: Any, caps: Mapping[str, int | float], journal: Callable[[Event], None]) -> None:
     """Apply the caps to every new configuration of `config_class` before it validates itself.
 
     Args:
-        journal: called with the keyword arguments key, old, new and config for each cap that is applied.
+        journal: called with an event for each cap that is applied.
     """
     original = config_class.__post_init__
 
@@ -153,7 +163,7 @@ def install(config_class: Any, caps: Mapping[str, int | float], journal: Callabl
                 old = keywords.get(key)
                 keywords[key] = value
                 self.generation_kwargs = keywords
-            journal(key=key, old=old, new=value, config=type(self).__name__)
+            journal(GenerationCapped(rank=0, key=key, old=old, new=value, config=type(self).__name__))
         return original(self, *args, **kwargs)
 
     config_class.__post_init__ = capped

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo_run.runtime.errors import UsageError
+from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.journal import read_newest
 
 
@@ -44,7 +45,6 @@ class Deadline:
         return self._clock() >= self._end
 
 
-EVENT = "rollout_ended"
 MAX_READ_BYTES = 64 << 20
 """At most the end of a journal is read: the rollouts of some hundred thousand steps. A fault repeats a
 few.
@@ -61,6 +61,18 @@ class RolloutKey(NamedTuple):
     """`train` or `eval`."""
     number: int
     """Among those of this step and mode, from 0."""
+
+
+class RolloutEnded(Event, kw_only=True):
+    """A rollout of a rank has ended: its key, and the fields of `DeadlineDecision`."""
+
+    step: int
+    world_size: int
+    train_call: int
+    mode: str
+    number: int
+    decoding_steps: int
+    timed_out_after: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,17 +103,8 @@ def read_decisions(journal: Path, rank: int, world_size: int) -> dict[RolloutKey
     none.
     """
     found: dict[RolloutKey, DeadlineDecision] = {}
-    for record in read_newest(journal, EVENT, MAX_READ_BYTES):
-        if (record.get("rank"), record.get("world_size")) != (rank, world_size):
-            continue
-        try:
-            key = RolloutKey(
-                int(record["train_call"]), int(record["step"]), str(record["mode"]), int(record["number"])
-            )
-            after = record["timed_out_after"]
-            found[key] = DeadlineDecision(
-                steps=int(record["decoding_steps"]), timed_out_after=None if after is None else int(after)
-            )
-        except (ValueError, KeyError, TypeError):
-            continue  # of another version
+    for event in read_newest(journal, RolloutEnded, MAX_READ_BYTES):
+        if (event.rank, event.world_size) == (rank, world_size):
+            key = RolloutKey(event.train_call, event.step, event.mode, event.number)
+            found[key] = DeadlineDecision(steps=event.decoding_steps, timed_out_after=event.timed_out_after)
     return found

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from grpo_run.runtime.event import Event
 from grpo_run.runtime.memory.facts import split_refusals
 from grpo_run.runtime.memory.files import (
     MOST_ROLLOUTS,
@@ -49,6 +50,20 @@ from grpo_run.watchdog.text import size_text
 
 SIMULATED_TOKEN_BYTES = 2**20
 """Any size would do: predictions and limit are in the same unit."""
+
+
+class MicroBatchesSplit(Event, kw_only=True):
+    """Micro-batches of some steps are split, because they would not fit."""
+
+    last_step: int
+    train_call: int
+    pieces: int
+    rows: int
+    decided_by: int
+    predicted_bytes: int
+    predicted_split_bytes: int
+    limit_bytes: int
+    observed_before_bytes: int
 
 
 class ForecastMemory:
@@ -309,18 +324,19 @@ class Forecasts:
             return
         need = agreed.need
         session.journal.write(
-            "micro_batches_split",
-            rank=session.rank,
-            step=first,
-            last_step=last,
-            train_call=self._train_call,
-            pieces=agreed.pieces,
-            rows=rollout.rows,
-            decided_by=agreed.rank,
-            predicted_bytes=need.whole_bytes,
-            predicted_split_bytes=need.split_bytes,
-            limit_bytes=need.limit_bytes,
-            observed_before_bytes=session.slot.memory_area.forecast.observed_bytes,
+            MicroBatchesSplit(
+                rank=session.rank,
+                step=first,
+                last_step=last,
+                train_call=self._train_call,
+                pieces=agreed.pieces,
+                rows=rollout.rows,
+                decided_by=agreed.rank,
+                predicted_bytes=need.whole_bytes,
+                predicted_split_bytes=need.split_bytes,
+                limit_bytes=need.limit_bytes,
+                observed_before_bytes=session.slot.memory_area.forecast.observed_bytes,
+            )
         )
         if agreed.pieces > self._most_told:
             self._most_told = agreed.pieces

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from grpo_run.runtime.history.journal import read_newest
 from grpo_run.runtime.history.run_directory import RunDirectory
-from grpo_run.runtime.history.sample_masking import MaskingReason
+from grpo_run.runtime.history.sample_masking import MaskingReason, SampleMasked
 from grpo_run.runtime.rank.session import Session
 
-EVENT = "sample_masked"
 MAX_JOURNAL_BYTES = 8 * 1024 * 1024
 """How much of the journal's end is read: thousands of steps, where a recovery repeats some."""
 
@@ -44,8 +43,8 @@ def read_earlier(session: Session, train_call: int) -> EarlierMasking:
     if attempt == 0:
         return EarlierMasking({})
     journal = RunDirectory(path=session.config.run_directory).journal
-    records = read_newest(journal, EVENT, MAX_JOURNAL_BYTES)
-    return EarlierMasking.of(records, train_call=train_call, attempt=attempt)
+    events = read_newest(journal, SampleMasked, MAX_JOURNAL_BYTES)
+    return EarlierMasking.of(events, train_call=train_call, attempt=attempt)
 
 
 class EarlierMasking:
@@ -55,7 +54,7 @@ class EarlierMasking:
         self._failures = failures
 
     @classmethod
-    def of(cls, records: Iterable[dict[str, Any]], *, train_call: int, attempt: int) -> EarlierMasking:
+    def of(cls, events: Iterable[SampleMasked], *, train_call: int, attempt: int) -> EarlierMasking:
         """Take them from events of the journal.
 
         Args:
@@ -64,26 +63,20 @@ class EarlierMasking:
                 last.
         """
         newest: dict[int, tuple[int, dict[str, dict[int, SampleFault]]]] = {}
-        for record in records:
-            if (
-                record.get("train_call") != train_call
-                or record.get("evaluating")
-                or not record.get("digests")
-            ):
+        for event in events:
+            if event.train_call != train_call or event.evaluating or not event.digests:
                 continue
+            if event.attempt is None or event.rollout is None:
+                continue
+            at, rollout, function = event.attempt, event.rollout, str(event.function)
             try:
-                at, rollout, function = (
-                    int(record["attempt"]),
-                    int(record["rollout"]),
-                    str(record["function"]),
-                )
-                reason = MaskingReason(record["reason"])
+                reason = MaskingReason(event.reason)
                 found = {
-                    int(number): SampleFault(reason, int(digest))
-                    for number, digest in zip(record["samples"], record["digests"], strict=True)
+                    number: SampleFault(reason, digest)
+                    for number, digest in zip(event.samples, event.digests, strict=True)
                 }
-            except (KeyError, TypeError, ValueError):
-                continue  # truncated, or written by another version
+            except ValueError:
+                continue  # written by another version
             if at >= attempt or at < newest.get(rollout, (at,))[0]:
                 continue
             if rollout not in newest or at > newest[rollout][0]:

@@ -24,6 +24,7 @@ from grpo_run.runtime.checkpoints.search import (
     name_of,
     snapshot_places,
 )
+from grpo_run.runtime.history.events import CheckpointFailed, CheckpointPublished
 from grpo_run.runtime.rank.saving._reservation import Written
 from grpo_run.runtime.rank.saving.contents import CheckpointContents
 from grpo_run.runtime.rank.session import Session
@@ -102,14 +103,15 @@ class DirectSaves:
             f"{size_text(free_bytes)} are free, and a checkpoint takes about {size_text(self._needed_bytes)}."
         )
         self._session.journal.write(
-            "checkpoint_failed",
-            rank=0,
-            step=step,
-            cause="disk_full",
-            reason=reason,
-            path=str(path),
-            train_call=self._contents.call.ordinal,
-            lost=scheduled,
+            CheckpointFailed(
+                rank=0,
+                step=step,
+                cause="disk_full",
+                reason=reason,
+                path=str(path),
+                train_call=self._contents.call.ordinal,
+                lost=scheduled,
+            )
         )
         if not self._warned_of_space:
             what = path if scheduled else f"a snapshot of step {step} in {self._output}"
@@ -175,18 +177,19 @@ class DirectSaves:
         """Journal a published checkpoint, and remove what it makes unnecessary."""
         self._last_bytes = size_bytes
         self._session.journal.write(
-            "checkpoint_published",
-            rank=self._session.rank,
-            step=identity.step,
-            path=str(path),
-            verified=True,
-            train_call=identity.train_call.ordinal,
-            scheduled=identity.scheduled,
-            kept=identity.kept,
-            size_bytes=size_bytes,
-            seconds=time.perf_counter() - began,
-            best=best,
-            keeps=scheduled_to_keep(self._contents.limit, best=best, newest=path.name),
+            CheckpointPublished(
+                rank=self._session.rank,
+                step=identity.step,
+                path=str(path),
+                verified=True,
+                train_call=identity.train_call.ordinal,
+                scheduled=identity.scheduled,
+                kept=identity.kept,
+                size_bytes=size_bytes,
+                seconds=time.perf_counter() - began,
+                best=best,
+                keeps=scheduled_to_keep(self._contents.limit, best=best, newest=path.name),
+            )
         )
         self._session.journal.sync()
         rotate(self._output, newest=path, limit=self._contents.limit, best=best)

@@ -16,6 +16,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.history.events import CheckpointFailed
 from grpo_run.runtime.rank.saving.contents import SaveMode
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.snapshots.area import StagingArea
@@ -207,12 +208,13 @@ class Reserver:
             return
         if old is not None and old.scheduled and not slot.drained:
             self._session.journal.write(
-                "checkpoint_failed",
-                rank=0,
-                step=old.step,
-                cause="disk_full",
-                reason="the disk did not take the checkpoint, and memory was needed for newer ones.",
-                path=str(path_of(old)),
-                train_call=old.train_call.ordinal,
-                lost=True,
+                CheckpointFailed(
+                    rank=0,
+                    step=old.step,
+                    cause="disk_full",
+                    reason="the disk did not take the checkpoint, and memory was needed for newer ones.",
+                    path=str(path_of(old)),
+                    train_call=old.train_call.ordinal,
+                    lost=True,
+                )
             )

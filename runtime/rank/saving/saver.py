@@ -24,6 +24,7 @@ import torch
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.checkpoints.search import directories_of_run, name_of
 from grpo_run.runtime.errors import CheckpointError, Stopped
+from grpo_run.runtime.history.events import CheckpointRejected, CheckpointStaged, SnapshotInterval
 from grpo_run.runtime.rank.saving._cadence import Cadence
 from grpo_run.runtime.rank.saving._direct import DirectSaves
 from grpo_run.runtime.rank.saving._reservation import SaveFlags, Written
@@ -232,12 +233,13 @@ class Saver:
             self.cadence.taken(staged.step, snapshots.cost_seconds)
             if self._session.is_main and snapshots.last is not None:
                 self._session.journal.write(
-                    "checkpoint_staged",
-                    rank=0,
-                    step=staged.step,
-                    train_call=self._call.ordinal,
-                    scheduled=staged.scheduled,
-                    seconds=snapshots.cost_seconds,
+                    CheckpointStaged(
+                        rank=0,
+                        step=staged.step,
+                        train_call=self._call.ordinal,
+                        scheduled=staged.scheduled,
+                        seconds=snapshots.cost_seconds,
+                    )
                 )
         elif reservation.lacks_memory or reservation.slot is not None:
             self._no_snapshots_before = staged.step + RETRY_STEPS
@@ -290,14 +292,15 @@ class Saver:
         step = self._step
         if self._session.is_main and self._refused_step != step:
             self._session.journal.write(
-                "checkpoint_rejected",
-                rank=0,
-                step=step,
-                path=str(self._output / f"checkpoint-{step}"),
-                reason="weights are not finite.",
-                cause="nonfinite",
-                train_call=self._call.ordinal,
-                lost=scheduled,
+                CheckpointRejected(
+                    rank=0,
+                    step=step,
+                    path=str(self._output / f"checkpoint-{step}"),
+                    reason="weights are not finite.",
+                    cause="nonfinite",
+                    train_call=self._call.ordinal,
+                    lost=scheduled,
+                )
             )
             self._session.notify(f"step {step} is not saved: weights are not finite")
         self._refused_step = step
@@ -306,12 +309,13 @@ class Saver:
         """Journal the chosen interval between snapshots, on rank 0; the terminal shows it once in a run."""
         if self._session.is_main:
             self._session.journal.write(
-                "snapshot_interval",
-                rank=0,
-                steps=steps,
-                cost_seconds=cost_seconds,
-                step_seconds=step_seconds,
-                failure_seconds=self._session.settings.failure_seconds,
+                SnapshotInterval(
+                    rank=0,
+                    steps=steps,
+                    cost_seconds=cost_seconds,
+                    step_seconds=step_seconds,
+                    failure_seconds=self._session.settings.failure_seconds,
+                )
             )
 
     @contextmanager

@@ -11,13 +11,13 @@ that are wrapped within a step are listed in `runtime/rank/hooks/_rollout_hooks.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, mark_finished
 from grpo_run.runtime.errors import CheckpointError
+from grpo_run.runtime.history.events import RolloutTimedOut, TrainEnded, TrainStarted
 from grpo_run.runtime.rank.learning import LearningGuards
 from grpo_run.runtime.rank.memory.cleanup import HostCaches, StepCleanup
 from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
@@ -102,12 +102,13 @@ class StepEvents:
         if restoring:
             return  # a `train_started` event would count as a resume from the call's last step
         self._session.journal.write(
-            "train_started",
-            rank=self._session.rank,
-            step=step,
-            train_call=self._ordinal,
-            target_steps=target_steps,
-            **record,
+            TrainStarted(
+                rank=self._session.rank,
+                step=step,
+                train_call=self._ordinal,
+                target_steps=target_steps,
+                **record,
+            )
         )
 
     def step_begins(self, step: int) -> None:
@@ -199,17 +200,16 @@ class StepEvents:
     def _journal_timed_out(self, agreed: VoteResult) -> None:
         """Journal, on rank 0, that a deadline has ended a rollout of the step before."""
         if agreed.flags.timed_out and self._session.is_main:
-            self._session.journal.write("rollout_timed_out", rank=self._session.rank, step=agreed.step)
+            self._session.journal.write(RolloutTimedOut(rank=self._session.rank, step=agreed.step))
 
     def _make_cleanup(self, every: int) -> StepCleanup:
         session = self._session
-        journal = functools.partial(session.journal.write, "cleanup", rank=session.rank)
         return StepCleanup(
             every,
             session.slot,
             session.device_memory,
             session.host_memory,
-            journal=journal if session.is_main else None,
+            journal=session.journal.write if session.is_main else None,
         )
 
 
@@ -222,7 +222,7 @@ def finish(session: Session, call: TrainCall, saver: Saver, step: int) -> None:
                 mark_finished(path)
             except (OSError, CheckpointError) as error:
                 session.warn(f"{path} could not be marked as the end of its {call.kind}: {error}")
-        session.journal.write("train_ended", rank=0, step=step, train_call=call.ordinal)
+        session.journal.write(TrainEnded(rank=0, step=step, train_call=call.ordinal))
     session.votes.maximum(0)
 
 

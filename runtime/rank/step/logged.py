@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
+from grpo_run.runtime.history.events import step_logged
 from grpo_run.runtime.history.rewards import MOST_FUNCTIONS, OTHER
 from grpo_run.runtime.rank.session import Session
 from grpo_run.watchdog.rank_metrics import LOGGED
@@ -90,5 +91,5 @@ def publish_metrics(
         session.slot.publish()
     if metrics and session.is_main and journaled:
         rewards = logged_rewards(logs)
-        fields = {**metrics, "reward_functions": rewards} if rewards else metrics
-        session.journal.write("step_logged", rank=0, step=step, train_call=train_call, **fields)
+        event = step_logged(metrics, rank=0, step=step, train_call=train_call, reward_functions=rewards)
+        session.journal.write(event)

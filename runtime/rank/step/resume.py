@@ -22,6 +22,7 @@ from grpo_run.runtime.checkpoints.search import directories_of_run, step_of
 from grpo_run.runtime.claims import claim
 from grpo_run.runtime.errors import ResumeMismatchError, Stopped
 from grpo_run.runtime.history import checkpoint_backups
+from grpo_run.runtime.history.events import ResumeChosen, TrainRestored
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.rank.resuming.choice import agree
 from grpo_run.runtime.rank.resuming.identification import (
@@ -171,7 +172,7 @@ def _announce(session: Session, call: TrainCall, choice: ResumeChoice) -> None:
     session.notify(f"{call.title} {verb} {where}")
     if choice.finished and session.is_main:
         session.journal.write(
-            "train_restored", rank=0, step=choice.checkpoint.manifest.step, train_call=call.ordinal
+            TrainRestored(rank=0, step=choice.checkpoint.manifest.step, train_call=call.ordinal)
         )
 
 
@@ -211,16 +212,17 @@ def _report(session: Session, identified: IdentifiedCall, choice: ResumeChoice, 
     mismatch = find_mismatch(identified, step=step, rejected=rejected, output_dir=call.output_dir)
     serious = mismatch is not None and mismatch.serious
     session.journal.write(
-        "resume_chosen",
-        rank=session.rank,
-        step=step,
-        train_call=call.ordinal,
-        trainer_class=call.trainer_class,
-        output_dir=call.output_dir,
-        path=None if directory is None else str(directory),
-        expected_step=identified.known.saved if identified.known is not None else 0,
-        in_memory=choice.in_memory,
-        mismatch=mismatch.text if mismatch is not None and serious else None,
+        ResumeChosen(
+            rank=session.rank,
+            step=step,
+            train_call=call.ordinal,
+            trainer_class=call.trainer_class,
+            output_dir=call.output_dir,
+            path=None if directory is None else str(directory),
+            expected_step=identified.known.saved if identified.known is not None else 0,
+            in_memory=choice.in_memory,
+            mismatch=mismatch.text if mismatch is not None and serious else None,
+        )
     )
     if mismatch is not None:
         session.warn(mismatch.text)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support import checkpoint_files as made
 from support.identities import identity
+from support.journal import event
 
 from grpo_run.cli.main import main
 from grpo_run.runtime.checkpoints.manifest import write_manifest
@@ -78,8 +79,10 @@ def test_a_run_may_be_named_by_id_or_directory(out: Path, run: RunDirectory, cap
     assert main(["checkpoints", "list", "night"]) == 2
     assert "published no checkpoint" in capsys.readouterr().err
     journal = Journal(run.journal, "night")
-    journal.write("train_started", rank=0, train_call=1, trainer_class="GRPOTrainer", output_dir=str(out))
-    journal.write("checkpoint_published", step=40, path=str(out / "checkpoint-40"))
+    journal.write(
+        event("train_started", rank=0, train_call=1, trainer_class="GRPOTrainer", output_dir=str(out))
+    )
+    journal.write(event("checkpoint_published", step=40, path=str(out / "checkpoint-40")))
     for words in (["night"], ["runs/night"], []):
         code, value = as_json(capsys, "list", *words)
         assert (code, len(value["checkpoints"])) == (0, 4)

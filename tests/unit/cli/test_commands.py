@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support import checkpoint_files
 from support.identities import identity
+from support.journal import event
 from support.slots import fill, snapshot
 
 from grpo_run.cli.main import main
@@ -19,7 +20,8 @@ from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest, write_manifest
 from grpo_run.runtime.history.checkpoint_backups import CheckpointBackups, find_backups
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.journal import Journal, read_journal
+from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.reader import read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.registry import announce_target, register, registry_folder, targets_folder
 from grpo_run.runtime.snapshots.ownership import describe_owner, write_owner
@@ -41,13 +43,15 @@ def make_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
         run.create()
         run.write_run({"run_id": path.name, **fields})
         journal = Journal(run.journal, path.name)
-        journal.write("run_started")
+        journal.write(event("run_started"))
         call = {"train_call": 1, "trainer_class": "GRPOTrainer", "output_dir": str(here / "out")}
-        journal.write("train_started", rank=0, step=0, target_steps=9, **call)
-        journal.write("step_committed", step=7, train_call=1)
-        journal.write("checkpoint_published", step=5, train_call=1, path=str(here / "out" / "checkpoint-5"))
+        journal.write(event("train_started", rank=0, step=0, target_steps=9, **call))
+        journal.write(event("step_committed", step=7, train_call=1))
+        journal.write(
+            event("checkpoint_published", step=5, train_call=1, path=str(here / "out" / "checkpoint-5"))
+        )
         if code is not None:
-            journal.write("run_ended", exit_code=code, sentence="")
+            journal.write(event("run_ended", exit_code=code, sentence=""))
         return run
 
     return make

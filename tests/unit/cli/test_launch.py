@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support.journal import event
 from support.web_hooks import SECRET, receiver
 
 from grpo_run.cli.launching.command import LaunchCommand, parse
@@ -66,7 +67,7 @@ def test_a_finished_run_is_not_started_again(
     directory: RunDirectory, supervised: list[RunDirectory], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 0 and one line that names --fresh."""
-    Journal(directory.journal, "night").write("run_ended", exit_code=0, sentence="Finished.")
+    Journal(directory.journal, "night").write(event("run_ended", exit_code=0, sentence="Finished."))
     assert main(["launch", "train.py"]) == 0
     assert "--fresh" in capsys.readouterr().out
     assert supervised == []
@@ -77,7 +78,7 @@ def test_an_unfinished_run_is_resumed(
     directory: RunDirectory, supervised: list[RunDirectory], code: int
 ) -> None:
     """The same command resumes a run that stopped, gave up or was refused."""
-    Journal(directory.journal, "night").write("run_ended", exit_code=code, sentence="")
+    Journal(directory.journal, "night").write(event("run_ended", exit_code=code, sentence=""))
     assert main(["launch", "train.py"]) == 75
     assert len(supervised) == 1
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.incidents import write_incident
+from support.journal import event
 
 from grpo_run.cli.main import main
 from grpo_run.cli.serve import find
@@ -36,12 +37,12 @@ def test_one_frame_has_the_verdict_first(here: Path, capsys: Captured) -> None:
     run = write_incident(here)
     journal = Journal(run.journal, "night")
     for step in range(42, 60):
-        journal.write("step_logged", rank=0, step=step, train_call=1, reward=step / 100)
+        journal.write(event("step_logged", rank=0, step=step, train_call=1, reward=step / 100))
     journal.write(
-        "incident", step=60, cause="exception", culprit=0, signature="t", sentence="\x1b[2J" + "x" * 9
+        event("incident", step=60, cause="exception", culprit=0, signature="t", sentence="\x1b[2J" + "x" * 9)
     )
-    journal.write("action", action="stop")
-    journal.write("run_ended", exit_code=93, sentence="\x1b]0;taken\x07 Gave up.\0")
+    journal.write(event("action", action="stop"))
+    journal.write(event("run_ended", exit_code=93, sentence="\x1b]0;taken\x07 Gave up.\0"))
     assert main(["top", "night", "--once"]) == 0
     printed = capsys.readouterr().out
     lines = printed.splitlines()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.incidents import SENTENCE, write_incident
+from support.journal import event
 
 from grpo_run.cli.main import main
 from grpo_run.runtime.history.journal import Journal
@@ -81,9 +82,9 @@ def test_the_findings_of_the_memory_trace_are_on_the_page(run: RunDirectory, cap
     journal = Journal(run.journal, "night")
     journal.attempt = 0
     journal.write(
-        "memory_finding", rank=0, step=8, world_size=1, key="a", subject="b",
+        event("memory_finding", rank=0, step=8, world_size=1, key="a", subject="b",
         sentence="held by list of <Collector>"
-    )  # fmt: skip
+    ))  # fmt: skip
     assert main(["report", "--incident", "last"]) == 0
     page = Path(capsys.readouterr().out.strip()).read_text()
     assert "held by list of &lt;Collector&gt;" in page

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.identities import identity
+from support.journal import event
 
 from grpo_run.cli.main import main
 from grpo_run.runtime.board.board import Board
@@ -58,18 +59,18 @@ class Writer(threading.Thread):
         """Wait for the request, then write."""
         board, journal = Board.open(self.run_directory.board), Journal(self.run_directory.journal, "night")
         journal.attempt = 1
-        for event in self.events:
+        for fields in self.events:
             seen = self.requests_seen[-1] if self.requests_seen else 0
             deadline = time.monotonic() + 30
-            while event.pop("asked", True) and board.requests[1] == seen and time.monotonic() < deadline:
+            while fields.pop("asked", True) and board.requests[1] == seen and time.monotonic() < deadline:
                 time.sleep(0.01)
             self.requests_seen.append(board.requests[1])
-            if event["event"] == "checkpoint_published":
-                path, kept = Path(event["path"]), event.pop("kept")
+            if fields["event"] == "checkpoint_published":
+                path, kept = Path(fields["path"]), fields.pop("kept")
                 path.mkdir(parents=True)
                 (path / "model").write_bytes(b"weights")
-                write_manifest(path, identity(path.parent, event["step"], kept=kept))
-            journal.write(event.pop("event"), train_call=1, **event)
+                write_manifest(path, identity(path.parent, fields["step"], kept=kept))
+            journal.write(event(fields.pop("event"), train_call=1, **fields))
         if self.lock is not None:
             os.close(self.lock)
 

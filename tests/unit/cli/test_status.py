@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from support.journal import event
 
 from grpo_run.cli.main import main
 from grpo_run.runtime.board.board import Board
@@ -22,22 +23,22 @@ Captured = pytest.CaptureFixture[str]
 def run(run: RunDirectory) -> RunDirectory:
     """A run that gave up in step 8."""
     journal = Journal(run.journal, "night")
-    journal.write("run_started")
+    journal.write(event("run_started"))
     journal.attempt = 0
-    journal.write("attempt_started")
-    journal.write("train_started", rank=0, step=0, train_call=1, target_steps=10)
-    journal.write("step_committed", step=7, train_call=1)
+    journal.write(event("attempt_started"))
+    journal.write(event("train_started", rank=0, step=0, train_call=1, target_steps=10))
+    journal.write(event("step_committed", step=7, train_call=1))
     journal.write(
-        "incident", step=7, cause="signal", culprit=1, signature="s", incident="incidents/0001-signal"
+        event("incident", step=7, cause="signal", culprit=1, signature="s", incident="incidents/0001-signal")
     )
-    journal.write("action", action="stop")
+    journal.write(event("action", action="stop"))
     return run
 
 
-def write(run: RunDirectory, event: str, **fields: Any) -> None:
+def write(run: RunDirectory, name: str, **fields: Any) -> None:
     """Add one event to the journal."""
     journal = Journal(run.journal, "night")
-    journal.write(event, **fields)
+    journal.write(event(name, **fields))
 
 
 def end(run: RunDirectory, sentence: str) -> None:
@@ -85,12 +86,12 @@ def test_ranks_step_time_time_left_and_waits_are_shown(run: RunDirectory, capsys
     """While a supervisor is alive."""
     journal = Journal(run.journal, "night")
     journal.attempt = 1
-    journal.write("attempt_started")
-    journal.write("train_started", rank=0, step=0, train_call=1, target_steps=100)
+    journal.write(event("attempt_started"))
+    journal.write(event("train_started", rank=0, step=0, train_call=1, target_steps=100))
     now = time.time()
     for step in range(1, 9):
-        journal.write("step_committed", step=step, train_call=1, committed_at=now + 2.0 * step)
-    journal.write("state_changed", to="running")
+        journal.write(event("step_committed", step=step, train_call=1, committed_at=now + 2.0 * step))
+    journal.write(event("state_changed", to="running"))
     board = Board.create(run.board, 2)
     writer = board.writer(0, rank=0, pid=17, attempt=1)
     writer.state, writer.step = RankState.training, 8
@@ -194,9 +195,9 @@ def test_findings_of_the_memory_trace_are_listed(run: RunDirectory, capsys: Capt
     for attempt in (0, 1):
         journal.attempt = attempt
         journal.write(
-            "memory_finding", rank=1, step=8, world_size=2, key="a", subject="b",
+            event("memory_finding", rank=1, step=8, world_size=2, key="a", subject="b",
             sentence="5 tensors, held by list `a`"
-        )  # fmt: skip
+        ))  # fmt: skip
     assert main(["status", "night"]) == 0
     assert "memory: rank 1: 5 tensors, held by list `a` (found in 2 attempts)" in capsys.readouterr().out
     assert main(["status", "night", "--json"]) == 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from grpo_run.runtime.history.events import CheckpointPublished
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.no_trainer_script import NoTrainerScript, ScriptCheckpoint
 from grpo_run.runtime.history.recovery import Checkpoint, Recovery
@@ -79,7 +80,8 @@ def make_status() -> Callable[..., RunStatus]:
         history.growth["generate"] = 1.4, "steps get slower"
         for step in range(8):
             history.steps.commit(0, step, 2.0 * step)
-        history.checkpoints.apply_published({"size_bytes": 2**20, "seconds": 3.0}, 90.0)
+        published = CheckpointPublished(step=6, path="out", time=90.0, size_bytes=2**20, seconds=3.0)
+        history.checkpoints.apply_published(published)
         fields: dict[str, Any] = {
             "run_id": "night", "state": "running", "sentence": "Running.", "history": history,
             "slots": slots, "supervisor_pid": 4711, "read_at_seconds": 1000.0,

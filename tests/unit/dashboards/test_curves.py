@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.journal import as_event
 
 from grpo_run.dashboards.curves import MOST_POINTS, Curve, RunCurves
 from grpo_run.runtime.history.history import History
@@ -14,7 +15,7 @@ from grpo_run.runtime.history.history import History
 
 def follow(curves: RunCurves, event: str, **fields: Any) -> None:
     """Let the curves take one record."""
-    curves.apply({"event": event, "time": 1.0, **fields}, History())
+    curves.apply(as_event({"event": event, "time": 1.0, **fields}), History())
 
 
 def logged(curves: RunCurves, *steps: int, call: int = 1, reward: float = 0.5) -> None:

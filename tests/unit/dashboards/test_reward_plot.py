@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.journal import as_events
 
 from grpo_run.dashboards.reward_plot import draw_run, recovery_label, running_mean
 from grpo_run.runtime.errors import RunDirectoryError
@@ -42,7 +43,7 @@ def _rising(steps: int) -> list[Record]:
 
 def test_the_summary_compares_the_first_and_the_last_twenty(tmp_path: Path) -> None:
     """The summary covers the last train() call, and the picture is a PNG at the given path."""
-    summary = draw_run(_rising(100), tmp_path / "run.png")
+    summary = draw_run(as_events(_rising(100)), tmp_path / "run.png")
     assert (summary.steps, summary.compared_steps, summary.recoveries) == (100, 20, 0)
     assert summary.first_reward == pytest.approx(sum(range(1, 21)) / 2000)
     assert summary.last_reward == pytest.approx(sum(range(81, 101)) / 2000)
@@ -56,10 +57,10 @@ def test_without_matplotlib_there_are_numbers_and_no_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in `grpo-run demo` without the extra."""
-    drawn = draw_run(_rising(100), tmp_path / "run.png")
+    drawn = draw_run(as_events(_rising(100)), tmp_path / "run.png")
     (tmp_path / "run.png").unlink()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    summary = draw_run(_rising(100), tmp_path / "run.png")
+    summary = draw_run(as_events(_rising(100)), tmp_path / "run.png")
     assert summary.path is None
     assert (summary.first_reward, summary.steps) == (drawn.first_reward, drawn.steps)
     assert not (tmp_path / "run.png").exists()
@@ -67,18 +68,18 @@ def test_without_matplotlib_there_are_numbers_and_no_picture(
 
 def test_the_summary_of_a_short_run_compares_all_its_steps(tmp_path: Path) -> None:
     """With three steps the first and last steps are the same; one step is enough for a picture."""
-    summary = draw_run(_rising(3), tmp_path / "run.png")
+    summary = draw_run(as_events(_rising(3)), tmp_path / "run.png")
     assert (summary.compared_steps, summary.first_reward) == (3, summary.last_reward)
-    assert draw_run(_rising(1), tmp_path / "run.png").steps == 1
+    assert draw_run(as_events(_rising(1)), tmp_path / "run.png").steps == 1
 
 
 def test_only_the_last_rewarded_call_is_drawn(tmp_path: Path) -> None:
     """A warm start logs no reward; of two GRPO calls the last is drawn."""
     records = [_begun(), *_logged(1, None), *_logged(2, 0.1), _begun(call=2), *_logged(1, 0.9, call=2)]
-    summary = draw_run(records, tmp_path / "run.png")
+    summary = draw_run(as_events(records), tmp_path / "run.png")
     assert (summary.steps, summary.first_reward) == (1, 0.9)
     records += [_begun(call=3), *_logged(1, None, call=3)]
-    assert draw_run(records, tmp_path / "run.png").first_reward == 0.9
+    assert draw_run(as_events(records), tmp_path / "run.png").first_reward == 0.9
 
 
 def test_a_recovery_is_drawn_in_its_own_train_call(tmp_path: Path) -> None:
@@ -86,24 +87,24 @@ def test_a_recovery_is_drawn_in_its_own_train_call(tmp_path: Path) -> None:
     records = [_begun(), *_logged(1, None), *_killed(1), _begun(), *_logged(1, None), _begun(call=2)]
     records += [*_logged(1, 0.5, call=2), *_logged(2, 0.5, call=2), *_killed(2), _begun(step=1, call=2)]
     records += _logged(2, 0.5, call=2)
-    assert draw_run(records, tmp_path / "run.png").recoveries == 2
+    assert draw_run(as_events(records), tmp_path / "run.png").recoveries == 2
 
 
 def test_a_journal_without_rewards_is_refused(tmp_path: Path) -> None:
     """A journal without rewards is an error, and no file is written."""
     for records in ([], [_begun(), *_logged(1, None)]):
         with pytest.raises(RunDirectoryError, match="no rewards"):
-            draw_run(records, tmp_path / "run.png")
+            draw_run(as_events(records), tmp_path / "run.png")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unwritable_path_is_an_error(tmp_path: Path) -> None:
     """The error names the path, and no temporary file remains."""
     with pytest.raises(RunDirectoryError, match=r"none/run\.png"):
-        draw_run(_rising(2), tmp_path / "none" / "run.png")
+        draw_run(as_events(_rising(2)), tmp_path / "none" / "run.png")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(RunDirectoryError, match=r"folder\.png"):
-        draw_run(_rising(2), tmp_path / "folder.png")
+        draw_run(as_events(_rising(2)), tmp_path / "folder.png")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
 
 
@@ -153,7 +154,7 @@ def test_unusual_runs_are_drawn(kind: str, tmp_path: Path) -> None:
         records += _logged(step, reward, length=None if kind == "no lengths" else 12.0 + step)
         if kind == "many failures" and step % 8 == 0:
             records += [*_killed(step), _begun(step=step - 4), *_logged(step, reward)]
-    assert draw_run(records, tmp_path / "run.png").path.read_bytes().startswith(PNG)
+    assert draw_run(as_events(records), tmp_path / "run.png").path.read_bytes().startswith(PNG)
 
 
 def test_drawing_does_not_change_matplotlib(tmp_path: Path) -> None:
@@ -168,8 +169,8 @@ def test_drawing_does_not_change_matplotlib(tmp_path: Path) -> None:
         # Reading the backend would select one.
         "settings = lambda: {key: mpl.rcParams[key] for key in mpl.rcParams if key != 'backend'}\n"
         "before = settings()\n"
-        "logged = {'event': 'step_logged', 'rank': 0, 'reward': 0.5, 'step': 1, 'train_call': 1, 'time':"
-        " 1.0}\n"
+        "from grpo_run.runtime.history.events import StepLogged\n"
+        "logged = StepLogged(rank=0, reward=0.5, step=1, train_call=1, time=1.0)\n"
         f"draw_run([logged], Path({str(tmp_path / 'run.png')!r}))\n"
         "assert settings() == before\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from grpo_run.runtime.checkpoints.search import snapshot_directories
+from grpo_run.runtime.event import Event, as_record, event_name
 from grpo_run.runtime.snapshots._drain_messages import DrainFailed, DrainRequest
 from grpo_run.runtime.snapshots._drain_worker import handle_request
 from grpo_run.runtime.snapshots.area import StagingArea
@@ -39,7 +40,7 @@ class World:
         self.now = 1000.0
         self.out = folder / "out"
         self.staging = StagingArea(folder / "memory")
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[Event] = []
         self.warnings: list[str] = []
         self.requests: list[DrainRequest] = []
         self.processes: list[SimpleNamespace] = []
@@ -54,7 +55,7 @@ class World:
         """Create the scheduler of a new supervisor."""
         return DrainScheduler(
             self.staging,
-            write=lambda name, **fields: self.events.append((name, fields)),
+            write=self.events.append,
             warn=self.warnings.append,
             preloaded=False,
             clock=lambda: self.now,
@@ -108,7 +109,7 @@ class World:
 
     def named(self, name: str) -> list[dict[str, Any]]:
         """Fields of the events with this name."""
-        return [fields for event, fields in self.events if event == name]
+        return [as_record(event) for event in self.events if event_name(event) == name]
 
     # the part of multiprocessing that the scheduler uses
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from grpo_run.runtime.history.history import History
 from grpo_run.watchdog.causes import Cause, Origin
 from grpo_run.watchdog.verdict import Verdict
+from support.journal import as_events
 
 
 def verdict(
@@ -35,7 +36,7 @@ def history(story: Sequence[str], *, trained: bool = True) -> History:
             records.append({"event": "incident", "cause": "x", "step": 7, "signature": word[1:]})
         else:
             records.append({"event": "checkpoint_published", "step": int(word), "train_call": 1, "path": "p"})
-    return History.of(records)
+    return History.of(as_events(records))
 
 
 KILLED = verdict()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from grpo_run.runtime.history.history import History
+from support.journal import as_events
 
 
 def replay(*records: tuple[float, str, dict[str, Any]]) -> History:
     """Return the history of (time, event, fields)."""
-    return History.of({"time": time, "event": event, **fields} for time, event, fields in records)
+    return History.of(as_events({"time": time, "event": event, **fields} for time, event, fields in records))
 
 
 def started(time: float) -> tuple[float, str, dict[str, Any]]:

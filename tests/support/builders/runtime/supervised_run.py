@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
-from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.config import RunConfig
@@ -19,6 +18,7 @@ from grpo_run.runtime.processes.ranks import RankGroup, RankSpec
 from grpo_run.runtime.supervisor.supervisor import Supervisor
 from grpo_run.watchdog.observation import Exit, Phase, RankState
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts
+from support.journal import read_records
 
 
 class FakeRanks:
@@ -68,7 +68,7 @@ class SupervisedRun:
             observe_exit=lambda pids, connections: self.remaining,
         )
         self.remaining: ExitFacts | None = None
-        self.supervisor.begin()
+        self.supervisor.begin(world_size_local=2, accept_change=False)
         self.ranks = FakeRanks()
         self.starts: Mapping[int, RankSpec] = {}
         self.slots: dict[int, SlotWriter] = {}
@@ -130,7 +130,7 @@ class SupervisedRun:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return the events of one kind in the journal."""
-        return [record for record in read_journal(self.directory.journal) if record["event"] == name]
+        return [record for record in read_records(self.directory.journal) if record["event"] == name]
 
     @property
     def state(self) -> RunState:

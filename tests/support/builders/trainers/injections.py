@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from grpo_run.runtime.event import Event
 from grpo_run.runtime.launch.injections import parse_all
 from grpo_run.runtime.rank.injector import Injector
 from grpo_run.watchdog.observation import Phase
@@ -15,11 +16,11 @@ class Log:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Any] = []
 
-    def write(self, event: str, **fields: Any) -> None:
+    def write(self, event: Event) -> None:
         self.lines.append("journaled")
-        self.records.append({"event": event, **fields})
+        self.records.append(event)
 
     def sync(self) -> None:
         self.lines.append("on disk")

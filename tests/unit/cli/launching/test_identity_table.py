@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.identities import identity
+from support.journal import event
 
 from grpo_run.cli.launching import identity as run_identity
 from grpo_run.cli.launching.command import parse
@@ -22,7 +23,8 @@ from grpo_run.runtime.checkpoints.manifest import write_manifest
 from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.files import write_json
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.journal import Journal, read_journal
+from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.reader import read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.imported_files import digests
 from grpo_run.runtime.launch.inputs import commit_of
@@ -208,13 +210,15 @@ def recorded(row: Row) -> RunDirectory:
     run.write_run({**launch.config.as_json(), "inputs": inputs_of(launch.config, launch.script).as_json()})
     write_json(run.imports, digests(["train.py", "rewards.py"], Path.cwd()))
     journal = Journal(run.journal, launch.config.run_id)
-    journal.write("run_started")
-    journal.write("attempt_started", attempt=0, world_size=1, node=0)
+    journal.write(event("run_started"))
+    journal.write(event("attempt_started", attempt=0, world_size=1, node=0))
     folder = Path("ours").resolve()
-    journal.write("train_started", rank=0, train_call=1, trainer_class="GRPOTrainer", output_dir=str(folder))
-    journal.write("step_committed", step=5, train_call=1, target_steps=10)
-    journal.write("checkpoint_published", step=4, train_call=1, path=str(folder / "checkpoint-4"))
-    journal.write("run_ended", exit_code=row.code, sentence="")
+    journal.write(
+        event("train_started", rank=0, train_call=1, trainer_class="GRPOTrainer", output_dir=str(folder))
+    )
+    journal.write(event("step_committed", step=5, train_call=1, target_steps=10))
+    journal.write(event("checkpoint_published", step=4, train_call=1, path=str(folder / "checkpoint-4")))
+    journal.write(event("run_ended", exit_code=row.code, sentence=""))
     return run
 
 
@@ -311,5 +315,7 @@ def test_a_finished_run_is_refused_only_if_the_checkpoint_that_it_named_is_gone(
     assert decided(COMMAND, run, capsys) == NOTHING
     journal = Journal(run.journal, run.read_run()["run_id"])
     place = Path("ours/checkpoint-4").resolve()
-    journal.write("run_ended", exit_code=0, sentence=f"Finished at step 5 of 10. Last checkpoint: {place}.")
+    journal.write(
+        event("run_ended", exit_code=0, sentence=f"Finished at step 5 of 10. Last checkpoint: {place}.")
+    )
     assert f"{place} is gone; use --fresh" in decided(COMMAND, run, capsys)

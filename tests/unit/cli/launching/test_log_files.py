@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import structlog
+from support.journal import event
 
 from grpo_run.cli.launching import _log_files
 from grpo_run.cli.launching._log_files import LogFiles
@@ -43,13 +44,13 @@ def test_events_are_logged_by_rank(run: RunDirectory, live: LiveHistory) -> None
     """Those of no rank by the supervisor; each line says which run, attempt, rank and step it is of. Those of
     an attempt without a folder are only in the journal.
     """
-    live.write("step_committed", step=3, train_call=1)
-    live.write("warning", rank=1, step=3, text="slow", level="high", self_="x", args=[1])
+    live.write(event("step_committed", step=3, train_call=1))
+    live.write(event("warning", rank=1, step=3, text="slow", level="high", self_="x", args=[1]))
     ranks = LiveHistory(run.journal, "night").journal
     ranks.attempt = 0
-    ranks.write("resume_chosen", rank=0, step=2, checkpoint=None)
+    ranks.write(event("resume_chosen", rank=0, step=2, checkpoint=None))
     ranks.attempt = 7
-    ranks.write("resume_chosen", rank=0, step=2, checkpoint=None)
+    ranks.write(event("resume_chosen", rank=0, step=2, checkpoint=None))
     live.read_ranks()
     (committed,) = lines(run.log)
     assert (committed["event"], committed["rank"], committed["train_call"]) == ("step_committed", None, 1)
@@ -64,15 +65,15 @@ def test_events_are_logged_by_rank(run: RunDirectory, live: LiveHistory) -> None
 
 def test_events_of_an_earlier_supervisor_are_not_logged_again(run: RunDirectory, live: LiveHistory) -> None:
     """They are in the journal already when a supervisor begins."""
-    live.write("step_committed", step=3, train_call=1)
+    live.write(event("step_committed", step=3, train_call=1))
     again = LiveHistory(run.journal, "night", log=LogFiles(run).record)
-    again.write("step_committed", step=4, train_call=1)
+    again.write(event("step_committed", step=4, train_call=1))
     assert [line["step"] for line in lines(run.log)] == [3, 4]
 
 
 def test_prompts_are_not_logged(run: RunDirectory, live: LiveHistory) -> None:
     """The beginning of a quarantined prompt is in the journal and in `quarantine.json`."""
-    live.write("prompt_quarantined", step=3, prompts=[{"preview": "a secret"}])
+    live.write(event("prompt_quarantined", step=3, prompts=[{"preview": "a secret"}]))
     assert "secret" in run.journal.read_text()
     assert "secret" not in run.log.read_text()
 
@@ -86,7 +87,7 @@ def test_a_log_is_bounded(run: RunDirectory, live: LiveHistory, monkeypatch: pyt
     turned = 0
     for step in range(200):
         before = older.stat().st_ino if older.exists() else None
-        live.write("step_committed", step=step, train_call=1)
+        live.write(event("step_committed", step=step, train_call=1))
         turned += older.exists() and older.stat().st_ino != before
         files = [path for path in (older, run.log) if path.exists()]
         steps = [line["step"] for path in files for line in lines(path)]

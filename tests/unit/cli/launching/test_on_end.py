@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.journal import event
 
 from grpo_run.cli.launching.on_end import end_record, run_on_end, status_or_none
 from grpo_run.runtime.history.journal import Journal
@@ -78,9 +79,9 @@ def test_the_record_has_the_verdict_of_the_last_incident(tmp_path: Path) -> None
     incident.mkdir()
     (incident / "verdict.json").write_text('{"cause": "signal"}')
     journal = Journal(run.journal, "night")
-    journal.write("run_started")
-    journal.write("incident", step=7, cause="signal", culprit=1, incident=str(incident))
-    journal.write("run_ended", exit_code=93, sentence="Gave up.")
+    journal.write(event("run_started"))
+    journal.write(event("incident", step=7, cause="signal", culprit=1, incident=str(incident)))
+    journal.write(event("run_ended", exit_code=93, sentence="Gave up."))
     record = end_record(
         run_id="night", directory=run.path, state="failed", exit_code=93, sentence="Gave up.",
         status=status_or_none(run)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.identities import identity
+from support.journal import as_event
 
 from grpo_run.cli.launching.command import parse
 from grpo_run.cli.launching.identity import check_against_run, check_resume_from
@@ -85,8 +86,8 @@ def history_with_snapshot(directory: RunDirectory, area: Path, step: int) -> His
     directory.create()
     directory.write_run({"run_id": "run-1", "snapshot_directory": str(area)})
     history = History()
-    history.apply({"event": "step_committed", "step": step, "train_call": 1})
-    history.apply({"event": "checkpoint_staged", "step": step, "train_call": 1})
+    history.apply(as_event({"event": "step_committed", "step": step, "train_call": 1}))
+    history.apply(as_event({"event": "checkpoint_staged", "step": step, "train_call": 1}))
     return history
 
 

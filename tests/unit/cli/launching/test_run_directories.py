@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.builders.refused_commands import error
+from support.journal import event
 
 from grpo_run.cli.launching.command import parse
 from grpo_run.runtime.history.journal import Journal
@@ -19,8 +20,8 @@ def finished(path: Path, *words: str, code: int = 0) -> None:
     run.create()
     run.write_run(parse([*words, "train.py"]).config.as_json())
     journal = Journal(run.journal, path.name)
-    journal.write("run_started")
-    journal.write("run_ended", exit_code=code, sentence="")
+    journal.write(event("run_started"))
+    journal.write(event("run_ended", exit_code=code, sentence=""))
 
 
 def where(*words: str) -> Path:

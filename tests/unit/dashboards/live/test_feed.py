@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.journal import event
 
 from grpo_run.dashboards.live.feed import RunFeed, RunList, key_of
 from grpo_run.runtime.board.board import Board
@@ -23,16 +24,16 @@ def make_run(root: Path, name: str = "night") -> tuple[RunDirectory, Journal]:
     run.create()
     run.write_run({"run_id": name})
     journal = Journal(run.journal, name)
-    journal.write("run_started")
-    journal.write("train_started", rank=0, step=0, train_call=1, target_steps=9000)
+    journal.write(event("run_started"))
+    journal.write(event("train_started", rank=0, step=0, train_call=1, target_steps=9000))
     return run, journal
 
 
 def log(journal: Journal, *steps: int) -> None:
     """Log and commit steps."""
     for step in steps:
-        journal.write("step_logged", rank=0, step=step, train_call=1, reward=step / 10)
-        journal.write("step_committed", step=step, train_call=1)
+        journal.write(event("step_logged", rank=0, step=step, train_call=1, reward=step / 10))
+        journal.write(event("step_committed", step=step, train_call=1))
 
 
 def poll(feed: RunFeed) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def test_a_page_that_applies_the_changes_has_all_points(tmp_path: Path) -> None:
     for begin in range(0, 1500, 100):
         log(journal, *range(begin + 1, begin + 101))
         if begin == 700:
-            journal.write("train_started", rank=0, step=720, train_call=1, target_steps=9000)
+            journal.write(event("train_started", rank=0, step=720, train_call=1, target_steps=9000))
         change = poll(feed)["curves"]
         curves = merged(curves, change)
         assert curves == feed.shown["curves"]["points"]
@@ -99,7 +100,7 @@ def test_phases_of_ranks_become_lanes(tmp_path: Path) -> None:
     assert lanes[0][2] == lanes[1][1]
     assert feed.shown["run"]["live"]
     os.close(descriptor)
-    journal.write("run_ended", exit_code=75)
+    journal.write(event("run_ended", exit_code=75))
     assert "lanes" not in poll(feed)
     assert list(feed.shown["lanes"]["ranks"]) == ["3"]
 
@@ -144,7 +145,7 @@ def test_a_run_that_changes_is_read_again(runs: RunList, tmp_path: Path) -> None
     """And comes first; a directory that is gone is no longer listed."""
     runs.find()
     runs.read({}, 60.0)
-    Journal(tmp_path / "runs" / "old" / "journal.jsonl", "old").write("run_ended", exit_code=0)
+    Journal(tmp_path / "runs" / "old" / "journal.jsonl", "old").write(event("run_ended", exit_code=0))
     (tmp_path / "runs" / "new" / "run.json").unlink()
     runs.find()
     runs.read({}, 60.0)
@@ -167,9 +168,9 @@ def test_the_end_of_a_run_is_urgent_and_a_step_is_not(tmp_path: Path) -> None:
     run, journal = make_run(tmp_path)
     feed = RunFeed(run)
     poll(feed)
-    journal.write("step_committed", step=50, train_call=1)
+    journal.write(event("step_committed", step=50, train_call=1))
     feed.read()
     assert not feed.urgent
-    journal.write("run_ended", exit_code=0, completed=True, stopped=False)
+    journal.write(event("run_ended", exit_code=0, completed=True, stopped=False))
     feed.read()
     assert (feed.urgent, feed.changes()["run"]["step"], feed.urgent) == (True, 50, False)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from support.incidents import HOSTILE, write_incident
+from support.journal import event
 
 from grpo_run.dashboards.live import server
 from grpo_run.dashboards.live.feed import RunList, key_of
@@ -163,7 +164,7 @@ def test_all_pages_of_a_run_share_one_reader(
             await asyncio.sleep(0.01)
         assert readers.count == 20
         polls = len(read)
-        Journal(run.journal, "night").write("step_committed", step=50, train_call=1)
+        Journal(run.journal, "night").write(event("step_committed", step=50, train_call=1))
         await asyncio.wait_for(asyncio.gather(*tasks), 20)
         assert len(read) - polls < 20
         await asyncio.sleep(0.1)

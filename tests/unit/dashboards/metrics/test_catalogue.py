@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.journal import as_event
 
 from grpo_run.dashboards.metrics.catalogue import ALL_METRICS, EXPORTER_METRICS, LABELS, RUN_METRICS
 from grpo_run.dashboards.metrics.metric import (
@@ -142,7 +143,7 @@ def test_a_script_with_many_reward_functions_adds_no_series_without_limit(make_s
     assert found[("other",)] == 24.0
     assert found[("reward00",)] == 2.0
     functions = {f"reward{number:02}": {"mean": 0.25, "std": 0.5} for number in range(20)}
-    status.history.apply({"event": "step_logged", "time": 200.0, "reward_functions": functions})
+    status.history.apply(as_event({"event": "step_logged", "time": 200.0, "reward_functions": functions}))
     assert len(samples("grpo_reward_function_mean", observation_of(status))) == 9
     assert samples("grpo_reward_function_std", observation_of(status))[("reward00",)] == 0.5
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.incidents import HOSTILE
+from support.journal import event
 from support.night import STEP_SECONDS, write_night
 
 from grpo_run.dashboards.reports.run_contents import read_run_report
@@ -102,9 +103,9 @@ def test_the_pace_of_phases_is_drawn_from_zero(tmp_path: Path) -> None:
     journal = Journal(run.journal, "night")
     for step in (100, 200, 300):
         seconds = {"generate": 0.5 + step / 1e5, "Scan.on_log": step / 1000}
-        journal.write("phase_costs", rank=0, step=step, train_call=1, seconds=seconds)
+        journal.write(event("phase_costs", rank=0, step=step, train_call=1, seconds=seconds))
     sentence = "steps get slower: callback Scan.on_log <b>"
-    journal.write("growth_found", rank=0, step=300, phase="Scan.on_log", factor=3.0, sentence=sentence)
+    journal.write(event("growth_found", rank=0, step=300, phase="Scan.on_log", factor=3.0, sentence=sentence))
     report = read_run_report(run)
     assert list(report.phases) == ["generate", "Scan.on_log"]
     page = as_html(report)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.builders.screen import TIME, Open, Screen, fault
+from support.journal import as_event
 
 from grpo_run.dashboards.terminal import terminal as module
 from grpo_run.dashboards.terminal.background_output import BackgroundStream
@@ -206,9 +207,9 @@ def test_a_finding_of_the_memory_trace_is_printed_once(screen: Open) -> None:
         "key": "a", "subject": "b",
         "sentence": "5 tensors",
     }  # fmt: skip
-    made.history.apply(record)
+    made.history.apply(as_event(record))
     made.terminal._show_findings(made.status())
-    made.history.apply({**record, "key": "c", "sentence": "6 tensors", "time": 1e12})
+    made.history.apply(as_event({**record, "key": "c", "sentence": "6 tensors", "time": 1e12}))
     made.end("Finished.")
     assert made.lines()[:2] == ["grpo-run: memory: rank 1: 5 tensors", "grpo-run: memory: rank 1: 6 tensors"]
     again = screen()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support import checkpoint_files
 from support.identities import identity
+from support.journal import as_events
 
 from grpo_run.runtime.checkpoints.digests import verify_digests
 from grpo_run.runtime.checkpoints.manifest import read_manifest, write_manifest
@@ -39,7 +40,7 @@ def checkpoints(tmp_path: Path, output: Path) -> CheckpointBackups:
         "event": "train_started", "rank": 0, "train_call": 1, "trainer_class": "GRPOTrainer",
         "output_dir": str(output)
     }  # fmt: skip
-    return CheckpointBackups(links_of(tmp_path), "run-1", History.of([started]).calls, warn=print)
+    return CheckpointBackups(links_of(tmp_path), "run-1", History.of(as_events([started])).calls, warn=print)
 
 
 def links_of(folder: Path) -> Path:

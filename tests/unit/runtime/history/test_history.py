@@ -18,6 +18,7 @@ from support.builders.runtime.journal_records import (
     started,
     train,
 )
+from support.journal import as_event, as_events
 
 from grpo_run.runtime.history.history import History
 from grpo_run.watchdog.observation import Phase
@@ -294,7 +295,7 @@ def test_an_invalid_record_is_counted_and_ignored(event: str, fields: dict[str, 
 def test_a_record_with_an_invalid_time_is_counted_and_ignored(time: Any) -> None:
     """The clock of the history does not change."""
     history = History.of(
-        [{"time": 1.0, "event": "warning"}, {"time": time, "event": "run_started", "run": "x"}]
+        as_events([{"time": 1.0, "event": "warning"}, {"time": time, "event": "run_started", "run": "x"}])
     )
     assert (history.unreadable, history.wall.last, history.run_id) == (1, 1.0, History().run_id)
 
@@ -391,7 +392,7 @@ def test_highest_checkpoint_and_best_position_never_decrease(
     history = History()
     before = (history.highest_checkpoint, history.best_position)
     for time, event, fields in records_of(story, times):
-        history.apply({"time": time, "event": event, **fields})
+        history.apply(as_event({"time": time, "event": event, **fields}))
         after = (history.highest_checkpoint, history.best_position)
         assert after[0] >= before[0]
         assert after[1] >= before[1]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.journal import as_events
 
 from grpo_run.runtime.history.history import History
 
 
 def history(*events: dict[str, Any]) -> History:
     """The history after these events."""
-    return History.of({"time": 1.0, **event} for event in events)
+    return History.of(as_events({"time": 1.0, **event} for event in events))
 
 
 def failed(step: int, *, lost: bool = True, call: int = 1) -> dict[str, Any]:

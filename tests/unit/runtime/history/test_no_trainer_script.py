@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.journal import as_event, as_events
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.no_trainer_script import NoTrainerScript, summarize
@@ -32,25 +33,25 @@ def saved(path: str) -> dict[str, Any]:
 
 def test_it_trains_by_itself_until_a_train_call_or_the_next_attempt_begins() -> None:
     """That it was seen stays."""
-    history = History.of([record("trains_without_trainer")])
+    history = History.of(as_events([record("trains_without_trainer")]))
     assert (history.no_trainer.seen, history.no_trainer.current) == (True, True)
-    history.apply(record("train_started", train_call=1, step=0))
+    history.apply(as_event(record("train_started", train_call=1, step=0)))
     assert (history.no_trainer.seen, history.no_trainer.current) == (True, False)
-    history.apply(record("trains_without_trainer"))
+    history.apply(as_event(record("trains_without_trainer")))
     assert history.no_trainer.current
-    history.apply(record("attempt_started", attempt=1, world_size=1))
+    history.apply(as_event(record("attempt_started", attempt=1, world_size=1)))
     assert (history.no_trainer.seen, history.no_trainer.current) == (True, False)
 
 
 def test_a_restart_is_over_when_the_script_trains_again() -> None:
     """There is no committed step that would show it."""
-    history = History.of([
+    history = History.of(as_events([
         record("attempt_started"), record("trains_without_trainer"),
         record("incident", cause="signal", failed_at=998.0), record("action", action="restart", reason="x"),
         record("attempt_started", attempt=1),
-    ])  # fmt: skip
+    ]))  # fmt: skip
     assert history.restarting
-    history.apply(record("trains_without_trainer", attempt=1))
+    history.apply(as_event(record("trains_without_trainer", attempt=1)))
     assert not history.restarting
     assert history.recoveries[0].recovery_seconds == 2.0
 
@@ -69,22 +70,24 @@ def test_a_directory_that_is_written_again_is_no_progress(saves: list[list[str]]
     """Unless the script writes it twice in one attempt. Each attempt ends with a fault."""
     history = History()
     for attempt, paths in enumerate(saves):
-        history.apply(record("attempt_started", attempt))
+        history.apply(as_event(record("attempt_started", attempt)))
         for path in paths:
-            history.apply(saved(path))
-        history.apply(record("incident", attempt, cause="signal"))
+            history.apply(as_event(saved(path)))
+        history.apply(as_event(record("incident", attempt, cause="signal")))
     assert history.failures_without_progress == failures
 
 
 def test_the_goodput_of_steps_that_are_not_counted_is_unknown() -> None:
     """It would be 0."""
-    history = History.of([record("run_started"), record("trains_without_trainer")])
+    history = History.of(as_events([record("run_started"), record("trains_without_trainer")]))
     assert history.goodput(NOW) is None
 
 
 def test_a_stop_with_code_0_leaves_a_run_that_is_not_finished() -> None:
     """The same command starts the script again."""
-    history = History.of([record("trains_without_trainer"), record("run_ended", exit_code=0, stopped=True)])
+    history = History.of(
+        as_events([record("trains_without_trainer"), record("run_ended", exit_code=0, stopped=True)])
+    )
     assert (history.state, history.finished) == ("stopped", False)
 
 
@@ -109,7 +112,7 @@ def test_the_state_is_said_without_steps_or_checkpoints(
 
 def test_checkpoints_of_the_script_are_named_with_their_age() -> None:
     """What the script does with them is not claimed."""
-    own = History.of([record("trains_without_trainer"), saved("out/a")]).no_trainer
+    own = History.of(as_events([record("trains_without_trainer"), saved("out/a")])).no_trainer
     assert own.restart(NOW) == f"restarts the script from its beginning; {SAVED}"
     assert (
         summarize(own, "stopped", 75, restarts=0, now=NOW)
@@ -120,9 +123,11 @@ def test_checkpoints_of_the_script_are_named_with_their_age() -> None:
 def test_a_script_that_trained_before_is_summarized_by_its_steps() -> None:
     """What it does now is said, too."""
     history = History.of(
-        [record("train_started", train_call=1, step=0), record("step_committed", train_call=1, step=4)]
+        as_events(
+            [record("train_started", train_call=1, step=0), record("step_committed", train_call=1, step=4)]
+        )
     )
-    history.apply(record("trains_without_trainer"))
+    history.apply(as_event(record("trains_without_trainer")))
     assert summarize_run("running", history).endswith(
         "no faults. The script takes optimizer steps of its own since its last train() call; they are not"
         " saved."
@@ -131,5 +136,5 @@ def test_a_script_that_trained_before_is_summarized_by_its_steps() -> None:
 
 def test_a_trainer_that_is_not_guarded_is_named() -> None:
     """It would be false to say that there is none."""
-    own = History.of([record("trains_without_trainer", trainer="PPOTrainer")]).no_trainer
+    own = History.of(as_events([record("trains_without_trainer", trainer="PPOTrainer")])).no_trainer
     assert own.what_trains() == "PPOTrainer takes optimizer steps outside a guarded train() call"

@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.journal import event
 from support.syscalls import MARK, Stop, run_and_kill, unsupported
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.journal import Journal, read_journal
-from grpo_run.runtime.history.reader import RunReader
+from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.reader import RunReader, read_journal
 from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.processes.identity import own_identity
 
@@ -29,9 +30,9 @@ def journal(tmp_path: Path) -> Journal:
     directory.create()
     directory.write_run({"run_id": "night"})
     journal = Journal(directory.journal, "night")
-    journal.write("run_started")
-    journal.write("train_started", rank=0, step=0, train_call=1, target_steps=9)
-    journal.write("step_committed", step=1, train_call=1)
+    journal.write(event("run_started"))
+    journal.write(event("train_started", rank=0, step=0, train_call=1, target_steps=9))
+    journal.write(event("step_committed", step=1, train_call=1))
     return journal
 
 
@@ -50,12 +51,12 @@ def test_a_second_look_reads_only_what_was_added(
     applied = []
     apply = History.apply
     monkeypatch.setattr(History, "apply", lambda self, record: (applied.append(record), apply(self, record)))
-    line = journal.entry("step_committed", step=2, train_call=1).line
+    line = journal.entry(event("step_committed", step=2, train_call=1)).line
     for part, step in ((line[:20], 1), (line[20:] + b"\n", 2)):
         with run.journal.open("ab") as file:
             file.write(part)
         assert reader.read().history.step == step
-    assert [record["step"] for record in applied] == [2]
+    assert [one.step for one in applied] == [2]
     assert reader.history() == History.of(read_journal(run.journal))
 
 
@@ -65,7 +66,7 @@ def test_a_journal_that_is_not_the_one_before_is_read_from_its_beginning(
 ) -> None:
     """A run directory may be put back from a copy while somebody looks."""
     reader = RunReader(run)
-    journal.write("warning", text="x")
+    journal.write(event("warning", text="x"))
     assert reader.read().history.warnings == 1
     lines = run.journal.read_bytes().splitlines(keepends=True)
     if way == "truncated":

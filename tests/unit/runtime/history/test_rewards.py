@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.journal import as_events
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.rewards import ALL, MovedReward, RewardLatency
@@ -50,17 +51,19 @@ def test_a_function_is_due_after_its_second_failure_at_one_step(
     events: list[dict[str, Any]], due: MovedReward | None
 ) -> None:
     """One that has only ever raised is broken, and is not moved."""
-    assert History.of(events).rewards.due == due
+    assert History.of(as_events(events)).rewards.due == due
 
 
 def test_moved_functions_stay_moved_for_a_later_supervisor() -> None:
-    history = History.of([MOVED, MOVED, {"event": "run_started"}, {"event": "reward_moved", "function": "*"}])
+    history = History.of(
+        as_events([MOVED, MOVED, {"event": "run_started"}, {"event": "reward_moved", "function": "*"}])
+    )
     assert history.rewards.moved == [PLACE, ALL]
 
 
 def test_failures_and_exclusions_are_counted_by_kind() -> None:
     failed = {"event": "reward_failed", "function": "judge", "kind": "timeout", "masked": 3}
-    record = History.of([failed, failed, {**failed, "kind": "output", "masked": 1}]).rewards
+    record = History.of(as_events([failed, failed, {**failed, "kind": "output", "masked": 1}])).rewards
     assert record.failures == {"timeout": 2, "output": 1}
     assert record.masked == 7
 
@@ -75,12 +78,14 @@ def test_latencies_are_totals_of_ranks_and_attempts() -> None:
         }  # fmt: skip
 
     events = [event(0, 0, 1), event(0, 0, 4), event(1, 0, 2), event(0, 1, 3)]
-    assert History.of(events).rewards.by_function() == {
+    assert History.of(as_events(events)).rewards.by_function() == {
         "judge": RewardLatency(calls=9, total_seconds=4.5, longest_seconds=4.0)
     }
 
 
 def test_an_invalid_event_is_counted_and_changes_nothing() -> None:
-    history = History.of([{"event": "reward_failed"}, {"event": "reward_latency", "function": "judge"}])
+    history = History.of(
+        as_events([{"event": "reward_failed"}, {"event": "reward_latency", "function": "judge"}])
+    )
     assert history.unreadable == 2
     assert history.rewards.by_function() == {}

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from support.journal import event
 
 from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.errors import RunDirectoryError
@@ -201,7 +202,7 @@ def test_without_a_name_the_active_run_is_meant_or_the_last_that_has_trained(
         one.write_run({})
         os.utime(one.run_json, (launched_at, launched_at))
     assert find_run(None, root=root) == refused
-    Journal(trained.journal, "r").write("step_committed", step=3, train_call=1)
+    Journal(trained.journal, "r").write(event("step_committed", step=3, train_call=1))
     assert find_run(None, root=root) == trained
     with run.locked():
         assert find_run(None, root=root) == run

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.journal import event
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history import reader
@@ -26,19 +27,19 @@ def run(tmp_path: Path) -> RunDirectory:
     directory.create()
     directory.write_run({"run_id": "night"})
     journal = Journal(directory.journal, "night")
-    journal.write("run_started")
+    journal.write(event("run_started"))
     journal.attempt = 0
-    journal.write("attempt_started")
-    journal.write("train_started", rank=0, step=0, train_call=1, target_steps=100)
-    journal.write("state_changed", **{"from": "starting", "to": "running"})
-    journal.write("step_committed", step=7, train_call=1)
-    journal.write("checkpoint_published", step=5, train_call=1, path="out/checkpoint-5", verified=True)
-    journal.write("incident", step=7, cause="signal", culprit=1, signature="s", detection_seconds=0.1)
-    journal.write("action", action="restart")
+    journal.write(event("attempt_started"))
+    journal.write(event("train_started", rank=0, step=0, train_call=1, target_steps=100))
+    journal.write(event("state_changed", **{"from": "starting", "to": "running"}))
+    journal.write(event("step_committed", step=7, train_call=1))
+    journal.write(event("checkpoint_published", step=5, train_call=1, path="out/checkpoint-5", verified=True))
+    journal.write(event("incident", step=7, cause="signal", culprit=1, signature="s", detection_seconds=0.1))
+    journal.write(event("action", action="restart"))
     journal.attempt = 1
-    journal.write("attempt_started")
-    journal.write("train_started", rank=0, step=5, train_call=1, target_steps=100)
-    journal.write("step_committed", step=8, train_call=1)
+    journal.write(event("attempt_started"))
+    journal.write(event("train_started", rank=0, step=5, train_call=1, target_steps=100))
+    journal.write(event("step_committed", step=8, train_call=1))
     return directory
 
 
@@ -55,9 +56,11 @@ def end(run: RunDirectory, code: int, sentence: str = "") -> None:
     journal = Journal(run.journal, "night")
     journal.attempt = 1
     journal.write(
-        "state_changed", **{"from": "running", "to": {0: "finished", 75: "stopped"}.get(code, "failed")}
+        event(
+            "state_changed", **{"from": "running", "to": {0: "finished", 75: "stopped"}.get(code, "failed")}
+        )
     )
-    journal.write("run_ended", exit_code=code, sentence=sentence)
+    journal.write(event("run_ended", exit_code=code, sentence=sentence))
 
 
 def test_a_live_run_shows_its_position(owned: RunDirectory) -> None:
@@ -84,7 +87,7 @@ def test_the_json_object_has_every_rank(owned: RunDirectory) -> None:
     """What it does and for how long; a rank that cannot be observed is listed as such, with its process."""
     journal = Journal(owned.journal, "night")
     for rank, pid in enumerate((17, 18)):
-        journal.write("rank_started", rank=rank, pid=pid)
+        journal.write(event("rank_started", rank=rank, pid=pid))
     writer = Board.create(owned.board, 2).writer(0, rank=0, pid=17, attempt=1)
     writer.state, writer.step = RankState.training, 8
     writer.enter(Phase.reward)
@@ -143,7 +146,7 @@ def test_a_snapshot_is_shown_only_while_its_memory_exists(run: RunDirectory, exi
     memory = run.path / "memory"
     run.write_run({"run_id": "night", "snapshot_directory": str(memory)})
     journal = Journal(run.journal, "night")
-    journal.write("checkpoint_staged", rank=0, step=8, train_call=1)
+    journal.write(event("checkpoint_staged", rank=0, step=8, train_call=1))
     if exists:
         memory.mkdir()
     assert RunReader(run).read().as_json()["snapshot_step"] == (8 if exists else None)

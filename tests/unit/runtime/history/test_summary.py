@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.journal import as_event, as_events
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Recovery
@@ -19,11 +20,11 @@ def test_a_run_that_left_its_loop_finishes_at_the_step_where_it_did() -> None:
     }  # fmt: skip
     committed = {"event": "step_committed", "train_call": 1, "step": 7, "target_steps": 30, "time": 6.0}
     left = {"event": "loop_left", "train_call": 1, "ends_after": 8, "time": 7.0}
-    history = History.of([started, committed, {**left, "rank": 0}, {**left, "rank": 1}])
+    history = History.of(as_events([started, committed, {**left, "rank": 0}, {**left, "rank": 1}]))
     assert summarize("finished", history, 0) == (
         "Finished at step 8 of 30, where the script left the loop, no faults."
     )
-    history.apply({"event": "train_ended", "train_call": 1, "time": 8.0})
+    history.apply(as_event({"event": "train_ended", "train_call": 1, "time": 8.0}))
     assert summarize("finished", history, 0) == "Finished at step 7 of 30, no faults."
 
 
@@ -113,7 +114,7 @@ def test_a_script_lacks_a_model_unless_it_has_saved_one_or_may_have(
         "event": "train_started", "rank": 0, "train_call": 1, "step": 0, "target_steps": 4,
         "trainer_class": trainer_class, "output_dir": str(tmp_path), "time": 5.0,
     }  # fmt: skip
-    history = History.of([started, *({**records[name], "time": 6.0} for name in events)])
+    history = History.of(as_events([started, *({**records[name], "time": 6.0} for name in events)]))
     history.train_call = 1
     assert lacks_model_of_script(history) is lacks
 

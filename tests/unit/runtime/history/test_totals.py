@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.builders.watchdog.slots import make_slot
+from support.journal import as_event
 
 from grpo_run.runtime.board.board import Board
+from grpo_run.runtime.history.events import RankCounted
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.status import read_counts
 from grpo_run.runtime.history.totals import CheckpointResult, RankTotals
@@ -58,7 +59,7 @@ def test_a_record_of_another_version_is_unreadable_and_changes_nothing() -> None
     history = History()
     header = {"event": "rank_counted", "time": 5.0, "rank": 0, "attempt": 0}
     for fields in ({}, {"counts": {}, "phases": {"sleep": {"counts": [], "sum_seconds": 0.0}}}):
-        history.apply(header | fields)
+        history.apply(as_event(header | fields))
     assert history.unreadable == 2
     assert history.wall.first is None
     assert history.ranks == RankTotals()
@@ -80,11 +81,8 @@ def test_no_sum_falls_when_an_attempt_is_counted(attempts: list[list[float]]) ->
         assert shown >= last
         for slot, phases in live:
             one = phases[Phase.vote]
-            record: dict[str, Any] = {
-                "rank": slot.rank, "attempt": attempt, "counts": {},
-                "phases": {"vote": {"counts": list(one.counts), "sum_seconds": one.sum_seconds}},
-            }  # fmt: skip
-            totals.apply(record)
+            vote = {"counts": list(one.counts), "sum_seconds": one.sum_seconds}
+            totals.apply(RankCounted(rank=slot.rank, attempt=attempt, counts={}, phases={"vote": vote}))
             assert totals.phases(live)[Phase.vote].sum_seconds == shown
         assert totals.phases([])[Phase.vote].sum_seconds == shown
         last = shown
@@ -100,7 +98,7 @@ def test_checkpoints_are_counted_by_what_became_of_them() -> None:
         ("checkpoint_failed", {"step": 5, "rank": 0}),
         ("checkpoint_rejected", {"step": 6, "rank": 0}),
     ):
-        history.apply({"event": event, "time": 50.0, **fields})
+        history.apply(as_event({"event": event, "time": 50.0, **fields}))
     assert history.checkpoints.results == dict.fromkeys(CheckpointResult, 1)
     assert (history.checkpoints.published_at, history.checkpoints.size_bytes) == (50.0, 7)
     assert history.checkpoints.durations == Histogram().with_value(2.0)
@@ -116,7 +114,7 @@ def test_a_run_is_given_up_at_its_last_fault(action: str, code: int, committed: 
     events = [("incident", {"cause": "signal", "step": 1}), ("action", {"action": action})]
     events += [("step_committed", {"step": 2, "train_call": 1})] * committed
     for event, fields in [*events, ("run_ended", {"exit_code": code})]:
-        history.apply({"event": event, "time": 50.0, **fields})
+        history.apply(as_event({"event": event, "time": 50.0, **fields}))
     (recovery,) = history.recoveries
     assert (recovery.gave_up, recovery.recovery_seconds is not None) == (gave_up, committed)
 
@@ -125,5 +123,5 @@ def test_only_a_guard_that_ends_the_attempt_refuses_a_step() -> None:
     """A warning lets the step pass, and other guards judge finite values."""
     history = History()
     for guard, response in (("nonfinite", "roll-back"), ("nonfinite", "warn"), ("kl", "stop")):
-        history.apply({"event": "guard_tripped", "time": 1.0, "guard": guard, "response": response})
+        history.apply(as_event({"event": "guard_tripped", "time": 1.0, "guard": guard, "response": response}))
     assert history.nonfinite_refused == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.journal import as_event, as_events
+
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.train_calls import MAX_PASSED_CALLS
 from grpo_run.runtime.supervisor.policy import start_of
@@ -35,7 +37,7 @@ def staged(call: int, step: int) -> dict[str, Any]:
 
 def start_after(*records: dict[str, Any]) -> str:
     """What a restart resumes from."""
-    return start_of(History.of(records))
+    return start_of(History.of(as_events(records)))
 
 
 def test_the_reason_of_a_restart_says_what_it_resumes_from() -> None:
@@ -69,18 +71,18 @@ def test_calls_are_passed_with_the_one_that_was_interrupted() -> None:
         {"event": "train_ended", "train_call": 1},
         started(2), saved(2, 4), attempt(1), started(2, 4, output_dir="/out/other"),
     ]  # fmt: skip
-    first, second = History.of(records).calls.to_pass()
+    first, second = History.of(as_events(records)).calls.to_pass()
     assert (first.finished, first.interrupted, first.directories[0].pid) == (True, False, 7)
     assert (second.finished, second.interrupted, second.saved) == (False, True, 4)
     assert [one.path for one in second.directories] == ["/out/other", "/out/2"]
-    assert History.of(records).calls.output_directories == ["/out/1", "/out/other", "/out/2"]
+    assert History.of(as_events(records)).calls.output_directories == ["/out/1", "/out/other", "/out/2"]
     assert second.directories[0].not_before == 100.0
 
 
 def test_a_call_that_is_restored_is_no_longer_interrupted() -> None:
     """The rank was killed after it had marked the checkpoint, and before it had said so."""
     restored = {"event": "train_restored", "rank": 0, "train_call": 1, "step": 10}
-    history = History.of([attempt(0), started(1), saved(1, 10), attempt(1), restored])
+    history = History.of(as_events([attempt(0), started(1), saved(1, 10), attempt(1), restored]))
     assert history.calls.interrupted is None
     assert history.calls.to_pass()[0].finished
 
@@ -94,25 +96,25 @@ def test_where_ranks_left_a_loop_is_passed_until_the_script_changes() -> None:
         return {"event": "loop_left", "rank": rank, "train_call": 1, "step": 6, "ends_after": after}
 
     loop = started(1, trainer_class="loop")
-    history = History.of([attempt(0), loop, left(1, 7), left(0, 7), attempt(1), loop])
+    history = History.of(as_events([attempt(0), loop, left(1, 7), left(0, 7), attempt(1), loop]))
     assert history.calls.to_pass()[0].left == ((0, 7), (1, 7))
     assert history.calls.to_pass()[0].interrupted
-    history.apply({"event": "run_started", "accept_change": False})
+    history.apply(as_event({"event": "run_started", "accept_change": False}))
     assert history.calls.to_pass()[0].left == ((0, 7), (1, 7))
-    history.apply({"event": "run_started", "accept_change": True})
+    history.apply(as_event({"event": "run_started", "accept_change": True}))
     assert history.calls.to_pass()[0].left == ()
 
 
 def test_the_calls_fit_into_an_environment_variable() -> None:
     """A long loop passes its newest ones."""
     records = [attempt(0), *(started(number) for number in range(1, 200))]
-    passed = History.of(records).calls.to_pass()
+    passed = History.of(as_events(records)).calls.to_pass()
     assert [passed[0].ordinal, passed[-1].ordinal] == [200 - MAX_PASSED_CALLS, 199]
 
 
 def test_a_call_that_starts_over_elsewhere_is_no_progress() -> None:
     """Otherwise a script with a random output directory would refill the restart budget for ever."""
-    history = History.of([attempt(0), started(1), saved(1, 4)])
+    history = History.of(as_events([attempt(0), started(1), saved(1, 4)]))
     assert history.highest_checkpoint == (1, 4)
     for record in (
         attempt(1),
@@ -122,9 +124,9 @@ def test_a_call_that_starts_over_elsewhere_is_no_progress() -> None:
         started(3, replaces=2),
         saved(3, 3),
     ):
-        history.apply(record)
+        history.apply(as_event(record))
     assert history.highest_checkpoint == (1, 4)
-    history.apply(saved(3, 5))
+    history.apply(as_event(saved(3, 5)))
     assert history.highest_checkpoint == (1, 5)
 
 
@@ -132,10 +134,10 @@ def test_a_mismatch_is_counted_and_kept_with_the_recovery() -> None:
     """The incident report shows it."""
     incident = {"event": "incident", "cause": "signal", "step": 4}
     chosen = {"event": "resume_chosen", "rank": 0, "step": 0, "mismatch": "starts from step 0"}
-    history = History.of([attempt(0), started(1), incident, attempt(1), chosen])
+    history = History.of(as_events([attempt(0), started(1), incident, attempt(1), chosen]))
     assert history.resume_mismatches == 1
     assert history.recoveries[0].mismatch == "starts from step 0"
-    history.apply({**chosen, "mismatch": None})
+    history.apply(as_event({**chosen, "mismatch": None}))
     assert history.resume_mismatches == 1
 
 
@@ -149,15 +151,15 @@ def test_a_call_that_the_script_ended_before_its_last_step_is_reopened_by_the_ne
     """Until something newer of it is saved. Only the last call counts, and only if the script had ended."""
     first = [attempt(0), started(1, target_steps=20), saved(1, 8), *ended(1, 8)]
     again = [{"event": "run_started", "time": 7.0, "run": "r"}, attempt(1)]
-    early = History.of(first)
+    early = History.of(as_events(first))
     assert early.ended_early is not None
     assert early.ended_early.progress == "step 8 of 20"
-    assert History.of([*first, *again]).calls.to_pass()[0].reopened
-    assert History.of([*first, *again, started(1, 8, target_steps=20)]).calls.to_pass()[0].reopened
+    assert History.of(as_events([*first, *again])).calls.to_pass()[0].reopened
+    assert History.of(as_events([*first, *again, started(1, 8, target_steps=20)])).calls.to_pass()[0].reopened
     more = [*first, *again, started(1, 8, target_steps=20), saved(1, 12)]
-    assert not History.of(more).calls.to_pass()[0].reopened
-    assert History.of([*more, *ended(1, 20)]).ended_early is None
+    assert not History.of(as_events(more)).calls.to_pass()[0].reopened
+    assert History.of(as_events([*more, *ended(1, 20)])).ended_early is None
     stopped = [attempt(0), started(1, target_steps=20), *ended(1, 8, code=75)]
-    assert History.of(stopped).ended_early is None
+    assert History.of(as_events(stopped)).ended_early is None
     other_last = [*first[:-1], started(2, target_steps=4), *ended(2, 4)]
-    assert History.of(other_last).ended_early is None
+    assert History.of(as_events(other_last)).ended_early is None

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.exact import Begun
+from support.journal import event
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
@@ -64,7 +65,7 @@ def session(
     def warn(text: str) -> None:
         if made.is_main:
             notified.append(text)
-            journal.write("warning", rank=0, text=text)
+            journal.write(event("warning", rank=0, text=text))
 
     settings = make_settings()
     made = SimpleNamespace(
@@ -78,7 +79,7 @@ def session(
             slot.memory_area, DeviceMemory().read, ResidentMemory().read, warn=notified.append
         ),
         notified=notified, notify=notified.append, warn=warn,
-        warn_in_journal=lambda text: journal.write("warning", rank=0, text=text),
+        warn_in_journal=lambda text: journal.write(event("warning", rank=0, text=text)),
     )  # fmt: skip
     for method in (Session.record_left_loop, Session.script_raised, Session.script_returned):
         setattr(made, method.__name__, functools.partial(method, made))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.journal import as_events
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
 from grpo_run.runtime.history.history import History
@@ -63,8 +63,7 @@ def meter(session: Any, costs: StepCosts, model: Any, monkeypatch: pytest.Monkey
 def meter_of(session: Any, costs: StepCosts, model: Any) -> GrowthMeter:
     """Return the meter of a trainer with a model."""
     trainer = SimpleNamespace(model=model, state=SimpleNamespace(log_history=[]))
-    journal = functools.partial(session.journal.write, rank=0)
-    return GrowthMeter(trainer, session.slot, costs, journal=journal, warn=session.warn)
+    return GrowthMeter(trainer, session.slot, costs, journal=session.journal.write, warn=session.warn)
 
 
 def test_a_phase_is_measured_without_the_phases_inside_it(
@@ -126,7 +125,7 @@ def test_growth_is_journaled_printed_and_in_the_history(
     assert found["grew"][0].startswith("hooks of the model, from ")
     assert found["grew"][0].endswith("(most in 1)")
     assert session.notified == [found["sentence"]]
-    history = History.of(events())
+    history = History.of(as_events(events()))
     assert history.growth == {"forward_backward": (found["factor"], found["sentence"])}
     assert history.unreadable == 0
 

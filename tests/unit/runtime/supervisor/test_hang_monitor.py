@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.journal import read_records
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.supervisor import hang_monitor
@@ -67,7 +67,7 @@ class Scene:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return the events of one kind in the journal."""
-        return [record for record in read_journal(self.journal) if record["event"] == name]
+        return [record for record in read_records(self.journal) if record["event"] == name]
 
 
 @pytest.fixture

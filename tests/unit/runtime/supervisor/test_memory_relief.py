@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from grpo_run.runtime.event import Event, event_name
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.supervisor.host_watch import CALM_SECONDS, LEAST_STEPS, MemoryRelief
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
@@ -33,9 +34,9 @@ class World:
         )
         self.step, self.now, self.may_restart = 0, 0.0, True
 
-    def _write(self, event: str, **fields: Any) -> None:
-        self.events.append(event)
-        self.history.apply({"event": event, "time": 1.0, **fields})
+    def _write(self, event: Event) -> None:
+        self.events.append(event_name(event))
+        self.history.apply(event)
 
     def _free(self, *, keep_newest: bool) -> int:
         self.kept_newest.append(keep_newest)

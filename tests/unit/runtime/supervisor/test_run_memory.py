@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.journal import as_events, event, read_records
 from support.memory_cases import GRPO, facts
 
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -55,13 +55,13 @@ class Supervised:
         """
         plan = self.history.memory.plan
         self.reporter.write(
-            "incident", cause=str(verdict.cause), step=3, train_call=1, memory_plan=plan.text,
+            event("incident", cause=str(verdict.cause), step=3, train_call=1, memory_plan=plan.text,
             signature=signature_with_plan(verdict, plan),
-        )  # fmt: skip
+        ))  # fmt: skip
         found = self.memory.decide(verdict, several_nodes=False, grown_bytes=0)
         if found is None:
             return None
-        self.reporter.write("action", action=str(found.decision.action), reason=found.decision.reason)
+        self.reporter.write(event("action", action=str(found.decision.action), reason=found.decision.reason))
         if found.change is not None:
             self.memory.change(found.change)
         return found.decision.action
@@ -71,7 +71,7 @@ def test_a_change_is_journaled_with_everything_and_said_in_the_scripts_terms(tmp
     run = Supervised(tmp_path / "run")
     write_facts(run.run.path, facts(dropout=True))
     assert run.fail(out_of_memory()) is Action.restart_with_plan_change
-    (event,) = [record for record in read_journal(run.run.journal) if record["event"] == "plan_changed"]
+    (event,) = [record for record in read_records(run.run.journal) if record["event"] == "plan_changed"]
     assert event["plan"] == {"micro_batch_divisor": 2}
     assert (event["fallback_step"], event["phase"], event["before"]) == ("micro_batch", "backward", {})
     assert event["predicted_bytes"] is event["predicted_saved_bytes"] is None
@@ -107,8 +107,10 @@ def test_other_faults_are_left_to_the_other_policy(tmp_path: Path, why: str) -> 
         write_facts(run.run.path, GRPO)
     if "loop" in why:
         run.reporter.write(
-            "train_started", rank=0, step=0, train_call=2, target_steps=9, trainer_class="grpo_run.loop",
-            output_dir="out"
+            event(
+                "train_started", rank=0, step=0, train_call=2, target_steps=9, trainer_class="grpo_run.loop",
+                output_dir="out",
+            )
         )  # fmt: skip
     cause = Cause.host_oom if "GPU" in why else Cause.gpu_oom
     assert run.fail(out_of_memory(cause=cause)) is None
@@ -134,10 +136,12 @@ def test_shorter_completions_reach_the_ranks_as_a_cap(tmp_path: Path) -> None:
 )
 def test_a_plan_that_cannot_be_read_leaves_the_last_one(record: dict[str, Any]) -> None:
     history = History.of(
-        [
-            {"event": "plan_changed", "time": 1.0, "plan": {"micro_batch_divisor": 2}},
-            {"event": "plan_changed", "time": 2.0, **record},
-        ]
+        as_events(
+            [
+                {"event": "plan_changed", "time": 1.0, "plan": {"micro_batch_divisor": 2}},
+                {"event": "plan_changed", "time": 2.0, **record},
+            ]
+        )
     )
     assert history.memory.plan == MemoryPlan(micro_batch_divisor=2)
     assert history.unreadable == 1

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from support.identities import identity
+from support.journal import as_event, as_events
 from support.slots import fill, snapshot
 
 from grpo_run.runtime.checkpoints.manifest import write_manifest
+from grpo_run.runtime.event import Event
+from grpo_run.runtime.history.events import RolledBack
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.snapshots.area import StagingArea
@@ -27,13 +30,11 @@ class World:
         self.out = folder / "out"
         self.staging = StagingArea(folder / "memory")
         self.config = replace(config, snapshot_directory=self.staging.path)
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[Event] = []
         self.notified: list[str] = []
-        self.reporter: Any = SimpleNamespace(
-            write=lambda name, **fields: self.events.append((name, fields)), notify=self.notified.append
-        )
+        self.reporter: Any = SimpleNamespace(write=self.events.append, notify=self.notified.append)
         self.history = History.of(
-            [
+            as_events([
                 {"event": "run_started", "time": 0.0},
                 {
                     "event": "train_started", "train_call": 1, "step": 0, "rank": 0,
@@ -43,10 +44,10 @@ class World:
                 {"event": "incident", "cause": "learning_collapse", "step": 33, "train_call": 1,
                 "sentence": "It fell."},
                 {"event": "action", "action": "restart_from_earlier_checkpoint", "before_step": 30},
-            ]
+            ])
         )  # fmt: skip
         self.drains = DrainScheduler(
-            self.staging, write=lambda *a, **k: None, warn=self.notified.append, preloaded=False
+            self.staging, write=lambda event: None, warn=self.notified.append, preloaded=False
         )
 
     def saves(self, step: int, name: str = "", **changes: Any) -> Path:
@@ -93,18 +94,19 @@ def test_what_is_from_the_onset_on_is_set_aside(world: World) -> None:
     ]
     assert "It fell." in (world.out / "rejected-checkpoint-30" / "REJECTED.json").read_text()
     assert sorted(staged.step for staged, _ in world.staging.snapshots()) == [25, 40]
-    ((name, fields),) = world.events
-    assert (name, fields["step"], fields["snapshots"]) == ("rolled_back", 25, [31])
+    (event,) = world.events
+    assert isinstance(event, RolledBack)
+    assert (event.step, event.snapshots) == (25, [31])
 
 
 def test_the_next_attempt_is_expected_to_begin_where_it_does(world: World) -> None:
     """Otherwise its start would be reported as one that repeats saved work."""
     world.saves(20)
     world.saves(30)
-    world.history.apply({"event": "checkpoint_published", "step": 30, "train_call": 1, "path": "p"})
+    world.history.apply(as_event({"event": "checkpoint_published", "step": 30, "train_call": 1, "path": "p"}))
     world.set_aside()
-    ((name, fields),) = world.events
-    world.history.apply({"event": name, **fields})
+    (event,) = world.events
+    world.history.apply(event)
     (call,) = world.history.calls
     assert call.saved == 20
     assert not world.set_aside()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.journal import as_event, as_events
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.history.history import History
@@ -65,7 +66,9 @@ def test_a_save_that_does_not_fit_into_the_timeout_is_said_once(
     history = History()
     stop = StopRequest(timeouts, history)
     assert stop.short_sentence() is None
-    history.apply({"event": event, "time": 1.0, "step": 4, "path": "/o/checkpoint-4", "seconds": seconds})
+    history.apply(
+        as_event({"event": event, "time": 1.0, "step": 4, "path": "/o/checkpoint-4", "seconds": seconds})
+    )
     assert ("--stop-timeout" in (stop.short_sentence() or "")) is said
     assert stop.short_sentence() is None
 
@@ -90,7 +93,8 @@ class Saving:
         self.ranks: Any = SimpleNamespace(alive={0: 1}, request_exit=self._request_exit)
         events = ({"event": "trains_without_trainer"}, {"event": "script_checkpoint", "path": "out/a"})
         self.stop = StopRequest(
-            Timeouts(handler_seconds=30.0), History.of([{"time": 1000.0, **event} for event in events])
+            Timeouts(handler_seconds=30.0),
+            History.of(as_events([{"time": 1000.0, **event} for event in events])),
         )
         self.stop.request(0.0)
         self._make_slot = make_slot

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.journal import as_events
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.launch.config import Timeouts
@@ -51,7 +52,7 @@ def test_the_means_follow_from_what_the_ranks_do(
 ) -> None:  # fmt: skip
     """Only inside a `train()` call, or between two, can ranks agree on a step."""
     slots: dict[int, Slot | None] = {0: make_slot(0, **first), 1: make_slot(1, **second)}
-    assert choose(committed, slots, History.of(records)) is means
+    assert choose(committed, slots, History.of(as_events(records))) is means
 
 
 def test_ranks_that_are_not_on_the_board_yet_get_sigterm() -> None:
@@ -67,7 +68,7 @@ def test_a_stop_asks_for_a_requeue_only_with_something_to_resume_from(
     records: list[dict[str, Any]], code: int
 ) -> None:
     """Or if the script may have a Trainer that has not begun."""
-    assert stop_code(History.of(records)) == code
+    assert stop_code(History.of(as_events(records))) == code
 
 
 def exit_of(rank: int, code: int | None, error: str | None = None, signal: int | None = None) -> Exit:
@@ -96,15 +97,19 @@ def test_the_script_s_code_is_one_that_all_ranks_have_chosen(exits: list[Exit], 
 def test_what_is_said_names_the_bound() -> None:
     """It is that of the handlers, or that of the wait for a save."""
     timeouts = Timeouts(stop_seconds=120.0, handler_seconds=20.0)
-    assert "handler has 20 s" in describe(StopMeans.term, History.of([OWN]), timeouts, training=False)
-    assert "after 2 min" in describe(StopMeans.save, History.of([OWN, SAVED]), timeouts, training=False)
+    assert "handler has 20 s" in describe(
+        StopMeans.term, History.of(as_events([OWN])), timeouts, training=False
+    )
+    assert "after 2 min" in describe(
+        StopMeans.save, History.of(as_events([OWN, SAVED])), timeouts, training=False
+    )
     assert "no step has finished" in describe(StopMeans.term, History(), timeouts, training=False)
 
 
 def test_a_stop_between_two_train_calls_announces_no_step() -> None:
     """The script may evaluate or export for long, and may never train again."""
     timeouts = Timeouts(stop_seconds=120.0)
-    assert "next step" in describe(StopMeans.vote, History.of([CALL]), timeouts, training=True)
-    between = describe(StopMeans.vote, History.of([CALL]), timeouts, training=False)
+    assert "next step" in describe(StopMeans.vote, History.of(as_events([CALL])), timeouts, training=True)
+    between = describe(StopMeans.vote, History.of(as_events([CALL])), timeouts, training=False)
     assert between.startswith("no train() call is running")
     assert "after 2 min" in between

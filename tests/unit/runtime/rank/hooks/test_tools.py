@@ -9,8 +9,10 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from support.journal import event
 
 from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.event import Event
 from grpo_run.runtime.launch.config import Timeouts
 from grpo_run.runtime.rank.hooks._tools import mark_tools, uneven_turns
 from grpo_run.watchdog.observation import Phase, Slot
@@ -41,10 +43,8 @@ class Session:
         self.slot = slot
         self.config = SimpleNamespace(timeouts=Timeouts(tool_seconds=0.05))
         self.told: list[str] = []
-        self.events: list[dict[str, Any]] = []
-        self.journal = SimpleNamespace(
-            write=lambda event, **fields: self.events.append({"event": event, **fields})
-        )
+        self.events: list[Event] = []
+        self.journal = SimpleNamespace(write=self.events.append)
         self.notify = self.warn = self.told.append
         self.warn_in_journal = self.told.append
 
@@ -118,7 +118,7 @@ def test_a_late_asynchronous_tool_is_cancelled(slot: SlotWriter, reading: Readin
     assert (result, own) == (1, wrong)
     assert isinstance(error, TimeoutError)
     assert str(error) == "no answer within 0.05 s"
-    assert session.events == [{"event": "tool_cancelled", "rank": 0, "tool": "tool deaf", "seconds": 0.05}]
+    assert session.events == [event("tool_cancelled", rank=0, tool="tool deaf", seconds=0.05)]
     assert "tool deaf was cancelled" in session.told[0]
     assert reading().phase is None
 

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from support.journal import as_events
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.rank.hooks import _trackers
@@ -52,7 +53,7 @@ def attempt(session: Any, events: Callable[[], list[dict[str, Any]]]) -> Callabl
     """Begin the next attempt, which knows what the journal has."""
 
     def begin() -> OpenedRuns:
-        known = History.of(events()).tracker_runs
+        known = History.of(as_events(events())).tracker_runs
         session.settings = session.settings.model_copy(update={"tracker_runs": known})
         return OpenedRuns(session)
 

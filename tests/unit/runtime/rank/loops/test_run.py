@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.journal import as_events
 
 from grpo_run.runtime.checkpoints.manifest import read_manifest
 from grpo_run.runtime.checkpoints.search import snapshot_directories
@@ -181,7 +182,7 @@ def test_a_loop_that_was_left_by_break_ends_there_after_a_restart(
     rank.record_left_loop()  # another call begins, or the script ends
     assert marks(events) == [last + 1]
     again()
-    known = History.of(events()).calls.to_pass()
+    known = History.of(as_events(events())).calls.to_pass()
     rank.settings = rank.settings.model_copy(update={"attempt": 1, "known_calls": known})
     second = Script(tmp_path)
     assert second.train(9, save_every=2) == expected[2:]

@@ -11,6 +11,7 @@ import pytest
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.board.slot_writer import SlotWriter
+from grpo_run.runtime.event import as_record
 from grpo_run.runtime.rank.memory.cleanup import StepCleanup, clean
 from grpo_run.runtime.rank.memory.cleanup_policy import CleanupNeed
 from grpo_run.runtime.rank.memory.device import DeviceMemory
@@ -83,7 +84,9 @@ def test_only_what_was_agreed_on_is_done(
 def test_cost_and_effect_are_journaled(slot: SlotWriter) -> None:
     """With what was done; nothing is done and journaled if nothing was agreed on."""
     events: list[dict[str, Any]] = []
-    cleanup = StepCleanup(10, slot, Gpu(), ResidentMemory(), journal=lambda **fields: events.append(fields))
+    cleanup = StepCleanup(
+        10, slot, Gpu(), ResidentMemory(), journal=lambda event: events.append(as_record(event))
+    )
     cleanup.clean(6, CleanupNeed())
     assert events == []
     cleanup.clean(7, CleanupNeed(release=True))

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import TrainerState
 
+from grpo_run.runtime.event import as_record
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.rank.rewards import _packing as packing
@@ -42,7 +43,7 @@ class Serving:
         )  # fmt: skip
         self.service = RewardService(
             host.start(), config, earlier=None, workers=1, memory_limit_bytes=2**32,
-            log=FailureLog(lambda event, **fields: self.events.append({"event": event, **fields}),
+            log=FailureLog(lambda event: self.events.append(as_record(event)),
             self.said.append),
             warn=self.said.append, on_waiting=lambda: None,
         )  # fmt: skip

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.journal import read_records
 from support.wrapped import masked
 
 from grpo_run.runtime.errors import RewardError
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.journal import read_journal
+from grpo_run.runtime.history.reader import read_journal
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.launch.config import CAPPED_ENDS, MaskingSettings
 from grpo_run.runtime.rank.rollouts._masking_report import EMPTY_ROLLOUTS
@@ -32,7 +33,7 @@ def events(session: Any, tmp_path: Path) -> Callable[[str], list[dict[str, Any]]
     """Read the journal's events of one name."""
     return lambda name: [
         {key: value for key, value in record.items() if key not in ("time", "monotonic", "run", "attempt")}
-        for record in read_journal(Path(session.config.run_directory) / "journal.jsonl")
+        for record in read_records(Path(session.config.run_directory) / "journal.jsonl")
         if record["event"] == name
     ]
 

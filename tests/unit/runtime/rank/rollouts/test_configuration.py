@@ -61,7 +61,8 @@ def config_class() -> type:
 
 def record(applied: Applied) -> Callable[..., None]:
     """Return a journal that records the fields."""
-    return lambda **fields: applied.append(fields)
+    names = ("key", "old", "new", "config")
+    return lambda event: applied.append({name: getattr(event, name) for name in names})
 
 
 def test_caps_are_applied_before_the_configuration_is_validated(config_class: type, applied: Applied) -> None:

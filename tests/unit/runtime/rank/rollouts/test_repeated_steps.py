@@ -7,33 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.journal import event
 from support.wrapped import masked
 
 from grpo_run.runtime.history.journal import Journal, read_newest
-from grpo_run.runtime.history.sample_masking import MaskingReason
-from grpo_run.runtime.rank.rollouts.repeated_masking import (
-    EVENT,
-    EarlierMasking,
-    completion_checksum,
-    read_earlier,
-)
+from grpo_run.runtime.history.sample_masking import MaskingReason, SampleMasked
+from grpo_run.runtime.rank.rollouts.repeated_masking import EarlierMasking, completion_checksum, read_earlier
 from grpo_run.runtime.rank.rollouts.reward_outputs import failed
 from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
 
 TOKENS = [[1, 2], [3, 4], [5, 6]]
 
 
-def event(**changes: Any) -> dict[str, Any]:
+def excluded(**changes: Any) -> Any:
     """An event of attempt 0 of the first call: the reward of sample 4 did not come in time."""
-    record = {
-        "event": EVENT, "attempt": 0, "train_call": 1, "rollout": 6, "function": "judge", "reason": "timeout",
+    fields = {
+        "attempt": 0, "count": 1, "train_call": 1, "rollout": 6, "function": "judge", "reason": "timeout",
         "samples": [4], "digests": [completion_checksum(TOKENS[1])], "evaluating": False,
     }  # fmt: skip
-    return record | changes
+    return event("sample_masked", **fields | changes)
 
 
 def rows(
-    *records: dict[str, Any], rollout: int = 6, function: str = "judge", first: int = 3
+    *records: Any, rollout: int = 6, function: str = "judge", first: int = 3
 ) -> dict[int, MaskingReason]:
     """What fails again in a rank whose samples begin with number 3, in attempt 2."""
     earlier = EarlierMasking.of(records, train_call=1, attempt=2)
@@ -42,7 +38,7 @@ def rows(
 
 def test_a_reward_fails_again_for_the_same_completion() -> None:
     """At its place among the samples of all ranks."""
-    assert rows(event()) == {1: MaskingReason.timeout}
+    assert rows(excluded()) == {1: MaskingReason.timeout}
 
 
 @pytest.mark.parametrize(
@@ -62,15 +58,15 @@ def test_a_reward_fails_again_for_the_same_completion() -> None:
 )
 def test_nothing_else_fails_again(changes: dict[str, Any]) -> None:
     """Another call, the present attempt, other completions, and events that cannot be read."""
-    assert rows(event(**changes)) == {}
+    assert rows(excluded(**changes)) == {}
 
 
 def test_the_last_attempt_that_did_the_step_counts() -> None:
     """Events of ranks and functions add up."""
-    later = event(attempt=1, samples=[3], digests=[completion_checksum(TOKENS[0])])
-    other = event(attempt=1, samples=[5], digests=[completion_checksum(TOKENS[2])], reason="exception")
-    assert rows(event(), later, other) == {0: MaskingReason.timeout, 2: MaskingReason.exception}
-    assert rows(later, event()) == {0: MaskingReason.timeout}
+    later = excluded(attempt=1, samples=[3], digests=[completion_checksum(TOKENS[0])])
+    other = excluded(attempt=1, samples=[5], digests=[completion_checksum(TOKENS[2])], reason="exception")
+    assert rows(excluded(), later, other) == {0: MaskingReason.timeout, 2: MaskingReason.exception}
+    assert rows(later, excluded()) == {0: MaskingReason.timeout}
 
 
 def test_the_end_of_the_journal_is_read(tmp_path: Path, session: Any) -> None:
@@ -78,13 +74,13 @@ def test_the_end_of_the_journal_is_read(tmp_path: Path, session: Any) -> None:
     path = tmp_path / "some.jsonl"
     journal = Journal(path, "run-1")
     for number in range(20):
-        journal.write("step_committed", step=number)
-        journal.write(EVENT, step=number, samples=[number])
-    found = [record["step"] for record in read_newest(path, EVENT, 1000)]
+        journal.write(event("step_committed", step=number))
+        journal.write(event("sample_masked", step=number, samples=[number], count=1, reason="nan"))
+    found = [one.step for one in read_newest(path, SampleMasked, 1000)]
     assert found == list(range(20))[-len(found) :]
     assert 2 <= len(found) < 10
-    assert len(list(read_newest(path, EVENT, 10**6))) == 20
-    assert list(read_newest(tmp_path / "none", EVENT, 10)) == []
+    assert len(list(read_newest(path, SampleMasked, 10**6))) == 20
+    assert list(read_newest(tmp_path / "none", SampleMasked, 10)) == []
     assert read_earlier(session, 1).rows(0, "judge", 0, TOKENS) == {}
 
 
@@ -107,5 +103,5 @@ def test_the_next_attempt_excludes_what_the_last_one_has_excluded(
     assert found[0] == found[1]
     assert found[1][1] == found[1][2] == 0
     path = Path(session.config.run_directory) / "journal.jsonl"
-    events = [(record["reason"], record["samples"]) for record in read_newest(path, EVENT, 10**6)]
+    events = [(one.reason, one.samples) for one in read_newest(path, SampleMasked, 10**6)]
     assert events == [("timeout", [1]), ("nan", [2])] * 2

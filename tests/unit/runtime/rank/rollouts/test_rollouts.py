@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.journal import read_records
 
 from grpo_run.runtime.board.board import Board
-from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.launch.injections import parse_all
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.memory.files import FORECAST_FOLDER, MOST_ROLLOUTS, MOST_SIZES, read_forecast
@@ -76,7 +76,7 @@ def train(made: Forecasts, of: GeneratedRollout, *, byte_per_token: int = 10) ->
 def events(session: Any, name: str = "micro_batches_split") -> list[dict[str, Any]]:
     """The journal's events of one name."""
     path = Path(session.config.run_directory) / "journal.jsonl"
-    return [record for record in read_journal(path) if record["event"] == name]
+    return [record for record in read_records(path) if record["event"] == name]
 
 
 def test_micro_batches_are_split_when_they_would_not_fit_and_whole_again_when_they_would(

@@ -13,6 +13,7 @@ from support.vote_groups import ThreadVotes, run_ranks, thread_votes
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall, read_manifest
 from grpo_run.runtime.errors import NoHeadroomError
+from grpo_run.runtime.event import as_record
 from grpo_run.runtime.launch.rank_settings import RankSettings
 from grpo_run.runtime.rank.saving import _reservation as reservation
 from grpo_run.runtime.rank.saving.saver import RETRY_STEPS
@@ -41,7 +42,7 @@ class Rank(Guarded):
             settings=settings, config=settings.config, notify=notified.append, warn=notified.append,
             warn_in_journal=notified.append, notified=notified, board=SimpleNamespace(requests=(False, 0)),
             journal=SimpleNamespace(
-                write=lambda event, **fields: journal.append({"event": event, **fields}), sync=lambda: None
+                write=lambda event: journal.append(as_record(event)), sync=lambda: None
             ),
         )  # fmt: skip
         self.journal = journal

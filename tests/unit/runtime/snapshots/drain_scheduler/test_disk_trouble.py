@@ -7,6 +7,7 @@ import shutil
 import pytest
 from support.builders.runtime.draining_run import DIES, FULL, World
 
+from grpo_run.runtime.history.events import CheckpointPublished
 from grpo_run.runtime.snapshots._drain_messages import DrainFailed, DrainProgress
 from grpo_run.runtime.snapshots._drain_requests import RETRY_SECONDS, STALL_SECONDS
 from grpo_run.runtime.snapshots.drain_scheduler import POLL_SECONDS
@@ -213,8 +214,8 @@ def test_a_broken_snapshot_is_not_missed_if_its_step_was_taken_again_and_written
     shutil.rmtree(world.staging.slots[0].files)
     other = 1005.0 if again else 995.0
     if by_rank:
-        event = {"event": "checkpoint_published", "train_call": 1, "step": 8, "time": other}
-        world.scheduler.note_event(event | {"scheduled": True})
+        published = CheckpointPublished(train_call=1, step=8, path="p", time=other, scheduled=True)
+        world.scheduler.note_published(published)
     else:
         world.take(1, 8, attempt=1, staged_at=other)
         world.scheduler.flush(newest_only=True)  # the newest first, as after a restart

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.journal import as_event
 from support.memory_cases import COLOCATED, GRPO, facts
 
 from grpo_run.runtime.history.history import History
@@ -48,27 +49,33 @@ class Story:
 
     def __init__(self) -> None:
         self.history = History()
-        self.history.apply({"event": "run_started", "time": 0.0})
+        self.history.apply(as_event({"event": "run_started", "time": 0.0}))
 
     def out_of_memory(self, given: Situation) -> MemoryDecision:
         self.history.apply(
-            {
-                "event": "incident",
-                "cause": "gpu_oom",
-                "step": 7,
-                "memory_plan": self.history.memory.plan.text,
-                "shortage": given.shortage.as_json(),
-            }
+            as_event(
+                {
+                    "event": "incident",
+                    "cause": "gpu_oom",
+                    "step": 7,
+                    "memory_plan": self.history.memory.plan.text,
+                    "shortage": given.shortage.as_json(),
+                }
+            )
         )
         found = decide_out_of_memory(self.history, given)
-        self.history.apply({"event": "action", "action": str(found.decision.action), "reason": ""})
+        self.history.apply(as_event({"event": "action", "action": str(found.decision.action), "reason": ""}))
         if found.change is not None:
             plan = found.change.plan.model_dump(exclude_defaults=True)
-            self.history.apply({"event": "plan_changed", "plan": plan, "inexact": list(found.change.inexact)})
+            self.history.apply(
+                as_event({"event": "plan_changed", "plan": plan, "inexact": list(found.change.inexact)})
+            )
         return found
 
     def checkpoint(self, step: int) -> None:
-        self.history.apply({"event": "checkpoint_published", "step": step, "path": "p", "train_call": 1})
+        self.history.apply(
+            as_event({"event": "checkpoint_published", "step": step, "path": "p", "train_call": 1})
+        )
 
 
 def test_a_full_gpu_changes_the_plan_and_never_restarts_unchanged() -> None:
@@ -129,7 +136,7 @@ def test_an_unchanged_restart_spends_the_budget() -> None:
 def test_without_a_fallback_step_left_the_run_ends_and_it_is_said_why() -> None:
     plan = {"generation_sub_batches": 8, "expandable_segments": True}
     story = Story()
-    story.history.apply({"event": "plan_changed", "plan": plan})
+    story.history.apply(as_event({"event": "plan_changed", "plan": plan}))
     found = story.out_of_memory(situation(MemoryPhase.generate))
     assert found.decision.action is Action.stop
     for words in ("generation sub batches: ", "shorter completions", "--allow-degrade"):
@@ -139,7 +146,7 @@ def test_without_a_fallback_step_left_the_run_ends_and_it_is_said_why() -> None:
 def test_a_user_who_allows_it_gets_shorter_completions_instead_of_the_end() -> None:
     plan = {"generation_sub_batches": 8, "expandable_segments": True}
     story = Story()
-    story.history.apply({"event": "plan_changed", "plan": plan})
+    story.history.apply(as_event({"event": "plan_changed", "plan": plan}))
     found = story.out_of_memory(situation(MemoryPhase.generate, allow_degrade=True))
     assert found.change is not None
     assert found.change.plan.max_completion_length == 256
@@ -149,7 +156,7 @@ def test_a_user_who_allows_it_gets_shorter_completions_instead_of_the_end() -> N
 def test_a_run_that_gets_further_each_time_is_not_given_up() -> None:
     story = Story()
     nothing_left = situation(MemoryPhase.save, proceeds=True)
-    story.history.apply({"event": "plan_changed", "plan": {"expandable_segments": True}})
+    story.history.apply(as_event({"event": "plan_changed", "plan": {"expandable_segments": True}}))
     for step in (10, 20, 30):
         assert story.out_of_memory(nothing_left).decision.action is Action.restart
         story.checkpoint(step)
@@ -238,11 +245,11 @@ def test_a_user_who_wants_no_restart_gets_none() -> None:
 def stalled(*actions: str, steps: tuple[int, ...] | None = None) -> History:
     """A run whose generation has not returned in time at each of these steps, after such actions."""
     history = History()
-    history.apply({"event": "run_started", "time": 0.0})
+    history.apply(as_event({"event": "run_started", "time": 0.0}))
     for number, step in enumerate(steps or (7,) * (len(actions) + 1)):
-        history.apply({"event": "incident", "cause": "generation_stall", "step": step})
+        history.apply(as_event({"event": "incident", "cause": "generation_stall", "step": step}))
         if number < len(actions):
-            history.apply({"event": "action", "action": actions[number], "reason": ""})
+            history.apply(as_event({"event": "action", "action": actions[number], "reason": ""}))
     return history
 
 

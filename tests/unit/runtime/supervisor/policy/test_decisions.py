@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.builders.runtime.failure_stories import BUG, KILLED, NO_START, history
+from support.journal import as_event, as_events
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.history.history import History
@@ -168,7 +169,7 @@ def before_first_step(what: Verdict, *earlier: dict[str, object]) -> Decision:
         {"event": "incident", "cause": "x", "step": what.step, "signature": what.signature,
         "repeat_key": what.repeat_key},
     ]  # fmt: skip
-    return decide(History.of(records), what, Budget(), stopping=False)
+    return decide(History.of(as_events(records)), what, Budget(), stopping=False)
 
 
 def test_an_exception_before_the_runs_first_step_ends_it_at_once() -> None:
@@ -241,7 +242,7 @@ def resumed_twice(
             *loaded,
             {"event": "incident", "cause": "x", "signature": what.signature, "repeat_key": what.repeat_key},
         ):
-            made.apply(record)
+            made.apply(as_event(record))
     return decide(made, second, Budget(), stopping=False, starts_over=starts_over)
 
 
@@ -276,7 +277,7 @@ def test_the_announced_start_is_where_the_snapshot_is_loaded_from(cause: str, pl
     ranks.
     """
     told = History.of(
-        [
+        as_events([
             {
                 "event": "train_started", "time": 1.0, "train_call": 1, "rank": 0, "step": 0,
                 "trainer_class": "T",
@@ -284,6 +285,6 @@ def test_the_announced_start_is_where_the_snapshot_is_loaded_from(cause: str, pl
             },
             {"event": "checkpoint_staged", "time": 2.0, "train_call": 1, "step": 2, "rank": 0},
             {"event": "incident", "time": 3.0, "train_call": 1, "step": 2, "cause": cause, "signature": "s"},
-        ]
+        ])
     )  # fmt: skip
     assert start_of(told) == f"from the snapshot of step 2 {place}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from support.builders.runtime.failure_stories import BUG, BUG_TWICE, KILLED, SLOW_JUDGE, STALL, history
+from support.journal import as_events
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action
@@ -34,13 +35,15 @@ def test_a_reward_whose_time_limit_expires_again_is_moved_before_the_run_is_give
     ends.
     """
     events: list[dict[str, object]] = [FAILURE, FAILURE, {"event": "reward_moved", **HUNG}, FAILURE]
-    replayed = History.of(events[:hangs] if hangs < 3 else events)
+    replayed = History.of(as_events(events[:hangs] if hangs < 3 else events))
     assert decide(replayed, BUG, Budget(), stopping=False).action is action
 
 
 def test_without_a_budget_no_reward_is_moved() -> None:
     budget = Budget(failures_without_progress=0)
-    assert decide(History.of([FAILURE, FAILURE]), BUG, budget, stopping=False).action is Action.stop
+    assert (
+        decide(History.of(as_events([FAILURE, FAILURE])), BUG, budget, stopping=False).action is Action.stop
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from support.builders.runtime.failure_stories import NO_START, history, verdict
+from support.journal import as_event
 
 from grpo_run.runtime.history.recovery import Action, Decision
 from grpo_run.runtime.launch.config import Budget
@@ -20,20 +21,20 @@ def starts(
     seconds.
     """
     made = history(["!killed"], trained=trained)
-    made.apply({"event": "action", "action": "restart"})
+    made.apply(as_event({"event": "action", "action": "restart"}))
     decisions: list[Decision] = []
     at, number = 1000.0, 0
     while at < 1000.0 + seconds:
         number += 1
         what = replace(NO_START, origin=origin, signature=f"ConnectionError@hub.py:{number % 2}:step0")
-        made.apply({"event": "attempt_started", "attempt": number, "time": at})
+        made.apply(as_event({"event": "attempt_started", "attempt": number, "time": at}))
         made.apply(
-            {"event": "incident", "cause": "startup_failure", "step": 0, "signature": what.signature,
+            as_event({"event": "incident", "cause": "startup_failure", "step": 0, "signature": what.signature,
             "starting": True,
-             "failed_at": at, "time": at}
+             "failed_at": at, "time": at})
         )  # fmt: skip
         decision = decide(made, what, Budget(failures_without_progress=budget), stopping=False)
-        made.apply({"event": "action", "action": str(decision.action), "patient": decision.patient})
+        made.apply(as_event({"event": "action", "action": str(decision.action), "patient": decision.patient}))
         decisions.append(decision)
         if decision.action is Action.stop:
             break
@@ -70,10 +71,22 @@ def starts_at(*times: float) -> list[Decision]:
     made, decisions = history([]), []
     for at in times:
         made.apply(
-            {"event": "incident", "cause": "x", "starting": True, "failed_at": 5000.0 + at, "signature": "s"}
+            as_event(
+                {
+                    "event": "incident",
+                    "cause": "x",
+                    "starting": True,
+                    "failed_at": 5000.0 + at,
+                    "signature": "s",
+                }
+            )
         )
         decisions.append(decide(made, replace(NO_START, origin=Origin.files), Budget(), stopping=False))
-        made.apply({"event": "action", "action": str(decisions[-1].action), "patient": decisions[-1].patient})
+        made.apply(
+            as_event(
+                {"event": "action", "action": str(decisions[-1].action), "patient": decisions[-1].patient}
+            )
+        )
     return decisions
 
 
@@ -113,9 +126,9 @@ def test_a_connection_that_fails_before_the_attempts_first_step_is_tried_patient
     """
     lost = verdict(cause=Cause.exception, signature="s", deterministic=True, origin=Origin.network)
     story = history(["!s", "!s", "!s"])
-    story.apply({"event": "attempt_started", "attempt": 3})
+    story.apply(as_event({"event": "attempt_started", "attempt": 3}))
     assert decide(story, lost, Budget(), stopping=False).patient
-    story.apply({"event": "step_committed", "step": 8, "train_call": 1})
+    story.apply(as_event({"event": "step_committed", "step": 8, "train_call": 1}))
     assert decide(story, lost, Budget(), stopping=False).action is Action.stop
 
 
@@ -124,7 +137,7 @@ def test_only_connections_are_tried_patiently_inside_train(origin: Origin) -> No
     """A file that is missing there will be missing again."""
     lost = verdict(cause=Cause.exception, signature="s", deterministic=True, origin=Origin.network)
     story = history(["!s"])
-    story.apply({"event": "attempt_started", "attempt": 1})
+    story.apply(as_event({"event": "attempt_started", "attempt": 1}))
     assert decide(story, lost, Budget(), stopping=False).patient
     decision = decide(story, replace(lost, origin=origin), Budget(), stopping=False)
     assert decision.action is Action.restart

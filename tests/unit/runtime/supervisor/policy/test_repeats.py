@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from support.journal import as_event
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action, Decision
@@ -46,7 +47,7 @@ class Night:
         self._begin(0)
 
     def _write(self, event: str, **fields: object) -> None:
-        self.history.apply({"event": event, "time": self.now, "train_call": 1, **fields})
+        self.history.apply(as_event({"event": event, "time": self.now, "train_call": 1, **fields}))
 
     def _begin(self, attempt: int) -> None:
         self._write("attempt_started", attempt=attempt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.journal import as_event, as_events
 
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action, Decision, orders_of, pending_rollback
@@ -28,16 +29,16 @@ class Story:
     """A run that trains and fails; every fault is decided as the supervisor does."""
 
     def __init__(self, budget: Budget | None = None) -> None:
-        self.history = History.of([{"event": "run_started", "time": 0.0}])
+        self.history = History.of(as_events([{"event": "run_started", "time": 0.0}]))
         self.budget = budget or Budget()
 
     def trips(self, one: Trip, *, call: int = 1, **arguments: Any) -> Decision:
         """A guard trips."""
         self.history.apply(
-            {
+            as_event({
                 "event": "incident", "cause": "learning_collapse", "step": one.step, "train_call": call,
                 "guard": to_json(one), "signature": f"{one.guard}",
-            }
+            })
         )  # fmt: skip
         verdict = Verdict(
             cause=Cause.learning_collapse, culprits=(), step=one.step, phase=None, confidence="proved",
@@ -46,23 +47,25 @@ class Story:
         )  # fmt: skip
         decision = decide(self.history, verdict, self.budget, stopping=False, **arguments)
         self.history.apply(
-            {
+            as_event({
                 "event": "action", "action": str(decision.action), "before_step": decision.before_step,
                 "fresh_from": decision.fresh_from,
-            }
+            })
         )  # fmt: skip
         return decision
 
     def is_killed(self) -> None:
         """Another fault in between."""
         self.history.apply(
-            {"event": "incident", "cause": "signal", "step": 59, "signature": "x", "train_call": 1}
+            as_event({"event": "incident", "cause": "signal", "step": 59, "signature": "x", "train_call": 1})
         )
-        self.history.apply({"event": "action", "action": "restart"})
+        self.history.apply(as_event({"event": "action", "action": "restart"}))
 
     def saves(self, step: int) -> None:
         """A new highest checkpoint refills the budget."""
-        self.history.apply({"event": "checkpoint_published", "step": step, "train_call": 1, "path": "p"})
+        self.history.apply(
+            as_event({"event": "checkpoint_published", "step": step, "train_call": 1, "path": "p"})
+        )
 
 
 def test_the_order_of_the_repetitions() -> None:
@@ -137,7 +140,7 @@ def test_a_rollback_is_pending_until_it_was_carried_out() -> None:
     assert pending_rollback(story.history.recoveries) is None
     story.trips(trip())
     assert pending_rollback(story.history.recoveries) is not None
-    story.history.apply({"event": "rolled_back", "train_call": 1, "step": 40})
+    story.history.apply(as_event({"event": "rolled_back", "train_call": 1, "step": 40}))
     assert pending_rollback(story.history.recoveries) is None
     story.is_killed()
     assert pending_rollback(story.history.recoveries) is None

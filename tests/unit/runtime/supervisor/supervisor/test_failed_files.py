@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.builders.runtime.supervised_run import SupervisedRun
+from support.journal import event
 
 from grpo_run.runtime.errors import RunDirectoryError
 from grpo_run.runtime.history.journal import Journal
@@ -27,7 +28,7 @@ def test_events_that_the_disk_refuses_count(
     write = os.write
 
     def no_events(descriptor: int, data: bytes) -> int:
-        if data.lstrip().startswith(b'{"time"'):
+        if data.lstrip().startswith(b'{"event"'):
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(descriptor, data)
 
@@ -54,7 +55,7 @@ def test_a_run_whose_first_event_cannot_be_written_does_not_begin(
     run = start()
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(RunDirectoryError, match="free some space"):
-        run.supervisor.begin()
+        run.supervisor.begin(world_size_local=2, accept_change=False)
 
 
 def test_an_event_that_the_disk_refuses_is_applied_after_those_of_ranks(
@@ -64,7 +65,7 @@ def test_an_event_that_the_disk_refuses_is_applied_after_those_of_ranks(
     run = start(step=7)
     rank = Journal(run.directory.journal, "run-1")
     rank.attempt = 0
-    rank.write("checkpoint_staged", rank=0, step=7, train_call=1, scheduled=False, seconds=0.1)
+    rank.write(event("checkpoint_staged", rank=0, step=7, train_call=1, scheduled=False, seconds=0.1))
     monkeypatch.setattr(os, "write", full)
     assert run.poll(run.ranks.exit(0, signal=9)) is Directive.restart
     assert run.supervisor.history.failures_without_progress == 1

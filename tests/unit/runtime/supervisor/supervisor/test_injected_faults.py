@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from support.builders.runtime.supervised_run import SupervisedRun
+from support.journal import event
 
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.launch.injections import parse_injection
@@ -32,7 +33,7 @@ def test_a_fault_that_happened_lets_a_strict_run_finish(start: Callable[..., Sup
     """The event of the rank may come with its exit."""
     fault = parse_injection("slow@rank1:step2")
     run = start(step=6, injections=(fault,), strict_faults=True)
-    Journal(run.directory.journal, "run-1").write("fault_injected", rank=1, injection=str(fault))
+    Journal(run.directory.journal, "run-1").write(event("fault_injected", rank=1, injection=str(fault)))
     run.finish(0)
     assert (run.supervisor.exit_code, run.events("warning")) == (0, [])
 

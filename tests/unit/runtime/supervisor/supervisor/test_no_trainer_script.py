@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from support.builders.runtime.supervised_run import SupervisedRun
+from support.journal import event
 
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.lifecycle import RunState
@@ -19,7 +20,7 @@ def test_a_script_that_trains_by_itself_is_stopped_by_sigterm(start: Callable[..
     for rank, slot in run.slots.items():
         slot.state, slot.train_call, slot.no_trainer_after = RankState.starting, 0, 1
         slot.publish()
-        Journal(run.directory.journal, "run-1").write("trains_without_trainer", rank=rank, trainer="")
+        Journal(run.directory.journal, "run-1").write(event("trains_without_trainer", rank=rank, trainer=""))
     run.poll()
     run.poll()
     said = [text for text in run.messages if "no Trainer and no loop" in text]
@@ -44,10 +45,10 @@ def test_a_train_call_after_steps_of_the_script_is_said(start: Callable[..., Sup
     """What was said before is true of the steps before it only."""
     run = start()
     journal = Journal(run.directory.journal, "run-1")
-    journal.write("trains_without_trainer", rank=0, trainer="")
+    journal.write(event("trains_without_trainer", rank=0, trainer=""))
     run.poll()
     journal.write(
-        "train_started", rank=0, train_call=1, step=0, trainer_class="GRPOTrainer", output_dir="/out"
+        event("train_started", rank=0, train_call=1, step=0, trainer_class="GRPOTrainer", output_dir="/out")
     )
     run.poll()
     run.poll()

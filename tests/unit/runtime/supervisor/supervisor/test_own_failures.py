@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.builders.runtime.supervised_run import SupervisedRun
+from support.journal import event
 
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.lifecycle import RunState
@@ -31,7 +32,7 @@ def test_a_failure_of_the_supervisor_stops_the_ranks_in_order(start: Callable[..
     run = start(step=3)
     run.ranks.later = [run.ranks.exit(0, code=75), run.ranks.exit(1, code=75)]
     Journal(run.directory.journal, "run-1").write(
-        "checkpoint_published", step=3, path="checkpoint-3", verified=True
+        event("checkpoint_published", step=3, path="checkpoint-3", verified=True)
     )
     break_detector(run, KeyError("rank"))
     run.ranks.alive = dict(run.ranks.pids)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support.builders.runtime.supervised_run import SupervisedRun
+from support.journal import event
 
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.journal import Journal, read_journal
-from grpo_run.runtime.history.reader import RunReader
+from grpo_run.runtime.history.journal import Journal
+from grpo_run.runtime.history.reader import RunReader, read_journal
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.processes.agent import Directive
 
@@ -57,7 +58,9 @@ def test_every_event_counts_once_in_memory_and_on_disk(start: Callable[..., Supe
     rank = Journal(run.directory.journal, "run-1")
     for step in range(1, 8):
         run.vote(step)
-        rank.write("checkpoint_published", rank=0, step=step, train_call=1, path=f"out/checkpoint-{step}")
+        rank.write(
+            event("checkpoint_published", rank=0, step=step, train_call=1, path=f"out/checkpoint-{step}")
+        )
         run.poll()
     run.poll(run.ranks.exit(1, signal=9))
     run.attempt()

@@ -12,8 +12,8 @@ from typing import cast
 
 import pytest
 from support.builders.runtime.supervised_run import SupervisedRun
+from support.journal import read_records
 
-from grpo_run.runtime.history.journal import read_journal
 from grpo_run.runtime.history.lifecycle import RunState
 from grpo_run.runtime.processes.agent import Directive
 from grpo_run.runtime.processes.ranks import RankGroup
@@ -27,7 +27,7 @@ def test_a_killed_rank_is_recovered_after_evidence_is_written(
     assert run.poll(run.ranks.exit(1, signal=9)) is Directive.restart
     assert collected == [{0: 900}]
     assert run.state is RunState.recovering
-    names = [record["event"] for record in read_journal(run.directory.journal)]
+    names = [record["event"] for record in read_records(run.directory.journal)]
     assert [name for name in names if name in ("incident", "action", "attempt_ended")] == [
         "incident", "action", "attempt_ended",
     ]  # fmt: skip

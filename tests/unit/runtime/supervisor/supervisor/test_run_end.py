@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.builders.runtime.supervised_run import SupervisedRun
+from support.journal import event
 
 from grpo_run.runtime.history.journal import Journal
 from grpo_run.runtime.history.lifecycle import RunState
@@ -53,11 +54,15 @@ def test_a_script_that_lacks_a_checkpoint_has_not_finished(
     newest.mkdir()
     journal = Journal(run.directory.journal, "run-1")
     journal.write(
-        "checkpoint_failed", rank=0, step=50, path="/out/checkpoint-50", train_call=1, reason="no room.",
-        lost=True
+        event(
+            "checkpoint_failed", rank=0, step=50, path="/out/checkpoint-50", train_call=1, reason="no room.",
+            lost=True,
+        )
     )  # fmt: skip
-    journal.write("train_started", rank=0, train_call=1, step=0, target_steps=100)
-    journal.write("checkpoint_published", rank=0, step=100, path=str(newest), train_call=1, scheduled=True)
+    journal.write(event("train_started", rank=0, train_call=1, step=0, target_steps=100))
+    journal.write(
+        event("checkpoint_published", rank=0, step=100, path=str(newest), train_call=1, scheduled=True)
+    )
     run.finish(0)
     assert (run.supervisor.exit_code, run.state) == (93, RunState.failed)
     assert run.supervisor.sentence.endswith(
@@ -76,7 +81,7 @@ def test_a_script_that_leaves_out_what_was_interrupted_says_so(
     run = start(require_resume=required)
     journal = Journal(run.directory.journal, "run-1")
     journal.attempt = 0
-    journal.write("train_started", rank=0, train_call=1, step=0, trainer_class="T", output_dir="/out")
+    journal.write(event("train_started", rank=0, train_call=1, step=0, trainer_class="T", output_dir="/out"))
     run.vote(7)
     run.poll()
     run.poll(run.ranks.exit(1, signal=9))

@@ -80,10 +80,10 @@ def test_memory_runs_out_once_in_the_phase_that_is_named(log: Log, phase: str) -
                         parts[name]()
                     assert recognize(["torch.OutOfMemoryError"], str(raised.value)) is not None
                 parts[name]()
-    assert [record["injection"] for record in log.records] == [
+    assert [record.injection for record in log.records] == [
         str(parse_all([f"oom@rank0:step2:phase={phase}"])[0])
     ]
-    assert log.records[0]["phase"] == phase
+    assert log.records[0].phase == phase
     assert torch.autograd.backward is backward
     model.generate(torch.ones(9, 2))
     assert not model._forward_pre_hooks
@@ -136,7 +136,7 @@ def test_nccl_reports_exhausted_memory_in_its_own_words(log: Log) -> None:
         pytest.raises(torch.distributed.DistBackendError, match="Cuda failure 2 'out of memory'"),
     ):
         pass_through(board, model, 2)
-    assert log.records[0]["phase"] == MemoryPhase.backward.name
+    assert log.records[0].phase == MemoryPhase.backward.name
 
 
 @pytest.mark.parametrize("phase", ["generate", "score"])

@@ -6,6 +6,7 @@ import pytest
 from support.builders.trainers.injections import Log, alone, make, steps
 
 from grpo_run.runtime.errors import ConfigError
+from grpo_run.runtime.history.events import FaultInjected
 from grpo_run.runtime.launch.injections import KINDS
 from grpo_run.runtime.rank.injected_faults import FAULTS, InjectedFault
 from grpo_run.watchdog.observation import Phase
@@ -31,14 +32,9 @@ def test_a_fault_is_on_disk_before_it_happens(log: Log, kind: str) -> None:
     steps(make(log, f"{kind}@rank1:step3"), 1, 5)
     assert log.lines == ["journaled", "on disk", f"{kind}@rank1:step3 on 1"]
     assert log.records == [
-        {
-            "event": "fault_injected",
-            "rank": 1,
-            "step": 3,
-            "kind": kind,
-            "injection": f"{kind}@rank1:step3",
-            "phase": KINDS[kind].phase.name,
-        }
+        FaultInjected(
+            rank=1, step=3, kind=kind, injection=f"{kind}@rank1:step3", phase=KINDS[kind].phase.name
+        )
     ]
 
 
@@ -82,7 +78,7 @@ def test_faults_that_take_effect_later_are_armed_first(log: Log) -> None:
     """A rank that hangs can no longer ignore SIGTERM."""
     injector = make(log, "data@rank1:step2", "ignore-term@rank1:step2", "exit-hang@rank1:step2")
     steps(injector, 1, 2)
-    assert [record["kind"] for record in log.records] == ["ignore-term", "exit-hang", "data"]
+    assert [record.kind for record in log.records] == ["ignore-term", "exit-hang", "data"]
 
 
 def test_an_injection_into_a_missing_rank_is_an_error(log: Log) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.builders.trainers.callback_loop import Events, FakeCadence, Loop, Reading
+from support.journal import as_events
 from transformers import TrainerControl
 
 from grpo_run.runtime.history.history import History
@@ -90,7 +91,7 @@ def test_the_rewards_of_each_function_are_journaled(loop: Loop, events: Events) 
     assert functions["f4"] == {"mean": 4.0}
     assert functions["other"] == {"mean": 8.0, "std": 8.5}
     assert "reward_functions" not in second
-    assert History.of(events()).rewards.logged == functions
+    assert History.of(as_events(events())).rewards.logged == functions
 
 
 def test_the_summary_of_a_call_is_not_journaled_as_a_step(loop: Loop, events: Events) -> None:

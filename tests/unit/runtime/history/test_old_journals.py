@@ -1,0 +1,46 @@
+"""A journal that an earlier version has begun is read as that version read it.
+
+`journal_0_1_0.jsonl` has every event of a real run of version 0.1.0 with a killed rank, each further event
+that version wrote, one that nobody knows, one that was shortened to its header and half a line. The history
+beside it is what version 0.1.0 made of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.reader import read_journal
+
+HERE = Path(__file__).parent
+GONE: frozenset[str] = frozenset()
+"""Fields of that history that no longer exist."""
+
+
+def plain(value: Any) -> Any:
+    """Return an object of the history as JSON values."""
+    if dataclasses.is_dataclass(value):
+        return {one.name.lstrip("_"): plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if isinstance(value, dict):
+        return {str(getattr(key, "name", key)): plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(plain(one) for one in value)
+    return value.value if isinstance(value, Enum) else value
+
+
+def test_a_journal_of_version_0_1_0_has_the_same_history() -> None:
+    """A run that is resumed after an update continues."""
+    known = json.loads((HERE / "journal_0_1_0.history.json").read_text())
+    history = plain(History.of(read_journal(HERE / "journal_0_1_0.jsonl")))
+    assert history["unreadable"] == 1
+    assert {name: value for name, value in known.items() if name not in GONE} == json.loads(
+        json.dumps(history)
+    )
