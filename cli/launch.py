@@ -18,7 +18,6 @@ from grpo_run.cli.launching.command import LaunchCommand, parse
 from grpo_run.cli.launching.identity import ChangedFiles, check_against_run, check_inputs, inputs_of
 from grpo_run.cli.launching.notifications import Notifier
 from grpo_run.cli.launching.on_end import end_record, run_on_end, status_or_none
-from grpo_run.cli.launching.preflight import check_first
 from grpo_run.cli.launching.stop_signals import after_end, note_signals, stop_signals
 from grpo_run.cli.removal import remove_run
 from grpo_run.runtime.catalog import has_trained
@@ -88,8 +87,6 @@ def main_of_new_run() -> NoReturn:
 
 def _run(launch: LaunchCommand) -> int:
     """Supervise the run. A launch that is refused leaves no run directory that it has made."""
-    if launch.preflight:
-        check_first(launch)
     directory = RunDirectory(path=launch.config.run_directory)
     made = not directory.path.exists()
     try:

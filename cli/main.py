@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, UsageError
 
 COMMANDS = {
-    "doctor": "examine this machine before a run",
     "plan": "predict the memory of a job before it runs, without a GPU",
     "launch": "run a training script under supervision; accepts torchrun's options",
     "train": "train a recipe (arithmetic, gsm8k or a YAML file) under supervision",
