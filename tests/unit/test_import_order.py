@@ -66,12 +66,9 @@ OUTSIDE_WORLD = frozenset(
 )  # fmt: skip
 LIGHT = (
     "cli.checkpoints",
-    "cli.gc",
     "cli.launch",
-    "cli.ls",
     "cli.main",
     "cli.resume",
-    "cli.rm",
     "cli.save",
     "cli.serve",
     "cli.status",
