@@ -29,7 +29,6 @@ COMMANDS = {
     "stop": "ask a run to save a checkpoint and stop",
     "save": "ask a run to save a checkpoint at the next step",
     "checkpoints": "list, verify or prune checkpoints",
-    "bench": "measure where the memory of an RLOO step goes",
     "demo": "train the arithmetic recipe, kill a rank, recover, and plot the reward",
 }
 RUNS = frozenset({"launch", "train", "resume"})

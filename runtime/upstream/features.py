@@ -95,12 +95,8 @@ PLAN: Final = Feature(
         )
     },
 )
-MEMORY_EXPERIMENT: Final = Feature(
-    text="the experiment on the memory of RLOO",
-    needs={"": (f"{memory_names.HEAD_MODULE}:{memory_names.ADD_HEAD}",)},
-)
 FEATURES: Final = (
-    EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING, CAPS, TOOLS, FORECAST, DIVISION, PLAN, MEMORY_EXPERIMENT,
+    EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING, CAPS, TOOLS, FORECAST, DIVISION, PLAN,
 )  # fmt: skip
 
 
