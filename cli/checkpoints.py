@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_run.cli.command_parser import CommandParser
-from grpo_run.cli.removal import remove_folder
 from grpo_run.cli.text import print_table
 from grpo_run.runtime.catalog import find_run
 from grpo_run.runtime.checkpoints.listing import (
@@ -20,7 +20,8 @@ from grpo_run.runtime.checkpoints.listing import (
     list_checkpoints,
     select_prunable,
 )
-from grpo_run.runtime.checkpoints.publishing import is_abandoned
+from grpo_run.runtime.checkpoints.manifest import remove_manifest
+from grpo_run.runtime.checkpoints.publishing import clean_partial_directories, is_abandoned
 from grpo_run.runtime.checkpoints.search import output_directory_of, step_of
 from grpo_run.runtime.errors import ConfigError, UsageError
 from grpo_run.runtime.history.reader import RunReader
@@ -159,7 +160,7 @@ def _prune(directories: Sequence[Path], options: argparse.Namespace) -> int:
         )
         if entry.state is not CheckpointState.partial or is_abandoned(entry.path)
     ]
-    remaining = [entry for entry in selected if options.yes and remove_folder(entry.path)]
+    remaining = [entry for entry in selected if options.yes and not _delete(entry)]
     deleted = [entry for entry in selected if options.yes and entry not in remaining]
     if options.json:
         value = {
@@ -179,6 +180,19 @@ def _prune(directories: Sequence[Path], options: argparse.Namespace) -> int:
     else:
         print(f"{total} freed" if options.yes else f"{total} would be freed; add --yes to delete")
     return EXIT_BAD if remaining else 0
+
+
+def _delete(entry: CheckpointEntry) -> bool:
+    """Delete a checkpoint; return whether it is gone."""
+    try:
+        if entry.state is CheckpointState.partial:
+            clean_partial_directories(entry.path.parent)  # judged again under its lock
+        else:
+            remove_manifest(entry.path)  # first, so that an interrupted deletion leaves no checkpoint
+            shutil.rmtree(entry.path)
+    except OSError:
+        pass
+    return not entry.path.exists()
 
 
 def _best(entries: Sequence[CheckpointEntry]) -> set[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,9 +19,7 @@ from grpo_run.cli.launching.command import LaunchCommand, parse
 from grpo_run.cli.launching.identity import ChangedFiles, check_against_run, check_inputs, inputs_of
 from grpo_run.cli.launching.notifications import Notifier
 from grpo_run.cli.launching.on_end import end_record, run_on_end, status_or_none
-from grpo_run.cli.launching.preflight import check_first
 from grpo_run.cli.launching.stop_signals import after_end, note_signals, stop_signals
-from grpo_run.cli.removal import remove_run
 from grpo_run.runtime.catalog import has_trained
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE, RunDirectoryError, UsageError
 from grpo_run.runtime.history.history import History
@@ -30,7 +29,7 @@ from grpo_run.runtime.history.run_directory import RunDirectory
 from grpo_run.runtime.launch.imported_files import renew_record
 from grpo_run.runtime.launch.inputs import commit_of
 from grpo_run.runtime.processes.starting import interpreter_command
-from grpo_run.runtime.registry import register, registry_folder, targets_folder, withdraw_target
+from grpo_run.runtime.registry import forget, register, registry_folder, targets_folder, withdraw_target
 from grpo_run.runtime.supervisor import last_resort
 
 if TYPE_CHECKING:
@@ -88,8 +87,6 @@ def main_of_new_run() -> NoReturn:
 
 def _run(launch: LaunchCommand) -> int:
     """Supervise the run. A launch that is refused leaves no run directory that it has made."""
-    if launch.preflight:
-        check_first(launch)
     directory = RunDirectory(path=launch.config.run_directory)
     made = not directory.path.exists()
     try:
@@ -104,9 +101,17 @@ def _run(launch: LaunchCommand) -> int:
 
 def _discard(directory: RunDirectory, *, made: bool) -> None:
     """Remove the run directory of a launch that was refused: it could be taken for a run."""
-    if made and directory.path.exists() and not has_trained(directory):
-        with contextlib.suppress(RunDirectoryError):  # it cannot be written
-            remove_run(directory)
+    if not made or not directory.path.exists() or has_trained(directory):
+        return
+    # it cannot be written, is another launch's by now, or has files of others
+    with contextlib.suppress(RunDirectoryError, OSError), directory.locked():
+        for path in directory.own_files():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        forget(directory.path, registry_folder())
+        directory.path.rmdir()
 
 
 def _locked(launch: LaunchCommand, directory: RunDirectory) -> int:

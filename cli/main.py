@@ -16,12 +16,10 @@ from collections.abc import Sequence
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, UsageError
 
 COMMANDS = {
-    "doctor": "examine this machine before a run",
     "plan": "predict the memory of a job before it runs, without a GPU",
     "launch": "run a training script under supervision; accepts torchrun's options",
     "train": "train a recipe (arithmetic, gsm8k or a YAML file) under supervision",
     "resume": "start the recorded command of a run again",
-    "ls": "list all runs",
     "status": "show the state of a run",
     "serve": "serve a live page of all runs",
     "top": "show runs and ranks live in the terminal",
@@ -31,9 +29,6 @@ COMMANDS = {
     "stop": "ask a run to save a checkpoint and stop",
     "save": "ask a run to save a checkpoint at the next step",
     "checkpoints": "list, verify or prune checkpoints",
-    "rm": "delete the directories of runs; checkpoints stay",
-    "gc": "free shared memory, renamed checkpoints and old runs that are no longer needed",
-    "bench": "measure where the memory of an RLOO step goes",
     "demo": "train the arithmetic recipe, kill a rank, recover, and plot the reward",
 }
 RUNS = frozenset({"launch", "train", "resume"})

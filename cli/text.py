@@ -1,6 +1,6 @@
 """Text that commands print: paragraphs of 80 columns, and tables with aligned columns.
 
-Called by `grpo-run ls`, `grpo-run checkpoints` and `grpo-run plan`. Imports nothing of this project.
+Called by `grpo-run checkpoints` and `grpo-run plan`. Imports nothing of this project.
 """
 
 from __future__ import annotations

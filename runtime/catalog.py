@@ -1,87 +1,20 @@
-"""The runs of a user, each with its state, age and size: shown by `grpo-run ls`, evaluated by `grpo-run gc`.
+"""Find the runs of a user: all, the one that a command names, or the one that is meant if none is named.
 
 A run is found in `runs/` of the working directory or by the registry, and nowhere else: no file system is
-searched. Called by every command that names a run. Reads only.
+searched. Called by every command that names a run, and by the live page. Reads only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.files import tree_bytes
-from grpo_run.runtime.history.checkpoint_backups import BackupFolder, find_backups
 from grpo_run.runtime.history.reader import RunReader
 from grpo_run.runtime.history.run_directory import DEFAULT_ROOT, RunDirectory
-from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.registry import registered, registry_folder
-from grpo_run.runtime.snapshots.leftovers import AreaEntry
-from grpo_run.runtime.snapshots.ownership import recorded_areas
 
 MAX_ASKED = 16
 """How many of the last launches are asked whether they have trained: a long journal takes a second."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunEntry:
-    """One run.
-
-    Attributes:
-        directory: of the run.
-        status: as `grpo-run status` reads it; None if it cannot be read.
-        problem: why it cannot be read; None if it can.
-        last_time: of the last event, in seconds since the epoch.
-        size_bytes: of the run directory, and of links to checkpoints beside an output directory. A linked
-            checkpoint counts if it has no other name.
-        memory_bytes: of the run's snapshots in shared memory.
-        areas: the staging areas that `run.json` names.
-        backups: links to checkpoints, which a killed start leaves.
-    """
-
-    directory: RunDirectory
-    status: RunStatus | None
-    problem: str | None
-    last_time: float
-    size_bytes: int
-    memory_bytes: int
-    areas: tuple[Path, ...]
-    backups: tuple[BackupFolder, ...] = ()
-
-    @property
-    def run_id(self) -> str:
-        """The run's id."""
-        return self.directory.path.name if self.status is None else self.status.run_id
-
-    @property
-    def state(self) -> str:
-        """The state of the run; `unreadable` if its files are damaged."""
-        return "unreadable" if self.status is None else self.status.state
-
-    @property
-    def live(self) -> bool:
-        """Whether a supervisor holds the run, or it cannot be told that none does."""
-        return self.status is None or self.status.supervisor_pid is not None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the object that `grpo-run ls --json` prints for the run."""
-        history = None if self.status is None else self.status.history
-        return {
-            "run_id": self.run_id,
-            "run_directory": str(self.directory.path),
-            "state": self.state,
-            "live": self.status is not None and self.live,
-            "step": None if history is None else history.step,
-            "target_steps": None if history is None else history.target_steps,
-            "trains_without_trainer": None if history is None else history.no_trainer.seen,
-            "exit_code": None if history is None else history.exit_code,
-            "last_event_at": self.last_time,
-            "size_bytes": self.size_bytes,
-            "memory_bytes": self.memory_bytes,
-            "problem": self.problem,
-        }
 
 
 def run_directories(root: Path = DEFAULT_ROOT, folder: Path | None = None) -> list[Path]:
@@ -98,56 +31,6 @@ def run_directories(root: Path = DEFAULT_ROOT, folder: Path | None = None) -> li
         if _is_run(path):
             found.setdefault(path.resolve(), path)
     return list(found.values())
-
-
-def read_runs(paths: Iterable[Path], areas: Sequence[AreaEntry]) -> list[RunEntry]:
-    """Read runs, those with the latest event first.
-
-    Args:
-        paths: of run directories.
-        areas: all staging areas of this user.
-    """
-    sizes = {area.path: area.size_bytes for area in areas}
-    entries = [_read(RunDirectory(path=path), sizes) for path in paths]
-    return sorted(entries, key=lambda entry: -entry.last_time)
-
-
-def _read(directory: RunDirectory, sizes: Mapping[Path, int]) -> RunEntry:
-    status: RunStatus | None = None
-    problem: str | None = None
-    areas: tuple[Path, ...] = ()
-    try:
-        status = RunReader(directory).read()
-        areas = tuple(recorded_areas(directory.read_run()))
-    except (RunDirectoryError, OSError) as error:
-        problem = str(error)
-    last_time = status.history.wall.last if status is not None else None
-    backups = links_of(directory, status) if status is not None else []
-    return RunEntry(
-        directory=directory,
-        status=status,
-        problem=problem,
-        last_time=last_time or _modified_at(directory.path),
-        size_bytes=_size_bytes(directory, backups),
-        memory_bytes=sum(sizes.get(area, 0) for area in areas),
-        areas=areas,
-        backups=tuple(backups),
-    )
-
-
-def links_of(directory: RunDirectory, status: RunStatus) -> list[BackupFolder]:
-    """Return the links to checkpoints that the last start of a run has left."""
-    return find_backups(directory.checkpoint_backups, status.run_id, status.history.calls.output_directories)
-
-
-def _size_bytes(directory: RunDirectory, backups: Iterable[BackupFolder]) -> int:
-    own = (tree_bytes(path, linked=path != directory.checkpoint_backups) for path in directory.own_files())
-    beside = (
-        tree_bytes(one.path, linked=False)
-        for one in backups
-        if directory.checkpoint_backups not in one.path.parents
-    )
-    return sum(own) + sum(beside)
 
 
 def find_run(name: str | None, root: Path = DEFAULT_ROOT) -> RunDirectory:

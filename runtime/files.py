@@ -128,20 +128,16 @@ def sync_tree(path: Path, progress: Callable[[int], None] = lambda size_bytes: N
         sync_directory(Path(folder))
 
 
-def tree_bytes(path: Path, *, linked: bool = True) -> int:
+def tree_bytes(path: Path) -> int:
     """Return the space that a file, or all files in a folder, take. What is removed meanwhile is not counted.
 
     Symbolic links are not followed.
-
-    Args:
-        linked: count files that have other names too; deleting this one does not free their space.
     """
     files = [path] if not path.is_dir() or path.is_symlink() else _files_in(path)
     total = 0
     for file in files:
         with contextlib.suppress(OSError):
-            status = file.lstat()
-            total += status.st_blocks * BLOCK_BYTES if linked or status.st_nlink == 1 else 0
+            total += file.lstat().st_blocks * BLOCK_BYTES
     return total
 
 

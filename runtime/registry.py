@@ -7,7 +7,7 @@
 Every launch writes its entry under a name that follows from the path. The registry is an index only: an
 entry without a run directory is ignored, and a run without an entry is found in `runs/`. Only its user can
 read it. The targets are for Prometheus (file_sd_configs), which may run as another user. Called by
-`grpo-run launch`, `grpo-run gc` and `catalog.py`.
+`grpo-run launch` and `catalog.py`.
 
 Launches whose registry is elsewhere (another user or machine) are not seen. Deletes no run.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from grpo_run.runtime.files import replace_file
 
 MAX_ENTRIES = 1000
-"""The entries launched last are kept; `ls` shows no more runs than a person can read."""
+"""The entries launched last are kept; the live page shows no more runs than a person can read."""
 MAX_PATH_BYTES = 4096
 """PATH_MAX of Linux."""
 
@@ -124,7 +124,7 @@ def announce_target(run_directory: Path, folder: Path | None, *, target: str, ru
 def withdraw_target(run_directory: Path, folder: Path | None) -> None:
     """Remove the file of `announce_target`, if there is one."""
     if folder is not None:
-        with suppress(OSError):  # a file that stays is removed by the next launch or `grpo-run gc`
+        with suppress(OSError):  # a file that stays is removed by the next launch
             target_file(run_directory, folder).unlink(missing_ok=True)
 
 

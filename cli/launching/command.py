@@ -34,13 +34,16 @@ from grpo_run.runtime.launch.config import Budget, RunConfig
 from grpo_run.runtime.launch.guard_options import parse_guards
 from grpo_run.runtime.launch.injections import check as check_injections
 from grpo_run.runtime.launch.injections import parse_all
-from grpo_run.runtime.preflight.checks import descriptors_needed
 from grpo_run.runtime.processes.starting import parse_signals
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.runtime.upstream.versions import untested_versions
 
 TOKEN_BYTES = 4
 """Of the random part of a new run's id."""
+DESCRIPTORS, DESCRIPTORS_PER_RANK = 128, 16
+"""Open files of the supervisor: libraries, the run's files, connections to the metrics, which take a fourth
+at most, and evidence of a fault. Of a rank: its pipe, sentinel and files, and a connection to the store for
+each process group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,6 @@ class LaunchCommand:
     heartbeat_url: str = field(repr=False)
     typed: tuple[str, ...] = field(repr=False)
     accept_change: bool
-    preflight: bool
     snapshot_folder: Path | None
 
     @property
@@ -103,7 +105,8 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
     parse_signals(options.signals_to_handle)
     nodes = node_range(options)
     if nodes[1] == 1:  # of several, only the one with rank 0 writes
-        check_output_directory(options.training_script_args)
+        for sentence in check_output_directory(options.training_script_args):
+            _warn(sentence)
     if options.on_resume_failure == "fresh" and nodes[1] > 1:
         raise UsageError(
             "--on-resume-failure fresh: one node only, because several cannot agree on the new run"
@@ -174,7 +177,6 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         heartbeat_url=heartbeat_url,
         typed=tuple(arguments),
         accept_change=options.accept_change,
-        preflight=options.preflight,
         snapshot_folder=values.snapshot_folder(options.snapshot_dir, nodes[1]),
     )
 
@@ -185,7 +187,7 @@ def check_descriptors(ranks: int, limit: int) -> None:
     Raises:
         UsageError: it does not; without descriptors a fault could not be handled.
     """
-    needed = descriptors_needed(ranks)
+    needed = DESCRIPTORS + DESCRIPTORS_PER_RANK * ranks
     if limit != resource.RLIM_INFINITY and limit < needed:
         raise UsageError(
             f"the limit of open files is {limit}, and {ranks} rank(s) need {needed}: raise it with `ulimit"

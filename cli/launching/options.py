@@ -195,12 +195,6 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         "--accelerate-config", metavar="FILE", help="apply a configuration file of `accelerate launch`"
     )
     group.add_argument(
-        "--preflight",
-        action="store_true",
-        help="examine this machine as `grpo-run doctor` does, without the speed of the disk, before each"
-        " attempt: a failure keeps the run from starting, and is a warning before a restart",
-    )
-    group.add_argument(
         "--no-preload",
         action="store_true",
         help="start ranks as fresh interpreters (default: fork them from a process that has imported torch,"

@@ -9,19 +9,24 @@ from __future__ import annotations
 import importlib.machinery
 import itertools
 import os
+import shutil
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from grpo_run.runtime.errors import UsageError
+from grpo_run.watchdog.text import size_text
 
 CONFIG_OPTION = "--config"
 """How scripts with TRL's parser name a YAML file."""
 OUTPUT_OPTIONS = ("--output_dir", "--output-dir")
 """How scripts name the directory of their checkpoints."""
+LITTLE_ROOM_BYTES = 256 << 20
+"""A checkpoint, its optimizer and the run's own files hardly fit into less."""
 
 
 def source_of(target: str, *, module: bool) -> Path:
@@ -102,12 +107,17 @@ def check_configs(arguments: Sequence[str]) -> None:
             check_yaml(path)
 
 
-def check_output_directory(arguments: Sequence[str]) -> None:
+def check_output_directory(arguments: Sequence[str]) -> list[str]:
     """Try to make a folder where a script's `--output_dir` would be made.
+
+    Returns:
+        a warning for each directory whose disk is nearly full. How large a checkpoint will be is unknown, so
+        that is no reason to refuse.
 
     Raises:
         UsageError: nothing can be written there: every save would fail.
     """
+    nearly_full = []
     for given in values_of(arguments, OUTPUT_OPTIONS):
         place = Path(os.path.abspath(given))
         while not place.exists() and place != place.parent:
@@ -118,6 +128,14 @@ def check_output_directory(arguments: Sequence[str]) -> None:
             raise UsageError(
                 f"output directory {given} cannot be written: {place}: {error.strerror}"
             ) from None
+        with suppress(OSError):
+            free_bytes = shutil.disk_usage(place).free
+            if free_bytes < LITTLE_ROOM_BYTES:
+                nearly_full.append(
+                    f"warning: output directory {given} has {size_text(free_bytes)} free; make room for"
+                    " checkpoints"
+                )
+    return nearly_full
 
 
 def check_yaml(path: Path) -> None:

@@ -109,7 +109,6 @@ def write_kept_checkpoints(
     directory: RunDirectory,
     run_id: str,
     history: History,
-    notify: Callable[[str], None] = _notify,
     *,
     wait_seconds: float = 0.0,
     interrupted: Callable[[], bool] = lambda: False,
@@ -139,19 +138,19 @@ def write_kept_checkpoints(
         history.apply(entry.event)
         if isinstance(event, CheckpointPublished):
             written.append(event.path)
-            notify(f"wrote {event.path} ({size_text(event.size_bytes or 0)}), which was only in memory")
+            _notify(f"wrote {event.path} ({size_text(event.size_bytes or 0)}), which was only in memory")
 
     try:
-        drains = DrainScheduler(StagingArea(area.path), write=write, warn=notify, preloaded=False)
+        drains = DrainScheduler(StagingArea(area.path), write=write, warn=_notify, preloaded=False)
         left = write_last(
-            drains, wait_seconds=wait_seconds, interrupted=interrupted, notify=notify,
+            drains, wait_seconds=wait_seconds, interrupted=interrupted, notify=_notify,
             only_model=lacks_model_of_script(history),
         )  # fmt: skip
         drains.close()
     finally:
         os.close(area.lock)
     if left is not None:
-        notify(left.sentence)
+        _notify(left.sentence)
         return left
     if history.exit_code is None or history.finished:
         return None

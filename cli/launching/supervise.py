@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 import os
 import re
 import secrets
@@ -28,7 +27,6 @@ from grpo_run.cli.launching.command import LaunchCommand
 from grpo_run.cli.launching.identity import ChangedFiles
 from grpo_run.cli.launching.notifications import Notifier
 from grpo_run.cli.launching.on_end import await_last_scrapes, end_record, leave_at, run_on_end
-from grpo_run.cli.launching.preflight import check_again
 from grpo_run.cli.launching.stop_signals import (
     StoppedWithoutRanks,
     handle_signals,
@@ -153,13 +151,10 @@ def _supervise(
     logs = LogFiles(directory)
     logs.configure()
     remaining = RemainingProcesses(owned, keep=config.keep)
-    attempts = itertools.count()
 
     def begin_attempt(files: dict[tuple[int, int], Path]) -> None:
-        """Show what the ranks print, what is wrong with the machine, and whether the script has changed."""
+        """Show what the ranks print, and whether the script has changed."""
         output.follow(files)
-        if launch.preflight and next(attempts) and supervisor is not None:
-            check_again(launch, supervisor.history.checkpoint, terminal.notify)
         change = changed_files.since_last_attempt()
         if change is not None:
             terminal.notify(change)

@@ -2,9 +2,8 @@
 
 Before each attempt the supervisor makes hard links of the checkpoints (`CheckpointBackups`). When the ranks
 are about to choose one, rank 0 puts back those that are gone (`put_back`). If the start does not get so
-far, the next start puts them back, or the end of the run, or `grpo-run gc`. Nothing is copied. Links need
-one file system: the run directory's, else the output directory's parent; where neither works, nothing is
-kept.
+far, the next start puts them back, or the end of the run. Nothing is copied. Links need one file system: the
+run directory's, else the output directory's parent; where neither works, nothing is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_run.runtime.checkpoints.manifest import LOCK, MANIFEST, Manifest, read_manifest
@@ -98,13 +96,9 @@ class CheckpointBackups:
     def _remove(self) -> list[str]:
         """Remove the links; return the output directories whose links are the last ones of a checkpoint,
         and stay."""
-        last = {
-            one.output_dir
-            for one in find_backups(self._folder, self._run_id, self._directories)
-            if one.missing
-        }
+        last = [one for one in self._directories if has_last_copies(self._folder, self._run_id, one)]
         remove(self._folder, (directory for directory in self._directories if directory not in last))
-        return sorted(last)
+        return last
 
     def _put_back(self, directories: Iterable[str]) -> None:
         for directory in directories:
@@ -113,36 +107,15 @@ class CheckpointBackups:
                 self._warn(put_back_sentence(names, directory))
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackupFolder:
-    """Links to the checkpoints of one output directory.
-
-    Attributes:
-        missing: the checkpoints that exist nowhere else, and would be put back.
-    """
-
-    path: Path
-    output_dir: str
-    missing: tuple[str, ...]
-
-
-def find_backups(folder: Path, run_id: str, directories: Iterable[str]) -> list[BackupFolder]:
-    """Return the links that exist.
+def has_last_copies(folder: Path, run_id: str, directory: str) -> bool:
+    """Return whether links to checkpoints of an output directory are all that is left of them.
 
     Args:
         folder: of links in the run directory.
         run_id: of the run.
-        directories: its output directories.
+        directory: the output directory.
     """
-    return [
-        BackupFolder(
-            path=place, output_dir=directory, missing=tuple(backup.path.name for backup, _ in wanted)
-        )
-        for directory in directories
-        for place in _places(folder, directory)
-        if place.is_dir()
-        for wanted in [_missing(place, run_id, directory)]
-    ]
+    return any(place.is_dir() and _missing(place, run_id, directory) for place in _places(folder, directory))
 
 
 def put_back(folder: Path, run_id: str, directory: str) -> list[str]:

@@ -46,8 +46,8 @@ from grpo_run.watchdog.json_values import from_json
 
 DEFAULT_ROOT = Path("runs")
 LOCK_WAIT_SECONDS = 0.2
-"""How long to wait for a command such as `grpo-run gc` that holds the lock for a moment. Commands that only
-look do not take it.
+"""How long to wait for a launch that was refused and holds the lock for a moment. Commands that only look do
+not take it.
 """
 ID_DIGITS = 6
 MAX_LOCK_BYTES = 4096

@@ -39,8 +39,8 @@ class FaultKind:
         phase: where it happens by default.
         seconds: default duration; infinity for an unlimited one, None for a kind without a duration.
         fixed_phase: whether any other phase is refused.
-        collective: whether it calls torch.distributed, and therefore needs a second rank.
-        common: whether the other ranks take part, each with one all-reduce.
+        collective: whether it calls torch.distributed, while each other rank makes one all-reduce; it needs a
+            second rank.
         arms: whether it returns immediately and takes effect later. Such a fault comes first at its place.
     """
 
@@ -49,7 +49,6 @@ class FaultKind:
     seconds: float | None = None
     fixed_phase: bool = False
     collective: bool = False
-    common: bool = False
     arms: bool = False
 
     @property
@@ -77,18 +76,17 @@ KINDS: dict[str, FaultKind] = {
     "gil": _kind("a regular expression that never returns holds the GIL", _REWARD),
     "lock": _kind("the rank waits for a lock, without end or for `seconds`", _REWARD, seconds=math.inf),
     "mismatch-operation": _kind(
-        "the rank calls all_gather where the others call all_reduce", _BODY, collective=True, common=True
+        "the rank calls all_gather where the others call all_reduce", _BODY, collective=True
     ),
     "mismatch-shape": _kind(
         "the rank calls all_reduce with a tensor of another size than the others",
-        _BODY, collective=True, common=True,
+        _BODY, collective=True,
     ),
     "mismatch-group": _kind(
         "the rank calls all_reduce on another process group than the others",
-        _BODY, collective=True, common=True,
+        _BODY, collective=True,
     ),
-    "skip": _kind("the rank skips an all_reduce that the others call", _BODY, collective=True, common=True),
-    "extra": _kind("the rank alone calls an all_reduce", _BODY, collective=True),
+    "skip": _kind("the rank skips an all_reduce that the others call", _BODY, collective=True),
     "exit": _kind("the rank calls sys.exit(0) during training", _BODY),
     "return": _kind(
         "the rank alone returns from train(), or leaves its loop, at the end of the step", _BODY, arms=True
@@ -97,13 +95,6 @@ KINDS: dict[str, FaultKind] = {
     "slow-generation": _kind(
         "every forward pass of the step's generation takes `seconds` longer; default 0.2",
         Phase.generate, seconds=0.2, fixed_phase=True, arms=True,
-    ),
-    "data": _kind(
-        "the rank sleeps while it loads data, without end or for `seconds`", _DATA, seconds=math.inf
-    ),
-    "checkpoint": _kind(
-        "the rank sleeps while it writes a checkpoint, without end or for `seconds`",
-        Phase.checkpoint, seconds=math.inf,
     ),
     "exit-hang": _kind(
         "an exit handler sleeps after the script, without end or for `seconds`",
@@ -116,7 +107,6 @@ KINDS: dict[str, FaultKind] = {
         MemoryPhase.forward,
     ),
     "oom-nccl": _kind("the same as NCCL reports it, instead of a collective", MemoryPhase.backward),
-    "ignore-term": _kind("the rank ignores SIGTERM from then on; use it with a hang", _DATA, arms=True),
 }  # fmt: skip
 """All kinds, in the order of `--inject help`."""
 

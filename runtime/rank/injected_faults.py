@@ -99,10 +99,6 @@ def _skip(context: FaultContext, injection: Injection) -> None:
     require_distributed(context)  # raises the same error as on the ranks that make the call
 
 
-def _extra(context: FaultContext, injection: Injection) -> None:
-    require_distributed(context).all_reduce(_ones(ELEMENTS))
-
-
 def _exit(context: FaultContext, injection: Injection) -> NoReturn:
     sys.exit(0)
 
@@ -128,23 +124,11 @@ def _slow_generation(context: FaultContext, injection: Injection) -> None:
     hook = context.trainer.model.register_forward_pre_hook(slow_forward_pass)
 
 
-def _stuck_data(context: FaultContext, injection: Injection) -> None:
-    _sleep(injection.seconds)
-
-
-def _stuck_checkpoint(context: FaultContext, injection: Injection) -> None:
-    _sleep(injection.seconds)
-
-
 def _hang_at_exit(context: FaultContext, injection: Injection) -> None:
     def exit_handler() -> None:
         _sleep(injection.seconds)
 
     atexit.register(exit_handler)
-
-
-def _ignore_term(context: FaultContext, injection: Injection) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 FAULTS: dict[str, Callable[[FaultContext, Injection], None]] = {
@@ -158,17 +142,13 @@ FAULTS: dict[str, Callable[[FaultContext, Injection], None]] = {
     "mismatch-shape": _mismatched_shape,
     "mismatch-group": _mismatched_group,
     "skip": _skip,
-    "extra": _extra,
     "exit": _exit,
     "return": _return_early,
     "slow": _slow,
     "slow-generation": _slow_generation,
-    "data": _stuck_data,
-    "checkpoint": _stuck_checkpoint,
     "exit-hang": _hang_at_exit,
     "oom": exhaust_memory,
     "oom-nccl": exhaust_memory_in_nccl,
-    "ignore-term": _ignore_term,
 }
 """The function of each kind, in the order of `injection.KINDS`."""
 

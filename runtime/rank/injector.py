@@ -147,7 +147,7 @@ class Injector:
         if not here:
             return
         due = [injection for injection in here if injection.step == step]
-        common = [injection for injection in here if KINDS[injection.kind].common]
+        common = [injection for injection in here if KINDS[injection.kind].collective]
         deviation = next((injection for injection in common if injection.step == step), None)
         # a phase may be entered several times in a step; the common collective is made at the first entry
         # only

@@ -22,7 +22,7 @@ WAIT_SECONDS = 600.0
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
 """Between two tries; the time doubles. A quota is met only after much of a checkpoint has been written."""
 POLL_SECONDS = 0.1
-LIVES = "until the machine or its container restarts, or `grpo-run rm --force` removes the run"
+LIVES = "until the machine or its container restarts"
 """How long a snapshot in memory exists."""
 
 

@@ -9,8 +9,8 @@ renames the area: a copy of the run directory, or one that was used on another m
 find snapshots that are not its own. Containers that share /dev/shm (`--ipc=host`) see different files under
 one path, so a record also holds the mount namespace and root directory of its writer.
 
-Called by `cli/launching/staging.py` under the lock of the run directory, when the command line is
-checked, and by `leftovers.py`. Deletes no area.
+Called by `cli/launching/staging.py` under the lock of the run directory, and when the command line is
+checked. Deletes no area of another run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -36,7 +35,6 @@ from grpo_run.watchdog.processes import read_stat
 
 MAX_FOLDERS = 9
 """How many names are tried. A name is taken if another user, or root of another container, has it."""
-AREA_NAME = re.compile(r"[0-9a-f]{16}")
 
 
 def private_folder(root: Path) -> Path | None:
@@ -58,11 +56,6 @@ def private_folder(root: Path) -> Path | None:
         if _is_private(folder):
             return folder
     return None
-
-
-def private_folders(root: Path) -> list[Path]:
-    """Return the existing folders of this user."""
-    return [folder for folder in _names(root) if _is_private(folder)]
 
 
 def new_area_path(folder: Path) -> Path:
@@ -137,7 +130,7 @@ LOCK = "lock"
 EARLIER = "earlier_snapshot_directory"
 """Key in `run.json`: the area's name under the supervisor before, beside `snapshot_directory`."""
 LOCK_WAIT_SECONDS = 2.0
-"""How long to wait for a command that holds the lock only to look at the area."""
+"""How long to wait for the lock of a supervisor that was killed: a child of it may hold it for a moment."""
 
 
 class AreaOwner(pydantic.BaseModel):
@@ -220,9 +213,6 @@ def lock_area(area: Path, wait_seconds: float = 0.0) -> int | None:
     return None
 
 
-LOCK_ATTEMPTS = 3
-
-
 @dataclass(frozen=True, kw_only=True)
 class LockedArea:
     """An area of this run, and the descriptor that holds its lock. The caller closes it."""
@@ -280,20 +270,13 @@ def take_area(
         lock = found.lock
     else:
         path.mkdir(mode=0o700)
-        lock = _lock_new(path)
+        new = lock_area(path)
+        if new is None:
+            raise OSError(errno.EBUSY, "the new staging area cannot be locked", str(path))
+        lock = new
     write_owner(path, owner)
     _remove_earlier(path, owner)
     return LockedArea(path=path, lock=lock)
-
-
-def _lock_new(path: Path) -> int:
-    """Lock an area that was just created. `gc` may look at it first, or remove it as long as it is empty."""
-    for _ in range(LOCK_ATTEMPTS):
-        lock = lock_area(path, LOCK_WAIT_SECONDS)
-        if lock is not None:
-            return lock
-        path.mkdir(mode=0o700, exist_ok=True)
-    raise OSError(errno.EBUSY, "the new staging area cannot be locked", str(path))
 
 
 def _remove_earlier(present: Path, owner: AreaOwner) -> None:

@@ -27,14 +27,12 @@ class Feature:
 
     Attributes:
         text: what is off without the names, as the subject of a sentence.
-        since: `library>=version`, the first release that has them; "" if every supported one has.
         needs: by class of the trainer, or "" for any: attributes or methods; `module:name`; or
             `library>=version` for a behaviour that no name shows.
         set_later: attributes that come with the names, and that the trainer sets during `train()`.
     """
 
     text: str
-    since: str = ""
     needs: Mapping[str, tuple[str, ...]]
     set_later: tuple[str, ...] = field(default=())
 
@@ -47,7 +45,6 @@ _FROM_TOKENS = "trl>=0.29"
 """A turn begins with tokens and returns the completions first, and each row has its own tools."""
 EXACT_LOG: Final = Feature(
     text="the exact continuation of loss and speed in log lines after a resume",
-    since="transformers>=5.3",
     needs={"Trainer": (trainer_names.FINALIZE,)},
     set_later=(trainer_names.PENDING_LOSS, trainer_names.TOTAL_LOSS, trainer_names.LAST_LOGGED_STEP),
 )
@@ -57,7 +54,6 @@ EXACT_ROLLOUT: Final = Feature(
 )
 SAMPLE_MASKING: Final = Feature(
     text="masking of samples without a valid reward, and quarantine of prompts",
-    since="trl>=1.6",
     needs=_rollouts(
         trainer_names.GENERATE_AND_SCORE,
         trainer_names.CALCULATE_REWARDS,
@@ -67,7 +63,6 @@ SAMPLE_MASKING: Final = Feature(
 )
 CAPS: Final = Feature(
     text="capping of generation by repetition and time, and the reasons why completions end",
-    since="trl>=0.29",
     needs={
         "GRPOTrainer": (
             trainer_names.GENERATE,
@@ -79,23 +74,19 @@ CAPS: Final = Feature(
 )
 TOOLS: Final = Feature(
     text="naming of tools that hang, and their time limit",
-    since="trl>=0.29",
     needs={"GRPOTrainer": (trainer_names.TOOL_CALLS, _FROM_TOKENS)},
     set_later=(trainer_names.SYNC_TOOLS, trainer_names.ASYNC_TOOLS),
 )
 FORECAST: Final = Feature(
     text="splitting of micro-batches that will not fit into memory",
-    since="trl>=1.15",
     needs=_rollouts(trainer_names.GENERATE, rollout_names.SCORE, rollout_names.LOSS_IS_SCALED),
 )
 DIVISION: Final = Feature(
     text="the same update in smaller micro-batches",
-    since="trl>=0.27",
     needs={"RLOOTrainer": ("trl>=0.27",)},  # 0.26 counts each micro-step twice, and generates anew too early
 )
 PLAN: Final = Feature(
     text="the prediction of memory",
-    since="trl>=1.16",
     needs={
         "": (
             f"{memory_names.KERNEL_MODULE}:{memory_names.HEAD}",
@@ -104,13 +95,8 @@ PLAN: Final = Feature(
         )
     },
 )
-MEMORY_EXPERIMENT: Final = Feature(
-    text="the experiment on the memory of RLOO",
-    since="trl>=1.15",
-    needs={"": (f"{memory_names.HEAD_MODULE}:{memory_names.ADD_HEAD}",)},
-)
 FEATURES: Final = (
-    EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING, CAPS, TOOLS, FORECAST, DIVISION, PLAN, MEMORY_EXPERIMENT,
+    EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING, CAPS, TOOLS, FORECAST, DIVISION, PLAN,
 )  # fmt: skip
 
 
@@ -131,11 +117,6 @@ def lacking(feature: Feature, trainer: Any = None) -> Iterator[str]:
         for need in feature.needs[kind]:
             if not _has(need, trainer):
                 yield need
-
-
-def is_released(feature: Feature) -> bool:
-    """Return whether the installed releases have a feature, by their versions; imports nothing."""
-    return not feature.since or _has(feature.since, None)
 
 
 def check_available(feature: Feature) -> None:

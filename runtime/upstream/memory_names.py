@@ -23,8 +23,6 @@ from grpo_run.runtime.upstream.patches import override_attributes
 
 HEAD_MODULE = "trl.trainer.utils"
 """Where the patched forward of a model looks up `USES_TRITON`."""
-ADD_HEAD = "add_fused_lm_head"
-"""Function (model, temperature) in `HEAD_MODULE` that patches it."""
 KERNEL_MODULE = "trl.kernels.chunked_logprob"
 HEAD = "ChunkedLogProbFunction"
 """Autograd function in `KERNEL_MODULE` that computes log-probabilities in tiles."""

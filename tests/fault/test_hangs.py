@@ -27,14 +27,14 @@ def verdicts(run: Run) -> list[dict[str, Any]]:
 def test_hangs_end_at_the_deadline_and_leave_weights_unchanged(
     script: str, runs: Runs, tmp_path: Path
 ) -> None:
-    """Six kinds in one run: each is reported with rank, cause and line; the weights equal torchrun's."""
+    """Six hangs in one run: each is reported with rank, cause and line; the weights equal torchrun's."""
     injected: list[tuple[str, int, int, str | None, str, str]] = [
         ("hang", 1, 22, None, "reward_stall", "_sleep"),
         ("stop", 0, 26, "generate", "interpreter_stuck", "_stop"),
         ("gil", 1, 30, "score", "interpreter_stuck", "_hold_interpreter"),
         ("lock", 0, 34, "optimizer", "no_progress", "_wait_for_lock"),
-        ("data", 1, 38, None, "data_stall", "_sleep"),
-        ("checkpoint", 0, 42, None, "checkpoint_stall", "_sleep"),
+        ("hang", 1, 38, "data", "data_stall", "_sleep"),
+        ("hang", 0, 42, "checkpoint", "checkpoint_stall", "_sleep"),
     ]
     steps = ("--max-steps", "44", "--save-steps", "2")
     if script == LOOP:  # the body of a step is one phase

@@ -13,7 +13,8 @@ from support.references import plain_ranks
 from support.runs import SCRIPTS, digest
 from support.whole_runs import kill_all, memory_of
 
-from grpo_run.runtime.snapshots.leftovers import list_areas
+from grpo_run.runtime.files import SHARED_MEMORY_ROOT
+from grpo_run.runtime.snapshots.ownership import private_folder, read_owner
 
 Launch = Callable[[str, int, list[str]], Container]
 
@@ -110,6 +111,9 @@ def test_forty_kills_in_turn(
     for run, seed in zip(runs, seeds, strict=True):
         assert digest(run.folder / "out") == undisturbed(tmp_path / f"plain-{seed}", seed, words[:4])
     mine = {str(run.seen_as) for run in runs}
-    assert not [entry for entry in list_areas() if entry.owner and entry.owner.run_directory in mine]
+    folder = private_folder(SHARED_MEMORY_ROOT)
+    assert folder is not None
+    owners = [read_owner(area) for area in folder.iterdir()]
+    assert not [owner for owner in owners if owner is not None and owner.run_directory in mine]
     with capsys.disabled():
         print(f"\n{count} runs, 40 kills: {time.monotonic() - began:.0f} s")

@@ -65,7 +65,7 @@ def measure(job: dict[str, Any]) -> dict[str, float]:
 
 
 def _measure_live(job: dict[str, Any]) -> dict[str, float]:
-    from grpo_run.trainers.rloo._live_bytes import LiveBytes
+    from support.live_bytes import LiveBytes
 
     with LiveBytes() as live:
         _train(job, live.phase)

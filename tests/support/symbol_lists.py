@@ -62,7 +62,7 @@ WATCHED: dict[str, tuple[str, ...]] = {
         trainer_names.METRICS, trainer_names.TRAIN_TOKENS, "compute_loss",
     ),
     memory_names.HEAD_MODULE: (
-        memory_names.ADD_HEAD, memory_names.USES_TRITON, "split_tensor_dict", "split_pixel_values_by_grid",
+        memory_names.USES_TRITON, "split_tensor_dict", "split_pixel_values_by_grid",
         "unsplit_pixel_values_by_grid",
     ),
     memory_names.KERNEL_MODULE: (memory_names.HEAD, *memory_names.TILES),

@@ -69,7 +69,6 @@ LONGEST_FIRST = (
     "test_alertmanager.py",
     "test_collective_records.py",
     "test_stop_saves",
-    "test_housekeeping.py",
     "test_healthy_oddities.py",
     "test_hang_matrix.py",
     "test_equality.py",

@@ -44,7 +44,6 @@ DECIDERS = {
         "no_trainer_script", "quarantine", "recovery", "rewards", "totals", "train_calls", "wall_states",
     },
     "runtime.launch": {"config", "guard_options", "injections"},
-    "runtime.preflight": {"checks"},
     "runtime.memory": {"facts", "plan"},
     "runtime.rank.memory": {"cleanup_policy"},
     "runtime.rank.rewards": {"deadlines"},
@@ -67,13 +66,9 @@ OUTSIDE_WORLD = frozenset(
 )  # fmt: skip
 LIGHT = (
     "cli.checkpoints",
-    "cli.doctor",
-    "cli.gc",
     "cli.launch",
-    "cli.ls",
     "cli.main",
     "cli.resume",
-    "cli.rm",
     "cli.save",
     "cli.serve",
     "cli.status",

@@ -13,7 +13,7 @@ from grpo_run.runtime.upstream.versions import EXTRAS
 
 IMPORTED = (
     "grpo_run.cli.launch", "grpo_run.cli.resume", "grpo_run.cli.train", "grpo_run.cli.plan",
-    "grpo_run.cli.top", "grpo_run.cli.serve", "grpo_run.cli.demo", "grpo_run.cli.bench",
+    "grpo_run.cli.top", "grpo_run.cli.serve", "grpo_run.cli.demo",
     "grpo_run.cli.report",
     "grpo_run.runtime.supervisor.supervisor", "grpo_run.runtime.snapshots._drain_worker",
     "grpo_run.runtime.rank.hooks.train_call", "grpo_run.runtime.rank.loops.steps",
@@ -41,7 +41,6 @@ for name in {IMPORTED}:
         ("uvicorn", ["serve"], "grpo-run serve needs uvicorn: pip install 'grpo-run[pages]'"),
         ("starlette", ["serve"], "grpo-run serve needs starlette: pip install 'grpo-run[pages]'"),
         ("textual", ["top", "run"], "grpo-run top needs textual: pip install 'grpo-run[pages]'"),
-        ("matplotlib", ["bench", "memory"], "bench memory needs matplotlib: pip install 'grpo-run[plots]'"),
         (
             "matplotlib",
             ["plan", "--model", "gpt2", "--plot", "memory.svg"],

@@ -1,4 +1,4 @@
-"""The registry of run directories."""
+"""The registry of run directories, and the runs that are found by it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime import registry
+from grpo_run.runtime.catalog import run_directories
 from grpo_run.runtime.registry import (
     announce_target,
     forget,
@@ -113,3 +114,15 @@ def test_targets_are_beside_the_registry(monkeypatch: pytest.MonkeyPatch, tmp_pa
     """`grpo-run dashboards export` mounts this folder."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert targets_folder() == tmp_path / "grpo-run" / "targets"
+
+
+def test_every_run_that_exists_is_found_once(tmp_path: Path) -> None:
+    """In the folder of runs and in the registry; a run in both, and one that is gone, are no obstacle."""
+    folder = tmp_path / "state"
+    here, elsewhere = tmp_path / "runs" / "night", tmp_path / "elsewhere" / "evening"
+    for path in (here, elsewhere):
+        path.mkdir(parents=True)
+        (path / "run.json").write_text("{}")
+    for path in (elsewhere, here, tmp_path / "gone"):
+        register(path, folder)
+    assert run_directories(tmp_path / "runs", folder) == [here, elsewhere]

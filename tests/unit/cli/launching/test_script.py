@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,11 +117,22 @@ def test_an_output_directory_that_cannot_be_written_is_refused(words: list[str])
         check_output_directory(words)
 
 
+@pytest.mark.parametrize(("free_bytes", "warns"), [(100 << 20, True), (300 << 20, False)])
+def test_a_disk_without_room_for_a_checkpoint_is_a_warning(
+    here: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, warns: bool
+) -> None:
+    """Before the night; an adapter may still fit."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free_bytes))
+    said = check_output_directory(["--output_dir", "new/deep"])
+    text = "warning: output directory new/deep has 100 MiB free; make room for checkpoints"
+    assert said == ([text] if warns else [])
+
+
 def test_an_output_directory_is_left_as_it_is(here: Path) -> None:
     """A missing one is not made, and nothing stays in one that exists. An option without a value is left to
     the script.
     """
     (here / "out").mkdir()
-    check_output_directory(["--output_dir", "out", "--output-dir", "new/deep", "--output_dir"])
+    assert check_output_directory(["--output_dir", "out", "--output-dir", "new/deep", "--output_dir"]) == []
     assert sorted(path.name for path in here.iterdir()) == ["out", "train.py"]
     assert list((here / "out").iterdir()) == []

@@ -201,9 +201,9 @@ def test_only_the_first_step_of_an_attempt_looks_at_the_links(
     publish(output, 2)
     checkpoints.make()
     looked: list[object] = []
-    find_backups = checkpoint_backups.find_backups
+    has_last_copies = checkpoint_backups.has_last_copies
     monkeypatch.setattr(
-        checkpoint_backups, "find_backups", lambda *given: looked.append(given) or find_backups(*given)
+        checkpoint_backups, "has_last_copies", lambda *given: looked.append(given) or has_last_copies(*given)
     )
     for _ in range(3):
         checkpoints.release()

@@ -30,7 +30,7 @@ def mode(path: Path) -> int:
 
 
 def test_everything_that_is_written_into_it_is_known_as_ours(run: RunDirectory) -> None:
-    """`rm` deletes it, also what a killed process was replacing. Files of the user stay."""
+    """A refused launch deletes it, also what a killed process was replacing. Files of the user stay."""
     ours = {path for name in vars(RunDirectory) if isinstance(path := getattr(run, name), Path)}
     ours |= {run.path / ".run.json.4711", run.path / "board.mmap.new"}
     for path in ours:

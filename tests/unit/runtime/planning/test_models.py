@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.live_bytes import LiveBytes
 from transformers import AutoModelForCausalLM
 
 from grpo_run.cli.main import main
 from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import build_config, default_attention
 from grpo_run.runtime.planning.prediction import Predictor
-from grpo_run.trainers.rloo._live_bytes import LiveBytes
 
 COMMON = {
     "hidden_size": 64,

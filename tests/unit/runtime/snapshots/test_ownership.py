@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.snapshots import ownership as folder_module
-from grpo_run.runtime.snapshots.leftovers import list_areas, remove_area
 from grpo_run.runtime.snapshots.ownership import (
     EARLIER,
     LockedArea,
@@ -24,11 +23,8 @@ from grpo_run.runtime.snapshots.ownership import (
     lock_area,
     mount_namespace,
     private_folder,
-    private_folders,
-    read_owner,
     recorded_areas,
     take_area,
-    write_owner,
 )
 
 # ---- the folder of a user ----
@@ -40,7 +36,6 @@ def test_the_folder_is_private_and_found_again(tmp_path: Path) -> None:
     assert found == tmp_path / f"grpo-run-{os.getuid()}"
     assert stat.S_IMODE(found.stat().st_mode) == 0o700
     assert private_folder(tmp_path) == found
-    assert private_folders(tmp_path) == [found]
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o704, 0o770, 0o777])
@@ -52,7 +47,6 @@ def test_a_folder_open_to_others_is_left_alone(tmp_path: Path, mode: int) -> Non
     found = private_folder(tmp_path)
     assert found == tmp_path / f"grpo-run-{os.getuid()}.2"
     assert stat.S_IMODE(taken.stat().st_mode) == mode
-    assert private_folders(tmp_path) == [found]
 
 
 def test_a_folder_of_another_user_does_not_disable_snapshots(
@@ -209,75 +203,7 @@ def test_snapshots_older_than_the_run_are_freed(run: FakeRun) -> None:
     assert not old.exists()
 
 
-# ---- what gc may remove ----
-
-
-def reason(memory: Path, area: Path) -> str | None:
-    """Why an area is kept; it must be listed. `remove_area` must agree."""
-    (entry,) = [entry for entry in list_areas(memory) if entry.path == area]
-    reasons: list[str] = []
-    if entry.kept_because is not None:
-        assert remove_area(area, reasons.append) is None
-        assert reasons == [entry.kept_because]
-        assert area.exists()
-    return entry.kept_because
-
-
-def test_only_the_area_of_a_deleted_run_is_removed(run: FakeRun, memory: Path) -> None:
-    """Live, resumable and unreachable runs keep theirs."""
-    area = run.launch()
-    (area / "model.safetensors").write_bytes(b"x" * 100_000)
-    assert reason(memory, area) == "its run is alive"
-    run.die()
-    assert reason(memory, area) == "its run can be resumed from it"
-    aside = run.directory.parent.with_name("unmounted")
-    run.directory.parent.rename(aside)
-    assert "not mounted" in str(reason(memory, area))
-    assert [entry.removable for entry in list_areas(memory, disks_are_mounted=True)] == [True]
-    aside.rename(run.directory.parent)
-    (run.directory / "run.json").write_text("{")
-    assert "cannot be read" in str(reason(memory, area))
-    shutil.rmtree(run.directory)
-    (entry,) = list_areas(memory)
-    assert entry.removable
-    assert entry.owner is not None
-    assert entry.owner.run_id == "night"
-    assert entry.size_bytes >= 100_000
-    assert remove_area(area) == entry.size_bytes
-    assert list_areas(memory) == []
-    assert remove_area(area) is None
-
-
-def test_an_area_that_its_run_does_not_name_any_more_is_removed(run: FakeRun, memory: Path) -> None:
-    """The run was deleted and begun again in the same directory."""
-    area = run.launch()
-    run.die()
-    (run.directory / "run.json").write_text(json.dumps({"snapshot_directory": "/dev/shm/other"}))
-    assert reason(memory, area) is None
-
-
-def test_an_area_of_another_container_is_kept(run: FakeRun, memory: Path) -> None:
-    """Its run directory is missing here, because this container does not see it."""
-    area = run.launch()
-    run.die()
-    owner = read_owner(area)
-    assert owner is not None
-    for namespace in ("another", None):
-        write_owner(area, owner.model_copy(update={"mount_namespace": namespace}))
-        shutil.rmtree(run.directory, ignore_errors=True)
-        assert "another container" in str(reason(memory, area))
-
-
-def test_an_area_without_a_record_is_kept_unless_it_is_empty(memory: Path) -> None:
-    """A supervisor was killed while it created the area; anything else is not understood."""
-    folder = private_folder(memory)
-    assert folder is not None
-    empty, earlier_release = folder / ("a" * 16), folder / "night-0123456789ab"
-    for area in (empty, earlier_release):
-        area.mkdir()
-    (earlier_release / "RUN.json").write_text("{}")
-    assert reason(memory, empty) is None
-    assert "earlier release" in str(reason(memory, earlier_release))
+# ---- locks ----
 
 
 def test_a_lock_is_exclusive_and_ends_with_the_area(tmp_path: Path) -> None:

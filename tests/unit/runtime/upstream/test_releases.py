@@ -17,7 +17,7 @@ from support import symbol_lists
 from support.symbol_lists import BEHAVIOURS, MINORS, WATCHED, is_on, parameters_in, place_of
 
 from grpo_run.runtime.upstream import rollout_names, trainer_names
-from grpo_run.runtime.upstream.features import FEATURES, PLAN, SAMPLE_MASKING, Feature
+from grpo_run.runtime.upstream.features import FEATURES, PLAN, SAMPLE_MASKING
 
 WITH_DEFAULT = {
     trainer_names.RUN_EPOCH: "before transformers 5.3 epochs are skipped in another way",
@@ -64,16 +64,6 @@ def test_a_name_is_in_every_release_or_a_feature_is_off(place: str) -> None:
         and not owned(place, name, library, minor)
     ]
     assert missing == []
-
-
-@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.text)
-def test_a_feature_begins_with_the_release_that_it_names(feature: Feature) -> None:
-    """`grpo-run doctor` compares the version only."""
-    named, _, first = feature.since.partition(">=")
-    for library in ("transformers", "trl"):
-        for minor in MINORS[library]:
-            released = library != named or Version(minor) >= Version(first)
-            assert is_on(feature, library, minor) == released, f"{library} {minor}"
 
 
 @pytest.mark.parametrize("behaviour", [one for one in BEHAVIOURS if ">=" not in one])

@@ -20,12 +20,7 @@ def test_each_kind_has_its_own_function() -> None:
 
 @pytest.mark.usefixtures("logged_faults")
 @pytest.mark.parametrize(
-    "kind",
-    [
-        kind
-        for kind in KINDS
-        if not KINDS[kind].common and kind != "checkpoint" and not KINDS[kind].takes_rows
-    ],
+    "kind", [kind for kind in KINDS if not KINDS[kind].collective and not KINDS[kind].takes_rows]
 )
 def test_a_fault_is_on_disk_before_it_happens(log: Log, kind: str) -> None:
     """A killed rank cannot journal it, and a fault without a record would happen again."""
@@ -75,10 +70,10 @@ def test_phases_after_a_step_belong_to_it(log: Log, phase: str) -> None:
 
 @pytest.mark.usefixtures("logged_faults")
 def test_faults_that_take_effect_later_are_armed_first(log: Log) -> None:
-    """A rank that hangs can no longer ignore SIGTERM."""
-    injector = make(log, "data@rank1:step2", "ignore-term@rank1:step2", "exit-hang@rank1:step2")
+    """A rank that hangs registers no exit handler any more."""
+    injector = make(log, "hang@rank1:step2:phase=data", "exit-hang@rank1:step2")
     steps(injector, 1, 2)
-    assert [record.kind for record in log.records] == ["ignore-term", "exit-hang", "data"]
+    assert [record.kind for record in log.records] == ["exit-hang", "hang"]
 
 
 def test_an_injection_into_a_missing_rank_is_an_error(log: Log) -> None:
@@ -87,14 +82,11 @@ def test_an_injection_into_a_missing_rank_is_an_error(log: Log) -> None:
         make(log, "kill@rank1:step3", rank=0, world_size=1)
 
 
-@pytest.mark.parametrize("kind", ["mismatch-operation", "mismatch-shape", "skip", "extra"])
+@pytest.mark.parametrize("kind", ["mismatch-operation", "mismatch-shape", "skip"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_collective_without_a_process_group_is_an_error(log: Log, kind: str, rank: int) -> None:
     """On the rank that the injection names, and on the ranks that would take part."""
     injector = make(log, f"{kind}@rank1:step1", rank=rank)
-    if kind == "extra" and rank == 0:
-        steps(injector, 1, 1)
-        return
     with pytest.raises(ConfigError, match=r"torch\.distributed is not initialized"):
         steps(injector, 1, 1)
 

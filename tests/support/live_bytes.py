@@ -1,7 +1,8 @@
 """Count the bytes of live tensors while a training runs, on any device, and optionally limit them.
 
-Used by the script of the experiment. A storage counts once, from the first operator that sees it until it is
-freed. Buffers inside an operator are not seen, nor is what an allocator reserves beyond the tensors.
+Used by tests of predicted memory and by `benchmarks/scripts/rloo_memory.py`. A storage counts once, from the
+first operator that sees it until it is freed. Buffers inside an operator are not seen, nor is what an
+allocator reserves beyond the tensors.
 """
 
 from __future__ import annotations

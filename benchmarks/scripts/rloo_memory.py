@@ -1,6 +1,6 @@
-"""The script of the experiment: `-m grpo_run.trainers.rloo --method basic --k 8 --output-dir DIR`.
+"""The script of the experiment on RLOO's memory: `rloo_memory.py --method basic --k 8 --output-dir DIR`.
 
-A plain TRL script that any launcher runs, and that `grpo-run bench memory` starts once for each setting.
+A plain TRL script that any launcher runs, and that `benchmarks/rloo_memory.py` starts once for each setting.
 Trains a tiny Qwen3 with a large vocabulary by RLOO, counts live bytes, and writes `memory.json` and the model
 into the output directory. Does not use the network or pretrained weights.
 """
@@ -8,6 +8,7 @@ into the output directory. Does not use the network or pretrained weights.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,13 +20,16 @@ from datasets import Dataset
 from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 from trl import RLOOConfig, RLOOTrainer
 
+BENCHMARKS = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS.parent / "tests")]
+
+from parts.rloo_generation import SwitchedGeneration, use_full_head
+from parts.rloo_switches import CHOICES, METHODS, Switches
+from support.live_bytes import LiveBytes
+
 from grpo_run.runtime.files import write_json
 from grpo_run.runtime.rank.memory_plan.settings import CHECKPOINTING
 from grpo_run.trainers.recipes.tiny import tiny_tokenizer
-from grpo_run.trainers.rloo._generation import SwitchedGeneration
-from grpo_run.trainers.rloo._head import use_full_head
-from grpo_run.trainers.rloo._live_bytes import LiveBytes
-from grpo_run.trainers.rloo.switches import CHOICES, METHODS, Switches
 
 
 class Phases(TrainerCallback):  # type: ignore[misc]
@@ -48,7 +52,7 @@ class Phases(TrainerCallback):  # type: ignore[misc]
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the script's arguments."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_run.trainers.rloo")
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--method", choices=METHODS, help="the three switches together")
     for name, choices in CHOICES.items():
         parser.add_argument(f"--{name}", choices=choices)

@@ -1,27 +1,30 @@
-"""Generation of an RLOO rollout with the switches of the experiment, around TRL's own.
+"""Apply the switches of the experiment on RLOO's memory to TRL's trainer: its generation and its head.
 
-Used by the script of the experiment. TRL tokenizes prompts, pads them, and cuts completions at their end;
+Used by `scripts/rloo_memory.py`. TRL tokenizes prompts, pads them, and cuts completions at their end;
 this module says which rows reach the model's `generate`, in which parts, and what becomes of the scores.
 Every method generates in k parts of one row for each prompt. The data sampler repeats the text of prompts in
-all of them, since TRL's rewards need it; it holds no tensors.
+all of them, since TRL's rewards need it; it holds no tensors. The full head replaces the forward pass of the
+model, not a method of the trainer, so TRL's loss stays as it is.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from support.live_bytes import LiveBytes
 from torch.nn.functional import pad
 from transformers import TrainerCallback
+from trl.trainer.utils import FusedCausalLMOutput, entropy_from_logits, selective_log_softmax
 
 from grpo_run.runtime.files import write_json
 from grpo_run.runtime.upstream.trainer_names import SINGLE_TURN
-from grpo_run.trainers.rloo._live_bytes import LiveBytes
-from grpo_run.trainers.rloo.switches import Switches
+from parts.rloo_switches import Switches
 
 
 class SwitchedGeneration(TrainerCallback):  # type: ignore[misc]
@@ -144,3 +147,26 @@ def joined(parts: Sequence[torch.Tensor], value: float) -> torch.Tensor:
             for part in parts
         ]
     )
+
+
+def use_full_head(model: Any, temperature: float) -> None:
+    """Answer the forward passes that ask for the fused head by whole logits.
+
+    Args:
+        model: one that a trainer of TRL has given the fused head.
+        temperature: that logits are divided by.
+    """
+    fused = model.forward
+
+    @functools.wraps(fused)  # `generate` looks at the signature
+    def forward(*args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any) -> Any:
+        if not fused_lm_head:
+            return fused(*args, labels=labels, **kwargs)
+        logits = fused(*args, use_cache=False, **kwargs).logits[:, :-1] / temperature
+        targets = labels[:, 1:]
+        mask = targets != -100
+        log_probs = selective_log_softmax(logits, targets.clamp(min=0)).masked_fill(~mask, 0)
+        entropy = entropy_from_logits(logits.detach()).masked_fill(~mask, 0)
+        return FusedCausalLMOutput(log_probs=log_probs, entropy=entropy, label_mask=mask)
+
+    model.forward = forward

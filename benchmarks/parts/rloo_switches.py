@@ -1,6 +1,6 @@
 """The three switches of the experiment, and the four methods of the report that it repeats.
 
-Used by the script and by `grpo-run bench memory`. Pure; imports neither torch nor TRL.
+Used by `rloo_memory.py` and its script. Pure; imports neither torch nor TRL.
 """
 
 from __future__ import annotations
