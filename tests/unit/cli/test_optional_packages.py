@@ -43,11 +43,6 @@ for name in {IMPORTED}:
         ("textual", ["top", "run"], "grpo-run top needs textual: pip install 'grpo-run[pages]'"),
         ("matplotlib", ["bench", "memory"], "bench memory needs matplotlib: pip install 'grpo-run[plots]'"),
         (
-            "matplotlib",
-            ["plan", "--model", "gpt2", "--plot", "memory.svg"],
-            "--plot needs matplotlib: pip install 'grpo-run[plots]'",
-        ),
-        (
             "peft",
             ["train", "memgen-arithmetic"],
             "the recipe memgen-arithmetic needs peft: pip install 'grpo-run[peft]'",
