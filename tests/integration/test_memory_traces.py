@@ -98,16 +98,20 @@ def test_the_private_names_of_the_head_exist() -> None:
     assert list(parameters)[1:6] == ["model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     "changes",
     [
-        {"algorithm": "rloo", "rescored": True, "reference": True},
-        {"lora_rank": 8},
         {"lora_rank": 4, "lora_targets": ("all-linear",), "weights": "bfloat16", "reference": True},
-        {"optimizer": "adamw_8bit"},
-        {"algorithm": "sft", "prompt": 0},
-        {"lora_rank": 8, "lora_dropout": 0.1, "checkpointing": False},
+        *(
+            pytest.param(changes, marks=pytest.mark.full)
+            for changes in (
+                {"algorithm": "rloo", "rescored": True, "reference": True},
+                {"lora_rank": 8},
+                {"optimizer": "adamw_8bit"},
+                {"algorithm": "sft", "prompt": 0},
+                {"lora_rank": 8, "lora_dropout": 0.1, "checkpointing": False},
+            )
+        ),
     ],
 )
 def test_other_jobs_grow_linearly_with_their_layers_too(changes: dict[str, Any]) -> None:
