@@ -1,5 +1,5 @@
 """Compare what `grpo-run plan` predicts with what real runs of TRL's `train()` allocate, in 16
-configurations, and on a CPU in ten more: SFT, RLOO, adapters, and a mixture of experts.
+configurations, and on a CPU in eleven more: SFT, RLOO, adapters, and a mixture of experts.
 
 On a CPU the peaks come from the memory events of torch's profiler; on a GPU from
 `torch.cuda.max_memory_allocated`. Each configuration runs in a process of its own. The table has beside it

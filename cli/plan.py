@@ -16,31 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from grpo_run.cli.launching.script_file import check_configs, check_source, source_of
-from grpo_run.cli.planning.explained import Explained, explained_json, print_explained
-from grpo_run.cli.planning.options import build_parser, parse_size, parse_steps, split_arguments
-from grpo_run.cli.planning.output import count_text, print_plan
+from grpo_run.cli.planning.options import build_parser, parse_size, split_arguments
+from grpo_run.cli.planning.output import print_plan
 from grpo_run.cli.planning.report import PlanReport, as_json
 from grpo_run.cli.planning.requested_job import job_of
 from grpo_run.cli.planning.script import read_script
 from grpo_run.cli.planning.sources import JobSource, notes_of, read_file
-from grpo_run.cli.text import print_paragraph
 from grpo_run.runtime.errors import ConfigError, UsageError
-from grpo_run.runtime.files import replace_file
 from grpo_run.runtime.planning.changes import largest_batch, largest_completion, try_changes
-from grpo_run.runtime.planning.explaining import (
-    GrowthPerStep,
-    explanations,
-    floor,
-    kept_each_step,
-    ranked,
-    together,
-    without_effect,
-)
-from grpo_run.runtime.planning.job import MAX_TOKENS, Job
+from grpo_run.runtime.planning.job import Job
 from grpo_run.runtime.planning.model_config import build_config, default_attention, load_model_config
 from grpo_run.runtime.planning.prediction import Predictor
-from grpo_run.runtime.planning.series import over_a_step
-from grpo_run.runtime.upstream.versions import check_extra, untested_versions
+from grpo_run.runtime.upstream.versions import untested_versions
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -50,14 +37,6 @@ def main(arguments: Sequence[str]) -> int:
     for sentence in untested_versions():
         print(f"grpo-run: {sentence}", file=sys.stderr)
     gpu_bytes = None if options.gpu is None else parse_size("--gpu", options.gpu)
-    observed = None if options.explain is None else parse_size("--explain", options.explain)
-    if options.pad_to is not None and not 1 <= options.pad_to <= MAX_TOKENS:
-        raise UsageError(f"--pad-to is {options.pad_to}, expected 1 to {MAX_TOKENS}")
-    if options.pad_to is not None and observed is None:
-        raise UsageError("--pad-to is for --explain SIZE")
-    steps = None if options.steps is None else parse_steps(options.steps)
-    if steps is not None and observed is None:
-        raise UsageError("--steps is for --explain SIZE")
     source = _source(options, of_script)
     name = options.model or source.settings.get("model")
     if not isinstance(name, str):
@@ -68,14 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     if options.preset is not None:
         _check_preset(options)
     job = job_of(options, source)
-    if options.pad_to is not None and options.pad_to <= job.length:
-        raise UsageError(f"--pad-to is {options.pad_to}, but rows have {job.lengths} already")
     if job.vllm_share is not None and gpu_bytes is None:
         raise UsageError("--vllm-share is a share of the GPU; give --gpu SIZE too")
-    if options.plot is not None:
-        _plot_path(options.plot)
-        if observed is not None:
-            raise UsageError("--plot draws a prediction; leave out --explain")
     # transformers and TRL are imported from here on, which takes seconds: bad input is reported before
     if options.attention is None and "attention" not in source.settings:
         job = _with_default_attention(job, load(), source)
@@ -83,9 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     positions = predictor.shape.positions
     if positions is not None and job.length > positions:
         job = _within_context(job, positions, options, source)
-    if observed is None:
-        return _plan(options, name, predictor, job, source.notes)
-    return _explain(options, predictor, job, observed, steps, source.notes)
+    return _plan(options, name, predictor, job, source.notes)
 
 
 def _within_context(job: Job, positions: int, options: argparse.Namespace, source: JobSource) -> Job:
@@ -172,92 +143,8 @@ def _plan(
         preset=options.preset,
         notes=notes,
     )
-    if options.plot is not None:
-        _write_plot(_plot_path(options.plot), report, predictor)
     if options.json:
         print(json.dumps(as_json(report), indent=2))
     else:
         print_plan(report)
     return 0
-
-
-def _explain(
-    options: argparse.Namespace,
-    predictor: Predictor,
-    job: Job,
-    observed_bytes: int,
-    steps: tuple[int, int] | None,
-    notes: Sequence[str],
-) -> int:
-    prediction = predictor.predict(job)
-    alone = explanations(predictor, prediction, padded_to=options.pad_to)
-    same = without_effect(alone)
-    found = Explained(
-        order=ranked([one for one in alone if one not in same], observed_bytes),
-        observed_bytes=observed_bytes,
-        floor=floor(prediction, predictor.shape.parameters),
-        same=same,
-        growth=None
-        if steps is None
-        else GrowthPerStep(
-            start_bytes=prediction.allocated_bytes,
-            steps=steps,
-            kept=kept_each_step(predictor, prediction, alone),
-        ),
-    )
-    if not found.accounted_for:
-        found = replace(found, pairs=together(predictor, prediction, alone, observed_bytes))
-    if options.json:
-        print(json.dumps({**explained_json(found), "notes": list(notes)}, indent=2))
-    else:
-        for note in notes:
-            print_paragraph(f"Note: {note}")
-        print_explained(found)
-    return 0
-
-
-MAX_NAME = 48
-"""Characters of the model's name that are drawn."""
-
-
-def _plot_path(name: str) -> Path:
-    """Return where to draw, before anything is traced.
-
-    Raises:
-        UsageError: the name does not end in .svg, or there is no such folder.
-    """
-    check_extra("--plot", "matplotlib")
-    path = Path(name)
-    if path.suffix != ".svg":
-        raise UsageError(f"--plot {name!r}: expected a file name that ends in .svg")
-    if not path.parent.is_dir():
-        raise UsageError(f"--plot {name!r}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise UsageError(f"--plot {name!r} is a folder")
-    return path
-
-
-def _write_plot(path: Path, report: PlanReport, predictor: Predictor) -> None:
-    """Trace the whole model, draw memory over a step, and write the picture.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    from grpo_run.dashboards.memory_plot import draw
-
-    job = report.prediction.job
-    name = report.model if len(report.model) <= MAX_NAME else f"{report.model[: MAX_NAME - 1]}…"
-    picture = draw(
-        over_a_step(predictor, report.prediction),
-        title=f"{count_text(report.shape.parameters)} parameters, {job.batch} rows of {job.lengths}",
-        subtitle=(
-            f"{name} · {job.weights} weights{', bf16 autocast' if job.autocast else ''}, {job.optimizer}"
-            f"{', gradient checkpointing' if job.checkpointing else ''}"
-            f"{f', LoRA {job.lora_rank}' if job.lora_rank else ''}"
-        ),
-        limit_bytes=None if report.gpu_bytes is None else float(report.gpu_bytes),
-    )
-    try:
-        replace_file(path, picture.encode(), mode=0o644)
-    except OSError as error:
-        raise UsageError(f"--plot: cannot write {path}: {error.strerror or error}") from None

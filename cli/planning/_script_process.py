@@ -18,6 +18,7 @@ import wrapt
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.memory.facts import MemoryFacts
+from grpo_run.runtime.planning.computation import Computation, computation_of
 from grpo_run.runtime.processes.starting import die_with_parent
 from grpo_run.runtime.rank.memory_plan.facts import collect_facts
 from grpo_run.runtime.upstream import unloaded
@@ -33,6 +34,7 @@ class ScriptReply(pydantic.BaseModel):
 
     Attributes:
         facts: of the trainer whose `train()` the script called first.
+        computation: how it computes its model.
         settings: of its arguments: plain values, by name.
         own_optimizer: the script gives the trainer an optimizer.
         problem: why the script did not get to `train()`, as a clause; empty if it did.
@@ -40,6 +42,7 @@ class ScriptReply(pydantic.BaseModel):
     """
 
     facts: MemoryFacts | None = None
+    computation: Computation = Computation()
     settings: dict[str, Any] = {}
     own_optimizer: bool = False
     problem: str = ""
@@ -92,6 +95,7 @@ def _reply_of(trainer: Any, ranks: int) -> ScriptReply:
     facts = collect_facts(trainer, layout="ddp", world_size=ranks)
     return ScriptReply(
         facts=facts,
+        computation=computation_of(trainer),
         settings={**settings, **{name: bool(getattr(arguments, name, None)) for name in WHOLE}},
         own_optimizer=getattr(trainer, "optimizer", None) is not None,
     )

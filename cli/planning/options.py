@@ -12,7 +12,6 @@ from grpo_run.runtime.errors import UsageError
 from grpo_run.runtime.planning.job import ALGORITHMS, ATTENTIONS, DTYPE_BYTES, LAYOUTS, OPTIMIZERS
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([KMGT])(i?)B", re.IGNORECASE)
-_STEPS = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?", re.ASCII)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 MAX_BYTES = 1 << 50
 
@@ -32,21 +31,6 @@ def parse_size(option: str, text: str) -> int:
     if not 0 < size <= MAX_BYTES:
         raise UsageError(f"{option} {text!r}: expected a size above 0 and up to 1024TiB")
     return size
-
-
-def parse_steps(text: str) -> tuple[int, int]:
-    """Return the fewest and the most steps of `24` or `12..24`.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    found = _STEPS.fullmatch(text.strip())
-    fewest, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-    if not 1 <= fewest <= most:
-        raise UsageError(
-            f"--steps {text!r}: expected a number of steps such as 24, or a range such as 12..24"
-        )
-    return fewest, most
 
 
 def split_arguments(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -116,16 +100,6 @@ def build_parser() -> CommandParser:
     )
     machine.add_argument("--vllm-sleep", action=argparse.BooleanOptionalAction, help="vllm_enable_sleep_mode")
     output = parser.add_argument_group("output")
-    output.add_argument("--plot", metavar="FILE", help="draw memory over a step as an SVG")
-    output.add_argument(
-        "--explain", metavar="SIZE", help="say which wrong assumption would need this much, such as 22.65GB"
-    )
-    output.add_argument(
-        "--steps", metavar="N[..M]", help="for --explain: it took so many steps to get there, such as 12..24"
-    )
-    output.add_argument(
-        "--pad-to", type=int, metavar="TOKENS", help="for --explain (default: longest context)"
-    )
     output.add_argument("--json", action="store_true", help="print JSON")
     output.add_argument("--no-changes", action="store_true", help="do not predict changes and what fits")
     output.add_argument("--all-layers", action="store_true", help="trace every layer; slower")

@@ -1,6 +1,6 @@
 """A prediction as text of 80 columns, with one unit for all of its figures.
 
-Called by `cli/plan.py`; `explained.py` uses the same units. Predicts nothing.
+Called by `cli/plan.py`. Predicts nothing.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from grpo_run.cli.planning._script_process import MAX_SECONDS, ScriptReply
 from grpo_run.cli.planning.sources import JobSource
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.memory.facts import MemoryFacts
-from grpo_run.runtime.planning.plan_worker import refusals
+from grpo_run.runtime.planning.computation import refusals
 
 PROCESS = "grpo_run.cli.planning._script_process"
 QUIET = {
@@ -55,10 +55,9 @@ def read_script(path: Path, arguments: Sequence[str] = (), ranks: int = 1) -> Jo
     facts = reply.facts
     if facts is None:
         raise ConfigError(f"{path} did not reach a train() that plan can read: {reply.problem}; {INSTEAD}")
-    # rows without a longest length are refused later, unless --length is given
-    if reasons := list(refusals(facts.model_copy(update={"max_length": facts.max_length or 1}))):
+    how, settings = reply.computation, reply.settings
+    if reasons := list(refusals(facts, how)):
         raise ConfigError(f"{path} trains what plan does not cover: {'; '.join(reasons)}; {INSTEAD}")
-    how, settings = facts.computation, reply.settings
     source = JobSource(
         settings={
             **{name: value for name, value in settings.items() if name not in RESOLVED},

@@ -15,7 +15,6 @@
       incidents/0001-signal/  verdict.json and evidence
       checkpoint_backups/     links to checkpoints, while the script starts
       memory_facts.json       what decides how the last `train()` call could use less memory
-      plan_traces/            how much memory it would use with other memory plans
       memory_forecast/        what passes of each rank have needed, and how it has split micro-batches
       memory_trace/           snapshots of the CUDA allocator, with `--memory-trace`
       completions/rank0.jsonl  the last completions of a rank, with `--log-completions`
@@ -271,7 +270,7 @@ OWN_NAMES = (
     "report.html",
     "trace.json.gz",
     files.FILE_NAME,
-    files.TRACE_FOLDER,
+    "plan_traces",  # of earlier releases, whose runs are continued
     files.FORECAST_FOLDER,
     memory_findings.FOLDER,
 )

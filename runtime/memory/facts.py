@@ -15,42 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import pydantic
 
 from grpo_run.runtime.memory.plan import MemoryPlan
-
-
-class _Facts(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
-
-
-class Computation(_Facts):
-    """How the model is computed, as far as a trace of it depends on that; empty where it is not known."""
-
-    configuration: dict[str, Any] = {}
-    """The model's configuration of transformers, as JSON."""
-    weights: str = ""
-    """Data type of the weights, such as `bfloat16`; with adapters that of the model below them."""
-    autocast: str = ""
-    """Data type of the forward pass under autocast; empty if there is none."""
-    attention: str = ""
-    """Implementation in transformers: `sdpa`, `eager`, `flash_attention_2`."""
-    optimizer: str = ""
-    """Name of transformers' `optim`."""
-    device: str = ""
-    """`cuda` or `cpu`."""
-    lora_rank: int = 0
-    """Of peft's LoRA; 0 without adapters."""
-    lora_targets: tuple[str, ...] = ()
-    """Names of the modules that have adapters."""
-    lora_dropout: float = 0.0
-    special: tuple[str, ...] = ()
-    """What a trace does not know, as clauses: adapters other than plain LoRA, quantized weights, kernels of
-    Liger.
-    """
-
 
 TrainerKind = Literal["grpo", "rloo", "sft", "transformers", "other"]
 """Whose loss it is: that of a trainer of TRL, of `transformers.Trainer`, or another."""
@@ -58,8 +27,10 @@ Generator = Literal["", "transformers", "continuous_batching", "vllm_colocate", 
 """What generates; empty if nothing does, `script` for a rollout function of the script's own."""
 
 
-class MemoryFacts(_Facts):
+class MemoryFacts(pydantic.BaseModel):
     """What a `train()` call tells of itself, as far as its memory and its update depend on it."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
     trainer_class: str
     trainer: TrainerKind
@@ -78,7 +49,6 @@ class MemoryFacts(_Facts):
     steps_per_generation: int | None = None
     generation_batch_size: int | None = None
     """Samples of one rollout over all ranks."""
-    num_iterations: int | None = None
     max_completion_length: int | None = None
     """In tokens."""
     max_length: int | None = None
@@ -91,9 +61,6 @@ class MemoryFacts(_Facts):
     configuration, or in accelerate's."""
 
     loss_type: str | None = None
-    beta: float = 0.0
-    reference_model: bool = False
-    """Whether a second model is in memory."""
     entropy_bonus: bool = False
     top_entropy_quantile: float = 1.0
     auxiliary_loss: bool = False
@@ -116,10 +83,6 @@ class MemoryFacts(_Facts):
     optimizer_offload: bool = False
     """Whether the script already keeps the optimizer's state in host memory."""
     deepspeed: bool = False
-    parameters: int = 0
-    """Of the model, adapters included."""
-    trainable_parameters: int = 0
-    computation: Computation = Computation()
 
     def divisor(self, plan: MemoryPlan) -> int:
         """Return by what a plan divides the micro-batch: as much of its divisor as divides the size."""

@@ -1,15 +1,11 @@
-"""Files about memory in the run directory: facts of a call, forecasts, and requests for traces.
+"""Files about memory in the run directory: facts of a call, and forecasts.
 
     memory_facts.json              facts of a `train()` call, written by ranks, read by the supervisor
     memory_forecast/rank-N.jsonl   what rank N's passes needed, and how it split each rollout
-    plan_traces/request.json       written by the supervisor, which does not load TRL itself
-    plan_traces/peaks.jsonl        a line per plan, appended by the tracing process
-    plan_traces/output.log         what that process prints
 
 A rank reads its forecast file in the next attempt; the first line says what the others hold for. Appending
 does not wait for a disk, as replacing the file would; a line that was cut when the rank died is left out.
-Traces are requested by `runtime/supervisor/memory/tracing.py` and made by
-`runtime/planning/plan_worker.py`. Predicts and decides nothing.
+Predicts and decides nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ import pydantic
 
 from grpo_run.runtime.files import replace_file, write_json
 from grpo_run.runtime.memory.facts import MemoryFacts
-from grpo_run.runtime.memory.plan import MemoryPlan
 
 FILE_NAME = "memory_facts.json"
 """Name of the file in the run directory."""
@@ -175,76 +170,3 @@ def _highest(entries: Iterable[Entry]) -> tuple[Entry, ...]:
             peaks[rows, length] = max(peak, peaks.get((rows, length), 0))
     largest = sorted(peaks, key=lambda size: size[0] * size[1])[-MOST_SIZES:]
     return tuple((rows, length, peaks[rows, length]) for rows, length in largest)
-
-
-TRACE_FOLDER = "plan_traces"
-"""In the run directory."""
-VARIABLE = "GRPO_RUN_PLAN_TRACES"
-"""Names the folder to the process."""
-
-
-class _Message(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
-
-
-class TraceRequest(_Message):
-    """What is traced, in this order, until a plan needs less in the phase than the first one."""
-
-    facts: MemoryFacts
-    plans: tuple[MemoryPlan, ...] = pydantic.Field(min_length=1)
-    phase: str
-    below_bytes: float | None = None
-    """The peak to be lowered, if it is known; else it is that of the first plan."""
-
-
-class TraceReply(_Message):
-    """The peaks of one plan, or why there are none and nothing follows."""
-
-    plan: MemoryPlan | None = None
-    peaks: dict[str, float] = {}
-    """By phase, in bytes of torch's allocator."""
-    refusal: str = ""
-    """As a clause."""
-
-
-def write_request(folder: Path, request: TraceRequest) -> None:
-    """Write a request into an empty folder.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    write_json(folder / "request.json", request.model_dump(mode="json"), durable=False)
-
-
-def read_request(folder: Path) -> TraceRequest:
-    """Return the request in a folder.
-
-    Raises:
-        OSError, ValueError: it cannot be read.
-    """
-    return TraceRequest.model_validate_json((folder / "request.json").read_bytes())
-
-
-def replies_file(folder: Path) -> Path:
-    """Return the file of the replies."""
-    return folder / "peaks.jsonl"
-
-
-def output_file(folder: Path) -> Path:
-    """Return the file of what the process prints."""
-    return folder / "output.log"
-
-
-def read_replies(folder: Path) -> list[TraceReply]:
-    """Return the replies that have been written so far; a line that was not finished is left out."""
-    replies: list[TraceReply] = []
-    try:
-        lines = replies_file(folder).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            replies.append(TraceReply.model_validate_json(line))
-        except ValueError:  # pydantic's error is one
-            break
-    return replies

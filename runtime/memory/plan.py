@@ -109,10 +109,6 @@ class PlanChanged(Event, kw_only=True):
     phase: str = ""
     plan: dict[str, Any]
     before: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    predicted_bytes: int | None = None
-    predicted_before_bytes: int | None = None
-    predicted_saved_bytes: int | None = None
-    not_traced: str | None = None
     skipped: Sequence[dict[str, str]] = ()
     inexact: Sequence[str] = ()
 

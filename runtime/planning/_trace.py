@@ -1,7 +1,7 @@
 """Trace a job: build TRL's trainer on fake tensors and run its scoring, loss, backward and optimizer code,
 step by step.
 
-Called by `prediction.py` and `explaining`. Nothing is computed and no memory of the model's size is used. A
+Called by `prediction.py`. Nothing is computed and no memory of the model's size is used. A
 fake device `cuda` does not work without a GPU, so operators are those of the CPU; `upstream.memory_names`
 says where a GPU's differ.
 """
@@ -79,19 +79,6 @@ class Trace:
         del inputs
         tracker.begin("end", number)
         return number
-
-    def loss(self, batch: int, completion: int) -> Any:
-        """Return the loss of a micro-batch, with its graph."""
-        self.tracker.selected = batch * (completion if self._job.generates else completion - 1)
-        inputs = self._inputs(batch, completion)
-        if self._job.scored:
-            self._score(inputs)
-        self.trainer.model.train()
-        return self._loss(inputs)
-
-    def checkpoint(self, *, enabled: bool | None = None) -> None:
-        """Turn gradient checkpointing on or off; to what the job says if not given."""
-        set_checkpointing(self.trainer, enabled=self._job.checkpointing if enabled is None else enabled)
 
     def _classify_gradients(self) -> None:
         parameters = self.trainer.model.parameters()

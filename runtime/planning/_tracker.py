@@ -82,10 +82,6 @@ class AllocationTracker(TorchDispatchMode):
             if number is not None:
                 self.timeline.kinds[number] = kind
 
-    def alive_bytes(self) -> int:
-        """Bytes of everything that is alive now."""
-        return sum(self.timeline.sizes[number] for number in self._alive.values())
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

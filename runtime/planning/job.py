@@ -1,6 +1,6 @@
 """What is planned: sizes and settings of a GRPO, RLOO or SFT job, checked before anything is traced.
 
-Built by `cli.planning` from options, a recipe or a script; changed by `changes.py` and `explaining.py`. Pure.
+Built by `cli.planning` from options, a recipe or a script; changed by `changes.py`. Pure.
 """
 
 from __future__ import annotations

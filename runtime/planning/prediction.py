@@ -1,8 +1,7 @@
 """Predict the memory of a job: trace it, extrapolate to all layers, and add what a trace does not show.
 
 The peak of each phase over the size of a micro-batch is fitted through traced points; the fit also says how
-far another trace is from it. Called by `cli/plan.py`, `changes.py`, `explaining.py` and `plan_worker.py`.
-Prints nothing.
+far another trace is from it. Called by `cli/plan.py` and `changes.py`. Prints nothing.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Written by `_tracker.py`, read by `prediction.py` and `_allocator.py`. Pure: kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "rollout")
@@ -67,12 +67,6 @@ Weigh = Callable[[int, str], float]
 """Bytes that count for an allocation, from its bytes and its kind: rounding, or the share of one rank."""
 
 
-Part = tuple[tuple[str, int] | None, int, int]
-"""Events of a timeline under a phase and a number, or under no name: the first, and the one after the
-last.
-"""
-
-
 def unchanged(size: int, kind: str) -> float:
     """Count an allocation as it is."""
     return size
@@ -91,24 +85,11 @@ def peaks(timeline: AllocationTimeline, step: int, weigh: Weigh = unchanged) -> 
         step: its number.
         weigh: what counts for an allocation.
     """
-    return peaks_of(timeline, _windows(timeline, step), weigh)
-
-
-def peaks_of(
-    timeline: AllocationTimeline, parts: Iterable[Part], weigh: Weigh
-) -> dict[tuple[str, int], Peak]:
-    """Return the peak of each part that has a name.
-
-    Args:
-        timeline: of a trace.
-        parts: of its events, in order and without gaps, from the first one on.
-        weigh: what counts for an allocation.
-    """
     found: dict[tuple[str, int], Peak] = {}
     weights = [weigh(size, kind) for size, kind in zip(timeline.sizes, timeline.kinds, strict=True)]
     alive = dict.fromkeys(timeline.kinds, 0.0)
     total = 0.0
-    for name, start, end in parts:
+    for name, start, end in _windows(timeline, step):
         best, held = total, dict(alive)
         for event in timeline.events[start:end]:
             number = event if event >= 0 else ~event
@@ -122,9 +103,9 @@ def peaks_of(
     return found
 
 
-def _windows(timeline: AllocationTimeline, step: int) -> Iterator[Part]:
-    """Yield every part of a timeline with its first event and the one after its last; no name for what is not
-    asked for.
+def _windows(timeline: AllocationTimeline, step: int) -> Iterator[tuple[tuple[str, int] | None, int, int]]:
+    """Yield every part of a timeline, in order and without gaps: its phase and window, None for what is not
+    asked for, its first event, and the one after its last.
     """
     following = [*timeline.marks[1:], Mark(event=len(timeline.events), step=-1, phase="")]
     for mark, after in zip(timeline.marks, following, strict=True):

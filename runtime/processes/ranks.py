@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -37,21 +37,19 @@ TRANSIENT_ERRNOS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.EN
 
 @dataclass(frozen=True, kw_only=True)
 class RankSpec:
-    """What one rank is started with.
+    """What one rank is started with, in the working directory of this process.
 
     Args:
         rank: global rank.
         environment: its variables; the agent adds those of torchrun.
         log: receives stdout.
         errors: receives stderr; None for the same file.
-        directory: the working directory.
     """
 
     rank: int
     environment: Mapping[str, str]
     log: Path
     errors: Path | None = None
-    directory: str = field(default_factory=os.getcwd)
 
 
 class _ForkedRank:
@@ -223,7 +221,7 @@ def _start_with_retries(spec: RankSpec, entry: str, preloaded: bool) -> _ForkedR
 
 def _start(spec: RankSpec, entry: str, preloaded: bool) -> _ForkedRank | _SpawnedRank:
     if preloaded:
-        return _ForkedRank(forkserver.start_child(entry, spec.environment, spec.directory))
+        return _ForkedRank(forkserver.start_child(entry, spec.environment, os.getcwd()))
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     with contextlib.ExitStack() as opened:
         streams = []
@@ -233,7 +231,6 @@ def _start(spec: RankSpec, entry: str, preloaded: bool) -> _ForkedRank | _Spawne
         process = subprocess.Popen(
             interpreter_command(entry),
             env=dict(spec.environment),
-            cwd=spec.directory,
             stdout=streams[0],
             stderr=streams[1],
             start_new_session=True,

@@ -11,7 +11,7 @@ ranks that have not exited yet. Does not judge (`watchdog/diagnosis/`), choose (
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
@@ -32,7 +32,6 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.supervisor.attempt import Attempt, Exits
 from grpo_run.runtime.supervisor.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
 from grpo_run.runtime.supervisor.memory.policy import MemoryDecision
-from grpo_run.runtime.supervisor.memory.tracing import JobTracer
 from grpo_run.runtime.supervisor.policy import decide, has_finished
 from grpo_run.runtime.supervisor.quarantine import RunQuarantine
 from grpo_run.runtime.supervisor.run_memory import RunMemory, signature_with_plan
@@ -90,7 +89,6 @@ class FaultHandler:
         reporter: for events and messages.
         history: contains each event as soon as it is written.
         quarantine: of the run's prompts.
-        interrupted: whether the user waits for something else, such as a stop.
     """
 
     def __init__(
@@ -102,7 +100,6 @@ class FaultHandler:
         reporter: Reporter,
         history: History,
         quarantine: RunQuarantine,
-        interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         self._config = config
         self._run = run
@@ -110,8 +107,7 @@ class FaultHandler:
         self._reporter = reporter
         self._history = history
         self._quarantine = quarantine
-        tracer = JobTracer(run.path, preloaded=config.preload, interrupted=interrupted)
-        self._memory = RunMemory(config, run, history, reporter, trace=tracer.trace)
+        self._memory = RunMemory(config, run, history, reporter)
 
     def begin_attempt(self) -> None:
         """Prepare what depends on the last fault: the prompts to replace, and the GPUs' memory."""

@@ -19,7 +19,7 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.files import read_facts
 from grpo_run.runtime.memory.plan import MemoryPlan, MemoryPlanGiven, PlanChanged, sets_segments
-from grpo_run.runtime.supervisor.memory.fallback_steps import PlanChange, Situation, Tracer, no_traces
+from grpo_run.runtime.supervisor.memory.fallback_steps import PlanChange, Situation
 from grpo_run.runtime.supervisor.memory.policy import (
     MemoryDecision,
     decide_generation_stall,
@@ -43,19 +43,9 @@ class RunMemory:
         run: its directory, with the facts that the ranks publish.
         history: contains each event as soon as it is written.
         reporter: for events and messages.
-        trace: traces plans of the run.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        run: RunDirectory,
-        history: History,
-        reporter: Reporter,
-        *,
-        trace: Tracer = no_traces,
-    ) -> None:
-        self._trace = trace
+    def __init__(self, config: RunConfig, run: RunDirectory, history: History, reporter: Reporter) -> None:
         self._config = config
         self._run = run
         self._history = history
@@ -116,12 +106,11 @@ class RunMemory:
             allow_degrade=self._config.allow_degrade,
             own_allocator_setting=self._own_allocator_setting,
         )
-        return decide_out_of_memory(history, situation, self._trace)
+        return decide_out_of_memory(history, situation)
 
     def change(self, change: PlanChange) -> None:
         """Let the next attempt use a changed plan, and say so. The decision has been journaled."""
         before = self._history.memory.plan
-        prediction = change.prediction
         self._reporter.write(
             PlanChanged(
                 step=self._history.recoveries[-1].step,
@@ -129,10 +118,6 @@ class RunMemory:
                 phase=str(change.phase),
                 plan=change.plan.model_dump(exclude_defaults=True),
                 before=before.model_dump(exclude_defaults=True),
-                predicted_bytes=prediction.after_bytes,
-                predicted_before_bytes=prediction.before_bytes,
-                predicted_saved_bytes=prediction.saved_bytes,
-                not_traced=prediction.missing,
                 skipped=[
                     {"fallback_step": str(skipped.fallback_step), "why": skipped.why}
                     for skipped in change.skipped

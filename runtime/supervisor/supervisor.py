@@ -117,7 +117,7 @@ class Supervisor:
         self.quarantine = RunQuarantine(run, self.history, self._reporter)
         self._faults = FaultHandler(
             config, run, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history,
-            quarantine=self.quarantine, interrupted=lambda: self.stop.noted,
+            quarantine=self.quarantine,
         )  # fmt: skip
         self._hangs = HangMonitor(
             self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history

@@ -1,7 +1,7 @@
 """Private names of TRL and accelerate that a memory trace calls or replaces: scoring, and the language-model
 head.
 
-Used by `planning.traces`. The head's Triton kernels cannot run without a GPU. Their torch counterparts
+Used by `runtime/planning/`. The head's Triton kernels cannot run without a GPU. Their torch counterparts
 allocate temporaries that the kernels do not, so a trace for a GPU replaces them by functions that allocate
 nothing.
 

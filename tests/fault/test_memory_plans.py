@@ -42,13 +42,7 @@ def test_more_than_two_of_eight_rows_never_fit_and_the_run_ends_in_the_same_weig
     )
     check(TWO_HALVINGS, run, tmp_path / "out", expected, kills=1)
     printed = run.output.read_text(errors="replace")
-    assert "per_device_train_batch_size 4 -> 2, gradient_accumulation_steps 2 -> 4; predicted" in printed
-    for event in run.events("plan_changed"):
-        # on a machine that is busy with other tests
-        late = event["not_traced"] == "it took more than 20 s"
-        assert late or event["predicted_bytes"] < event["predicted_before_bytes"]
-        source = "the backward pass (not traced: it took more than 20 s)" if late else "(traced)"
-        assert source in printed
+    assert "per_device_train_batch_size 4 -> 2, gradient_accumulation_steps 2 -> 4" in printed
 
 
 CAMPAIGN = [
@@ -147,9 +141,6 @@ def test_a_rank_that_runs_out_of_memory_changes_no_weights(
     expected = reference(case, tmp_path, runs)
     run = short_of_memory(case, runs, tmp_path / "out").start().ended()
     check(case, run, tmp_path / "out", expected)
-    if case.script in ("rloo.py", "sft.py") or "--lora" in case.words:
-        (event,) = run.events("plan_changed")
-        assert event["predicted_bytes"] < event["predicted_before_bytes"], event
 
 
 @pytest.mark.full
@@ -267,5 +258,4 @@ def test_an_update_that_is_not_exactly_the_same_is_said(
     run = short_of_memory(case, runs, tmp_path / "out").start().ended()
     (event,) = run.events("plan_changed")
     assert any(words in reason for reason in event["inexact"]), event
-    assert event["predicted_bytes"] < event["predicted_before_bytes"], event
     assert words in run.printed()

@@ -14,8 +14,6 @@ _SIZES: dict[str, Any] = {
     "gradient_accumulation_steps": 1,
     "samples": 64,
     "supports_gradient_checkpointing": True,
-    "parameters": 494_000_000,
-    "trainable_parameters": 494_000_000,
 }
 GRPO = MemoryFacts(
     **_SIZES,

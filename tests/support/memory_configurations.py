@@ -43,6 +43,10 @@ OTHER_JOBS: dict[str, dict[str, Any]] = {
         "model": DEEP, "batch": 4, "prompt": 24, "completion": 72, "lora_rank": 4,
         "lora_targets": ["q_proj", "up_proj"], "weights": "bfloat16", "checkpointing": False,
     },
+    "stored attention matrices, bf16 weights": {
+        "model": DEEP, "batch": 4, "prompt": 16, "completion": 112, "weights": "bfloat16", "autocast": False,
+        "accumulation": 2, "attention": "eager",
+    },
     "RLOO": {
         "model": DEEP, "batch": 4, "prompt": 24, "completion": 72, "algorithm": "rloo", "rescored": True,
         "reference": True,

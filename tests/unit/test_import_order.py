@@ -51,7 +51,7 @@ DECIDERS = {
     "runtime.rank.saving": {"cadence"},
     "runtime.snapshots": {"drain_messages"},
     "runtime.supervisor": {"policy", "stop_means"},
-    "runtime.supervisor.memory": {"fallback_steps", "policy", "prediction"},
+    "runtime.supervisor.memory": {"fallback_steps", "policy"},
     "watchdog.evidence": {"source", "stacks", "timeline"},
 }  # fmt: skip
 """Single modules that decide, in rooms that also act."""

@@ -13,7 +13,6 @@ from typing import Any
 
 from grpo_run.runtime.memory.facts import Generator, MemoryFacts, TrainerKind, split_refusals
 from grpo_run.runtime.memory.files import write_facts
-from grpo_run.runtime.rank.memory_plan._computation import computation_of
 from grpo_run.runtime.rank.memory_plan.settings import kind_of, record_of, set_later, settings_of
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.upstream import trainer_names
@@ -75,7 +74,7 @@ def collect_facts(trainer: Any, *, layout: str, world_size: int) -> MemoryFacts:
     if sizes_later:
         settings["explicit_sizes"] += (sizes_later.format(trainer=type(trainer).__name__),)
     plugin = _deepspeed_plugin(trainer)
-    dataset, sizes = getattr(trainer, "train_dataset", None), _parameter_sizes(model)
+    dataset = getattr(trainer, "train_dataset", None)
     return MemoryFacts(
         trainer_class=type(trainer).__qualname__,
         trainer=kind,
@@ -86,12 +85,10 @@ def collect_facts(trainer: Any, *, layout: str, world_size: int) -> MemoryFacts:
         gradient_accumulation_steps=record.gradient_accumulation_steps,
         steps_per_generation=steps // record.divided_by if isinstance(steps, int) else None,
         generation_batch_size=getattr(args, "generation_batch_size", None),
-        num_iterations=getattr(args, "num_iterations", None),
         max_completion_length=getattr(args, "max_completion_length", None),
         max_length=getattr(args, "max_length", None),
         samples=len(dataset) if isinstance(dataset, Sized) else None,
         **settings,
-        reference_model=getattr(trainer, "ref_model", None) is not None,
         auxiliary_loss=_has_auxiliary_loss(trainer),
         dropout=_has_dropout(model),
         counts_tokens=_counts_tokens(trainer, kind),
@@ -104,9 +101,6 @@ def collect_facts(trainer: Any, *, layout: str, world_size: int) -> MemoryFacts:
         supports_gradient_checkpointing=bool(getattr(model, "supports_gradient_checkpointing", False)),
         optimizer_offload=_offloads_optimizer(plugin),
         deepspeed=plugin is not None,
-        parameters=sum(count for count, _ in sizes),
-        trainable_parameters=sum(count for count, trained in sizes if trained),
-        computation=computation_of(trainer),
     )
 
 
@@ -187,11 +181,3 @@ def _generates(trainer: Any) -> Generator:
     if getattr(args, "use_transformers_continuous_batching", False):
         return "continuous_batching"
     return "transformers"
-
-
-def _parameter_sizes(model: Any) -> list[tuple[int, bool]]:
-    """Return the size of each parameter of a model, and whether it is trained."""
-    if not hasattr(model, "parameters"):
-        return []
-    # under ZeRO-3 a parameter is empty and its size is in `ds_numel`
-    return [(getattr(one, "ds_numel", one.numel()), one.requires_grad) for one in model.parameters()]

@@ -36,7 +36,6 @@ def settings_of(arguments: Any) -> dict[str, Any]:
         "drop_last": bool(getattr(arguments, "dataloader_drop_last", False)),
         "explicit_sizes": tuple(_explicit_sizes(arguments)),
         "loss_type": loss_type if loss_type is None or isinstance(loss_type, str) else str(loss_type),
-        "beta": float(getattr(arguments, "beta", 0.0) or 0.0),
         "entropy_bonus": bool(
             getattr(arguments, "entropy_coef", 0.0) or getattr(arguments, "use_adaptive_entropy", False)
         ),

@@ -1,7 +1,6 @@
 """Out of memory: change the memory plan, so that the next attempt needs less memory for the same update.
 
-Start with `policy.py`, which decides; `fallback_steps.py` has the fallback steps in order, `_prediction.py`
-says whether one helps, and `tracing.py` has a process trace the job. `returned.py` waits until GPUs have
-their memory back. `runtime/supervisor/run_memory.py` acts on the decision. Imports `runtime/history/`,
-`runtime/memory/`, `runtime/processes/`, the modules of `runtime/` and `watchdog/`.
+Start with `policy.py`, which decides; `fallback_steps.py` has the fallback steps in order. `returned.py`
+waits until GPUs have their memory back. `runtime/supervisor/run_memory.py` acts on the decision. Imports
+`runtime/history/`, `runtime/memory/` and `watchdog/`.
 """

@@ -1,31 +1,26 @@
 """The fallback steps: which change of the memory plan comes next after a rank has run out of memory.
 
-    phase → the fallback steps in order → the first that applies and is predicted to lower that phase's peak
+    phase → the fallback steps in order → the first that applies
 
 Each fallback step is a single change of the plan: it returns the next plan, or the reason why it does not
-apply to the run. One change an attempt; the sequence ends because each step can be taken only so often.
-Where a change alters what the job computes, traces of the job decide, which the caller makes; without traces
-the first change that applies is made. Called by `policy.py`. Pure but for the traces.
+apply to the run. One change an attempt; the sequence ends because each step can be taken only so often. The
+order is fixed: nothing is predicted, and a change that was not enough is followed by the next one. Called by
+`policy.py`. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from grpo_run.runtime.memory.facts import MemoryFacts, split_differences, split_refusals
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory._prediction import (
-    PeakPrediction,
-    Traces,
-    predict_beside,
-    predict_traced,
-    vllm_share,
-)
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
 from grpo_run.watchdog.memory.shortage import OUTSIDE, MemoryPhase, Shortage
 
+VLLM_SHARE = 0.3
+"""TRL's default of `vllm_gpu_memory_utilization`."""
 LEAST_VLLM_SHARE = 0.1
 """Of a GPU. A smaller share holds the weights of no model that is worth vLLM."""
 MOST_VLLM_SHARE = 0.9
@@ -98,7 +93,7 @@ class Situation:
         """Whether shorter rows need less memory where it ran out."""
         if self.shortage.phase is MemoryPhase.generate:
             return not self.facts.generates.startswith("vllm")
-        return self.shortage.phase in TRACED_PHASES
+        return self.shortage.phase in ROW_PHASES
 
     @property
     def segments_refused(self) -> str:
@@ -106,12 +101,21 @@ class Situation:
         if self.own_allocator_setting:
             return "the environment sets expandable_segments itself"
         figures = self.shortage.figures
+        if figures.unallocated_bytes == 0:
+            return "nothing is reserved and not allocated"
         if None in (figures.unallocated_bytes, figures.tried_bytes, figures.free_bytes):
             return ""
         missing_bytes = max(0, (figures.tried_bytes or 0) - (figures.free_bytes or 0))
         if (figures.unallocated_bytes or 0) < missing_bytes:
             return "less is reserved and not allocated than was missing"
         return ""
+
+    def vllm_is_asleep(self, plan: MemoryPlan) -> bool:
+        """Whether vLLM has given its memory back in the phase that died, so that a smaller share frees
+        nothing there.
+        """
+        sleeps = self.facts.vllm_sleep or plan.vllm_sleep
+        return sleeps and self.shortage.phase is not MemoryPhase.generate
 
 
 Next = MemoryPlan | str | None
@@ -183,6 +187,11 @@ def _vllm_sleep(facts: MemoryFacts, plan: MemoryPlan) -> Next:
     if facts.vllm_sleep or plan.vllm_sleep:
         return "vLLM frees its memory during training already"
     return _with(plan, vllm_sleep=True)
+
+
+def vllm_share(facts: MemoryFacts, plan: MemoryPlan) -> float:
+    """Return vLLM's share of a GPU with a plan."""
+    return plan.vllm_gpu_memory_utilization or facts.vllm_gpu_memory_utilization or VLLM_SHARE
 
 
 def _vllm_share(facts: MemoryFacts, plan: MemoryPlan) -> Next:
@@ -263,20 +272,8 @@ ORDER: Mapping[MemoryPhase, tuple[FallbackStep, ...]] = {
 DEGRADING = (FallbackStep.shorter_completions,)
 """Steps that change the experiment; taken with `--allow-degrade` only, after all others, where they help."""
 
-TRACED_PHASES = frozenset({MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward})
-TRACED_STEPS = frozenset(
-    {FallbackStep.micro_batch, FallbackStep.gradient_checkpointing, FallbackStep.shorter_completions}
-)
-"""Steps whose effect a trace of these phases shows."""
-
-Tracer = Callable[[MemoryFacts, MemoryPhase, Sequence[MemoryPlan]], Traces]
-"""Traces plans, the first of which is the one in effect, until one needs less in a phase; may take seconds.
-"""
-
-
-def no_traces(facts: MemoryFacts, phase: MemoryPhase, plans: Sequence[MemoryPlan]) -> Traces:
-    """Trace nothing."""
-    return Traces()
+ROW_PHASES = frozenset({MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward})
+"""Phases that need less memory if rows are shorter, whatever generates them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +297,6 @@ class PlanChange:
         phase: that died.
         fallback_step: the one change.
         plan: with the change.
-        prediction: the peak of the phase, before and after.
         skipped: earlier steps, and why they were not taken.
         inexact: why the update is not the same; empty if it is, up to the rounding of sums.
         why: why the plan changes, if not for want of memory.
@@ -309,7 +305,6 @@ class PlanChange:
     phase: MemoryPhase
     fallback_step: FallbackStep
     plan: MemoryPlan
-    prediction: PeakPrediction
     skipped: tuple[Skipped, ...]
     inexact: tuple[str, ...]
     why: str = ""
@@ -328,7 +323,6 @@ def smaller_generation(facts: MemoryFacts, plan: MemoryPlan, why: str) -> PlanCh
         phase=MemoryPhase.generate,
         fallback_step=FallbackStep.generation_sub_batches,
         plan=after,
-        prediction=PeakPrediction(),
         skipped=(),
         inexact=inexact(facts, plan, after),
         why=why,
@@ -346,79 +340,45 @@ class Exhausted:
     why: str = "no change of the memory plan is left that keeps the update"
 
 
-def next_change(situation: Situation, plan: MemoryPlan, trace: Tracer = no_traces) -> PlanChange | Exhausted:
+def next_change(situation: Situation, plan: MemoryPlan) -> PlanChange | Exhausted:
     """Return the next change of a plan, or why there is none.
 
     Args:
         situation: the error; fragmented memory takes expandable segments first.
         plan: in effect.
-        trace: called once at most, and only if the choice depends on it.
     """
-    phase, figures, facts = situation.shortage.phase, situation.shortage.figures, situation.facts
+    phase, facts = situation.shortage.phase, situation.facts
     steps = ORDER[phase]
     if situation.fragmented:
         steps = (FallbackStep.expandable_segments, *steps)
     if situation.cache_too_small:
         steps = (FallbackStep.larger_vllm_share,)
-    candidates = list(_candidates(steps, situation, plan))
     if situation.allow_degrade and situation.length_matters:
-        candidates += _candidates(DEGRADING, situation, plan)
-    wanted = _to_trace(phase, candidates)
-    traces = trace(facts, phase, (plan, *wanted)) if wanted else Traces()
-    skipped: dict[Skipped, None] = {}
-    for step, changed in candidates:
-        if isinstance(changed, str):
-            skipped[Skipped(fallback_step=step, why=changed)] = None
-            continue
-        if step in _ELSEWHERE:
-            prediction = predict_beside(facts, phase, plan, changed, figures)
-        else:
-            found = traces if changed in wanted else Traces()
-            prediction = predict_traced(facts, phase, plan, changed, figures, found)
-        if prediction.lowers:
+        steps = (*steps, *DEGRADING)
+    skipped: list[Skipped] = []
+    for step in dict.fromkeys(steps):
+        changed = _changed(step, situation, plan)
+        if isinstance(changed, MemoryPlan):
             return PlanChange(
                 phase=phase,
                 fallback_step=step,
                 plan=changed,
-                prediction=prediction,
                 skipped=tuple(skipped),
                 inexact=inexact(facts, plan, changed),
             )
-        skipped[Skipped(fallback_step=step, why="it would not lower the peak of this phase")] = None
+        if changed is not None:
+            skipped.append(Skipped(fallback_step=step, why=changed))
     return Exhausted(skipped=tuple(skipped), proposals=proposals(situation, plan))
 
 
-def _candidates(
-    steps: Sequence[FallbackStep], situation: Situation, plan: MemoryPlan
-) -> Iterator[tuple[FallbackStep, MemoryPlan | str]]:
-    """Yield the plans of steps in their order, or why a step does not apply.
-
-    A micro-batch is halved again and again: where gradients were not accumulated before, halves need those of
-    the first half too, so that a quarter may lower a peak that a half does not.
-    """
-    for step in dict.fromkeys(steps):
-        changed = _CHANGES[step](situation.facts, plan)
-        if step is FallbackStep.expandable_segments:
-            changed = situation.segments_refused or changed
-        if changed is not None:
-            yield step, changed
-        while step is FallbackStep.micro_batch and isinstance(changed, MemoryPlan):
-            changed = _micro_batch(situation.facts, changed)
-            if isinstance(changed, MemoryPlan):
-                yield step, changed
-
-
-def _to_trace(
-    phase: MemoryPhase, changed: Sequence[tuple[FallbackStep, MemoryPlan | str]]
-) -> list[MemoryPlan]:
-    """Return the plans that traces can compare, up to the first that is chosen without one."""
-    wanted: list[MemoryPlan] = []
-    for step, plan in changed if phase in TRACED_PHASES else ():
-        if isinstance(plan, MemoryPlan):
-            if step not in TRACED_STEPS:
-                break
-            wanted.append(plan)
-    return wanted
+def _changed(step: FallbackStep, situation: Situation, plan: MemoryPlan) -> Next:
+    """Return what a step makes of a plan, unless what the error says of the memory excludes that it helps."""
+    changed = _CHANGES[step](situation.facts, plan)
+    if step is FallbackStep.expandable_segments:
+        return situation.segments_refused or changed
+    if step is FallbackStep.vllm_share and isinstance(changed, MemoryPlan) and situation.vllm_is_asleep(plan):
+        return "vLLM has given its memory back in this phase already"
+    return changed
 
 
 def inexact(facts: MemoryFacts, before: MemoryPlan, after: MemoryPlan) -> tuple[str, ...]:

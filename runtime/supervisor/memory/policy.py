@@ -19,23 +19,20 @@ from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action, Decision
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory._prediction import PeakPrediction, vllm_share
 from grpo_run.runtime.supervisor.memory.fallback_steps import (
     Exhausted,
     FallbackStep,
     PlanChange,
     Situation,
-    Tracer,
     next_change,
-    no_traces,
     proposals,
     smaller_generation,
+    vllm_share,
 )
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.phase_memory import RankMemory
 from grpo_run.watchdog.memory.shortage import OUTSIDE, MemoryPhase, Shortage
 from grpo_run.watchdog.observation import Phase
-from grpo_run.watchdog.text import size_text
 
 EARLY_COMMITS = 3
 """Commits of an attempt after which every step has allocated what it keeps: Adam's state exists from the
@@ -75,43 +72,17 @@ def _kept_bytes(memory: RankMemory) -> int:
     return optimizer.allocated_bytes if optimizer is not None else 0
 
 
-PHASE_NOUNS = {
-    MemoryPhase.generate: "generation",
-    MemoryPhase.score: "scoring",
-    MemoryPhase.forward: "the forward pass",
-    MemoryPhase.backward: "the backward pass",
-    MemoryPhase.optimizer: "the optimizer's step",
-}
-
-
 def sentences(change: PlanChange, before: MemoryPlan, facts: MemoryFacts) -> tuple[str, ...]:
-    """Return what a change does, what it is predicted to save, why nothing before it was done, and what it
-    costs in exactness.
-    """
+    """Return what a change does, why nothing before it was done, and what it costs in exactness."""
     text = f"memory plan: {in_settings(before, change.plan, facts)}"
     if change.why:
         text = f"{text}; {change.why}"
-    elif change.fallback_step is not FallbackStep.larger_vllm_share:
-        text = f"{text}; {_predicted(change.prediction, change.phase)}"
     said = [text]
     if change.skipped:
         said.append(f"memory plan: not changed: {'; '.join(skipped.text for skipped in change.skipped)}")
     if change.inexact:
         said.append(f"memory plan: the update is not exactly the same: {'; '.join(change.inexact)}")
     return tuple(said)
-
-
-def _predicted(prediction: PeakPrediction, phase: MemoryPhase) -> str:
-    if prediction.saved_bytes is None:
-        missing = f" (not traced: {prediction.missing})" if prediction.missing else ""
-        return f"predicted to lower the peak of {PHASE_NOUNS[phase]}{missing}"
-    saved = size_text(prediction.saved_bytes)
-    if prediction.before_bytes is None or prediction.after_bytes is None:
-        return f"predicted to leave {saved} more free"
-    before, after = size_text(prediction.before_bytes), size_text(prediction.after_bytes)
-    if before == after:
-        return f"predicted {before} in {PHASE_NOUNS[phase]}, {saved} less than before (traced)"
-    return f"predicted {before} -> {after} in {PHASE_NOUNS[phase]} (traced)"
 
 
 SWITCHES = {
@@ -162,13 +133,12 @@ class MemoryDecision:
     change: PlanChange | None = None
 
 
-def decide_out_of_memory(history: History, situation: Situation, trace: Tracer = no_traces) -> MemoryDecision:
+def decide_out_of_memory(history: History, situation: Situation) -> MemoryDecision:
     """Return what follows an out-of-memory error of a GPU.
 
     Args:
         history: contains this incident as its last recovery.
         situation: the error.
-        trace: traces plans if the choice depends on it.
     """
     if situation.budget == 0:
         return _stop("restarts are switched off (--max-restarts 0)")
@@ -180,7 +150,7 @@ def decide_out_of_memory(history: History, situation: Situation, trace: Tracer =
         return _restart_once(situation, "no phase of a trainer has asked for the memory")
     if once and situation.crept and not fragmented:
         return _restart_once(situation, "memory had grown since the attempt began, and a restart frees it")
-    found = _next(history, situation, trace, futile=futile)
+    found = _next(history, situation, futile=futile)
     segments = isinstance(found, PlanChange) and found.fallback_step is FallbackStep.expandable_segments
     if once and fragmented and (situation.crept or not segments):
         return _restart_once(situation, "memory was fragmented, and a restart frees it")
@@ -238,7 +208,7 @@ def _changed_in_vain(history: History, shortage: Shortage) -> bool:
     )
 
 
-def _next(history: History, situation: Situation, trace: Tracer, *, futile: bool) -> PlanChange | Exhausted:
+def _next(history: History, situation: Situation, *, futile: bool) -> PlanChange | Exhausted:
     plan = history.memory.plan
     if futile:
         return Exhausted(
@@ -249,7 +219,7 @@ def _next(history: History, situation: Situation, trace: Tracer, *, futile: bool
                 " was changed"
             ),
         )
-    return next_change(situation, plan, trace)
+    return next_change(situation, plan)
 
 
 def _restart_once(situation: Situation, cause: str) -> MemoryDecision:

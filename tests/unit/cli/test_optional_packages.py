@@ -42,11 +42,6 @@ for name in {IMPORTED}:
         ("starlette", ["serve"], "grpo-run serve needs starlette: pip install 'grpo-run[pages]'"),
         ("textual", ["top", "run"], "grpo-run top needs textual: pip install 'grpo-run[pages]'"),
         (
-            "matplotlib",
-            ["plan", "--model", "gpt2", "--plot", "memory.svg"],
-            "--plot needs matplotlib: pip install 'grpo-run[plots]'",
-        ),
-        (
             "peft",
             ["train", "memgen-arithmetic"],
             "the recipe memgen-arithmetic needs peft: pip install 'grpo-run[peft]'",

@@ -4,42 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from support.predictions import GIB, a_prediction, a_report
 
-from grpo_run.cli.planning.explained import Explained, explained_json, print_explained
 from grpo_run.cli.planning.output import print_plan, sentences, verdict
 from grpo_run.cli.planning.report import as_json
-from grpo_run.runtime.planning.explaining import Explanation, ranked, without_effect
 from grpo_run.runtime.planning.prediction import Fit, PredictedPhase
 
 MIB = 1 << 20
-ALONE = [
-    Explanation(
-        name="as-described",
-        assumption="the job is as described",
-        arithmetic=("0",),
-        allocated_bytes=4.0 * GIB,
-    ),
-    Explanation(name="a", assumption="rows are longer", arithmetic=("1 + 1",), allocated_bytes=20.0 * GIB),
-    Explanation(name="b", assumption="no graph is freed", arithmetic=("2 + 2",), allocated_bytes=9.0 * GIB),
-]
-
-
-def _explained(observed: float, alone: Sequence[Explanation] = ALONE, **more: Any) -> Explained:
-    return Explained(
-        order=ranked(alone, observed),
-        observed_bytes=int(observed),
-        floor=(
-            min(one.allocated_bytes for one in alone),
-            ("weights ", min(one.allocated_bytes for one in alone)),
-        ),
-        **more,
-    )
 
 
 def test_a_plan_fits_80_columns_and_says_what_was_never_compared(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,69 +96,3 @@ def test_a_plan_as_json_has_the_verdict_the_phases_and_the_changes() -> None:
     assert found["binding_phase"] == "backward"
     assert found["phases"]["backward"]["kinds"]["logits"] == 0.75 * GIB
     assert found["changes"][0]["saved_bytes"] == 2.5 * GIB
-
-
-def test_an_observation_far_from_every_assumption_is_not_called_explained(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The assumptions are printed all the same, with their arithmetic."""
-    print_explained(_explained(100 * GIB))
-    text = capsys.readouterr().out
-    assert "No single assumption accounts for it" in text
-    assert "2 + 2" in text
-    assert max(map(len, text.splitlines())) <= 80
-
-
-def test_an_observation_close_to_an_assumption_names_it_first() -> None:
-    """Nearness is that of ratios: 9 is nearer to 10 than 20 is."""
-    found = explained_json(_explained(10 * GIB))
-    assert [one["name"] for one in found["explanations"]] == ["b", "a", "as-described"]
-
-
-def test_two_together_are_listed_after_the_single_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    """And the text says that they account for it."""
-    pair = Explanation(name="a+b", assumption="both", arithmetic=("3 + 3",), allocated_bytes=28.0 * GIB)
-    print_explained(_explained(30 * GIB, pairs=[pair]))
-    text = capsys.readouterr().out
-    assert "two together do" in text
-    assert text.index("2 + 2") < text.index("3 + 3")
-
-
-def test_explanations_of_a_small_job_are_in_the_unit_of_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    """In GiB every figure would be 0.00."""
-    small = [
-        replace(one, allocated_bytes=one.allocated_bytes / 1024, arithmetic=("graph ", 1.5 * MIB))
-        for one in ALONE
-    ]
-    print_explained(_explained(9.5 * MIB, small))
-    text = capsys.readouterr().out
-    assert "Observed: 10.0 MB (9.5 MiB)" in text
-    assert "1. 9.0 MiB (0.95 of observed): no graph is freed" in text
-    assert "graph 1.5 MiB" in text
-    assert "GiB" not in text
-
-
-def test_what_makes_no_difference_to_the_peak_is_never_the_explanation(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Not even if it is nearer by a byte than the job as it is described."""
-    idle = Explanation(
-        name="c", assumption="nothing is checkpointed", arithmetic=(), allocated_bytes=4.0 * GIB + 1
-    )
-    alone = [*ALONE, idle]
-    assert without_effect(alone) == [idle]
-    print_explained(_explained(4.0 * GIB + 1, ALONE, same=[idle]))
-    text = " ".join(capsys.readouterr().out.split())
-    assert "Consistent with it (1.00 of observed): the job is as described" in text
-    assert "the peak of this job is the same with them: nothing is checkpointed" in text
-
-
-def test_two_figures_that_no_observation_tells_apart_are_said_together(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Half a percent is less than what an observation is off."""
-    twin = replace(ALONE[1], name="d", assumption="two models are loaded", allocated_bytes=20.1 * GIB)
-    print_explained(_explained(20 * GIB, [*ALONE, twin]))
-    text = " ".join(capsys.readouterr().out.split())
-    assert "(1.00 of observed): rows are longer. Within 1 % of that" in text
-    assert "two models are loaded" in text

@@ -11,7 +11,8 @@ from grpo_run.cli.main import main
 from grpo_run.cli.planning import script
 from grpo_run.cli.planning._script_process import ScriptReply
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.memory.facts import Computation, MemoryFacts
+from grpo_run.runtime.memory.facts import MemoryFacts
+from grpo_run.runtime.planning.computation import Computation
 
 CONFIGURATION = {"model_type": "qwen2", "_name_or_path": "some/model"}
 
@@ -55,6 +56,11 @@ def test_a_script_that_does_not_reach_train_is_one_line_and_code_2(
     assert len(output.err.strip().splitlines()) == 1
 
 
+KNOWN = Computation(
+    configuration=CONFIGURATION, weights="bfloat16", attention="sdpa", optimizer="adamw_torch", device="cpu"
+)  # fmt: skip
+
+
 def _reply(monkeypatch: pytest.MonkeyPatch, reply: dict[str, Any], **facts: Any) -> None:
     values: dict[str, Any] = {
         "trainer_class": "GRPOTrainer",
@@ -63,17 +69,8 @@ def _reply(monkeypatch: pytest.MonkeyPatch, reply: dict[str, Any], **facts: Any)
         "layout": "ddp",
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 2,
-        "parameters": 9,
-        "trainable_parameters": 9,
-        "computation": Computation(
-            configuration=CONFIGURATION,
-            weights="bfloat16",
-            attention="sdpa",
-            optimizer="adamw_torch",
-            device="cpu",
-        ),
     } | facts
-    found = ScriptReply(facts=MemoryFacts(**values), **reply)
+    found = ScriptReply(**{"facts": MemoryFacts(**values), "computation": KNOWN, **reply})
     monkeypatch.setattr(script, "_run", lambda *_: found)
 
 
@@ -89,19 +86,19 @@ def test_a_job_has_what_the_live_trainer_says(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("facts", "expected"),
+    ("reply", "facts", "expected"),
     [
-        ({"trainer": "other", "trainer_class": "DPOTrainer"}, "DPOTrainer is not traced"),
-        ({"overridden": ("compute_loss",)}, "has its own compute_loss"),
-        ({"trainable_parameters": 3}, "not all parameters are trained"),
-        ({"computation": Computation()}, "no configuration of transformers"),
+        ({}, {"trainer": "other", "trainer_class": "DPOTrainer"}, "DPOTrainer is not traced"),
+        ({}, {"overridden": ("compute_loss",)}, "has its own compute_loss"),
+        ({"computation": KNOWN.model_copy(update={"all_trained": False})}, {}, "not all parameters"),
+        ({"computation": Computation()}, {}, "no configuration of transformers"),
     ],
 )
 def test_what_is_not_covered_is_refused(
-    facts: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+    reply: dict[str, Any], facts: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A figure for another job would be wrong without a word."""
-    _reply(monkeypatch, {}, **facts)
+    _reply(monkeypatch, reply, **facts)
     with pytest.raises(ConfigError, match=expected):
         script.read_script(Path("train.py"))
 

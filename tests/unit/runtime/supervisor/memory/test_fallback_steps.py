@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -10,15 +9,12 @@ from support.memory_cases import COLOCATED, GRPO, SFT, facts
 
 from grpo_run.runtime.memory.facts import MemoryFacts
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory._prediction import Traces
 from grpo_run.runtime.supervisor.memory.fallback_steps import (
     Exhausted,
     FallbackStep,
     PlanChange,
     Situation,
-    Tracer,
     next_change,
-    no_traces,
 )
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.memory.error_patterns import ErrorSource
@@ -35,14 +31,13 @@ def apply_step(
     *,
     figures: Figures | None = None,
     source: ErrorSource = ErrorSource.allocator,
-    trace: Tracer = no_traces,
     **more: Any,
 ) -> PlanChange | Exhausted:
     shortage = Shortage(
         cause=Cause.gpu_oom, source=source, phase=phase, text="out of memory", figures=figures or Figures()
     )
     situation = Situation(shortage=shortage, facts=given, start="", budget=3, **more)
-    return next_change(situation, plan or MemoryPlan(), trace)
+    return next_change(situation, plan or MemoryPlan())
 
 
 def change_of(*arguments: Any, **more: Any) -> PlanChange:
@@ -62,16 +57,6 @@ def plans(phase: MemoryPhase, given: MemoryFacts, **more: bool) -> list[str]:
     return texts
 
 
-def traced(peaks: Mapping[MemoryPlan, float], *, asked: list[MemoryPlan], missing: str = "") -> Tracer:
-    """Return a tracer that knows some peaks, and notes the plans that it is asked for."""
-
-    def trace(given: MemoryFacts, phase: MemoryPhase, wanted: Sequence[MemoryPlan]) -> Traces:
-        asked.extend(wanted)
-        return Traces(peaks={plan: {str(phase): size} for plan, size in peaks.items()}, missing=missing)
-
-    return trace
-
-
 BATCH_PHASES = [MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward]
 
 
@@ -80,7 +65,6 @@ BATCH_PHASES = [MemoryPhase.score, MemoryPhase.forward, MemoryPhase.backward]
 def test_phases_of_a_micro_batch_halve_it_first(phase: MemoryPhase, given: MemoryFacts) -> None:
     change = change_of(phase, given)
     assert change.plan == MemoryPlan(micro_batch_divisor=2)
-    assert change.prediction.lowers
     assert not change.inexact
 
 
@@ -228,54 +212,15 @@ def test_nothing_is_proposed_that_does_not_lower_the_peak_of_the_phase(phase: Me
     assert end.proposals == ()
 
 
-START, HALF, QUARTER, EIGHTH = (MemoryPlan(micro_batch_divisor=divisor) for divisor in (1, 2, 4, 8))
-CHECKPOINTED = MemoryPlan(gradient_checkpointing=True)
-
-
-def test_the_first_change_that_a_trace_shows_to_lower_the_peak_is_chosen() -> None:
-    """Here a half needs more than the whole, since gradients of the first half are kept, and a quarter
-    less.
-    """
-    asked: list[MemoryPlan] = []
-    trace = traced({START: 8e9, HALF: 9e9, QUARTER: 7e9}, asked=asked)
-    change = change_of(MemoryPhase.backward, trace=trace)
-    assert (change.plan, change.prediction.saved_bytes) == (QUARTER, 1_000_000_000)
-    assert asked == [START, HALF, QUARTER, EIGHTH, CHECKPOINTED]
-    assert [one.why for one in change.skipped] == ["it would not lower the peak of this phase"]
-
-
-def test_a_micro_batch_stays_if_a_trace_shows_that_no_division_lowers_the_peak() -> None:
-    peaks = {START: 8e9, HALF: 9e9, QUARTER: 9e9, EIGHTH: 9e9, CHECKPOINTED: 5e9}
-    change = change_of(MemoryPhase.forward, trace=traced(peaks, asked=[]))
-    assert change.plan == CHECKPOINTED
-
-
-def test_the_first_plan_that_was_not_traced_in_time_is_taken() -> None:
-    change = change_of(
-        MemoryPhase.forward, trace=traced({START: 8e9, HALF: 9e9}, asked=[], missing="too slow")
-    )
-    assert (change.plan, change.prediction.missing) == (QUARTER, "too slow")
-
-
-@pytest.mark.parametrize(
-    ("phase", "more"),
-    [
-        (MemoryPhase.generate, {}),
-        (MemoryPhase.optimizer, {}),
-        (MemoryPhase.load, {}),
-        (MemoryPhase.backward, {"figures": FRAGMENTED}),
-    ],
-)
-def test_nothing_is_traced_where_a_trace_does_not_decide(phase: MemoryPhase, more: dict[str, Any]) -> None:
-    asked: list[MemoryPlan] = []
-    apply_step(phase, trace=traced({}, asked=asked), **more)
-    assert asked == []
-
-
-def test_a_run_ends_if_traces_show_that_no_change_helps() -> None:
-    given = facts(per_device_train_batch_size=2, gradient_checkpointing=True)
-    trace = traced({START: 8e9, HALF: 9e9}, asked=[])
-    assert isinstance(apply_step(MemoryPhase.forward, given, figures=FULL, trace=trace), Exhausted)
+@pytest.mark.parametrize("asleep", [True, False], ids=["script", "plan"])
+def test_a_smaller_share_is_left_out_where_vllm_sleeps_and_holds_nothing(asleep: bool) -> None:
+    """While it generates it has its share, and gives a part of it up."""
+    given, plan = facts(**COLOCATED, vllm_sleep=asleep), MemoryPlan(vllm_sleep=not asleep)
+    end = apply_step(MemoryPhase.optimizer, given, plan)
+    assert isinstance(end, Exhausted)
+    assert any("has given its memory back" in skipped.why for skipped in end.skipped)
+    generation = change_of(MemoryPhase.generate, facts(given, generation_batch_size=2), plan)
+    assert generation.plan.vllm_gpu_memory_utilization == 0.2
 
 
 @pytest.mark.parametrize("phase", list(MemoryPhase))

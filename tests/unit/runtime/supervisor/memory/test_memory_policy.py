@@ -12,7 +12,6 @@ from support.memory_cases import COLOCATED, GRPO, facts
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.memory.plan import MemoryPlan
-from grpo_run.runtime.supervisor.memory._prediction import PeakPrediction
 from grpo_run.runtime.supervisor.memory.fallback_steps import FallbackStep, Situation
 from grpo_run.runtime.supervisor.memory.policy import (
     MemoryDecision,
@@ -286,26 +285,3 @@ def test_generation_by_vllm_is_not_divided_after_stalls() -> None:
 
 def test_stalls_beyond_the_budget_change_no_plan() -> None:
     assert decide_generation_stall(stalled("restart"), GRPO, start="", budget=1) is None
-
-
-@pytest.mark.parametrize(
-    ("prediction", "said"),
-    [
-        (PeakPrediction(missing="too slow"), "to lower the peak of the forward pass (not traced: too slow)"),
-        (PeakPrediction(), "to lower the peak of the forward pass"),
-        (PeakPrediction(saved_bytes=7 * GIB), "to leave 7.0 GiB more free"),
-        (
-            PeakPrediction(before_bytes=9 * GIB, after_bytes=7 * GIB, saved_bytes=2 * GIB),
-            "9.0 GiB -> 7.0 GiB in the forward pass (traced)",
-        ),
-        (
-            PeakPrediction(before_bytes=9 * GIB, after_bytes=9 * GIB - 1024, saved_bytes=1024),
-            "9.0 GiB in the forward pass, 1.0 KiB less than before (traced)",
-        ),
-    ],
-)
-def test_a_change_is_said_with_what_is_known_of_its_effect(prediction: PeakPrediction, said: str) -> None:
-    change = Story().out_of_memory(situation(MemoryPhase.forward)).change
-    assert change is not None
-    first, *_ = sentences(replace(change, prediction=prediction), MemoryPlan(), GRPO)
-    assert first.endswith(f"; predicted {said}")

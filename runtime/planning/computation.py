@@ -1,7 +1,8 @@
-"""How a trainer runs its model, as far as a memory trace depends on it.
+"""How a live trainer computes its model, as far as a memory trace depends on it, and which trainers are not
+traced.
 
-A part of the facts of a call (`facts.py`): after an out-of-memory error the supervisor has the job traced
-with other plans (`runtime.planning`). Changes nothing.
+Called by `cli.planning`, whose process of a script asks the trainer with `computation_of`. What `refusals`
+names is not covered: the figures would be those of another job. Changes nothing.
 """
 
 from __future__ import annotations
@@ -10,11 +11,74 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from grpo_run.runtime.memory.facts import Computation
+import pydantic
+
+from grpo_run.runtime.memory.facts import MemoryFacts
+from grpo_run.runtime.planning.job import ALGORITHMS, ATTENTIONS, DTYPE_BYTES, OPTIMIZERS
 from grpo_run.runtime.upstream import memory_names
 
 UNCHANGING = ("auto_mapping", "peft_version", "fan_in_fan_out", "alpha_pattern")
 """Settings of `LoraConfig` that peft sets itself, or that change no size."""
+AUTOCAST = ("", "bfloat16")
+DEVICES = ("cuda", "cpu")
+
+
+class Computation(pydantic.BaseModel):
+    """How a model is computed; empty where it is not known."""
+
+    model_config = pydantic.ConfigDict(frozen=True)
+    configuration: dict[str, Any] = {}
+    """The model's configuration of transformers, as JSON."""
+    weights: str = ""
+    """Data type of the weights, such as `bfloat16`; with adapters that of the model below them."""
+    autocast: str = ""
+    """Data type of the forward pass under autocast; empty if there is none."""
+    attention: str = ""
+    """Implementation in transformers: `sdpa`, `eager`, `flash_attention_2`."""
+    optimizer: str = ""
+    """Name of transformers' `optim`."""
+    device: str = ""
+    """`cuda` or `cpu`."""
+    all_trained: bool = True
+    """Whether all parameters of the model are trained."""
+    lora_rank: int = 0
+    """Of peft's LoRA; 0 without adapters."""
+    lora_targets: tuple[str, ...] = ()
+    """Names of the modules that have adapters."""
+    lora_dropout: float = 0.0
+    special: tuple[str, ...] = ()
+    """What a trace does not know, as clauses: adapters other than plain LoRA, quantized weights, kernels of
+    Liger.
+    """
+
+
+def refusals(facts: MemoryFacts, computation: Computation) -> Iterator[str]:
+    """Yield why a job cannot be traced, each as a clause; nothing if it can.
+
+    Args:
+        facts: of the `train()` call.
+        computation: of its model.
+    """
+    if facts.trainer not in ALGORITHMS:
+        yield f"{facts.trainer_class} is not traced, only GRPO, RLOO and SFT are"
+    if facts.overridden:
+        yield f"{facts.trainer_class} has its own {', '.join(facts.overridden)}"
+    if not computation.configuration:
+        yield "the model has no configuration of transformers"
+    if not computation.all_trained and not computation.lora_rank:
+        yield "not all parameters are trained"
+    yield from computation.special
+    for name, value, known in (
+        ("data type", computation.weights, tuple(DTYPE_BYTES)),
+        ("data type of autocast", computation.autocast, AUTOCAST),
+        ("attention", computation.attention, ATTENTIONS),
+        ("optimizer", computation.optimizer, OPTIMIZERS),
+        ("device", computation.device, DEVICES),
+    ):
+        if value not in known:
+            yield f"the {name} {value!r} is not traced"
+    if facts.optimizer_offload:
+        yield "the optimizer's state is in host memory"
 
 
 def computation_of(trainer: Any) -> Computation:
@@ -32,6 +96,7 @@ def computation_of(trainer: Any) -> Computation:
         attention=str(getattr(configuration, "_attn_implementation", None) or ""),
         optimizer=str(getattr(getattr(args, "optim", ""), "value", getattr(args, "optim", ""))),
         device=str(getattr(getattr(args, "device", None), "type", "")),
+        all_trained=all(one.requires_grad for one in getattr(model, "parameters", tuple)()),
         special=tuple(_special(trainer, model)),
         **_adapters(model),
     )
