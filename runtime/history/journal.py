@@ -38,7 +38,7 @@ EVENTS = frozenset((
     "rewards_repeated", "nan_read_as_none", "prompt_quarantined", "guard_tripped", "reseeded", "rolled_back",
     "run_ended", "resume_chosen", "resume_missed", "fresh_interpreters", "train_started", "train_ended",
     "train_restored", "loop_left", "model_saved", "rank_completed", "warning", "state_changed",
-    "stop_requested", "generation_capped", "memory_plan_applied", "micro_batches_split", "tool_cancelled",
+    "stop_requested", "generation_capped", "memory_plan_applied", "tool_cancelled",
     "completions_capped", "rollout_ended", "rollout_timed_out", "trains_without_trainer", "state_saved",
     "script_checkpoint", "cleanup", "memory_short", "memory_freed", "memory_restart", "memory_oom_suspected",
     "memory_finding", "memory_snapshot", "reward_moved", "reward_failed", "reward_latency",

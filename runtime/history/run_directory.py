@@ -16,7 +16,6 @@
       checkpoint_backups/     links to checkpoints, while the script starts
       memory_facts.json       what decides how the last `train()` call could use less memory
       plan_traces/            how much memory it would use with other memory plans
-      memory_forecast/        what passes of each rank have needed, and how it has split micro-batches
       memory_trace/           snapshots of the CUDA allocator, with `--memory-trace`
       completions/rank0.jsonl  the last completions of a rank, with `--log-completions`
 
@@ -272,7 +271,7 @@ OWN_NAMES = (
     "trace.json.gz",
     files.FILE_NAME,
     files.TRACE_FOLDER,
-    files.FORECAST_FOLDER,
+    "memory_forecast",  # of runs under an earlier version, which `grpo-run gc` must not leave behind
     memory_findings.FOLDER,
 )
 """What grpo-run writes into a run directory. `--run-dir` may name a directory with files of the user."""
