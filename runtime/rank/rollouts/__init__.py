@@ -5,7 +5,7 @@ Start with `capping.py`, which ends completions (`criteria.py`, `deadline.py`, `
 (`_masking_selection.py` decides which). `quarantine.py` replaces prompts, `_prompts.py` checks their length,
 `generate_calls.py` changes calls of `generate`, and `counting.py` counts what they return.
 
-`runtime/rank/hooks/_rollout_hooks.py` enters them in their order. Imports `runtime/rank/step/` and the rooms
-below it. Generates nothing itself, and does not choose which prompts are quarantined
+`runtime/rank/hooks/_rollout_hooks.py` enters them in their order. Of the rooms below it, imports
+`runtime/rank/memory_plan/` only. Generates nothing itself, and does not choose which prompts are quarantined
 (`runtime/supervisor/`).
 """
