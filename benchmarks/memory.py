@@ -1,13 +1,10 @@
-"""Measure what accounting and the forecast of memory add to a step, and what cleanup costs and frees with and
-without garbage.
+"""Measure what accounting of memory adds to a step, and what cleanup costs and frees with and without
+garbage.
 
 Accounting: one run under `grpo-run launch` on two ranks switches it off and on in blocks of ten steps, and
     each pair of
 neighboring blocks is compared. While it is off, time passes in which it spends nothing, so that it may
 measure twice as much while it is on: the result is an upper bound.
-
-Forecast: the same with a forecast of each rollout that never splits one, for a simulated limit; one rollout a
-    step.
 
 Cleanup: runs of 60 steps in which one rank leaves 32 MiB in reference cycles of the oldest generation in each
     step, or nothing;
@@ -43,8 +40,6 @@ RUN_SECONDS = 300.0
 MARK = "RESULTS "
 BLOCK = 10
 STEP_SECONDS = 0.05
-AMPLE = "oom@rank0:step1:phase=backward:tokens=1000000"
-"""A simulated limit that no micro-batch exceeds."""
 CLEANUP_STEPS = 60
 GARBAGE_MIB = 32
 ARMS: dict[str, tuple[list[str], list[str]]] = {
@@ -83,7 +78,7 @@ def accounting(pairs: int, padding: list[str], console: Console) -> dict[str, An
     """Measure the cost of accounting in pairs of blocks."""
     steps = (2 * pairs + 2) * BLOCK
     results = run([], ["--max-steps", str(steps), "--switch", str(BLOCK), *padding])
-    added = _added("accounting", results, console)
+    added = _added(results, console)
     console.print(
         f"  by its own clock {1000 * results['own_seconds'] / steps:.3f} ms a step,"
         f" {1e6 * results['own_seconds'] / results['readings']:.0f} µs a reading",
@@ -92,31 +87,8 @@ def accounting(pairs: int, padding: list[str], console: Console) -> dict[str, An
     return results | {"added_ms": added}
 
 
-def forecast(pairs: int, padding: list[str], console: Console) -> dict[str, Any]:
-    """Measure the cost of forecasts that never split anything, in pairs of blocks.
-
-    Raises:
-        SystemExit: there was none, or one split micro-batches.
-    """
-    words = [
-        "--max-steps",
-        str((2 * pairs + 2) * BLOCK),
-        "--switch",
-        str(BLOCK),
-        "--switched",
-        "forecast",
-        *padding,
-    ]
-    results = run(["--inject", AMPLE], words)
-    if not results["rollouts"] or results["split_rollouts"]:
-        raise SystemExit(
-            f"{results['rollouts']} rollouts were forecast and {results['split_rollouts']} split"
-        )
-    return results | {"added_ms": _added("forecast", results, console)}
-
-
-def _added(what: str, results: dict[str, Any], console: Console) -> list[float]:
-    """Print and return what a switch has added to a step, in milliseconds, for each pair of neighboring
+def _added(results: dict[str, Any], console: Console) -> list[float]:
+    """Print and return what accounting has added to a step, in milliseconds, for each pair of neighboring
     blocks.
     """
     blocks: list[tuple[bool, float]] = []
@@ -134,7 +106,7 @@ def _added(what: str, results: dict[str, Any], console: Console) -> list[float]:
     found, step = median_interval(added), median(seconds for on, seconds in blocks if not on)
     ends = "too few pairs" if found.low is None else f"{found.low:+.3f} to {found.high:+.3f}"
     console.print(
-        f"{what}: step {1000 * step:.1f} ms; added in the median {found.median:+.3f} ms (95 % interval"
+        f"accounting: step {1000 * step:.1f} ms; added in the median {found.median:+.3f} ms (95 % interval"
         f" {ends}), {found.median / 10 / step:+.2f} % of a step, {len(added)} pairs of blocks of {BLOCK}"
         " steps",
         highlight=False,
@@ -197,7 +169,6 @@ def main() -> int:
         "machine": facts,
         "settings": {"pairs": options.pairs, "repeats": options.repeats, "padding": padding},
         "accounting": accounting(options.pairs, padding, console),
-        "forecast": forecast(options.pairs, padding, console),
         "cleanup": cleanup(options.repeats, padding, console),
     }
     machine.finish(console, result, options.json)

@@ -1,9 +1,9 @@
 """The TRL script of the memory benchmark: a tiny GRPO training that times its steps under `grpo-run launch`.
 
-With `--switch`, what is measured of the memory of phases, or the forecast of memory (`--switched`), is
-switched off and on in blocks of so many steps: blocks of both kinds alternate in one process, so that a drift
-of the machine affects both alike. With `--garbage-mib`, each step of rank 0 leaves so much in a reference
-cycle of the oldest generation. Rank 0 prints the results as one line of JSON.
+With `--switch`, what is measured of the memory of phases is switched off and on in blocks of so many steps:
+blocks of both kinds alternate in one process, so that a drift of the machine affects both alike. With
+`--garbage-mib`, each step of rank 0 leaves so much in a reference cycle of the oldest generation. Rank 0
+prints the results as one line of JSON.
 """
 
 from __future__ import annotations
@@ -22,12 +22,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from grpo_run.runtime.rank.memory.phases import ResidentMemory
 from grpo_run.runtime.rank.session import current
-from grpo_run.runtime.upstream import rollout_names, trainer_names
 
 MARK = "RESULTS "
 SKIPPED_STEPS = 5
-FORECAST_METHODS = (trainer_names.GENERATE, rollout_names.SCORE, "compute_loss")
-"""What `grpo_run.runtime.rank.rollouts.forecast_splitting` wraps."""
 
 
 class Steps(TrainerCallback):
@@ -38,7 +35,6 @@ class Steps(TrainerCallback):
         self._session = current()
         self._host = ResidentMemory()
         self._own: Any = None
-        self.trainer: Any = None
         self._garbage = arguments.garbage_mib * 2**20 if os.environ["RANK"] == "0" else 0
         self.ends: list[float] = []
         self.measured: list[bool] = []
@@ -59,15 +55,7 @@ class Steps(TrainerCallback):
         if self._arguments.switch and self._session is not None:
             on = step // self._arguments.switch % 2 == 1
             self.measured.append(on)
-            switch = self._switch_forecast if self._arguments.switched == "forecast" else self._switch
-            switch(on)
-
-    def _switch_forecast(self, on: bool) -> None:
-        """Forecast in the next step, or call the trainer's methods as they are without a forecast."""
-        if self._own is None:
-            self._own = {name: vars(self.trainer)[name] for name in FORECAST_METHODS}
-        for name, method in self._own.items():
-            setattr(self.trainer, name, method if on else method.__wrapped__)
+            self._switch(on)
 
     def _switch(self, on: bool) -> None:
         """Measure in the next step, or do nothing for it at all."""
@@ -90,8 +78,6 @@ class Steps(TrainerCallback):
             "cleanup_runs": slot.cleanup_runs,
             "cleanup_seconds": slot.cleanup_seconds,
             "freed_bytes": totals.freed_bytes,
-            "rollouts": self._session.slot.memory_area.forecast.rollouts,
-            "split_rollouts": self._session.slot.memory_area.forecast.split_rollouts,
         }
 
 
@@ -100,7 +86,6 @@ def main() -> None:
     tiny.rollout_arguments(parser)
     parser.add_argument("--compute-units", type=int, default=0)
     parser.add_argument("--switch", type=int, default=0, metavar="STEPS")
-    parser.add_argument("--switched", choices=("accounting", "forecast"), default="accounting")
     parser.add_argument("--garbage-mib", type=int, default=0)
     parser.add_argument("--collect-every", type=int, default=0, metavar="STEPS", help="collect in the script")
     arguments = parser.parse_args()
@@ -116,7 +101,6 @@ def main() -> None:
         processing_class=tokenizer,
         callbacks=[steps],
     )
-    steps.trainer = trainer
     tiny.train(trainer, arguments)
     if os.environ["RANK"] == "0":
         Path(arguments.output_dir).mkdir(parents=True, exist_ok=True)

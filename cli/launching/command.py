@@ -141,7 +141,6 @@ def parse(arguments: Sequence[str], *, starts_over: int = 0) -> LaunchCommand:
         injections=injections,
         strict_faults=options.strict_faults,
         cleanup_every=options.cleanup_every,
-        memory_forecast=not options.no_memory_forecast,
         snapshot_every=values.snapshot_every(options.snapshot_every),
         generation=generation,
         log_completions=options.log_completions,

@@ -251,12 +251,6 @@ def _add_memory(group: argparse._ArgumentGroup) -> None:
         " step on all ranks; 0 for never (default: %(default)s)",
     )
     group.add_argument(
-        "--no-memory-forecast",
-        action="store_true",
-        help="do not split micro-batches of a rollout whose peak of GPU memory is predicted not to fit"
-        " (default: split them, on all ranks alike and with the same gradient)",
-    )
-    group.add_argument(
         "--allow-degrade",
         action="store_true",
         help="after an out-of-memory error, shorten completions when no change of the memory plan is left"

@@ -133,7 +133,6 @@ def _memory(memory: RankMemory | None) -> dict[str, Any] | None:
     """Memory of a rank in bytes: of its device, or on the host without one; None if it was not measured."""
     if memory is None or not memory.readings:
         return None
-    forecast = memory.forecast
     now = memory.allocated_bytes if memory.has_device else memory.resident_bytes
     by_phase = {
         phase.name: one.peak_allocated_bytes if memory.has_device else one.peak_resident_bytes
@@ -145,9 +144,7 @@ def _memory(memory: RankMemory | None) -> dict[str, Any] | None:
         "now_bytes": now,
         "peak_bytes": max(peaks, default=0),
         "by_phase": by_phase,
-        "predicted_bytes": (forecast.predicted_bytes or None) if forecast else None,
-        "observed_bytes": (forecast.observed_bytes or None) if forecast else None,
-        "limit_bytes": (forecast.limit_bytes if forecast else 0) or memory.capacity_bytes or None,
+        "limit_bytes": memory.capacity_bytes or None,
     }
 
 

@@ -22,9 +22,8 @@ from grpo_run.dashboards.metrics.metric import (
     RunObservation,
     Sample,
 )
-from grpo_run.runtime.history.totals import SPLIT_ROLLOUTS
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse
-from grpo_run.watchdog.memory.phase_memory import MemoryForecast, PhaseMemory, RankMemory
+from grpo_run.watchdog.memory.phase_memory import PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Slot
 
 
@@ -68,30 +67,6 @@ def _phase(
     return read
 
 
-def _forecast(value: Callable[[MemoryForecast], float]) -> Callable[[RunObservation], Iterator[Sample]]:
-    """Read one value per rank whose memory is forecast."""
-
-    def read(observation: RunObservation) -> Iterator[Sample]:
-        for rank, memory in _measured(observation, device=False):
-            if memory.forecast is not None:
-                yield (rank,), value(memory.forecast)
-
-    return read
-
-
-def _agreed(value: Callable[[MemoryForecast], float]) -> Callable[[RunObservation], Iterator[Sample]]:
-    """Read one value for the run, on which all ranks agree: the highest, because they are not read at the
-    same instant.
-    """
-
-    def read(observation: RunObservation) -> Iterator[Sample]:
-        found = [one for _, one in _forecast(value)(observation) if isinstance(one, (int, float))]
-        if found:
-            yield (), max(found)
-
-    return read
-
-
 def _total(name: str, *, device: bool = False) -> Callable[[RunObservation], Iterator[Sample]]:
     """Read what each rank has counted over all attempts, as `_rank`."""
 
@@ -101,18 +76,6 @@ def _total(name: str, *, device: bool = False) -> Callable[[RunObservation], Ite
             yield (str(slot.rank),), totals.total(slot.rank, slot.attempt, name, getattr(memory, name))
 
     return read
-
-
-def _split_rollouts(observation: RunObservation) -> Iterator[Sample]:
-    """The rollouts of all attempts that were split, as `_agreed`."""
-    totals = observation.status.history.ranks
-    found = [
-        totals.total(slot.rank, slot.attempt, SPLIT_ROLLOUTS, memory.forecast.split_rollouts)
-        for slot, memory in _measured_slots(observation, device=False)
-        if memory.forecast is not None
-    ]
-    if found:
-        yield (), max(found)
 
 
 MEMORY_METRICS: tuple[Metric[RunObservation], ...] = (
@@ -156,35 +119,6 @@ MEMORY_METRICS: tuple[Metric[RunObservation], ...] = (
         name="grpo_rank_resident_peak_bytes", kind="gauge", unit="bytes", labels=(RANK, MEMORY_PHASE),
         read=_phase(lambda memory: memory.peak_resident_bytes, device=False),
         help="Most host memory of the rank known for each phase of this attempt, shared memory included.",
-    ),
-    Metric(
-        name="grpo_rank_memory_predicted_bytes", kind="gauge", unit="bytes", labels=(RANK,),
-        read=_forecast(lambda forecast: forecast.predicted_bytes),
-        help="Peak predicted for the steps of the current rollout, with micro-batches as they are split; 0"
-        " if not known.",
-    ),
-    Metric(
-        name="grpo_rank_memory_observed_bytes", kind="gauge", unit="bytes", labels=(RANK,),
-        read=_forecast(lambda forecast: forecast.observed_bytes),
-        help="Highest peak measured in the steps of the current rollout so far.",
-    ),
-    Metric(
-        name="grpo_rank_memory_limit_bytes", kind="gauge", unit="bytes", labels=(RANK,),
-        read=_forecast(lambda forecast: forecast.limit_bytes),
-        help="GPU memory that the rank may use, as known when the current rollout was generated; 0"
-        " if not known.",
-    ),
-    Metric(
-        name="grpo_micro_batch_pieces", kind="gauge", unit="count", labels=(),
-        read=_agreed(lambda forecast: forecast.pieces),
-        help="Pieces into which micro-batches of the current rollout are split, so that they"
-        " fit; 1 for none.",
-    ),
-    Metric(
-        name="grpo_split_rollouts_total", kind="counter", unit="count", labels=(),
-        read=_split_rollouts,
-        help="Rollouts whose micro-batches were split, because their peak would not"
-        " have fitted.",
     ),
     Metric(
         name="grpo_rank_cleanup_freed_bytes_total", kind="counter", unit="bytes", labels=(RANK,),

@@ -1,8 +1,8 @@
 """A rank's memory by phase in its part of the board: a header and one entry for each phase.
 
-The last entry is no phase's: it holds the forecast. The areas follow all others. Written by
-`runtime.rank.memory`, read by `board.py`. The header begins with a sequence number that is odd during a write
-(see `slot_writer.py`). Fields must not move, see `_slot_layout.py`. Does not measure anything.
+The areas follow all others. Written by `runtime.rank.memory`, read by `board.py`. The header begins with a
+sequence number that is odd during a write (see `slot_writer.py`). Fields must not move, see
+`_slot_layout.py`. Does not measure anything.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from grpo_run.runtime.board._storage import BoardBytes
-from grpo_run.watchdog.memory.phase_memory import MemoryForecast, PhaseMemory, RankMemory
+from grpo_run.watchdog.memory.phase_memory import PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Phase
 
 MAX_PHASES = 24
@@ -42,18 +42,14 @@ class Totals:
     freed_bytes: int = 0
 
 
-_TOTALS, _PHASE, _FORECAST = (
-    tuple(field.name for field in dataclasses.fields(kind)) for kind in (Totals, PhaseMemory, MemoryForecast)
-)
+_TOTALS, _PHASE = (tuple(field.name for field in dataclasses.fields(kind)) for kind in (Totals, PhaseMemory))
 _SEQUENCE = struct.Struct("<Q")
 _HEADER = struct.Struct(f"<{len(_TOTALS)}Q8x")
 _ENTRY = struct.Struct(f"<{len(_PHASE)}Q8x")
-_FORECAST_ENTRY = struct.Struct(f"<{len(_FORECAST)}Q")
 _HEADER_AT = _SEQUENCE.size
 _ENTRIES_AT = _HEADER_AT + _HEADER.size
-_FORECAST_AT = _ENTRIES_AT + (MAX_PHASES - 1) * _ENTRY.size
 MEMORY_AREA_BYTES = _ENTRIES_AT + MAX_PHASES * _ENTRY.size
-_totals_of, _phase_of, _forecast_of = (attrgetter(*names) for names in (_TOTALS, _PHASE, _FORECAST))
+_totals_of, _phase_of = (attrgetter(*names) for names in (_TOTALS, _PHASE))
 
 assert max(Phase) < MAX_PHASES
 
@@ -61,7 +57,7 @@ assert max(Phase) < MAX_PHASES
 class MemoryAreaWriter:
     """The only writer of one rank's area. One thread of a rank uses it at a time; it never blocks.
 
-    Set the attributes of `totals`, `phases` and `forecast`, then call `publish`.
+    Set the attributes of `totals` and `phases`, then call `publish`.
 
     Args:
         memory: the board's writable mapping.
@@ -71,7 +67,6 @@ class MemoryAreaWriter:
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
         self.totals = Totals()
         self.phases: dict[Phase, PhaseMemory] = {}
-        self.forecast = MemoryForecast()
         self._memory = memory
         self._offset = offset
         self._sequence = 0
@@ -94,8 +89,6 @@ class MemoryAreaWriter:
         if phase is not None:
             at = offset + _ENTRIES_AT + (phase - 1) * _ENTRY.size
             _ENTRY.pack_into(memory, at, *_phase_of(self.phases[phase]))
-        if self.forecast.rollouts:
-            _FORECAST_ENTRY.pack_into(memory, offset + _FORECAST_AT, *_forecast_of(self.forecast))
         self._sequence += 1
         _SEQUENCE.pack_into(memory, offset, self._sequence)
 
@@ -131,7 +124,4 @@ def _decode(raw: bytes) -> RankMemory:
         values = _ENTRY.unpack_from(raw, _ENTRIES_AT + (phase - 1) * _ENTRY.size)
         if any(values):
             phases[phase] = PhaseMemory(**dict(zip(_PHASE, values, strict=True)))
-    forecast = MemoryForecast(
-        **dict(zip(_FORECAST, _FORECAST_ENTRY.unpack_from(raw, _FORECAST_AT), strict=True))
-    )
-    return RankMemory(**totals, phases=phases, forecast=forecast if forecast.rollouts else None)
+    return RankMemory(**totals, phases=phases)

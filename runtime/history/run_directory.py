@@ -15,7 +15,6 @@
       incidents/0001-signal/  verdict.json and evidence
       checkpoint_backups/     links to checkpoints, while the script starts
       memory_facts.json       what decides how the last `train()` call could use less memory
-      memory_forecast/        what passes of each rank have needed, and how it has split micro-batches
       memory_trace/           snapshots of the CUDA allocator, with `--memory-trace`
       completions/rank0.jsonl  the last completions of a rank, with `--log-completions`
 
@@ -270,8 +269,8 @@ OWN_NAMES = (
     "report.html",
     "trace.json.gz",
     files.FILE_NAME,
-    "plan_traces",  # of earlier releases, whose runs are continued
-    files.FORECAST_FOLDER,
+    "plan_traces",
+    "memory_forecast",  # of earlier releases, whose runs are continued
     memory_findings.FOLDER,
 )
 """What grpo-run writes into a run directory. `--run-dir` may name a directory with files of the user."""

@@ -26,7 +26,6 @@ _SLOT_COUNTERS = (
     *(f"ended_{reason.value}" for reason in EndReason),
 )
 _MEMORY_COUNTERS = ("retries", "ooms", "released_bytes", "freed_bytes", "spent_seconds")
-SPLIT_ROLLOUTS = "split_rollouts"
 
 
 def event_of(slot: Slot, memory: RankMemory | None, phases: Phases) -> RankCounted:
@@ -34,8 +33,6 @@ def event_of(slot: Slot, memory: RankMemory | None, phases: Phases) -> RankCount
     counts = {name: slot.value(name) for name in _SLOT_COUNTERS}
     if memory is not None:
         counts |= {name: getattr(memory, name) for name in _MEMORY_COUNTERS}
-        if memory.forecast is not None:
-            counts[SPLIT_ROLLOUTS] = memory.forecast.split_rollouts
     return RankCounted(
         rank=slot.rank,
         attempt=slot.attempt,

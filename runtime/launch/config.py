@@ -170,8 +170,6 @@ class RunConfig:
     """Whether ranks trace what keeps their memory alive (`--memory-trace`)."""
     memory_plan: MemoryPlan = field(default_factory=MemoryPlan)
     """What is changed from the first attempt on so that less memory is needed (`--memory-plan`)."""
-    memory_forecast: bool = True
-    """Whether micro-batches are split when their peak is predicted not to fit (`--no-memory-forecast`)."""
     reward_workers: int = 0
     """Worker processes of each rank that run its reward functions; 0 to run them in the rank."""
     reward_timeout_seconds: float | None = None

@@ -18,7 +18,7 @@ from typing import Any, Final
 from packaging.version import Version
 
 from grpo_run.runtime.errors import ConfigError
-from grpo_run.runtime.upstream import memory_names, rollout_names, trainer_names
+from grpo_run.runtime.upstream import memory_names, trainer_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +77,6 @@ TOOLS: Final = Feature(
     needs={"GRPOTrainer": (trainer_names.TOOL_CALLS, _FROM_TOKENS)},
     set_later=(trainer_names.SYNC_TOOLS, trainer_names.ASYNC_TOOLS),
 )
-FORECAST: Final = Feature(
-    text="splitting of micro-batches that will not fit into memory",
-    needs=_rollouts(trainer_names.GENERATE, rollout_names.SCORE, rollout_names.LOSS_IS_SCALED),
-)
 DIVISION: Final = Feature(
     text="the same update in smaller micro-batches",
     needs={"RLOOTrainer": ("trl>=0.27",)},  # 0.26 counts each micro-step twice, and generates anew too early
@@ -96,7 +92,7 @@ PLAN: Final = Feature(
     },
 )
 FEATURES: Final = (
-    EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING, CAPS, TOOLS, FORECAST, DIVISION, PLAN,
+    EXACT_LOG, EXACT_ROLLOUT, SAMPLE_MASKING, CAPS, TOOLS, DIVISION, PLAN,
 )  # fmt: skip
 
 

@@ -1,12 +1,12 @@
-"""Names of GRPO's and RLOO's trainers that rollouts need: keys of what scoring returns and of micro-batches,
-and what the forecast of memory uses.
+"""Names of GRPO's and RLOO's trainers that rollouts need: keys of what scoring returns, and methods and
+attributes.
 
-Used by `runtime/rank/rollouts/`. TRL has no documentation of them.
+Used by `runtime/rank/rollouts/`, and by `runtime/planning/` for a traced trainer. TRL has no documentation of
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 TRAINERS = frozenset(
@@ -26,36 +26,24 @@ OLD_LOGPS = "old_logps"
 """RLOO only: log-probability of each completion under the policy that generated it."""
 ADVANTAGES = "advantages"
 COMPLETION_IDS = "completion_ids"
-"""Keyword under which a reward function is given the tokens of the completions; also a key of a
-micro-batch.
-"""
+"""Keyword under which a reward function is given the tokens of the completions."""
 PENDING_TABLES = ("_pending_extra_logs", "_pending_metrics")
 """Trainer attributes: what reward functions have logged for the rollout that is being scored."""
 ZERO_STD = "frac_reward_zero_std"
 """Metric: share of groups whose samples all have the same reward."""
 PROMPTS, COMPLETIONS = 0, 1
 """Places of the tokens of prompts and completions, a list for each row, in what `_generate` returns."""
-PROMPT_IDS = "prompt_ids"
-"""Key of a micro-batch, beside `COMPLETION_IDS`: padded tokens, one row for each sample."""
 SCORE = "_get_per_token_logps_and_entropies"
 """Method (model, input_ids, attention_mask, logits_to_keep, batch_size, ...): log-probabilities, `batch_size`
 rows at once.
 """
-BATCH_SIZE = 4
-"""Place of `batch_size` among the arguments of `SCORE`."""
 ACCUMULATION = "current_gradient_accumulation_steps"
 """Attribute: micro-batches of the step in progress."""
-LOSS_IS_SCALED = "loss_is_scaled_for_ga"
-"""Attribute: whether `compute_loss` divides by `ACCUMULATION` itself; None if that is not known."""
-PAD_TO = "pad_to_multiple_of"
 EOS_TOKENS = "eos_token_ids"
 """Attribute: the tokens that end a completion. Since TRL 1.14; before, `EOS_TOKEN` of the trainer or of its
 `TOKENIZER`."""
 EOS_TOKEN = "eos_token_id"
 TOKENIZER = "_tokenizer"
-SUMS = frozenset({"cispo", "dapo", "vespo"})
-"""Values of GRPO's `loss_type` that are sums over tokens, divided by a number of the whole rollout. The
-others are means over the rows of a micro-batch."""
 
 
 def generates_rollouts(trainer: Any) -> bool:
@@ -86,26 +74,3 @@ def tokens_of(generated: Any) -> tuple[list[list[int]], list[list[int]]] | None:
     if not (isinstance(prompts, list) and isinstance(completions, list)):
         return None
     return (prompts, completions) if all(isinstance(row, list) for row in prompts + completions) else None
-
-
-def padded_length(trainer: Any, generated: Any) -> int:
-    """Return the length to which the rows of a rollout will be padded; 0 if a subclass returns something
-    else.
-
-    Args:
-        generated: what `_generate` has returned.
-    """
-    multiple = getattr(trainer, PAD_TO, None) or 1
-    try:
-        longest = [max(map(len, generated[place]), default=0) for place in (PROMPTS, COMPLETIONS)]
-    except (TypeError, LookupError):
-        return 0
-    return sum(-(-length // multiple) * multiple for length in longest)
-
-
-def size_of(inputs: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the rows of a micro-batch and their padded length; None if a subclass has made it otherwise."""
-    prompts, completions = inputs.get(PROMPT_IDS), inputs.get(COMPLETION_IDS)
-    if prompts is None or completions is None:
-        return None
-    return int(prompts.shape[0]), int(prompts.shape[1] + completions.shape[1])

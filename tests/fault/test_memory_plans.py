@@ -93,6 +93,11 @@ CAMPAIGN = [
         plans=(HALVED,), batch_size=4, words=("--gradient-accumulation-steps", "2"),
     ),
     Shortage(
+        name="rollouts that grow past what fits", script="growing.py", batch_size=6,
+        inject=("oom@rank1:step1:phase=backward:tokens=130",), plans=(HALVED,),
+        words=("--max-steps", "8", "--steps-per-generation", "1", "--num-generations", "3"),
+    ),
+    Shortage(
         name="RLOO", script="rloo.py", inject=("oom@rank1:step2:phase=backward:rows=4",), plans=(HALVED,)
     ),
     Shortage(

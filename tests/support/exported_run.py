@@ -23,19 +23,12 @@ from grpo_run.watchdog.stalls.awaited import AwaitedRank
 
 
 def fill_memory(area: MemoryAreaWriter) -> None:
-    """Publish memory of a rank with a GPU of 80 GiB whose rollouts are split; every figure has a value."""
+    """Publish memory of a rank with a GPU of 80 GiB; every figure has a value."""
     totals, own = area.totals, area.figures(Phase.generate)
     for name in totals.__slots__:
         setattr(totals, name, 2**30)
     totals.has_device, totals.capacity_bytes, totals.retries, totals.ooms = 1, 80 * 2**30, 3, 1
     own.peak_allocated_bytes, own.peak_resident_bytes = 60 * 2**30, 9 * 2**30
-    foreseen = area.forecast
-    foreseen.predicted_bytes, foreseen.observed_bytes, foreseen.limit_bytes = (
-        70 * 2**30,
-        66 * 2**30,
-        78 * 2**30,
-    )
-    foreseen.pieces, foreseen.rollouts, foreseen.split_rollouts = 2, 9, 4
     area.publish(Phase.generate)
 
 

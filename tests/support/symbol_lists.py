@@ -33,15 +33,15 @@ MINORS = {
 ROLLOUTS = (
     *trainer_names.ROLLOUT_METHODS, trainer_names.SINGLE_TURN, trainer_names.MICRO_STEP,
     trainer_names.BUFFERED_INPUTS, *trainer_names.TABLES, trainer_names.TRAIN_TOKENS, rollout_names.SCORE,
-    rollout_names.PAD_TO, rollout_names.EOS_TOKENS, rollout_names.EOS_TOKEN, rollout_names.TOKENIZER,
-    rollout_names.LOSS_IS_SCALED, "_prepare_inputs", "compute_loss", "num_iterations", "reward_funcs",
-    "reward_func_names", "num_generations", "max_completion_length",
+    rollout_names.EOS_TOKENS, rollout_names.EOS_TOKEN, rollout_names.TOKENIZER, "_prepare_inputs",
+    "compute_loss", "num_iterations", "reward_funcs", "reward_func_names", "num_generations",
+    "max_completion_length",
 )  # fmt: skip
 WATCHED: dict[str, tuple[str, ...]] = {
     "transformers.trainer:Trainer": (
         *trainer_names.TRAINER_METHODS, trainer_names.RUN_EPOCH, trainer_names.FINALIZE,
-        *trainer_names.TRAINER_ATTRIBUTES, rollout_names.ACCUMULATION, rollout_names.LOSS_IS_SCALED, "train",
-        "evaluate", "training_step", "compute_loss", "save_model", "get_batch_samples", "create_model_card",
+        *trainer_names.TRAINER_ATTRIBUTES, rollout_names.ACCUMULATION, "train", "evaluate",
+        "training_step", "compute_loss", "save_model", "get_batch_samples", "create_model_card",
         "get_train_dataloader",
     ),
     "transformers.trainer_utils": ("SaveStrategy",),
@@ -75,7 +75,7 @@ WATCHED: dict[str, tuple[str, ...]] = {
     "accelerate.state:AcceleratorState": ("_reset_state",),
     "accelerate.state:GradientState": ("_reset_state",),
     "accelerate.state:PartialState": ("_prepare_backend",),
-    "accelerate.accelerator:Accelerator": ("save_state", "backward", "clip_grad_norm_", "no_sync", "gather"),
+    "accelerate.accelerator:Accelerator": ("save_state", "backward", "clip_grad_norm_", "gather"),
 }  # fmt: skip
 """By module, or class in a module: functions, methods and attributes."""
 KINDS = {"": "", "Trainer": "transformers.trainer:Trainer"} | {

@@ -47,7 +47,6 @@ DECIDERS = {
     "runtime.memory": {"facts", "plan"},
     "runtime.rank.memory": {"cleanup_policy"},
     "runtime.rank.rewards": {"deadlines"},
-    "runtime.rank.rollouts": {"forecast_fit"},
     "runtime.rank.saving": {"cadence"},
     "runtime.snapshots": {"drain_messages"},
     "runtime.supervisor": {"policy", "stop_means"},

@@ -39,26 +39,6 @@ class PhaseMemory:
     resident_bytes: int = 0
 
 
-@dataclass(kw_only=True, slots=True)
-class MemoryForecast:
-    """What was predicted for the steps of a rank's present rollout, before they began. Sizes in bytes; 0 for
-    not known. The rank changes its own in place.
-    """
-
-    predicted_bytes: int = 0
-    """The peak with micro-batches as they are split."""
-    observed_bytes: int = 0
-    """The highest peak that was measured in these steps so far."""
-    limit_bytes: int = 0
-    """What the rank may use."""
-    pieces: int = 0
-    """Into how many pieces micro-batches are split; 1 for none."""
-    rollouts: int = 0
-    """How many rollouts of this attempt had a forecast."""
-    split_rollouts: int = 0
-    """For how many of them micro-batches were split."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankMemory:
     """Memory of one rank in this attempt: at the last measurement, its highest, and by phase. Sizes in
@@ -86,18 +66,15 @@ class RankMemory:
     freed_bytes: int
     """What cleanup has freed of the rank's memory on the host."""
     phases: Mapping[Phase, PhaseMemory]
-    forecast: MemoryForecast | None = None
-    """None without a forecast."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `grpo-run status --json` and the evidence of an incident hold."""
         whole = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ("phases", "forecast")
+            if field.name != "phases"
         }
         whole["spent_seconds"] = round(self.spent_seconds, 6)
         return whole | {
-            "phases": {phase.name: dataclasses.asdict(memory) for phase, memory in self.phases.items()},
-            "forecast": None if self.forecast is None else dataclasses.asdict(self.forecast),
+            "phases": {phase.name: dataclasses.asdict(memory) for phase, memory in self.phases.items()}
         }

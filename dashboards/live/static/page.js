@@ -108,7 +108,7 @@ function showMemory(run) {
   const measured = run.ranks.filter(rank => rank.memory);
   $("#memory").hidden = !measured.length;
   if (!measured.length) return;
-  const most = Math.max(...measured.flatMap(({ memory: m }) => [m.peak_bytes, m.now_bytes, m.predicted_bytes || 0, m.limit_bytes || 0]));
+  const most = Math.max(...measured.flatMap(({ memory: m }) => [m.peak_bytes, m.now_bytes, m.limit_bytes || 0]));
   when("memory", [measured.map(rank => [rank.rank, rank.memory]), most], () => $(".bars").replaceChildren(...measured.map(({ rank, memory: m }) => {
     const mark = (name, value, line) => {
       if (!value) return null;
@@ -116,10 +116,9 @@ function showMemory(run) {
       made.style[line ? "left" : "width"] = `${Math.min(99.7, value / most * 100)}%`;
       return made;
     };
-    const texts = [`now ${bytes(m.now_bytes)}`, `peak ${bytes(m.observed_bytes || m.peak_bytes)}`,
-      m.predicted_bytes && `predicted ${bytes(m.predicted_bytes)}`, m.limit_bytes && `limit ${bytes(m.limit_bytes)}`];
+    const texts = [`now ${bytes(m.now_bytes)}`, `peak ${bytes(m.peak_bytes)}`, m.limit_bytes && `limit ${bytes(m.limit_bytes)}`];
     return make("div", { class: "bar" }, `rank ${rank}`,
-      make("div", {}, mark("peak", m.peak_bytes), mark("now", m.now_bytes), mark("predicted", m.predicted_bytes, true), mark("top", m.limit_bytes, true)),
+      make("div", {}, mark("peak", m.peak_bytes), mark("now", m.now_bytes), mark("top", m.limit_bytes, true)),
       make("span", {}, texts.filter(Boolean).join(" · ")));
   })));
   const host = run.host_memory && `${share(run.host_memory.fraction)} of ${run.host_memory.name} in use.`;

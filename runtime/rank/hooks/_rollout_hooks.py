@@ -1,4 +1,4 @@
-"""The methods of a trainer that are wrapped around generation, rewards and losses, in one table.
+"""The methods of a trainer that are wrapped around generation, rewards and evaluation, in one table.
 
 Called by `train_call.py`. The table lists for each method what is called around it, from the outside in. The
 order matters: quarantined prompts are replaced before anything is generated, samples are masked outside
@@ -18,8 +18,6 @@ from grpo_run.runtime.rank.rewards.generators import read_generators, write_gene
 from grpo_run.runtime.rank.rewards.served import rewards_of
 from grpo_run.runtime.rank.rollouts.capping import Capping, capping_of
 from grpo_run.runtime.rank.rollouts.counting import counted
-from grpo_run.runtime.rank.rollouts.forecast import Forecasts
-from grpo_run.runtime.rank.rollouts.forecast_splitting import TrainerPasses
 from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
 from grpo_run.runtime.rank.rollouts.kept_completions import KeptCompletions
 from grpo_run.runtime.rank.rollouts.quarantine import PromptQuarantine
@@ -28,21 +26,18 @@ from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
 from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.step_vote import StepVote
-from grpo_run.runtime.upstream import rollout_names, trainer_names
+from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.patches import Handler, wrapped_methods
 from grpo_run.watchdog.observation import Phase
 
 
 @contextmanager
-def rollouts_hooked(
-    trainer: Any, session: Session, train_call: int, step_vote: StepVote, forecasts: Forecasts | None
-) -> Iterator[None]:
+def rollouts_hooked(trainer: Any, session: Session, train_call: int, step_vote: StepVote) -> Iterator[None]:
     """Bound, mark and record the rollouts of a trainer for the length of the block.
 
     Args:
         train_call: number of the call in the run.
         step_vote: receives the phases, and whether a rollout was cut at its deadline.
-        forecasts: of this call; None if there are none.
 
     Raises:
         ConfigError: a cap cannot be applied.
@@ -65,7 +60,6 @@ def rollouts_hooked(
         )
         groups = session.config.log_completions
         kept = KeptCompletions(trainer, session, train_call, groups) if groups else None
-        passes = None if forecasts is None else TrainerPasses(trainer, forecasts, step_vote)
         around: dict[str, Sequence[Handler | None]] = {
             trainer_names.GENERATE_AND_SCORE: (
                 quarantine.replace_prompts if quarantine.is_needed and masking.is_possible else None,
@@ -73,7 +67,6 @@ def rollouts_hooked(
                 masking.mask_samples if masking.is_possible else None,
             ),
             trainer_names.GENERATE: (
-                passes.forecast_rollout if passes else None,
                 marked(Phase.generate, slot, fingerprint),
                 counted(trainer, slot, caps),
                 caps.cap_rollout if caps else None,
@@ -84,15 +77,11 @@ def rollouts_hooked(
                 masking.choose_samples if masking.is_possible else None,
                 marked(Phase.reward, slot, fingerprint),
             ),
-            rollout_names.SCORE: (passes.score_in_pieces if passes else None,),
-            "compute_loss": (passes.train_in_pieces if passes else None,),
             "evaluate": (marked(Phase.eval, slot, fingerprint),),
         }
         mark_rewards(trainer, slot, session.step_costs)
         if caps is not None:
             hooks.enter_context(caps.prepared())
-        if forecasts is not None:
-            hooks.enter_context(forecasts.measuring())
         hooks.enter_context(wrapped_methods(trainer, around))
         hooks.enter_context(mark_tools(trainer, session))
         yield

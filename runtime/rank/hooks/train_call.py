@@ -32,7 +32,6 @@ from grpo_run.runtime.rank.memory_plan.facts import publish_facts
 from grpo_run.runtime.rank.resuming import request
 from grpo_run.runtime.rank.resuming.renamed_weights import restore_renamed_weights
 from grpo_run.runtime.rank.rollouts.capping import capping_of
-from grpo_run.runtime.rank.rollouts.forecast import prepare
 from grpo_run.runtime.rank.saving import description
 from grpo_run.runtime.rank.saving.saver import Saver
 from grpo_run.runtime.rank.saving.trainer_contents import TrainerContents, save_through
@@ -127,7 +126,6 @@ def run_train_call(
     guards = LearningGuards(session, call.ordinal, sampling_group=sampling_group(trainer, session.rank))
     step_vote = StepVote(session, guard.requests, guards)
     reader = StepReader(trainer)
-    forecasts = prepare(trainer, session, call.ordinal)
     if (text := order_warning(trainer)) is not None and session.world_size > 1:
         session.warn(text)
     with ExitStack() as hooks:
@@ -139,7 +137,7 @@ def run_train_call(
         if session.injector is not None:
             session.injector.prepare(session.votes.maximum)
             hooks.enter_context(session.injector.attached(trainer))
-        hooks.enter_context(rollouts_hooked(trainer, session, call.ordinal, step_vote, forecasts))
+        hooks.enter_context(rollouts_hooked(trainer, session, call.ordinal, step_vote))
         hooks.enter_context(read_steps(trainer, reader))
         hooks.enter_context(record_model_activity(trainer, session))
         warn_once = functools.cache(session.warn_in_journal if session.is_main else lambda text: None)

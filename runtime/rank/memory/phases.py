@@ -83,10 +83,6 @@ class PhaseAccounting:
         warn: Callable[[str], None],
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.on_peak: Callable[[Phase, int, int], None] | None = None
-        """Called with a phase that has run, and what was allocated on the device when it began and at its
-        peak, in bytes.
-        """
         self._area = area
         self._read_device, self._read_host = read_device, read_host
         self._warn = warn
@@ -168,8 +164,6 @@ class PhaseAccounting:
         if device is not None:
             totals.has_device = 1
             totals.capacity_bytes = device.capacity
-            if ended is not None and self.on_peak is not None:
-                self.on_peak(ended, totals.allocated_bytes, device.peak_allocated)
             self._step_peak = max(self._step_peak, device.peak_allocated)
             # the script may have reset the allocator's counters
             retries, ooms = (

@@ -14,7 +14,7 @@ from grpo_run.runtime.history.recovery import Checkpoint, Recovery
 from grpo_run.runtime.history.status import RunStatus
 from grpo_run.runtime.history.wall_states import WallStates
 from grpo_run.watchdog.memory.host_sample import HostSample, LimitUse, ProcessMemory
-from grpo_run.watchdog.memory.phase_memory import MemoryForecast, PhaseMemory, RankMemory
+from grpo_run.watchdog.memory.phase_memory import PhaseMemory, RankMemory
 from grpo_run.watchdog.observation import Phase, Slot
 from grpo_run.watchdog.stalls.awaited import AwaitedRank
 from grpo_run.watchdog.stalls.durations import Histogram
@@ -36,10 +36,6 @@ def measured(rank: int) -> RankMemory:
         reserved_bytes=75 * gib, inactive_split_bytes=2 * gib, resident_bytes=2 * gib,
         peak_allocated_bytes=70 * gib, peak_reserved_bytes=75 * gib, retries=13, ooms=2, released_bytes=0,
         freed_bytes=0, phases=phases,
-        forecast=MemoryForecast(
-            predicted_bytes=68 * gib, observed_bytes=67 * gib, limit_bytes=78 * gib, pieces=2, rollouts=9,
-            split_rollouts=4
-        ),
     )  # fmt: skip
 
 

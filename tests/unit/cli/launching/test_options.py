@@ -18,7 +18,6 @@ OUR_FLAGS = {
     "--deadline-first", "--deadline-floor", "--fresh", "--generation", "--guard", "--cleanup-every",
     "--inject",
     "--keep", "--log-completions", "--mask-capped", "--memory-plan", "--memory-trace", "--metrics-addr",
-    "--no-memory-forecast",
     "--heartbeat-url", "--no-preload", "--notify", "--on-end",
     "--repeat-rewards-above",
     "--on-resume-failure", "--require-resume", "--resume-from", "--reward-timeout", "--reward-workers",

@@ -57,22 +57,8 @@ def test_another_process_reads_what_a_rank_has_measured(path: Path) -> None:
                 "resident_bytes": 7,
             },
         },
-        "forecast": None,
     }  # fmt: skip
     assert board.rank_memory(0) is None
-
-
-def test_a_forecast_is_read_once_there_is_one(path: Path) -> None:
-    writer = Board.open(path, writable=True).writer(1, rank=5, pid=4711, attempt=3).memory_area
-    for number, name in enumerate(writer.forecast.__slots__, start=1):
-        setattr(writer.forecast, name, number)
-    writer.publish()
-    memory = Board.open(path).rank_memory(1)
-    assert memory is not None
-    assert memory.as_json()["forecast"] == {
-        "predicted_bytes": 1, "observed_bytes": 2, "limit_bytes": 3, "pieces": 4, "rollouts": 5,
-        "split_rollouts": 6,
-    }  # fmt: skip
 
 
 def test_every_figure_keeps_its_place_on_disk(path: Path) -> None:
@@ -82,13 +68,10 @@ def test_every_figure_keeps_its_place_on_disk(path: Path) -> None:
         setattr(writer.totals, name, number)
     for number, name in enumerate(writer.figures(Phase.startup).__slots__, start=1):
         setattr(writer.figures(Phase.startup), name, number)
-    for number, name in enumerate(writer.forecast.__slots__, start=1):
-        setattr(writer.forecast, name, number)
     writer.publish(Phase.startup)
     raw = path.read_bytes()[area_at(path, 0) :]
     assert struct.unpack_from("<16Q", raw) == (2, *range(1, 15), 0)
     assert struct.unpack_from("<10Q", raw, 128) == (*range(1, 10), 0)
-    assert struct.unpack_from("<10Q", raw, 128 + 23 * 80) == (1, 2, 3, 4, 5, 6, 0, 0, 0, 0)
     assert MEMORY_AREA_BYTES == 128 + 24 * 80
 
 

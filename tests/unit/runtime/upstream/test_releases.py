@@ -22,7 +22,6 @@ from grpo_run.runtime.upstream.features import FEATURES, PLAN, SAMPLE_MASKING
 WITH_DEFAULT = {
     trainer_names.RUN_EPOCH: "before transformers 5.3 epochs are skipped in another way",
     trainer_names.FIRST_STEP: "before transformers 5.19 nothing is subtracted from the steps of a call",
-    rollout_names.PAD_TO: "before TRL 1.0 rows are padded to the longest",
     rollout_names.EOS_TOKENS: "before TRL 1.14 there is one token, of the trainer",
     rollout_names.EOS_TOKEN: "from TRL 1.3 on it is the tokenizer's",
     rollout_names.TOKENIZER: "before TRL 1.3 the trainer has the token itself",
@@ -32,7 +31,6 @@ WITH_DEFAULT = {
     "_pending_metrics": "before TRL 1.0 reward functions log nothing",
     "vllm_generation": "before TRL 0.28 there is no such object, and caps are off",
     "VLLMGeneration": "before TRL 0.28 there is no such module, and no engine to leave out",
-    rollout_names.LOSS_IS_SCALED: "without it, micro-batches are not split",
     "split_pixel_values_by_grid": "imported for images only",
     "unsplit_pixel_values_by_grid": "imported for images only",
 }

@@ -7,7 +7,6 @@ import functools
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -96,7 +95,7 @@ def test_trl_trainers_have_the_methods_and_attributes(file: str, name: str) -> N
     found = methods("trl", f"trainer/{file}.py", name)
     assert set(trainer_names.ROLLOUT_METHODS) <= found.keys()
     saved = {trainer_names.MICRO_STEP, trainer_names.BUFFERED_INPUTS, *trainer_names.TABLES}
-    assert {*saved, rollout_names.PAD_TO, "num_iterations"} <= assigned(found["__init__"])
+    assert {*saved, "num_iterations"} <= assigned(found["__init__"])
 
 
 @pytest.mark.parametrize("name", trainer_names.TRAINER_ATTRIBUTES)
@@ -226,39 +225,7 @@ def test_generation_returns_prompts_and_completions_first(file: str, name: str) 
         assert names[rollout_names.COMPLETIONS] == "completion_ids"
 
 
-@pytest.mark.parametrize(("file", "name"), TRL_TRAINERS)
-def test_scoring_takes_rows_at_once_and_a_loss_does_not(file: str, name: str) -> None:
-    """Only scoring is limited: a loss is computed in one pass for each piece."""
-    found = methods("trl", f"trainer/{file}.py", name)
-    assert parameters(found[rollout_names.SCORE])[1 + rollout_names.BATCH_SIZE] == "batch_size"
-    loss = ast.unparse(found["_compute_loss"])
-    assert rollout_names.SCORE in loss
-    assert "batch_size" not in loss
-    assert "batch_size" in ast.unparse(found[trainer_names.GENERATE_AND_SCORE])
-
-
 def test_the_training_loop_sets_what_a_loss_is_divided_by() -> None:
     assert rollout_names.ACCUMULATION in assigned(
         methods("transformers", "trainer.py", "Trainer")["_run_epoch"]
     )
-
-
-def test_losses_that_are_sums_have_a_number_of_the_rollout_as_divisor() -> None:
-    """All others are means over the rows of a micro-batch."""
-    source = ast.unparse(methods("trl", "trainer/grpo_trainer.py", "GRPOTrainer")["_compute_loss"])
-    assert "elif self.loss_type in ['cispo', 'dapo', 'vespo']:" in source
-    assert {"cispo", "dapo", "vespo"} == rollout_names.SUMS
-
-
-def test_rows_are_padded_to_the_longest_prompt_and_completion() -> None:
-    generated = ([[1, 2], [1]], [[1], [1, 2, 3, 4, 5]], None)
-    assert rollout_names.padded_length(SimpleNamespace(pad_to_multiple_of=None), generated) == 7
-    assert rollout_names.padded_length(SimpleNamespace(pad_to_multiple_of=4), generated) == 12
-    batch = {"prompt_ids": torch.ones(3, 4), "completion_ids": torch.ones(3, 8)}
-    assert rollout_names.size_of(batch) == (3, 12)
-
-
-def test_what_a_subclass_makes_otherwise_is_left_alone() -> None:
-    assert rollout_names.padded_length(SimpleNamespace(), {"completions": []}) == 0
-    assert rollout_names.padded_length(SimpleNamespace(), None) == 0
-    assert rollout_names.size_of({"input_ids": torch.ones(3, 4)}) is None

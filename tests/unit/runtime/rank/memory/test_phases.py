@@ -113,20 +113,6 @@ def test_each_phase_has_the_peak_of_its_own_time(rank: Rank) -> None:
     assert (rank.memory.allocated_bytes, rank.memory.peak_allocated_bytes) == (200, 900)
 
 
-def test_who_asks_is_told_of_each_phase_what_was_allocated_before_it_and_its_peak(rank: Rank) -> None:
-    """Also of each part of a phase that another one interrupts."""
-    told: list[tuple[str, int, int]] = []
-    rank.accounting.on_peak = lambda phase, begun, peak: told.append((phase.name, begun, peak))
-    rank.slot.replace(Phase.forward_backward)
-    rank.device.use(peak=300, left=100)
-    rank.slot.enter(Phase.score)
-    rank.device.use(peak=400, left=120)
-    rank.slot.leave(Phase.score)
-    rank.device.use(peak=700, left=200)
-    rank.slot.replace(Phase.optimizer)
-    assert told == [("forward_backward", 0, 300), ("score", 100, 400), ("forward_backward", 120, 700)]
-
-
 def test_an_exception_leaves_the_peak_to_the_phase_that_raised(rank: Rank) -> None:
     """The last measurement is made when the script has ended, by then its tensors are freed."""
     rank.slot.replace(Phase.forward_backward)
