@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from typing import Any, TypeVar, Union
+from typing import Any, ClassVar, TypeVar, Union
 
 import msgspec
 
@@ -33,7 +33,10 @@ class Event(msgspec.Struct, kw_only=True, tag_field="event", tag=_snake_case):
         attempt: from 0; None before the first.
         rank: that the event is of; None for the supervisor's.
         step: after which, or in which, it happened; None outside of steps.
+        private_fields: of the class: hold content of the user's data, which log files leave out.
     """
+
+    private_fields: ClassVar[tuple[str, ...]] = ()
 
     time: float = 0.0
     monotonic: float = 0.0

@@ -18,7 +18,6 @@ import structlog
 
 from grpo_run.runtime.event import Event, as_record, event_name
 from grpo_run.runtime.history.events import IncidentConfirmed, WarningGiven
-from grpo_run.runtime.history.quarantine import PromptQuarantined
 from grpo_run.runtime.history.run_directory import RunDirectory
 
 MAX_BYTES = 16 * 1024 * 1024
@@ -74,7 +73,7 @@ class LogFiles:
         path = self._run.log
         if event.rank is not None and event.attempt is not None:
             path = self._run.attempt(event.attempt) / f"rank{event.rank}.jsonl"
-        hidden = {"event", "prompts"} if isinstance(event, PromptQuarantined) else {"event"}
+        hidden = {"event", *event.private_fields}
         fields = {name: value for name, value in as_record(event).items() if name not in hidden}
         logger = structlog.wrap_logger(BoundedFile(path), PROCESSORS, LEVELS, dict)
         is_warning = isinstance(event, (WarningGiven, IncidentConfirmed))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from grpo_run.runtime.processes.helpers import Helpers
 
 
-ENTRY = "grpo_run.runtime.rank.bootstrap:main"
+ENTRY = "grpo_run.runtime.launching.rank:main"
 """What a rank runs: the function that runs the user's script."""
 LONELY_KEEP_ALIVE_SECONDS = 60
 """How often a node without others tells its rendezvous that it is alive, at a cost of 2 ms each; torch's
@@ -171,9 +171,7 @@ def rank_environment(supervisor: Supervisor, rank: int, world_size: int) -> dict
         expected_snapshot=supervisor.expected_snapshot,
         fresh_seeds=orders_of(supervisor.history.recoveries),
         injections_fired=tuple(supervisor.history.injections_fired),
-        quarantine=supervisor.quarantine.prompts,
-        suspected_rollout=supervisor.quarantine.suspected,
-        prompts=str(files.prompts(rank)),
+        features=supervisor.rank_settings(rank),
         moved_rewards=tuple(supervisor.history.rewards.moved),
         reward_durations=rewarded.as_json() if rewarded is not None else None,
         memory_plan=plan,

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from grpo_run.dashboards.metrics.metric import (
     ACTIONS,
     CAUSES,
+    MASKING_REASONS,
     OUTCOMES,
     PHASES,
     RANK_STATES,
@@ -27,7 +28,6 @@ from grpo_run.dashboards.metrics.metric import (
 )
 from grpo_run.runtime.history.recovery import Recovery
 from grpo_run.runtime.history.rewards import OTHER, FailureKind, RewardLatency
-from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.history.status import WAITING_STATES
 from grpo_run.runtime.history.totals import CheckpointResult
 from grpo_run.watchdog.learning_rules import LearningGuard
@@ -238,8 +238,8 @@ def lost_steps(observation: RunObservation) -> float:
 def samples_masked(observation: RunObservation) -> Iterator[Sample]:
     """The number of samples excluded from the loss, by reason."""
     counts = observation.status.history.masked.samples
-    for reason in MaskingReason:
-        yield (reason.value,), float(counts[reason.value])
+    for reason in MASKING_REASONS:
+        yield (reason,), float(counts[reason])
 
 
 def reward_latency(field: Callable[[RewardLatency], float]) -> Callable[[RunObservation], Iterator[Sample]]:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from grpo_run.runtime.features import modules
 from grpo_run.runtime.history.lifecycle import RunState
-from grpo_run.runtime.history.recovery import RESTARTS, Action
+from grpo_run.runtime.history.recovery import Action
 from grpo_run.runtime.history.rewards import MOST_FUNCTIONS, FailureKind
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.history.status import RunStatus
@@ -156,18 +157,21 @@ INCIDENT_CAUSES = (
 )
 """The causes a verdict can have. A member of `Cause` that no verdict uses yet is not exported."""
 
+SHOWN = modules("shown")
+"""What features have to show."""
 DECIDED_ACTIONS = (
     Action.restart,
     Action.restart_from_earlier_checkpoint,
     Action.restart_with_plan_change,
-    Action.quarantine_batch,
+    *(action for module in SHOWN for action in getattr(module, "ACTIONS", ())),
     Action.stop,
 )
-"""The actions the supervisor can decide on. A member of `Action` that nothing decides yet is not exported."""
+"""The actions the supervisor can decide on, with those of features."""
 
 CAUSES = tuple(cause.value for cause in INCIDENT_CAUSES)
-RESTART_ACTIONS = tuple(action.value for action in DECIDED_ACTIONS if action in RESTARTS)
-ACTIONS = (*(action.value for action in DECIDED_ACTIONS), UNDECIDED)
+ACTION_NAMES = tuple(map(str, DECIDED_ACTIONS))
+RESTART_ACTIONS = tuple(action for action in ACTION_NAMES if action != Action.stop)
+ACTIONS = (*ACTION_NAMES, UNDECIDED)
 
 GUARD = Label(name="guard", values=tuple(guard.value for guard in LearningGuard))
 END_REASONS = tuple(reason.value for reason in EndReason)
@@ -196,5 +200,9 @@ CHECKPOINT_RESULT = Label(name="result", values=tuple(result.value for result in
 WALL_STATE = Label(name="state", values=tuple(state.value for state in WallState))
 OUTCOMES = ("recovered", "gave_up")
 OUTCOME = Label(name="outcome", values=OUTCOMES)
-MASKING = Label(name="reason", values=tuple(reason.value for reason in MaskingReason))
+MASKING_REASONS = (
+    *map(str, MaskingReason),
+    *(reason for module in SHOWN for reason in getattr(module, "MASKING_REASONS", ())),
+)
+MASKING = Label(name="reason", values=MASKING_REASONS)
 VERSION = Label(name="version", values=None, exclusive=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_run.runtime.features import modules
 from grpo_run.runtime.files import short_path
 from grpo_run.runtime.history.no_trainer_script import RESTART
 from grpo_run.runtime.history.recovery import Recovery
@@ -24,8 +25,8 @@ ACTIONS = {
     "restart": "restart all ranks",
     "restart_from_earlier_checkpoint": "roll back",
     "restart_with_plan_change": "restart all ranks with another memory plan",
-    "quarantine_batch": "restart all ranks and replace the prompts of the rollout",
     "stop": "stop the run",
+    **{name: text for module in modules("shown") for name, text in getattr(module, "ACTIONS", {}).items()},
 }
 
 

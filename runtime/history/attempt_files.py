@@ -94,10 +94,6 @@ class AttemptFiles:
         """Return the path that the rank's bootstrap writes an exception to."""
         return self._folder / f"rank{rank}.error.json"
 
-    def prompts(self, rank: int) -> Path:
-        """Return the path that the rank writes the prompts of a suspected rollout to."""
-        return self._folder / f"rank{rank}.prompts.json"
-
     def socket(self, rank: int) -> Path:
         """Return the path of the worker server's socket; temporary if the run's path is too long."""
         path = self._folder / f"rank{rank}.sock"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED
 from grpo_run.runtime.event import Event, EventDecoder, Unread
@@ -64,7 +65,6 @@ from grpo_run.runtime.history.progress import (
     StepTimes,
     mean_time_between_failures,
 )
-from grpo_run.runtime.history.quarantine import PromptQuarantined, Quarantine
 from grpo_run.runtime.history.recovery import (
     Checkpoint,
     Recovery,
@@ -97,6 +97,22 @@ from grpo_run.watchdog.stalls.durations import Durations
 
 ENDED = {EXIT_FINISHED: "finished", EXIT_STOPPED: "stopped"}
 """State of a run that has ended, by its exit code; with any other code it has failed."""
+
+
+class HistoryPart(Protocol):
+    """What one feature replays from its events.
+
+    Attributes:
+        EVENTS: their types.
+    """
+
+    EVENTS: ClassVar[tuple[type[Event], ...]]
+
+    def apply(self, event: Any, /) -> None:
+        """Take one of these events."""
+
+
+AnyPart = TypeVar("AnyPart")
 
 
 @dataclass(kw_only=True)
@@ -161,8 +177,6 @@ class History:
     """The run's `train()` calls."""
     masked: MaskedSamples = field(default_factory=MaskedSamples)
     """Samples that were excluded from the loss."""
-    quarantine: Quarantine = field(default_factory=Quarantine)
-    """Prompts that are replaced."""
     fresh_because: str = ""
     """Why ranks of this launch cannot be forked from the warm interpreter; found by a rank of an earlier
     attempt.
@@ -195,13 +209,15 @@ class History:
     """Steps between snapshots in memory, as rank 0 chose it last; None before."""
     tracker_runs: dict[str, str] = field(default_factory=dict)
     """The names of the runs that trackers such as wandb have opened, by opening."""
+    parts: tuple[HistoryPart, ...] = ()
+    """What features replay from events of their own."""
     _before_checkpoint: bool = False
     """Whether the present attempt began before `checkpoint`, which is damaged, set aside or unwanted then."""
 
     @classmethod
-    def of(cls, events: Iterable[Event]) -> History:
+    def of(cls, events: Iterable[Event], parts: Iterable[HistoryPart] = ()) -> History:
         """Replay a whole journal."""
-        history = cls()
+        history = cls(parts=tuple(parts))
         for event in events:
             history.apply(event)
         return history
@@ -311,10 +327,29 @@ class History:
                 self.memory_trace.apply_snapshot(event)
             case SampleMasked() | GroupMasked() | NanReadAsNone() | RewardsRepeated():
                 self.masked.apply(event)
-            case PromptQuarantined():
-                self.quarantine.apply(event)
             case RewardMoved() | RewardFailed() | RewardCalls() | RewardWorkerReplaced():
                 self.rewards.apply(event)
+            case _:
+                for part in self.parts:
+                    if isinstance(event, part.EVENTS):
+                        part.apply(event)
+
+    @property
+    def decoder(self) -> EventDecoder:
+        """Reads the events that this history is made of."""
+        own = [kind for part in self.parts for kind in part.EVENTS]
+        return EventDecoder((*EVENTS, *own)) if own else DECODER
+
+    def part(self, kind: type[AnyPart]) -> AnyPart:
+        """Return what a feature has replayed.
+
+        Raises:
+            LookupError: the feature does not take part.
+        """
+        for part in self.parts:
+            if isinstance(part, kind):
+                return part
+        raise LookupError(kind.__name__)
 
     def _run_started(self, event: RunStarted) -> None:
         self.run_id = event.run or self.run_id
@@ -513,7 +548,7 @@ EVENTS: tuple[type[Event], ...] = (
     IncidentConfirmed, ActionChosen, LearningGuardTripped,
     TrainsWithoutTrainer, StateSaved, ScriptCheckpointSaved,
     MemoryShort, MemoryRestart, PlanChanged, MemoryPlanGiven, MemoryFound, AllocatorSnapshotSaved,
-    SampleMasked, GroupMasked, NanReadAsNone, RewardsRepeated, PromptQuarantined,
+    SampleMasked, GroupMasked, NanReadAsNone, RewardsRepeated,
     RewardMoved, RewardFailed, RewardCalls, RewardWorkerReplaced,
 )  # fmt: skip
 """All events that a reader of a run takes as such; others are for people, and for one reader each."""

@@ -164,15 +164,10 @@ class Action(str, Enum):
     restart = "restart"
     restart_from_earlier_checkpoint = "restart_from_earlier_checkpoint"
     restart_with_plan_change = "restart_with_plan_change"
-    quarantine_batch = "quarantine_batch"
-    checkpoint_and_stop = "checkpoint_and_stop"
     stop = "stop"
 
     def __str__(self) -> str:
         return self.value
-
-
-RESTARTS = frozenset(Action) - {Action.checkpoint_and_stop, Action.stop}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,18 +175,24 @@ class Decision:
     """An action, and the reason shown to the user.
 
     Attributes:
+        action: one of `Action`, or the name that a feature has given to a restart of its own.
         delay_seconds: wait before the restart.
         patient: the failure does not count against the restart budget.
         before_step: checkpoints of the interrupted call from this step on are set aside before the restart.
         fresh_from: the first step that uses fresh sampling seeds; None for an exact repetition.
     """
 
-    action: Action
+    action: str
     reason: str
     delay_seconds: float = 0.0
     patient: bool = False
     before_step: int | None = None
     fresh_from: int | None = None
+
+    @property
+    def restarts(self) -> bool:
+        """Whether another attempt follows."""
+        return self.action != Action.stop
 
 
 def apply_action(recoveries: Sequence[Recovery], event: ActionChosen) -> None:
@@ -221,7 +222,7 @@ def apply_resumed(recoveries: Iterable[Recovery], call: int, step: int) -> None:
 def apply_progress(recoveries: Iterable[Recovery], at: float) -> None:
     """Complete open recoveries: a step was committed at this time, in seconds since the epoch."""
     for recovery in recoveries:
-        if recovery.recovery_seconds is None and recovery.action not in ("stop", "checkpoint_and_stop"):
+        if recovery.recovery_seconds is None and recovery.action != Action.stop:
             recovery.recovery_seconds = max(0.0, at - recovery.at)
 
 

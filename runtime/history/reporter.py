@@ -8,12 +8,12 @@ file (`History.of`). Does not decide what is worth a message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 
 from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.events import WarningGiven
-from grpo_run.runtime.history.history import DECODER, History
+from grpo_run.runtime.history.history import History, HistoryPart
 from grpo_run.runtime.history.journal import Journal, JournalReader
 
 
@@ -29,6 +29,7 @@ class LiveHistory:
         run_id: of the run.
         on_rank_event: called with each event that another process appended since, after it was applied.
         log: called with each event from now on, after it was applied.
+        parts: of the history, which features replay.
     """
 
     def __init__(
@@ -38,12 +39,15 @@ class LiveHistory:
         *,
         on_rank_event: Callable[[Event], None] = _ignore,
         log: Callable[[Event], None] = _ignore,
+        parts: Iterable[HistoryPart] = (),
     ) -> None:
         self.journal = Journal(path, run_id)
-        self._reader = JournalReader(path, DECODER)
+        self.history = History(parts=tuple(parts))
+        self._reader = JournalReader(path, self.history.decoder)
         self._on_rank_event = on_rank_event
         self._log = log
-        self.history = History.of(self._reader.new())
+        for event in self._reader.new():
+            self.history.apply(event)
 
     def write(self, event: Event) -> bool:
         """Append an event and apply it to the history.

@@ -11,7 +11,6 @@
       imports.json            digests of the user's files that the ranks have imported
       attempts/000/rank0.log  output, one file per rank, or with rank0.err one for each stream
       attempts/000/rank0.jsonl  events of a rank, as a log of bounded size
-      quarantine.json         the prompts that are replaced; the user may edit it
       incidents/0001-signal/  verdict.json and evidence
       checkpoint_backups/     links to checkpoints, while the script starts
       memory_facts.json       what decides how the last `train()` call could use less memory
@@ -93,7 +92,6 @@ class RunDirectory:
     host_memory = _Inside("host_memory.mmap")
     processes = _Inside("processes.json")
     imports = _Inside("imports.json")
-    quarantine = _Inside("quarantine.json")
     incidents = _Inside("incidents")
     checkpoint_backups = _Inside("checkpoint_backups")
 

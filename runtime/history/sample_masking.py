@@ -20,7 +20,9 @@ from grpo_run.watchdog.text import counted
 
 
 class MaskingReason(str, Enum):
-    """Why a sample is excluded. The value is the metric label and the journal's word."""
+    """Why a sample is excluded. The value is the metric label and the journal's word. Features have further
+    reasons.
+    """
 
     nan = "nan"
     """A reward function returned NaN for the sample and not for its whole group."""
@@ -47,10 +49,15 @@ class MaskingReason(str, Enum):
     """The completion was cut because it repeated itself."""
     deadline = "deadline"
     """The completion was cut at its deadline."""
-    quarantined = "quarantined"
-    """The prompt is in quarantine; the completion is of another one."""
     small_group = "small_group"
     """The sample has a reward, but fewer than two of its group have one."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+MOST_REASONS = 32
+"""Different reasons that are counted, of masking and of features."""
 
 
 class SampleMasked(Event, kw_only=True):
@@ -102,7 +109,7 @@ class MaskedSamples:
     """Counts of the run so far. `apply` is the only method that changes them."""
 
     samples: Counter[str] = field(default_factory=Counter)
-    """Masked samples by reason; an unknown reason counts as `failed`."""
+    """Masked samples by reason, of `MaskingReason` or of a feature; too many count as `failed`."""
     groups: int = 0
     """Groups of which no sample is left."""
     steps_without_samples: int = 0
@@ -119,7 +126,7 @@ class MaskedSamples:
         """Count what one rank has excluded, read as None, or computed again."""
         match event:
             case SampleMasked():
-                known = event.reason in MaskingReason._value2member_map_
+                known = event.reason in self.samples or len(self.samples) < MOST_REASONS
                 self.samples[event.reason if known else MaskingReason.failed.value] += event.count
             case GroupMasked():
                 self.groups += event.count

@@ -13,7 +13,6 @@ from typing import Any
 import pydantic
 
 from grpo_run.runtime.history.progress import PRIOR_FAILURE_SECONDS
-from grpo_run.runtime.history.quarantine import QuarantinedPrompt, RolloutPosition
 from grpo_run.runtime.history.recovery import FreshSeeds
 from grpo_run.runtime.history.rewards import MovedReward
 from grpo_run.runtime.history.train_calls import KnownCall
@@ -64,12 +63,8 @@ class RankSettings(pydantic.BaseModel):
     injections_fired: tuple[str, ...] = ()
     """Injections that have fired in this run, as canonical text."""
 
-    quarantine: tuple[QuarantinedPrompt, ...] = ()
-    """Prompts that are replaced."""
-    suspected_rollout: RolloutPosition | None = None
-    """The rollout of the last fault, whose prompts the ranks record; None if it happened elsewhere."""
-    prompts: str = ""
-    """File in which the rank records the prompts of that rollout."""
+    features: dict[str, dict[str, Any]] = {}
+    """What features have for the rank, by their names."""
     moved_rewards: tuple[MovedReward, ...] = ()
     """Reward functions that run in workers because they have hung."""
     reward_durations: dict[str, Any] | None = None

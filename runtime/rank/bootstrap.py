@@ -21,7 +21,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from grpo_run.runtime.errors import EXIT_STOPPED, EXIT_USAGE, Stopped, UsageError
@@ -37,6 +37,7 @@ from grpo_run.runtime.rank import inherited_modules
 from grpo_run.runtime.rank.error_report import user_traceback, write_error
 from grpo_run.runtime.rank.inherited_modules import InheritedModules, forget_shadowed
 from grpo_run.runtime.rank.output import flush_output, redirect_output, wrap_output
+from grpo_run.runtime.rank.points import RankFeature
 from grpo_run.runtime.rank.session import Session, current, open_session
 from grpo_run.runtime.upstream import process_names
 from grpo_run.watchdog.evidence.stack_capture import STACK_SIGNAL
@@ -48,8 +49,12 @@ EXIT_HANDLER_SECONDS = 10.0
 """Time limit for the exit handlers of a script that failed."""
 
 
-def main() -> NoReturn:
-    """Run the script and exit the process with its exit code. Does not return."""
+def main(features: Sequence[RankFeature] = ()) -> NoReturn:
+    """Run the script and exit the process with its exit code. Does not return.
+
+    Args:
+        features: take part in this rank.
+    """
     settings = RankSettings.from_environment()
     inherited = None
     if settings.cpus:
@@ -71,14 +76,17 @@ def main() -> NoReturn:
     _dump_stacks_to(settings.stacks)
     session = open_session(settings)
     try:
-        code, completed = _run(settings, session, inherited)
+        code, completed = _run(settings, session, inherited, features)
     finally:
         flush_output()
     _exit(session, code, completed)
 
 
 def _run(
-    settings: RankSettings, session: Session, inherited: InheritedModules | None = None
+    settings: RankSettings,
+    session: Session,
+    inherited: InheritedModules | None = None,
+    features: Sequence[RankFeature] = (),
 ) -> tuple[int, bool]:
     """Run the script.
 
@@ -92,7 +100,7 @@ def _run(
         # imported after the session is open: until then the board does not show this rank
         from grpo_run.runtime.rank.hooks.attach import install_guard
 
-        install_guard(session)
+        install_guard(session, features)
         _end_at_usage_error(session)
         try:
             _run_script(settings, inherited)

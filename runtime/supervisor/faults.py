@@ -11,7 +11,7 @@ ranks that have not exited yet. Does not judge (`watchdog/diagnosis/`), choose (
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_run.runtime.errors import EXIT_FINISHED, EXIT_GAVE_UP, EXIT_STOPPED, EXIT_USAGE, UsageError
@@ -24,7 +24,7 @@ from grpo_run.runtime.history.events import (
 )
 from grpo_run.runtime.history.history import History
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent
-from grpo_run.runtime.history.recovery import RESTARTS, Action, Decision
+from grpo_run.runtime.history.recovery import Action, Decision
 from grpo_run.runtime.history.reporter import Reporter
 from grpo_run.runtime.history.rewards import FAILURES_TO_MOVE, RewardMoved
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -32,8 +32,8 @@ from grpo_run.runtime.launch.config import RunConfig
 from grpo_run.runtime.supervisor.attempt import Attempt, Exits
 from grpo_run.runtime.supervisor.incident import IncidentContext, IncidentOutcome, investigate, tell_ranks
 from grpo_run.runtime.supervisor.memory.policy import MemoryDecision
+from grpo_run.runtime.supervisor.points import Fault, SupervisorFeature
 from grpo_run.runtime.supervisor.policy import decide, has_finished
-from grpo_run.runtime.supervisor.quarantine import RunQuarantine
 from grpo_run.runtime.supervisor.run_memory import RunMemory, signature_with_plan
 from grpo_run.runtime.supervisor.setting_aside import can_go_back
 from grpo_run.runtime.supervisor.stop_means import stop_code
@@ -88,7 +88,7 @@ class FaultHandler:
         lifecycle: of the run.
         reporter: for events and messages.
         history: contains each event as soon as it is written.
-        quarantine: of the run's prompts.
+        features: are asked for an answer, in this order.
     """
 
     def __init__(
@@ -99,19 +99,20 @@ class FaultHandler:
         lifecycle: Lifecycle,
         reporter: Reporter,
         history: History,
-        quarantine: RunQuarantine,
+        features: Sequence[SupervisorFeature] = (),
     ) -> None:
         self._config = config
         self._run = run
         self._lifecycle = lifecycle
         self._reporter = reporter
         self._history = history
-        self._quarantine = quarantine
+        self._features = features
         self._memory = RunMemory(config, run, history, reporter)
 
     def begin_attempt(self) -> None:
-        """Prepare what depends on the last fault: the prompts to replace, and the GPUs' memory."""
-        self._quarantine.begin_attempt()
+        """Prepare what depends on the last fault: that of features, and the GPUs' memory."""
+        for feature in self._features:
+            feature.begin_attempt()
         self._memory.begin_attempt()
 
     def handle(
@@ -143,19 +144,23 @@ class FaultHandler:
         usage = _usage_error(context.attempt.exits)
         memory = None if stopping else self._decide_memory(context, verdict)
         _, also_failed = other_failures(context.attempt, verdict)
-        prompts = self._quarantine.due(verdict, also_failed, context.attempt.files)
+        fault = Fault(
+            verdict=verdict, failed_ranks=(*verdict.culprits, *also_failed), files=context.attempt.files
+        )
+        answers = (feature.answer(fault) for feature in self._features)
+        answer = next((one for one in answers if one is not None), None)
         decision = decide(
             self._history,
             verdict,
             self._config.budget,
             stopping=stopping,
             can_go_back=self._can_go_back(verdict),
-            prompts=len(prompts),
+            answer=answer.decision if answer is not None else None,
             starts_over=self._config.may_start_over,
             wrong_settings=usage is not None,
             out_of_memory=memory.decision if memory is not None else None,
         )
-        restart = decision.action in RESTARTS
+        restart = decision.restarts
         if usage is None:
             self._show_traceback(verdict, restart=restart, stopping=stopping)
         self._reporter.write(
@@ -173,8 +178,8 @@ class FaultHandler:
         self._reporter.write(AttemptEnded(cause=str(verdict.cause), action=str(decision.action)))
         if restart:
             self._move_reward()
-        if decision.action is Action.quarantine_batch:
-            self._quarantine.add(prompts, verdict.phase)
+        if answer is not None and decision is answer.decision:
+            answer.act()
         tell_ranks(context, verdict)
         return self._resolve(verdict, decision, usage=usage, stopping=stopping)
 
@@ -184,7 +189,7 @@ class FaultHandler:
         if usage is not None and not stopping:
             # found only inside a rank; reported as the launcher would have reported it
             return Resolution(exit_code=EXIT_USAGE, sentence=usage.message)
-        if decision.action in RESTARTS:
+        if decision.restarts:
             return Resolution(restart=True, delay_seconds=decision.delay_seconds)
         if stopping:
             return Resolution(event=RunEvent.stopped, exit_code=stop_code(self._history))

@@ -9,8 +9,8 @@ about a fault: a stop (`stop.py`), an agent that cannot continue, and a failure 
 The budget counts failures since the highest checkpoint of the run last rose. A run that makes progress is
 never given up for the number of its faults; one without progress ends. A failure that is certain to repeat
 (the same error, or the same proved wait, at the same line and step) causes one restart only, unless the
-next attempt differs: a reward function that failed twice at one step runs in a worker, and prompts on which
-generation or rewards failed twice are replaced. The same exception at the same line of other steps ends a
+next attempt differs: a reward function that failed twice at one step runs in a worker, or a feature answers
+(`points.py`). The same exception at the same line of other steps ends a
 run that does little else (`runtime/history/recovery.py`).
 
 An exception of the script before the run's first step ends it at once: there is nothing to lose. The same
@@ -114,8 +114,6 @@ away.
 """
 MAX_DELAY_SECONDS = 30.0
 """Between two failed starts. The delay begins with 1 s and doubles."""
-FAILED_PHASES = {Phase.generate.name: "generation has", Phase.reward.name: "rewards have"}
-"""Phases that depend on the prompts, as subjects of a sentence."""
 OUTSIDE_STEPS = (Phase.startup.name, Phase.idle.name)
 """Phases that belong to no step."""
 MIN_PATIENT_TRIES = 4
@@ -129,7 +127,7 @@ def decide(
     *,
     stopping: bool,
     can_go_back: bool = True,
-    prompts: int = 0,
+    answer: Decision | None = None,
     starts_over: bool = False,
     wrong_settings: bool = False,
     out_of_memory: Decision | None = None,
@@ -142,7 +140,7 @@ def decide(
         budget: limit on consecutive failures.
         stopping: a stop was requested, so nothing is restarted.
         can_go_back: for a learning guard, see `decide_trip`.
-        prompts: how many prompts could be put into quarantine.
+        answer: what a feature offers if the failure would only repeat.
         starts_over: a new run follows if this one cannot be resumed.
         wrong_settings: a rank has found an error that the user has to correct.
         out_of_memory: what `decide_out_of_memory` answers, or `decide_generation_stall`; None for other
@@ -186,15 +184,8 @@ def decide(
     earlier = history.recoveries[history.recoveries_at_progress : -1]
     same = [recovery for recovery in earlier if recovery.signature == verdict.signature]
     repeated = bool(same) or _is_repeated(history)
-    stalls = (Cause.generation_stall, Cause.reward_stall)
-    # ranks that disagree on a collective do so again with other prompts
-    raised = verdict.deterministic and verdict.cause is Cause.exception
-    fails_on_its_prompts = verdict.phase in FAILED_PHASES and (raised or verdict.cause in stalls)
-    if repeated and prompts and fails_on_its_prompts and budget.failures_without_progress > 0:
-        return Decision(
-            action=Action.quarantine_batch,
-            reason=f"{start_of(history)}; {FAILED_PHASES[verdict.phase or '']} failed twice on this rollout",
-        )
+    if repeated and answer is not None and budget.failures_without_progress > 0:
+        return answer
     if verdict.deterministic and repeated:
         where = "when the script started" if verdict.starting else "at the same step"
         if history.no_trainer.current or verdict.phase in OUTSIDE_STEPS:

@@ -29,6 +29,7 @@ from grpo_run.runtime.history.events import (
     StopRequested,
     WarningGiven,
 )
+from grpo_run.runtime.history.history import HistoryPart
 from grpo_run.runtime.history.lifecycle import Lifecycle, RunEvent, RunState
 from grpo_run.runtime.history.reporter import LiveHistory, Reporter
 from grpo_run.runtime.history.run_directory import RunDirectory
@@ -54,7 +55,7 @@ from grpo_run.runtime.supervisor.host_watch import HostWatch
 from grpo_run.runtime.supervisor.incident import IncidentContext
 from grpo_run.runtime.supervisor.no_trainer import NoTrainerWatch
 from grpo_run.runtime.supervisor.outcome import RunOutcome
-from grpo_run.runtime.supervisor.quarantine import RunQuarantine
+from grpo_run.runtime.supervisor.points import FeatureFactory
 from grpo_run.runtime.supervisor.setting_aside import set_aside
 from grpo_run.runtime.supervisor.stop import StopRequest
 from grpo_run.runtime.supervisor.stop_means import StopMeans, stop_code
@@ -82,6 +83,8 @@ class Supervisor:
             starts.
         staging: where ranks place snapshots; None if they save directly.
         log: called with each event of the journal from now on.
+        parts: of the history, which features replay.
+        features: make the parts of features for this run.
     """
 
     def __init__(
@@ -96,12 +99,16 @@ class Supervisor:
         follow_output: Callable[[dict[tuple[int, int], Path]], None] = lambda files: None,
         staging: StagingArea | None = None,
         log: Callable[[Event], None] = lambda record: None,
+        parts: Sequence[HistoryPart] = (),
+        features: Sequence[FeatureFactory] = (),
     ) -> None:
         self.config = config
         self.run = run
         self._rank_environment = rank_environment
         self._follow_output = follow_output
-        self._live = LiveHistory(run.journal, config.run_id, on_rank_event=self._on_rank_event, log=log)
+        self._live = LiveHistory(
+            run.journal, config.run_id, on_rank_event=self._on_rank_event, log=log, parts=parts
+        )
         self.history = self._live.history
         self.run_started_at = self.history.wall.first or time.time()
         self._reporter = Reporter(self._live, str(run.path), notify)
@@ -114,17 +121,16 @@ class Supervisor:
         self.backups = CheckpointBackups(*links, warn=lambda text: self.warn(None, text))
         self._drains = self._schedule_drains(staging) if staging is not None else None
         self.lifecycle = Lifecycle(self._state_changed)
-        self.quarantine = RunQuarantine(run, self.history, self._reporter)
+        self.features = [make(run, self.history, self._reporter) for make in features]
         self._faults = FaultHandler(
             config, run, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history,
-            quarantine=self.quarantine,
+            features=self.features,
         )  # fmt: skip
         self._hangs = HangMonitor(
             self.detector, lifecycle=self.lifecycle, reporter=self._reporter, history=self.history
         )
         self.stop = StopRequest(config.timeouts, self.history)
-        parts = (self._drains, self._reporter, self.history, self.stop)
-        self._host = HostWatch(run, config, *parts)
+        self._host = HostWatch(run, config, self._drains, self._reporter, self.history, self.stop)
         self._advice = Advice(lambda: read_facts(run.path), lambda text: self.warn(None, text))
         self._no_trainer = NoTrainerWatch(config.injections, self.lifecycle, self._reporter, self.history)
         self._outcome = RunOutcome(
@@ -230,6 +236,11 @@ class Supervisor:
             self.expected_snapshot = self._drains.prepare_attempt(spare_memory=self._host.spares_memory)
             self._live.read_ranks()
         self.backups.make()
+
+    def rank_settings(self, rank: int) -> dict[str, dict[str, Any]]:
+        """Return what features have for a rank of this attempt, by their names."""
+        found = {one.name: one.rank_settings(rank, self.attempt.files) for one in self.features}
+        return {name: settings for name, settings in found.items() if settings is not None}
 
     def attempt_started(self, ranks: RankGroup) -> None:
         """Begin to watch the ranks, which are running now."""

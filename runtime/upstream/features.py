@@ -53,7 +53,7 @@ EXACT_ROLLOUT: Final = Feature(
     needs=_rollouts(trainer_names.MICRO_STEP, trainer_names.BUFFERED_INPUTS, "num_iterations"),
 )
 SAMPLE_MASKING: Final = Feature(
-    text="masking of samples without a valid reward, and quarantine of prompts",
+    text="masking of samples without a valid reward, and replacing of prompts that fail",
     needs=_rollouts(
         trainer_names.GENERATE_AND_SCORE,
         trainer_names.CALCULATE_REWARDS,

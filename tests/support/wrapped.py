@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
-from grpo_run.runtime.rank.rollouts.quarantine import PromptQuarantine
 from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
 from grpo_run.runtime.upstream.patches import wrapped_methods
 
@@ -18,12 +17,6 @@ def masked(trainer: Any, masking: SampleMasking) -> AbstractContextManager[None]
         "_calculate_rewards": [masking.choose_samples],
     }
     return wrapped_methods(trainer, handlers if masking.is_possible else {})
-
-
-def quarantined(trainer: Any, quarantine: PromptQuarantine) -> AbstractContextManager[None]:
-    """Replace quarantined prompts for the length of the block."""
-    handler = quarantine.replace_prompts if quarantine.is_needed else None
-    return wrapped_methods(trainer, {"_generate_and_score_completions": [handler]})
 
 
 def divided(trainer: Any, count: int, **settings: Any) -> AbstractContextManager[None]:

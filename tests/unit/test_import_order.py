@@ -41,8 +41,9 @@ DECIDERS = {
     "runtime.checkpoints": {"compatibility"},
     "runtime.history": {
         "events", "history", "progress", "sample_masking", "lifecycle", "memory_findings",
-        "no_trainer_script", "quarantine", "recovery", "rewards", "totals", "train_calls", "wall_states",
+        "no_trainer_script", "recovery", "rewards", "totals", "train_calls", "wall_states",
     },
+    "runtime.features.quarantine": {"events", "settings", "shown"},
     "runtime.launch": {"config", "guard_options", "injections"},
     "runtime.memory": {"facts", "plan"},
     "runtime.rank.memory": {"cleanup_policy"},
@@ -170,7 +171,13 @@ def test_no_module_imports_a_folder_without_its_package() -> None:
 
 
 def process(name: str) -> str:
-    """Return the folder of the one process in which a module runs; empty for what several share."""
+    """Return the folder of the one process in which a module runs; empty for what several share.
+
+    A feature's module is named for it. The composition of processes may import both.
+    """
+    parts = name.split(".")
+    if parts[:2] == ["runtime", "features"] and len(parts) == 4:
+        return f"runtime.{parts[3]}" if f"runtime.{parts[3]}" in PROCESSES else ""
     return next((folder for folder in PROCESSES if f"{name}.".startswith(f"{folder}.")), "")
 
 
@@ -179,9 +186,30 @@ def test_what_the_processes_share_imports_neither_and_they_never_import_each_oth
     wrong = {
         (name, imported)
         for name in FILES
-        if name.startswith("runtime.")
+        if name.startswith("runtime.") and not name.startswith("runtime.launching")
         for imported in edges(name)
         if process(imported) not in ("", process(name))
+    }
+    assert wrong == set()
+
+
+PARTS = ("events", "rank", "settings", "shown", "supervisor")
+"""Modules of features, by whose names the core asks for them."""
+
+
+def is_part(name: str) -> bool:
+    """Whether a module is a feature's, and named for the place where it is used."""
+    return name.startswith("runtime.features.") and name.rpartition(".")[2] in PARTS
+
+
+def test_nothing_but_the_list_of_features_names_a_feature() -> None:
+    """So a feature is deleted with its folder and its word; features do not import each other, either."""
+    wrong = {
+        (name, imported)
+        for name in FILES
+        for imported in edges(name)
+        if imported.startswith("runtime.features.") and name != "runtime.features"
+        if ".".join(name.split(".")[:3]) != ".".join(imported.split(".")[:3])
     }
     assert wrong == set()
 
@@ -197,6 +225,7 @@ def test_a_module_is_private_exactly_if_only_its_room_imports_it() -> None:
     modules = {name for name, file in FILES.items() if file.name != "__init__.py" and room(name) != name}
     private = {name for name in modules if name.rpartition(".")[2].startswith("_") and name not in MAINS}
     assert {name for name in private if users.get(name, set()) != {room(name)}} == set()
+    modules -= {name for name in modules if is_part(name)}
     only_inside = {name for name in modules if users.get(name) == {room(name)}}
     assert only_inside - private - PUBLIC_BY_PURPOSE == set()
 

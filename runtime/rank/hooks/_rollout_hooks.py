@@ -1,7 +1,7 @@
 """The methods of a trainer that are wrapped around generation, rewards and evaluation, in one table.
 
 Called by `train_call.py`. The table lists for each method what is called around it, from the outside in. The
-order matters: quarantined prompts are replaced before anything is generated, samples are masked outside
+order matters: features see the rows before anything is generated, samples are masked outside
 everything that TRL computes for them but inside the phase, and caps see what sub-batches return. What each
 part does is described in its own module; this one knows only their order.
 """
@@ -14,17 +14,17 @@ from typing import Any
 
 from grpo_run.runtime.rank.hooks._phases import mark_rewards, marked
 from grpo_run.runtime.rank.hooks._tools import mark_tools
+from grpo_run.runtime.rank.points import RolloutPoints
 from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
 from grpo_run.runtime.rank.rewards.served import rewards_of
 from grpo_run.runtime.rank.rollouts.capping import Capping, capping_of
 from grpo_run.runtime.rank.rollouts.counting import counted
 from grpo_run.runtime.rank.rollouts.generate_calls import in_sub_batches
 from grpo_run.runtime.rank.rollouts.kept_completions import KeptCompletions
-from grpo_run.runtime.rank.rollouts.quarantine import PromptQuarantine
 from grpo_run.runtime.rank.rollouts.repeated_masking import read_earlier
 from grpo_run.runtime.rank.rollouts.sample_masking import SampleMasking
 from grpo_run.runtime.rank.saving import description
-from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.rank.step.guard import AttemptState
 from grpo_run.runtime.rank.step.step_vote import StepVote
 from grpo_run.runtime.upstream import trainer_names
 from grpo_run.runtime.upstream.patches import Handler, wrapped_methods
@@ -32,7 +32,9 @@ from grpo_run.watchdog.observation import Phase
 
 
 @contextmanager
-def rollouts_hooked(trainer: Any, session: Session, train_call: int, step_vote: StepVote) -> Iterator[None]:
+def rollouts_hooked(
+    trainer: Any, guard: AttemptState, train_call: int, step_vote: StepVote
+) -> Iterator[None]:
     """Bound, mark and record the rollouts of a trainer for the length of the block.
 
     Args:
@@ -42,6 +44,7 @@ def rollouts_hooked(trainer: Any, session: Session, train_call: int, step_vote: 
     Raises:
         ConfigError: a cap cannot be applied.
     """
+    session = guard.session
     slot, fingerprint = session.slot, step_vote.fingerprint
     sharded = description.layout(trainer) != description.REPLICATED
     parts = session.settings.memory_plan.generation_sub_batches
@@ -49,11 +52,14 @@ def rollouts_hooked(trainer: Any, session: Session, train_call: int, step_vote: 
         hooks.enter_context(rewards_of(session).served(trainer))
         sub_batches = in_sub_batches(trainer, parts, sharded=sharded, warn=session.warn)
         caps = capping_of(trainer, session, train_call, step_vote.report_timed_out)
-        quarantine = PromptQuarantine(trainer, session, train_call)
+        points = RolloutPoints()
+        for feature in guard.features:
+            feature.rollouts(trainer, session, train_call, points)
         masking = SampleMasking(
             trainer,
             session,
-            quarantine.row_reasons(_end_reasons(caps)),
+            _end_reasons(caps),
+            leaving=points.row_reasons,
             train_call=train_call,
             earlier=read_earlier(session, train_call),
             generators=(read_generators, write_generators),
@@ -62,7 +68,7 @@ def rollouts_hooked(trainer: Any, session: Session, train_call: int, step_vote: 
         kept = KeptCompletions(trainer, session, train_call, groups) if groups else None
         around: dict[str, Sequence[Handler | None]] = {
             trainer_names.GENERATE_AND_SCORE: (
-                quarantine.replace_prompts if quarantine.is_needed and masking.is_possible else None,
+                *points.inputs,
                 marked(Phase.score, slot, fingerprint),
                 masking.mask_samples if masking.is_possible else None,
             ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import wrapt
@@ -23,6 +24,7 @@ from grpo_run.runtime.rank.hooks._no_trainer import watch_optimizer_steps, watch
 from grpo_run.runtime.rank.hooks._trackers import install_trackers
 from grpo_run.runtime.rank.memory_plan import configuration, deepspeed
 from grpo_run.runtime.rank.memory_plan.settings import OriginalSettings
+from grpo_run.runtime.rank.points import RankFeature
 from grpo_run.runtime.rank.rollouts import caps_settings as caps
 from grpo_run.runtime.rank.rollouts.caps_settings import own_caps
 from grpo_run.runtime.rank.session import Session, current
@@ -41,13 +43,17 @@ from grpo_run.runtime.upstream.features import (
 _GUARDED = "_grpo_run_guard"
 
 
-def install_guard(session: Session) -> None:
+def install_guard(session: Session, features: Sequence[RankFeature] = ()) -> None:
     """Register import hooks that wrap `Trainer.train`, constructors of trainers and, if caps are set,
     configuration classes.
 
     A script that trains by itself is watched, too.
+
+    Args:
+        features: take part in the calls of this rank.
     """
     guard = guard_of(session)
+    guard.features = tuple(features)
     install_trackers(session)
     for module, watch in (
         ("torch.optim.optimizer", watch_optimizer_steps),

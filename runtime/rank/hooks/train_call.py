@@ -137,7 +137,7 @@ def run_train_call(
         if session.injector is not None:
             session.injector.prepare(session.votes.maximum)
             hooks.enter_context(session.injector.attached(trainer))
-        hooks.enter_context(rollouts_hooked(trainer, session, call.ordinal, step_vote))
+        hooks.enter_context(rollouts_hooked(trainer, guard, call.ordinal, step_vote))
         hooks.enter_context(read_steps(trainer, reader))
         hooks.enter_context(record_model_activity(trainer, session))
         warn_once = functools.cache(session.warn_in_journal if session.is_main else lambda text: None)

@@ -25,7 +25,7 @@ MOST_NUMBERS = 2048
 """Numbers of samples or groups in one event, which may have 64 KiB."""
 EMPTY_ROLLOUTS = 8
 """So many rollouts in a row without any sample are a warning: the run computes and learns nothing."""
-SENTENCES = {
+SENTENCES: dict[str, str] = {
     MaskingReason.nan: "returned NaN for it",
     MaskingReason.infinite: "returned a reward that is not finite in 32 bits",
     MaskingReason.output: "returned something other than one number or None for each completion",
@@ -72,7 +72,7 @@ class MaskingReporter:
             rollout: its number: the micro-step for which it was generated.
             steps_without_samples: optimizer steps to which the rollout gives no sample.
         """
-        by_cause: dict[tuple[str | None, MaskingReason], list[int]] = {}
+        by_cause: dict[tuple[str | None, str], list[int]] = {}
         for number, sample in sorted(own.items()):
             by_cause.setdefault((self._function(selection.samples[number]), sample.reason), []).append(number)
         for (function, reason), numbers in by_cause.items():
@@ -83,7 +83,7 @@ class MaskingReporter:
                     train_call=self._train_call,
                     rollout=rollout,
                     function=function,
-                    reason=reason.value,
+                    reason=str(reason),
                     samples=numbers[:MOST_NUMBERS],
                     digests=_digests([own[number] for number in numbers[:MOST_NUMBERS]]),
                     count=len(numbers),
@@ -183,10 +183,10 @@ class MaskingReporter:
     def _function(self, excluded: Excluded) -> str | None:
         return None if excluded.column is None else self._functions[excluded.column]
 
-    def _sentence(self, selection: Selection, number: int, reason: MaskingReason, step: int) -> str:
+    def _sentence(self, selection: Selection, number: int, reason: str, step: int) -> str:
         function = self._function(selection.samples[number])
         cause = (
-            f"its completion was cut ({reason.value})"
+            f"its completion was cut ({reason})"
             if function is None
             else f"reward function {function} {SENTENCES[reason]}"
         )

@@ -24,7 +24,7 @@ MAX_JOURNAL_BYTES = 8 * 1024 * 1024
 class SampleFault(NamedTuple):
     """Why a sample leaves, and the digest of its completion if a function's reward of it failed."""
 
-    reason: MaskingReason
+    reason: str
     digest: int | None = None
 
 
@@ -71,7 +71,7 @@ class EarlierMasking:
             at, rollout, function = event.attempt, event.rollout, str(event.function)
             try:
                 reason = MaskingReason(event.reason)
-                found = {
+                found: dict[int, SampleFault] = {
                     number: SampleFault(reason, digest)
                     for number, digest in zip(event.samples, event.digests, strict=True)
                 }
@@ -86,7 +86,7 @@ class EarlierMasking:
 
     def rows(
         self, rollout: int, function: str, first: int, completion_ids: Sequence[Sequence[int]]
-    ) -> dict[int, MaskingReason]:
+    ) -> dict[int, str]:
         """Return why rewards of a function failed in one rank when the same completions were scored before,
         by row.
 

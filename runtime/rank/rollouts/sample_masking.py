@@ -31,6 +31,7 @@ import torch
 from grpo_run.runtime.errors import RewardError
 from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.memory_plan.settings import record_of
+from grpo_run.runtime.rank.points import RowReasons
 from grpo_run.runtime.rank.rollouts._masking_report import MaskingReporter
 from grpo_run.runtime.rank.rollouts._masking_selection import MaskingKind, Selection, select
 from grpo_run.runtime.rank.rollouts.repeated_masking import EarlierMasking, SampleFault, completion_checksum
@@ -124,7 +125,7 @@ def correct_zero_std(trainer: Any, selection: Selection, *, training: bool) -> N
     values[-1] = min(1.0, values[-1] * selection.group_count / left) if left else math.nan
 
 
-FailedBefore = Callable[[Sequence[Sequence[int]]], Mapping[int, MaskingReason]]
+FailedBefore = Callable[[Sequence[Sequence[int]]], Mapping[int, str]]
 """Returns the rewards that failed before, by row, for the tokens of the completions."""
 
 
@@ -169,7 +170,7 @@ def checked(
         for row, reason in failed_before(completion_ids).items():
             if row not in reasons:
                 values = list(values)
-                values[row], reasons[row] = failed(reason), reason
+                values[row], reasons[row] = failed(MaskingReason(reason)), MaskingReason(reason)
         for row, reason in reasons.items():
             faults.failed[row, column] = SampleFault(reason, completion_checksum(completion_ids[row]))
         return values
@@ -191,9 +192,6 @@ ROLLOUTS_WITHOUT_REWARD = 10
 """So many rollouts in a row without one valid reward end the run: it learns nothing. Ten cost minutes; fewer
 could all be bad luck where a rollout is small, or a judge that is away for a moment."""
 
-EndReasons = Callable[[], Sequence[str] | None]
-"""Why each completion of this rank's last rollout ended, a row each; None while no cap is set on any rank."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Scored:
@@ -211,6 +209,7 @@ class SampleMasking:
 
     Args:
         end_reasons: of the completions, if caps are set.
+        leaving: why rows are left out, whatever their completions are.
         train_call: the number of the call in the run.
         earlier: failed rewards of steps that are done again.
         generators: reads and sets the states of the random generators that reward functions may draw from.
@@ -220,7 +219,8 @@ class SampleMasking:
         self,
         trainer: Any,
         session: Session,
-        end_reasons: EndReasons = lambda: None,
+        end_reasons: RowReasons = lambda: None,
+        leaving: RowReasons = lambda: None,
         *,
         train_call: int = 1,
         earlier: EarlierMasking | None = None,
@@ -228,7 +228,7 @@ class SampleMasking:
     ) -> None:
         self._trainer = trainer
         self._config = session.config.masking
-        self._end_reasons = end_reasons
+        self._end_reasons, self._leaving = end_reasons, leaving
         self._cut: list[str] = []
         self._selection: Selection | None = None
         self._functions = list(getattr(trainer, "reward_func_names", ()))
@@ -311,9 +311,7 @@ class SampleMasking:
         selection = select(table.tolist(), self._generations, models, cut)
         return _Scored(table=table, selection=selection, faults=faults)
 
-    def _failed_before(
-        self, column: int, completion_ids: Sequence[Sequence[int]]
-    ) -> Mapping[int, MaskingReason]:
+    def _failed_before(self, column: int, completion_ids: Sequence[Sequence[int]]) -> Mapping[int, str]:
         """The rewards of this rank that failed when this rollout was scored before a recovery, by row."""
         if not self._is_training:
             return {}
@@ -321,16 +319,18 @@ class SampleMasking:
         return self._earlier.rows(self._rollout, self._functions[column], first, completion_ids)
 
     def _cut_rows(self, table: Any) -> set[int]:
-        """The samples of all ranks whose completions are to be masked. Collective if caps are set, on every
-        rank alike.
+        """The samples of all ranks that are masked whatever their rewards are. Collective if caps are set or
+        rows may leave, on every rank alike.
         """
-        reasons = self._end_reasons()
-        if reasons is None:
+        ends, leaving = self._end_reasons(), self._leaving()
+        if ends is None and leaving is None:
             return set()
-        self._cut = list(reasons)
+        unknown = [""] * len(ends or leaving or ())
+        rows = list(zip(leaving or unknown, ends or unknown, strict=True))
+        self._cut = [left or ended for left, ended in rows]
         assert len(self._cut) * self._trainer.accelerator.num_processes == len(table)
-        masked = {*self._config.masked_ends, MaskingReason.quarantined.value}
-        flags = table.new_tensor([float(reason in masked) for reason in self._cut])
+        masked = self._config.masked_ends
+        flags = table.new_tensor([float(bool(left) or ended in masked) for left, ended in rows])
         gathered = self._trainer.accelerator.gather(flags)
         return {row for row, masked in enumerate(gathered.tolist()) if masked}
 
@@ -362,7 +362,7 @@ class SampleMasking:
         if excluded.kind is MaskingKind.small_group:
             return SampleFault(MaskingReason.small_group)
         if excluded.kind is MaskingKind.cut:
-            return SampleFault(MaskingReason(self._cut[row]))
+            return SampleFault(self._cut[row])
         assert excluded.column is not None
         unknown = SampleFault(
             MaskingReason.nan if excluded.kind is MaskingKind.nan else MaskingReason.infinite

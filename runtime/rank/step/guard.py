@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from grpo_run.runtime.checkpoints.manifest import TrainCall
+from grpo_run.runtime.rank.points import RankFeature
 from grpo_run.runtime.rank.session import Session
 from grpo_run.runtime.rank.step.step_vote import UserRequests
 from grpo_run.runtime.snapshots.area import StagingArea
@@ -27,6 +28,8 @@ class AttemptState:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.requests = UserRequests(session.board)
+        self.features: tuple[RankFeature, ...] = ()
+        """Take part in the calls."""
         self.claimed: set[int] = set()
         """Numbers of the calls of the run that were recognized in this attempt."""
         self.running: str | None = None

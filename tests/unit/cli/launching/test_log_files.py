@@ -72,7 +72,7 @@ def test_events_of_an_earlier_supervisor_are_not_logged_again(run: RunDirectory,
 
 
 def test_prompts_are_not_logged(run: RunDirectory, live: LiveHistory) -> None:
-    """The beginning of a quarantined prompt is in the journal and in `quarantine.json`."""
+    """What an event says of the user's data is in the journal only."""
     live.write(event("prompt_quarantined", step=3, prompts=[{"preview": "a secret"}]))
     assert "secret" in run.journal.read_text()
     assert "secret" not in run.log.read_text()

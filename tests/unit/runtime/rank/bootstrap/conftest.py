@@ -31,7 +31,7 @@ def run(
     session.start = lambda: None
     session.script_returned = functools.partial(Session.script_returned, session)
     session.script_raised = functools.partial(Session.script_raised, session)
-    monkeypatch.setattr(attach, "install_guard", lambda session: None)
+    monkeypatch.setattr(attach, "install_guard", lambda session, features: None)
 
     def execute(source: str, *arguments: str, module: bool = False) -> int:
         script = tmp_path / "train.py"

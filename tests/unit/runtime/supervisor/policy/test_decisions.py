@@ -11,7 +11,7 @@ from support.journal import as_event, as_events
 
 from grpo_run.runtime.errors import ConfigError
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.recovery import RESTARTS, Action, Decision
+from grpo_run.runtime.history.recovery import Action, Decision
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.supervisor.policy import decide, start_of
 from grpo_run.watchdog.causes import Cause, Origin
@@ -126,13 +126,9 @@ def test_a_negative_budget_is_refused() -> None:
 
 def test_actions_are_the_documented_words() -> None:
     """They appear in journals; those that restart are known."""
-    expected = (
-        "restart restart_from_earlier_checkpoint restart_with_plan_change quarantine_batch"
-        " checkpoint_and_stop stop"
-    )
+    expected = "restart restart_from_earlier_checkpoint restart_with_plan_change stop"
     assert [str(action) for action in Action] == expected.split()
-    assert Action.stop not in RESTARTS
-    assert Action.checkpoint_and_stop not in RESTARTS
+    assert [Decision(action=action, reason="").restarts for action in Action] == [True, True, True, False]
 
 
 def test_an_uninterruptible_rank_is_decided_like_any_other() -> None:

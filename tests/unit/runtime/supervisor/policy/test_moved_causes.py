@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.builders.runtime.failure_stories import BUG, BUG_TWICE, KILLED, SLOW_JUDGE, STALL, history
+from support.builders.runtime.failure_stories import BUG, BUG_TWICE, SLOW_JUDGE, STALL, history
 from support.journal import as_events
 
 from grpo_run.runtime.history.history import History
-from grpo_run.runtime.history.recovery import Action
+from grpo_run.runtime.history.recovery import Action, Decision
 from grpo_run.runtime.launch.config import Budget
 from grpo_run.runtime.supervisor.policy import decide
-from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.verdict import Verdict
 
 HUNG = {"file": "train.py", "function": "judge"}
@@ -46,48 +45,31 @@ def test_without_a_budget_no_reward_is_moved() -> None:
     )
 
 
+ANSWER = Decision(action="answer_of_a_feature", reason="it differs")
+
+
 @pytest.mark.parametrize(
-    ("why", "story", "what", "prompts", "action"),
+    ("why", "story", "what", "taken"),
     [
-        ("first failure", [BUG_TWICE], BUG, 4, Action.restart),
-        ("the same again", [BUG_TWICE, BUG_TWICE], BUG, 4, Action.quarantine_batch),
-        ("prompts not known", [BUG_TWICE, BUG_TWICE], BUG, 0, Action.stop),
-        ("a hang again", [f"!{STALL.signature}"] * 2, STALL, 4, Action.quarantine_batch),
-        (
-            "a reward that hangs again",
-            [f"!{SLOW_JUDGE.signature}"] * 2,
-            SLOW_JUDGE,
-            4,
-            Action.quarantine_batch,
-        ),
-        ("a hang again, prompts not known", [f"!{STALL.signature}"] * 2, STALL, 0, Action.restart),
-        ("kills may be anyone's", ["!killed", "!killed"], KILLED, 4, Action.restart),
-        (
-            "ranks that disagree",
-            [BUG_TWICE, BUG_TWICE],
-            replace(BUG, cause=Cause.collective_mismatch),
-            4,
-            Action.stop,
-        ),
+        ("first failure", [BUG_TWICE], BUG, False),
+        ("the same again", [BUG_TWICE, BUG_TWICE], BUG, True),
+        ("a hang again", [f"!{STALL.signature}"] * 2, STALL, True),
+        ("a reward that hangs again", [f"!{SLOW_JUDGE.signature}"] * 2, SLOW_JUDGE, True),
     ],
 )
-def test_prompts_leave_where_the_run_would_be_given_up(
-    why: str, story: Sequence[str], what: Verdict, prompts: int, action: Action
+def test_a_feature_is_followed_where_a_restart_would_only_repeat(
+    why: str, story: Sequence[str], what: Verdict, taken: bool
 ) -> None:
-    """A failure that a restart only repeats may be that of a prompt; no other changes the training."""
-    for phase, text in (("generate", "generation has failed twice"), ("reward", "rewards have failed twice")):
-        here = replace(what, phase=phase)
-        decision = decide(history(story), here, Budget(), stopping=False, prompts=prompts)
-        assert decision.action is action, why
-        assert (text in decision.reason) == (action is Action.quarantine_batch)
-    elsewhere = replace(what, phase="forward_backward")
-    decision = decide(history(story), elsewhere, Budget(), stopping=False, prompts=prompts)
-    assert decision.action is not Action.quarantine_batch
+    """It may change the training, so a failure that need not be its own is restarted without it."""
+    decision = decide(history(story), what, Budget(), stopping=False, answer=ANSWER)
+    assert (decision is ANSWER) is taken, why
+    assert decide(history(story), what, Budget(), stopping=False) is not ANSWER
 
 
-def test_no_restart_is_allowed_for_prompts_either() -> None:
+def test_no_restart_is_allowed_for_a_feature_either() -> None:
     """With `--max-restarts 0`."""
     budget, bug = Budget(failures_without_progress=0), replace(BUG, phase="generate")
     assert (
-        decide(history([BUG_TWICE, BUG_TWICE]), bug, budget, stopping=False, prompts=4).action is Action.stop
+        decide(history([BUG_TWICE, BUG_TWICE]), bug, budget, stopping=False, answer=ANSWER).action
+        is Action.stop
     )

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from grpo_run.runtime.errors import RunDirectoryError
-from grpo_run.runtime.history.quarantine import PromptDigest, QuarantinedPrompt, RolloutPosition
-from grpo_run.runtime.history.quarantine_file import (
+from grpo_run.runtime.features.quarantine._files import (
     RecordedRollout,
     read_quarantine,
     read_rollout,
     write_quarantine,
     write_rollout,
 )
+from grpo_run.runtime.features.quarantine.events import PromptDigest, QuarantinedPrompt, RolloutPosition
 
 DIGEST = "0" * 64
 PROMPT = QuarantinedPrompt(sha256=DIGEST, preview="2 + 2", train_call=1, from_step=4)

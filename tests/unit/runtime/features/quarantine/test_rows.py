@@ -6,8 +6,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from grpo_run.runtime.history.quarantine import MAX_PREVIEW_CHARACTERS
-from grpo_run.runtime.rank.rollouts.quarantine import prompt_digest, replaced_rows
+from grpo_run.runtime.features.quarantine.events import MAX_PREVIEW_CHARACTERS
+from grpo_run.runtime.features.quarantine.rank import prompt_digest, replaced_rows
 
 
 def rows(text: str) -> list[dict[str, str]]:

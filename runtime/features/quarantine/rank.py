@@ -1,10 +1,8 @@
-"""Replace quarantined prompts in the rollouts of a GRPO or RLOO trainer.
+"""Quarantine in a rank: replaces quarantined prompts in the rollouts of a GRPO or RLOO trainer.
 
-`runtime/rank/hooks/_rollout_hooks.py` puts `replace_prompts` around each rollout. The sampler's order is not
-touched: a quarantined prompt keeps its place, and its rows are replaced before generation. Every rank
-replaces the prompts of the same list, so the rows of a group leave together; `sample_masking.py` leaves
-them out of baseline and loss. `replaced_rows` chooses the rows, and is pure. Which prompts are quarantined
-is decided by the supervisor (`runtime/supervisor/quarantine.py`).
+The sampler's order is not touched: a quarantined prompt keeps its place, and its rows are replaced before
+generation. Every rank replaces the prompts of the same list, so the rows of a group leave together, and are
+left out of baseline and loss. `replaced_rows` chooses the rows, and is pure.
 """
 
 from __future__ import annotations
@@ -16,10 +14,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from grpo_run.runtime.history.quarantine import MAX_PREVIEW_CHARACTERS, PromptDigest, RolloutPosition
-from grpo_run.runtime.history.quarantine_file import RecordedRollout, write_rollout
-from grpo_run.runtime.history.sample_masking import MaskingReason
+from grpo_run.runtime.features.quarantine._files import RecordedRollout, write_rollout
+from grpo_run.runtime.features.quarantine.events import MAX_PREVIEW_CHARACTERS, PromptDigest, RolloutPosition
+from grpo_run.runtime.features.quarantine.settings import NAME, RankQuarantine
+from grpo_run.runtime.features.quarantine.shown import REASON
+from grpo_run.runtime.rank.points import RolloutPoints
 from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.upstream.features import SAMPLE_MASKING, is_available
 
 Row = Mapping[str, Any]
 PROMPT = "prompt"
@@ -62,7 +63,6 @@ def replaced_rows(
     return {} if found is None else dict.fromkeys(leaving, found)
 
 
-EndReasons = Callable[[], Sequence[str] | None]
 MAX_SEARCHED_ROWS = 1000
 """Rows of the data set that are looked at to find one that is not quarantined."""
 
@@ -76,32 +76,21 @@ class PromptQuarantine:
     """
 
     def __init__(self, trainer: Any, session: Session, train_call: int) -> None:
+        self._settings = RankQuarantine.model_validate(session.settings.features.get(NAME) or {})
         self._trainer = trainer
         self._session = session
         self._train_call = train_call
-        self._prompts = [one for one in session.settings.quarantine if one.train_call == train_call]
+        self._prompts = [one for one in self._settings.prompts if one.train_call == train_call]
         self._reasons: list[str] = []
 
-    def row_reasons(self, ends: EndReasons) -> EndReasons:
-        """Return a function that says why each row of this rank's last rollout leaves, its quarantine first.
-
-        Args:
-            ends: the same for the completions that a cap has cut. Returns None while no cap is set on any
-                rank.
-        """
-
-        def reasons() -> Sequence[str] | None:
-            ended = ends()
-            if not self._prompts:
-                return ended
-            return [own or cut for own, cut in zip(self._reasons, ended or self._reasons, strict=True)]
-
-        return reasons
+    def row_reasons(self) -> Sequence[str] | None:
+        """Return which rows of this rank's last rollout were replaced; None if none can be on any rank."""
+        return self._reasons if self._prompts else None
 
     @property
     def is_needed(self) -> bool:
         """Whether a prompt of this call is quarantined, or its prompts are to be recorded."""
-        suspected = self._session.settings.suspected_rollout
+        suspected = self._settings.suspected
         concerns = suspected is not None and suspected.train_call == self._train_call
         return concerns or bool(self._prompts)
 
@@ -115,14 +104,14 @@ class PromptQuarantine:
             return rows  # an evaluation measures its own prompts
         step = int(self._trainer.state.global_step) + 1
         position = RolloutPosition(train_call=self._train_call, step=step)
-        if position == self._session.settings.suspected_rollout:
+        if position == self._settings.suspected:
             self._record(rows, position)
         quarantined = {one.sha256 for one in self._prompts if one.from_step <= step}
         if not quarantined:
             return rows
         replaced = replaced_rows(rows, quarantined, self._spare(quarantined))
         for row in replaced:
-            self._reasons[row] = MaskingReason.quarantined.value
+            self._reasons[row] = REASON
         return [replaced.get(row, own) for row, own in enumerate(rows)]
 
     def _spare(self, quarantined: set[str]) -> Callable[[], Row | None]:
@@ -134,10 +123,26 @@ class PromptQuarantine:
 
     def _record(self, rows: Sequence[Row], position: RolloutPosition) -> None:
         rollout = RecordedRollout(position=position, prompts=tuple(prompt_digest(row) for row in rows))
-        path = Path(self._session.settings.prompts)
+        path = Path(self._settings.file)
         try:
             write_rollout(path, rollout)
         except OSError as error:
             self._session.warn_in_journal(
                 f"{path} cannot be written: {error.strerror}; no prompt can be replaced"
             )
+
+
+class QuarantinePart:
+    """Quarantine at the points of a rank."""
+
+    name = NAME
+
+    def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
+        """Replace prompts of the trainer's rollouts, where their samples can be left out of the loss."""
+        quarantine = PromptQuarantine(trainer, session, train_call)
+        points.leaving.append(quarantine.row_reasons)
+        if quarantine.is_needed and is_available(SAMPLE_MASKING, trainer):
+            points.inputs.append(quarantine.replace_prompts)
+
+
+PART = QuarantinePart()

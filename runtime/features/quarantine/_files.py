@@ -1,9 +1,8 @@
 """Files of quarantined prompts: `quarantine.json` of the run directory, and the prompts that a rank has
 recorded.
 
-Called by the supervisor, which writes the first and reads the second, and by `runtime/rank/rollouts/`. The
-first is the user's to
-edit: it is checked whenever it is read.
+Called by `supervisor.py`, which writes the first and reads both, and by `rank.py`, which writes the second.
+The first is the user's to edit: it is checked whenever it is read.
 """
 
 from __future__ import annotations
@@ -15,9 +14,11 @@ from pathlib import Path
 import pydantic
 
 from grpo_run.runtime.errors import RunDirectoryError
+from grpo_run.runtime.features.quarantine.events import PromptDigest, QuarantinedPrompt, RolloutPosition
 from grpo_run.runtime.files import write_json
-from grpo_run.runtime.history.quarantine import PromptDigest, QuarantinedPrompt, RolloutPosition
 
+FILE = "quarantine.json"
+"""In the run directory."""
 MAX_FILE_BYTES = 16 << 20
 """Tens of thousands of prompts."""
 _QUARANTINE = pydantic.TypeAdapter(list[QuarantinedPrompt])

@@ -6,11 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from support.wrapped import quarantined
-
-from grpo_run.runtime.history.quarantine import QuarantinedPrompt, RolloutPosition
-from grpo_run.runtime.history.quarantine_file import read_rollout
-from grpo_run.runtime.rank.rollouts.quarantine import PromptQuarantine, prompt_digest
+from grpo_run.runtime.features.quarantine._files import read_rollout
+from grpo_run.runtime.features.quarantine.events import QuarantinedPrompt, RolloutPosition
+from grpo_run.runtime.features.quarantine.rank import PART, prompt_digest
+from grpo_run.runtime.features.quarantine.settings import RankQuarantine
+from grpo_run.runtime.rank.points import RolloutPoints
+from grpo_run.runtime.upstream.patches import wrapped_methods
 
 BAD = QuarantinedPrompt(sha256=prompt_digest({"prompt": "b"}).sha256, train_call=1, from_step=4)
 
@@ -29,11 +30,13 @@ class Trainer:
 
 def rollout(trainer: Trainer, text: str, **settings: Any) -> tuple[str, Any]:
     """What is generated from in a rollout of these prompts, and why rows leave."""
-    given = SimpleNamespace(**{"quarantine": (BAD,), "suspected_rollout": None, "prompts": "", **settings})
-    quarantine = PromptQuarantine(trainer, SimpleNamespace(settings=given), train_call=1)  # type: ignore[arg-type]
-    with quarantined(trainer, quarantine):
+    told = RankQuarantine(**{"prompts": (BAD,), **settings}).model_dump(mode="json")
+    session = SimpleNamespace(settings=SimpleNamespace(features={"quarantine": told}))
+    points = RolloutPoints()
+    PART.rollouts(trainer, session, 1, points)  # type: ignore[arg-type]
+    with wrapped_methods(trainer, {"_generate_and_score_completions": points.inputs}):
         result = trainer._generate_and_score_completions([{"prompt": letter} for letter in text])
-    return result, quarantine.row_reasons(lambda: None)()
+    return result, points.row_reasons()
 
 
 def test_a_prompt_is_replaced_from_its_step_on() -> None:
@@ -47,18 +50,7 @@ def test_an_evaluation_and_another_call_keep_their_prompts() -> None:
     """An evaluation measures its own prompts."""
     assert rollout(Trainer(4, training=False), "ab") == ("ab", ["", ""])
     other = BAD.model_copy(update={"train_call": 2})
-    assert rollout(Trainer(4), "ab", quarantine=(other,)) == ("ab", None)
-
-
-def test_the_reason_of_a_cut_row_is_kept_beside_the_quarantine() -> None:
-    """Quarantine comes first."""
-    trainer = Trainer(4)
-    settings = SimpleNamespace(quarantine=(BAD,), suspected_rollout=None)
-    quarantine = PromptQuarantine(trainer, SimpleNamespace(settings=settings), train_call=1)  # type: ignore[arg-type]
-    with quarantined(trainer, quarantine):
-        trainer._generate_and_score_completions([{"prompt": letter} for letter in "abc"])
-    reasons = quarantine.row_reasons(lambda: ["eos", "deadline", "repetition"])()
-    assert reasons == ["eos", "quarantined", "repetition"]
+    assert rollout(Trainer(4), "ab", prompts=(other,)) == ("ab", None)
 
 
 def test_only_the_suspected_rollout_is_recorded(tmp_path: Path) -> None:
@@ -66,19 +58,15 @@ def test_only_the_suspected_rollout_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "rank0.prompts.json"
     position = RolloutPosition(train_call=1, step=4)
     for step in (3, 5):
-        rollout(Trainer(step), "ab", quarantine=(), suspected_rollout=position, prompts=str(path))
+        rollout(Trainer(step), "ab", prompts=(), suspected=position, file=str(path))
         assert not path.exists()
-    assert rollout(Trainer(4), "ab", quarantine=(), suspected_rollout=position, prompts=str(path)) == (
-        "ab",
-        None,
-    )
+    assert rollout(Trainer(4), "ab", prompts=(), suspected=position, file=str(path)) == ("ab", None)
     assert [one.preview for one in read_rollout(path, position)] == ["a", "b"]
 
 
 def test_a_trainer_without_quarantine_is_left_alone() -> None:
     """No method is wrapped."""
-    trainer = Trainer(4)
-    settings = SimpleNamespace(quarantine=(), suspected_rollout=None)
-    quarantine = PromptQuarantine(trainer, SimpleNamespace(settings=settings), train_call=1)  # type: ignore[arg-type]
-    with quarantined(trainer, quarantine):
-        assert "_generate_and_score_completions" not in vars(trainer)
+    points, session = RolloutPoints(), SimpleNamespace(settings=SimpleNamespace(features={}))
+    PART.rollouts(Trainer(4), session, 1, points)  # type: ignore[arg-type]
+    assert points.inputs == []
+    assert points.row_reasons() is None

@@ -1,18 +1,10 @@
-"""Quarantined prompts: no longer generated from, because generation or rewards failed on them twice at one
-step.
-
-The supervisor puts the prompts of the rank that failed into quarantine, where it would otherwise give the run
-up, and journals `prompt_quarantined`. `history.py` replays the events, the settings of the next attempt carry
-the prompts to the ranks, and `runtime/rank/rollouts/` replaces them. The user can take prompts out again:
-they are also in `quarantine.json` of the run directory (`quarantine_file.py`), which every attempt reads.
-Pure.
-"""
+"""Quarantined prompts: what the journal says of them, and what is replayed from it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pydantic
 
@@ -56,12 +48,16 @@ class RolloutPosition(pydantic.BaseModel):
 class PromptQuarantined(Event, kw_only=True):
     """Prompts are replaced from the next attempt on. `prompts` are JSON objects of `QuarantinedPrompt`."""
 
+    private_fields: ClassVar[tuple[str, ...]] = ("prompts",)
+
     prompts: list[dict[str, Any]]
 
 
 @dataclass(kw_only=True)
 class Quarantine:
     """The quarantined prompts of a run so far. `apply` is the only method that changes them."""
+
+    EVENTS: ClassVar[tuple[type[Event], ...]] = (PromptQuarantined,)
 
     prompts: list[QuarantinedPrompt] = field(default_factory=list)
 
@@ -87,3 +83,6 @@ def quarantined(prompts: Sequence[PromptDigest], position: RolloutPosition) -> l
         )
         for one in dict.fromkeys(prompts)
     ]
+
+
+PART = Quarantine

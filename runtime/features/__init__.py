@@ -1,0 +1,33 @@
+"""The features of a run: one folder each, with everything that belongs to it.
+
+A folder has only the modules for which the feature has something, each named for where it is used:
+
+    events.py      its events in the journal, and what is replayed from them (`PART`, a `HistoryPart`)
+    supervisor.py  what it watches and answers in the supervisor (`PART`, which makes a `SupervisorFeature`)
+    rank.py        what it does in a rank, at the points of `runtime/rank/points.py` (`PART`, a `RankFeature`)
+    shown.py       words that metrics and terminal show: plain data
+
+The core asks for the parts by these names and never imports a feature, and features do not import each other:
+what two of them need belongs to the core. A feature is removed by deleting its folder and its word in
+`FEATURES`. The composition of a run (`cli/launching`) and of a rank (`runtime/launching/rank.py`) pass the
+parts on. Imports no part by itself, because some may be imported in one process only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import ModuleType
+
+from grpo_run.runtime.features import quarantine
+
+FEATURES: tuple[ModuleType, ...] = (quarantine,)
+"""All features, in the order in which they are asked."""
+
+
+def modules(name: str) -> tuple[ModuleType, ...]:
+    """Return the modules of one name of the features that have it, in the order of `FEATURES`."""
+    names = [f"{feature.__name__}.{name}" for feature in FEATURES]
+    return tuple(
+        importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None
+    )

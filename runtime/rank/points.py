@@ -1,0 +1,52 @@
+"""The points at which features take part in a rank.
+
+For each trainer that generates, `rollouts` once before training. What it adds is called around every rollout
+by `hooks/_rollout_hooks.py`, which has the order of all calls. Protocols and plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from grpo_run.runtime.rank.session import Session
+from grpo_run.runtime.upstream.patches import Handler
+
+RowReasons = Callable[[], Sequence[str] | None]
+"""Says why each row of this rank's last rollout leaves, "" for one that stays; None if no row of any rank
+can.
+"""
+
+
+@dataclass(kw_only=True)
+class RolloutPoints:
+    """What features add to the rollouts of one trainer.
+
+    Attributes:
+        inputs: called around everything that is done for a rollout; they get the rows of the data set, and
+            may pass on others.
+        leaving: why rows are left out of baseline and loss. The words are labels in the metrics.
+    """
+
+    inputs: list[Handler] = field(default_factory=list)
+    leaving: list[RowReasons] = field(default_factory=list)
+
+    def row_reasons(self) -> Sequence[str] | None:
+        """Return the first reason of each row."""
+        found = [reasons for one in self.leaving if (reasons := one()) is not None]
+        return [next(filter(None, row), "") for row in zip(*found, strict=True)] if found else None
+
+
+class RankFeature(Protocol):
+    """A feature in one rank."""
+
+    name: str
+    """Under which its settings are in `RankSettings.features`."""
+
+    def rollouts(self, trainer: Any, session: Session, train_call: int, points: RolloutPoints) -> None:
+        """Add to the rollouts of a trainer that is about to train.
+
+        Args:
+            train_call: number of the call in the run.
+        """

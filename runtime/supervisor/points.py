@@ -1,0 +1,68 @@
+"""The points at which features take part in the supervisor.
+
+In this order: when an attempt is prepared, `begin_attempt`, then `rank_settings` for each rank; after a
+fault, once its verdict is known, `answer`. Features are asked in the order of
+`runtime.features.FEATURES`, and the first answer counts. `supervisor.py` and `faults.py` call them. Plain
+data and protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from grpo_run.runtime.history.attempt_files import AttemptFiles
+from grpo_run.runtime.history.history import History
+from grpo_run.runtime.history.recovery import Decision
+from grpo_run.runtime.history.reporter import Reporter
+from grpo_run.runtime.history.run_directory import RunDirectory
+from grpo_run.watchdog.verdict import Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A fault that is to be decided on.
+
+    Attributes:
+        verdict: what has happened.
+        failed_ranks: the culprits, and ranks that failed by themselves besides them.
+        files: of the attempt that has failed.
+    """
+
+    verdict: Verdict
+    failed_ranks: tuple[int, ...]
+    files: AttemptFiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a feature offers against a failure that a restart would only repeat.
+
+    Attributes:
+        decision: taken in place of giving the run up, if the budget allows a restart.
+        act: called once the decision is in the journal, before the next attempt.
+    """
+
+    decision: Decision
+    act: Callable[[], None]
+
+
+class SupervisorFeature(Protocol):
+    """A feature in the supervisor of one run."""
+
+    name: str
+    """Under which its part in a rank finds its settings."""
+
+    def begin_attempt(self) -> None:
+        """Prepare an attempt."""
+
+    def rank_settings(self, rank: int, files: AttemptFiles) -> dict[str, Any] | None:
+        """Return the JSON values that the feature's part in a rank gets; None for nothing."""
+
+    def answer(self, fault: Fault) -> Answer | None:
+        """Return what can be done against a fault, which the history contains as its last recovery."""
+
+
+FeatureFactory = Callable[[RunDirectory, History, Reporter], SupervisorFeature]
+"""Makes a feature's part for one run. Raises `RunDirectoryError` for a file of the user that is not valid."""
