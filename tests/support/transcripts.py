@@ -46,7 +46,7 @@ class Story:
             expected += [f"> {command}", *(self._with(word, line) for line in answer)]
             found += [f"> {command}", *said]
             if UPDATE and word in ("", *self.words[:1]):
-                answer[:] = said
+                answer[:] = [self._without(word, line) for line in said]
         if UPDATE:
             _write(self)
         else:
@@ -54,6 +54,9 @@ class Story:
 
     def _with(self, word: str, text: str) -> str:
         return text.replace(f"${self.repeats}", word) if self.repeats else text
+
+    def _without(self, word: str, text: str) -> str:
+        return re.sub(rf"\b{re.escape(word)}\b", f"${self.repeats}", text) if self.repeats else text
 
 
 def run(shell: object, command: str) -> list[str]:

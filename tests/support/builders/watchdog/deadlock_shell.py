@@ -1,9 +1,9 @@
 """Ranks given by the collectives that they have called, and what these prove: the shell of transcripts.
 
 A call is the name of one of `CALLS`, `at:88` for an all-reduce of this line, or
-`group/operation:line:elements` (line `-`: issued by C++), and may be repeated: `gather*3`. All calls of a rank have completed, and it waits in the last; `.`, `+` or `!` after
-a call says that it has completed, is enqueued, or is waited for. Fields of its record follow in brackets:
-`gather[thread=2,timeout_seconds=5,members=0-1]`.
+`group/operation:line:elements` (line `-`: issued by C++), and may be repeated: `gather*3`. All calls of a
+rank have completed, and it waits in the last; `.`, `+` or `!` after a call says that it has completed, is
+enqueued, or is waited for. Fields of its record follow in brackets: `gather[thread=2,members=0-1]`.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class DeadlockShell:
         )
         lines = " ".join(f"{rank}:{place.line}" for rank, place in found.locations.items())
         said = [
-            f"{found.cause} by {found.culprits}, waiting {found.waiters}", found.sentence, found.mismatch or "",
-            f"at {', '.join(at)}; lines {lines}",
+            f"{found.cause} by {found.culprits}, waiting {found.waiters}",
+            found.sentence, found.mismatch or "", f"at {', '.join(at)}; lines {lines}",
         ]  # fmt: skip
         return "\n".join(filter(None, said))
 
