@@ -56,7 +56,9 @@ class Story:
         return text.replace(f"${self.repeats}", word) if self.repeats else text
 
     def _without(self, word: str, text: str) -> str:
-        return re.sub(rf"\b{re.escape(word)}\b", f"${self.repeats}", text) if self.repeats else text
+        # a number also stands for other things
+        word_is_telling = bool(self.repeats) and not word.isdigit()
+        return re.sub(rf"\b{re.escape(word)}\b", f"${self.repeats}", text) if word_is_telling else text
 
 
 def run(shell: object, command: str) -> list[str]:

@@ -159,7 +159,8 @@ class DiagnosisShell:
         """The cause of an attempt that a guard has ended, and which guard that was."""
         assert self.guard()
         assert self.verdict.trip is not None
-        return f"{self.verdict.cause}, {len(self.verdict.advice)} lines of advice, {self.verdict.trip.guard.name}"
+        guard, advice = self.verdict.trip.guard.name, len(self.verdict.advice)
+        return f"{self.verdict.cause}, {advice} lines of advice, {guard}"
 
     def stall_sentence(self, **options: str) -> str:
         """Only the sentence of the verdict on a stall."""
@@ -218,7 +219,8 @@ class DiagnosisShell:
         lines = {"at0": "/home/user/train.py:88:main", "at1": "/home/user/train.py:12:reward"} | lines
         self._two_ranks()
         found = Deadlock(
-            cause=Cause[cause or "collective_mismatch"], culprits=ranks_of(culprits), waiters=ranks_of(waiters),
+            cause=Cause[cause or "collective_mismatch"],
+            culprits=ranks_of(culprits), waiters=ranks_of(waiters),
             at=dict.fromkeys(range(3)), mismatch="all_reduce against all_gather", sentence="Deadlocked.",
             locations={
                 rank: Location(file=file, line=line, function=function)
@@ -269,7 +271,8 @@ class DiagnosisShell:
     def _error(self, told: dict[str, str]) -> RankError:
         chain = tuple(
             RaisedError(
-                types=tuple(types.split(",")), message=told["message"], phases=phases_of(told.get("in", "")) or None
+                types=tuple(types.split(",")), message=told["message"],
+                phases=phases_of(told.get("in", "")) or None,
             )
             for types in told.get("chain", "").split("|") if types
         )  # fmt: skip
@@ -308,14 +311,14 @@ class DiagnosisShell:
         if verdict is None:
             return "no verdict"
         self.verdict = verdict
-        facts = ["deterministic"] * verdict.deterministic + ["starting"] * verdict.starting
+        facts = [f"phase {verdict.phase}"]
+        facts += ["deterministic"] * verdict.deterministic + ["starting"] * verdict.starting
         facts += ["not counted"] * (not verdict.counted) + ["uninterruptible"] * verdict.uninterruptible
         facts += [f"from {verdict.origin}"] * (str(verdict.origin) != "code")
         shortage = verdict.as_json()["shortage"]
+        known = [f"waiting {verdict.waiters}", verdict.confidence, f"step {verdict.step}", *facts]
         lines = [
-            ", ".join([f"{verdict.cause} by {verdict.culprits}", f"waiting {verdict.waiters}", verdict.confidence,
-                       f"step {verdict.step}", f"phase {verdict.phase}", *facts]),
-            verdict.sentence, verdict.signature, verdict.mismatch, self._lines(verdict),
+            f"{verdict.cause} by {verdict.culprits}, {', '.join(known)}", verdict.sentence, verdict.signature, verdict.mismatch, self._lines(verdict),
             verdict.final, *(f"advice: {line}" for line in verdict.advice),
             f"repeats {verdict.repeat_key}" if verdict.repeat_key else "",
             f"reward {verdict.failed_reward}" if verdict.failed_reward else "",

@@ -196,11 +196,11 @@ class StallShell:
 
     @staticmethod
     def _say(stall: Stall) -> str:
+        times = f"{stall.waited_seconds:.6g} s of {stall.deadline_seconds:.6g} s"
+        times += ", uninterruptible" * stall.uninterruptible
+        place = stall.callback or stall.phase.name
         lines = [
-            f"{stall.cause} by {stall.culprits}, waiting {stall.waiters}, in {stall.callback or stall.phase.name},"
-            f" {stall.waited_seconds:.6g} s of {stall.deadline_seconds:.6g} s"
-            + ", uninterruptible"
-            * stall.uninterruptible,
+            f"{stall.cause} by {stall.culprits}, waiting {stall.waiters}, in {place}, {times}",
             stall.sentence,
             *(f"{rank} alone: {one.sentence} waiting {one.waiters}" for rank, one in stall.alone.items()),
         ]

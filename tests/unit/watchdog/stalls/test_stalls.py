@@ -43,7 +43,8 @@ def test_steps(story: Story, word: str) -> None:
     st.dictionaries(
         st.integers(0, 3),
         st.tuples(
-            st.sampled_from(list(Phase)), st.floats(0, 500), st.booleans(), st.booleans(), st.sampled_from("RSDTZ")
+            st.sampled_from(list(Phase)), st.floats(0, 500), st.booleans(), st.booleans(),
+            st.sampled_from("RSDTZ"),
         ),
         min_size=1,
     )
