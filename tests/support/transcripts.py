@@ -68,7 +68,7 @@ def run(shell: object, command: str) -> list[str]:
     answer = getattr(shell, verb)(
         *(word for word in words if not named[word]), **{one[1]: one[2] for one in named.values() if one}
     )
-    return [] if answer is None else str(answer).splitlines()
+    return [] if answer is None else [line.rstrip() for line in str(answer).splitlines()]
 
 
 def read(file: Path) -> list[Story]:

@@ -409,10 +409,10 @@ class DetectorShell:
         """What cannot be observed."""
         return "\n".join(f"{rank}: {why}" for rank, why in sorted(self.watch.blind.items())) or "nothing"
 
-    def blind_ranks(self) -> str:
-        """The ranks of which something cannot be observed, and the reasons."""
-        ranks, reasons = ",".join(map(str, sorted(self.watch.blind))), sorted(set(self.watch.blind.values()))
-        return f"{ranks}: {'; '.join(reasons)}" if ranks else "nobody"
+    def blind_ranks(self, ranks: str = "") -> str:
+        """Why something cannot be observed of these ranks; fails if it is of others."""
+        assert sorted(self.watch.blind) == self._ranks(ranks)
+        return "; ".join(sorted(set(self.watch.blind.values()))) or "nothing"
 
     def polls(self, least: str = "", most: str = "") -> str:
         """How often records were read, and when first; whether that is in these bounds, if they are given."""

@@ -318,7 +318,8 @@ class DiagnosisShell:
         shortage = verdict.as_json()["shortage"]
         known = [f"waiting {verdict.waiters}", verdict.confidence, f"step {verdict.step}", *facts]
         lines = [
-            f"{verdict.cause} by {verdict.culprits}, {', '.join(known)}", verdict.sentence, verdict.signature, verdict.mismatch, self._lines(verdict),
+            f"{verdict.cause} by {verdict.culprits}, {', '.join(known)}",
+            verdict.sentence, verdict.signature, verdict.mismatch, self._lines(verdict),
             verdict.final, *(f"advice: {line}" for line in verdict.advice),
             f"repeats {verdict.repeat_key}" if verdict.repeat_key else "",
             f"reward {verdict.failed_reward}" if verdict.failed_reward else "",
