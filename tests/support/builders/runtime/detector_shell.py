@@ -89,7 +89,6 @@ class DetectorShell:
         self.threads_asked: list[set[int]] = []
         self.nccl_asked: list[set[int]] = []
         self.looked: list[tuple[float, tuple[int, ...]]] = []
-        self.exit_looks: list[bool] = []
         self.active_threads: set[int] = set()
         self.switches: Counter[int] = Counter()
         self.entries: dict[int, list[dict[str, Any]]] = {rank: [] for rank in ranks}
@@ -613,7 +612,6 @@ class DetectorShell:
         return report.model_dump_json().encode()
 
     def _remaining(self, pids: Mapping[int, int], *, connections: bool) -> ExitFacts | None:
-        self.exit_looks.append(connections)
         usages = {}
         for rank, pid in pids.items():
             transferred = self.io[rank]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sysconfig
 from dataclasses import replace
@@ -12,7 +13,7 @@ from grpo_run.watchdog.deadlocks.deadlock import Deadlock
 from grpo_run.watchdog.diagnosis import hangs
 from grpo_run.watchdog.diagnosis.exits import diagnose_early_exit, diagnose_exits, diagnose_guard, is_victim
 from grpo_run.watchdog.diagnosis.host_oom import diagnose_host_oom
-from grpo_run.watchdog.diagnosis.rewards import CALLER_FILE
+from grpo_run.watchdog.diagnosis.rewards import CALLER_FILE, raised_reward
 from grpo_run.watchdog.evidence.stacks import Frame, Stack
 from grpo_run.watchdog.learning_rules import GuardResponse, LearningGuard, Trip
 from grpo_run.watchdog.memory.host_kills import KernelKills
@@ -61,6 +62,7 @@ KINDS: dict[str, dict[str, str]] = {
                  "location": "/home/u/train.py:12:collect", "traceback": SCRIPT},
 }  # fmt: skip
 """What a rank may have raised."""
+WRAPPERS = {"wrapper": "call_in_rank", "waiting-wrapper": "_until_deadline", "async-wrapper": "served_async"}
 MEBIBYTE = 1 << 20
 LIMIT = LimitUse(
     name="the memory cgroup /job", limit_bytes=700 * MEBIBYTE, usage_bytes=690 * MEBIBYTE,
@@ -196,13 +198,13 @@ class DiagnosisShell:
         """One more thread of a rank: its calls, innermost first, as `file:line:function`.
 
         A call of which only the line is given is in `/home/user/train.py:reward`; `lib/` is Python's library,
-        `wrapper` our call of reward functions. `beside` says that it is not the main thread.
+        one of `WRAPPERS` our call of reward functions. `beside` says that it is not the main thread.
         """
         frames = tuple(
-            Frame(*place_of(call.replace("lib/", f"{sysconfig.get_path('stdlib')}/")))
+            Frame(*place_of(re.sub("^lib/", f"{sysconfig.get_path('stdlib')}/", call)))
             if ":" in call
-            else Frame(CALLER_FILE, 1, "call_in_rank")
-            if call == "wrapper"
+            else Frame(CALLER_FILE, 1, WRAPPERS[call])
+            if call in WRAPPERS
             else Frame("/home/user/train.py", int(call), "reward")
             for call in calls
             if call != "beside"
@@ -251,6 +253,16 @@ class DiagnosisShell:
         one = replace(found, culprits=(1,), waiters=(0,), sentence="Rank 1 alone.")
         found = replace(found, alone=dict.fromkeys(ranks_of(alone), one))
         return self._say(hangs.diagnose_stall(found, self.slots, self.stacks))
+
+    def raised_in(self, phase: str, kind: str, bases: str, caller: str = CALLER_FILE) -> str:
+        """The reward function that has raised an exception of this kind in a phase."""
+        traceback = (
+            f'Traceback (most recent call last):\n  File "{caller}", line 9, in call_in_rank\n    return f()\n'
+            '  File "/me/train.py", line 3, in judge\n    wait()\n'
+            f'  File "/lib/futures.py", line 3, in wait\n{kind}: 6 (of 8) futures unfinished\n'
+        )
+        error = self._error({"type": kind, "message": "", "bases": bases, "traceback": traceback})
+        return str(raised_reward(error, phase))
 
     def slow_stop(self) -> str:
         """The verdict on ranks that did not stop in 30 s."""
