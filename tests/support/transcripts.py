@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,22 +102,8 @@ def stories(test_file: str, *names: str) -> pytest.MarkDecorator:
 
 def _write(changed: Story) -> None:
     """Write the answers of one story into its file."""
-    lines: list[str] = []
-    title, commands = "", iter(changed.exchanges)
-    for line in changed.file.read_text().splitlines():
-        if line.startswith("== "):
-            title = line[3:]
-        if title != changed.title or not line or line.startswith(("== ", "@ ")):
-            lines.append(line)
-        elif line.startswith("> "):
-            lines += [line, *next(commands)[1]]
-        elif not lines[-1].startswith("> ") and _before_commands(lines):
-            lines.append(line)
-    changed.file.write_text("\n".join(lines) + "\n")
-
-
-def _before_commands(lines: Iterable[str]) -> bool:
-    """Whether the last story of these lines has no command yet."""
-    last = list(lines)
-    title = max(number for number, line in enumerate(last) if line.startswith("== "))
-    return not any(line.startswith("> ") for line in last[title:])
+    before, title, rest = changed.file.read_text().partition(f"== {changed.title}\n")
+    block, end, after = rest.partition("\n== ")
+    lines = [block.partition("> ")[0]]
+    lines += (f"> {command}\n" + "".join(f"{line}\n" for line in said) for command, said in changed.exchanges)
+    changed.file.write_text(before + title + "".join(lines) + end + after)

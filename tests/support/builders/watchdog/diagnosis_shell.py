@@ -257,7 +257,7 @@ class DiagnosisShell:
     def raised_in(self, phase: str, kind: str, bases: str, caller: str = CALLER_FILE) -> str:
         """The reward function that has raised an exception of this kind in a phase."""
         traceback = (
-            f'Traceback (most recent call last):\n  File "{caller}", line 9, in call_in_rank\n    return f()\n'
+            f'Traceback (most recent call last):\n  File "{caller}", line 9, in call_in_rank\n    f()\n'
             '  File "/me/train.py", line 3, in judge\n    wait()\n'
             f'  File "/lib/futures.py", line 3, in wait\n{kind}: 6 (of 8) futures unfinished\n'
         )
