@@ -1,6 +1,6 @@
 """The threads of a rank and of its descendants, and what two looks at them prove: the shell of transcripts.
 
-A thread is a kind of wait: `futex`, `timed` or `timed:SECONDS` (a poll), `pipe`, `accept`, `child` or
+A thread is a kind of wait: `futex`, `timed`, `timed:SECONDS` or `poll:SECONDS`, `pipe`, `accept`, `child` or
 `child:PID`, `sleep:SECONDS` (until then), `stopped`, `ended`, `unknown`. `/R` after it is another state than
 asleep, and `@NAME` a name. The first thread of a process is its main thread; the others have the following
 numbers. The rank is process 100.
@@ -26,8 +26,9 @@ MEMORY = {0x7F0000001000: struct.pack("<qq", 1234, 500_000_000)}
 def wait_of(word: str) -> Wait:
     """The wait of this name."""
     name, _, amount = word.partition(":")
-    if name == "timed":
+    if name in ("timed", "poll"):
         call, seconds = ("epoll_wait", float(amount)) if amount else ("futex", math.nan)
+        call = "poll" if name == "poll" else call
         return Wait(kind=WaitKind.timed, call=call, timeout_seconds=seconds)
     if name == "child":
         return Wait(kind=WaitKind.child, call="wait4", child=int(amount or 0))
