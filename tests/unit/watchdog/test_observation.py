@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from support.builders.watchdog.slots import make_slot
 
-from grpo_run.watchdog.observation import OpenPhase, Phase
+from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, all_done
 
 
 def test_the_phase_is_the_innermost_open_one() -> None:
@@ -47,3 +47,10 @@ def test_a_reading_cannot_be_changed() -> None:
     """Detectors share readings."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         make_slot(0).step = 8  # type: ignore[misc]
+
+
+def test_a_run_is_done_when_every_rank_is() -> None:
+    """One rank that is not done, or cannot be read, is enough to be not done."""
+    done = make_slot(0, state=RankState.done)
+    assert all_done([done, done])
+    assert not any(all_done(slots) for slots in ([done, make_slot(1)], [done, None], []))

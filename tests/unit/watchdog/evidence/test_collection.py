@@ -19,6 +19,7 @@ from grpo_run.watchdog.evidence import collection, incident_files, stack_capture
 from grpo_run.watchdog.evidence import collection as process_files
 
 ME = os.getpid()
+SECONDS = stack_capture.STACK_DEADLINE_SECONDS
 DUMP = (
     b'Thread 0x01 (most recent call first):\n  File "/usr/x.py", line 1 in wait\n\n'
     b'Current thread 0x02 (most recent call first):\n  File "/home/me/train.py", line 88 in reward\n'
@@ -113,34 +114,6 @@ def test_evidence_is_private(incident: Path, answering: Callable[[bytes], dict[i
     assert {path for path, bits in modes.items() if bits != (0o700 if path.is_dir() else 0o600)} == set()
 
 
-@pytest.mark.usefixtures("caught")
-def test_a_rank_that_does_not_answer_is_named(
-    incident: Path, monkeypatch: pytest.MonkeyPatch, stacks: Path
-) -> None:
-    """After the deadline its stack is listed as missing."""
-    monkeypatch.setattr(os, "kill", lambda pid, number: None)
-    found = collect(incident, {0: ME}, {0: stacks})
-    assert found.missing == [
-        (
-            f"rank 0: no stack within {stack_capture.STACK_DEADLINE_SECONDS} s, and py-spy: py-spy is not"
-            " installed"
-        )
-    ]
-    assert found.stacks == {}
-
-
-def test_a_rank_that_has_exited_is_named(
-    incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It may exit between the fault and the request; the evidence of the other ranks is still collected."""
-    sent: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(pid))
-    missing = collect(incident, {3: 2**22 + 1}, {3: tmp_path / "rank3.stacks"}).missing
-    assert sent == []
-    assert "rank 3: exited before its stack was requested" in missing
-    assert sum("/proc/" in line for line in missing) == len(process_files.PROC_FILES) + 1
-
-
 def test_the_stacks_of_a_crashed_rank_are_kept(incident: Path, tmp_path: Path) -> None:
     """A crash writes its own stack."""
     file = tmp_path / "rank1.stacks"
@@ -160,29 +133,6 @@ def test_evidence_is_limited_in_size(incident: Path, tmp_path: Path) -> None:
     kept = (incident / "stacks" / "rank1.txt").read_bytes()
     assert len(kept) == incident_files.MAX_FILE_BYTES
     assert kept.endswith(b"the end")
-
-
-def test_a_rank_without_a_handler_is_not_signalled(
-    incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The signal's default action would kill the process; the rank is named instead."""
-    assert signal.getsignal(stack_capture.STACK_SIGNAL) == signal.SIG_DFL
-    sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
-    missing = collect(incident, {0: ME}, {0: tmp_path / "rank0.stacks"}).missing
-    assert sent == []
-    assert any(line.startswith("rank 0: not ready to write stacks") for line in missing)
-
-
-@pytest.mark.usefixtures("caught")
-def test_an_old_dump_is_not_an_answer(
-    incident: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """What a running rank wrote at an earlier incident does not show where it is now."""
-    monkeypatch.setattr(os, "kill", lambda pid, number: None)
-    file = tmp_path / "rank0.stacks"
-    file.write_bytes(DUMP)
-    assert collect(incident, {0: ME}, {0: file}).stacks == {}
 
 
 @pytest.mark.usefixtures("caught")
@@ -304,15 +254,43 @@ def test_the_last_events_are_kept(incident: Path) -> None:
     assert (lines[0], lines[-1], len(lines)) == ('{"event": 300}', '{"event": 499}', collection.MAX_EVENTS)
 
 
-def test_a_rank_that_may_not_be_signalled_is_named(
-    incident: Path, caught: list[int], monkeypatch: pytest.MonkeyPatch, stacks: Path
-) -> None:
-    """It runs as another user: its stack is missing, and nothing else."""
+def refuse(pid: int, number: int) -> None:
+    """What the kernel does for a process of another user."""
+    raise PermissionError(1, "Operation not permitted")
 
-    def refuse(pid: int, number: int) -> None:
-        raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(os, "kill", refuse)
-    found = collect(incident, {0: ME}, {0: stacks})
+@pytest.mark.parametrize(
+    ("pid", "before", "kill", "missing"),
+    [
+        (ME, b"", lambda pid, number: None, f"no stack within {SECONDS} s, and py-spy: py-spy is not"),
+        # what it wrote at an earlier incident does not show where it is now
+        (ME, DUMP, lambda pid, number: None, "no stack within"),
+        (ME, b"", refuse, "process of another user, which may not be signalled"),
+        (2**22 + 1, b"", refuse, "exited before its stack was requested"),
+    ],
+)  # fmt: skip
+def test_a_rank_whose_stack_does_not_come_is_named(
+    incident: Path, caught: list[int], monkeypatch: pytest.MonkeyPatch, stacks: Path, pid: int, before: bytes,
+    kill: Callable[[int, int], None], missing: str,
+) -> None:  # fmt: skip
+    """With the reason. It may exit between the fault and the request; other evidence is still collected."""
+    monkeypatch.setattr(os, "kill", kill)
+    stacks.write_bytes(before)
+    found = collect(incident, {0: pid}, {0: stacks})
     assert found.stacks == {}
-    assert sum("process of another user, which may not be signalled" in line for line in found.missing) == 1
+    assert sum(line.startswith(f"rank 0: {missing}") or missing in line for line in found.missing) == 1
+    gone = pid != ME
+    assert sum("/proc/" in line for line in found.missing) == gone * (len(process_files.PROC_FILES) + 1)
+    assert (incident / "memory" / "gpu.json").exists()
+
+
+def test_a_rank_without_a_handler_is_not_signalled(
+    incident: Path, monkeypatch: pytest.MonkeyPatch, stacks: Path
+) -> None:
+    """The signal's default action would kill the process; the rank is named instead."""
+    assert signal.getsignal(stack_capture.STACK_SIGNAL) == signal.SIG_DFL
+    sent: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(pid))
+    missing = collect(incident, {0: ME}, {0: stacks}).missing
+    assert sent == []
+    assert any(line.startswith("rank 0: not ready to write stacks") for line in missing)

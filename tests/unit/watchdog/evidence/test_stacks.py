@@ -44,45 +44,40 @@ def made(*frames: tuple[str, int, str]) -> Stack:
     return Stack("0x1", tuple(Frame(*frame) for frame in frames), True)
 
 
-def test_all_threads_of_a_dump_are_parsed() -> None:
-    """Innermost call first; the bootstrap identifies the main thread."""
-    helper, main = stacks.parse_faulthandler(f"{HELPER}\n{MAIN}")
-    assert (helper.thread, helper.main, main.main) == ("0x00007f582ee856c0", False, True)
-    assert main.frames[1] == Frame("/home/me/train.py", 88, "reward")
-    assert [frame.line for frame in helper.frames] == [324, 1002]
+AGAIN = MAIN.replace("line 88", "line 99")
+CRASH = (
+    f"{MAIN}Fatal Python error: Segmentation fault\n\n{AGAIN}\n"
+    'Current thread\'s C stack trace (most recent call first):\n  Binary file "x", at f+0x1 [0x2]\n\n'
+    "Extension modules: numpy, torch (total: 2)\n"
+)
+CALLS = {
+    324: "wait", 1002: "_bootstrap", 2810: "all_reduce", 88: "reward", 99: "reward", 120: "<module>",
+    100: "main", 1: "<module>",
+}  # fmt: skip
+SHORT = HELPER.replace("Thread", "Current thread")
 
 
-def test_the_last_of_several_dumps_is_used() -> None:
-    """They are appended without a blank line between them."""
-    again = MAIN.replace("line 88", "line 99")
-    helper, main = stacks.parse_faulthandler(f"{HELPER}\n{MAIN}{HELPER}\n{again}")
-    assert not helper.main
-    assert main.frames[1].line == 99
-
-
-def test_the_bootstrap_identifies_the_main_thread_at_any_position() -> None:
-    """Without one it is the last thread."""
-    assert [stack.main for stack in stacks.parse_faulthandler(f"{MAIN}\n{HELPER}")] == [True, False]
-    plain = HELPER.replace("Thread", "Current thread")
-    assert [stack.main for stack in stacks.parse_faulthandler(f"{HELPER}\n{plain}")] == [False, True]
-
-
-def test_a_truncated_dump_is_parsed_from_its_first_complete_thread() -> None:
-    """The copy keeps the end of a long file."""
-    text = f"{HELPER}\n{MAIN}"
-    (main,) = stacks.parse_faulthandler(text[text.index("line 324") :])
-    assert main.frames[1].function == "reward"
-
-
-def test_a_crash_dump_is_parsed_without_its_trailer() -> None:
-    """A fatal error begins a dump; C frames and lists of modules are no Python frames."""
-    text = (
-        f"{MAIN}Fatal Python error: Segmentation fault\n\n{MAIN.replace('line 88', 'line 7')}\n"
-        'Current thread\'s C stack trace (most recent call first):\n  Binary file "x", at f+0x1 [0x2]\n\n'
-        "Extension modules: numpy, torch (total: 2)\n"
-    )
-    (main,) = stacks.parse_faulthandler(text)
-    assert (main.frames[1].line, len(main.frames)) == (7, 5)
+@pytest.mark.parametrize(
+    ("text", "threads"),
+    [
+        # innermost call first; the bootstrap identifies the main thread at any position, else it is the last
+        (f"{HELPER}\n{MAIN}", [(False, [324, 1002]), (True, [2810, 88, 120, 100, 1])]),
+        (f"{MAIN}\n{HELPER}", [(True, [2810, 88, 120, 100, 1]), (False, [324, 1002])]),
+        (f"{HELPER}\n{SHORT}", [(False, [324, 1002]), (True, [324, 1002])]),
+        # the last of several dumps, which are appended without a blank line between them
+        (f"{HELPER}\n{MAIN}{HELPER}\n{AGAIN}", [(False, [324, 1002]), (True, [2810, 99, 120, 100, 1])]),
+        # the copy keeps the end of a long file: from its first complete thread
+        (f"{HELPER}\n{MAIN}"[60:], [(True, [2810, 88, 120, 100, 1])]),
+        # a fatal error begins a dump; C frames and lists of modules are no Python frames
+        (CRASH, [(True, [2810, 99, 120, 100, 1])]),
+    ],
+)
+def test_all_threads_of_a_dump_are_parsed(text: str, threads: list[tuple[bool, list[int]]]) -> None:
+    """With their names, files and functions."""
+    found = stacks.parse_faulthandler(text)
+    assert [(one.main, [frame.line for frame in one.frames]) for one in found] == threads
+    assert {one.thread for one in found} <= {"0x00007f582ee856c0", "0x00007f582f9f1b80"}
+    assert all(CALLS[frame.line] == frame.function for one in found for frame in one.frames)
 
 
 def test_names_of_threads_and_frames_without_a_line() -> None:

@@ -2,122 +2,70 @@
 
 from __future__ import annotations
 
-import itertools
-
+import pytest
 from support.builders.watchdog.slots import make_slot
 
 from grpo_run.watchdog.evidence.timeline import KEPT_SPANS, PhaseTimeline
-from grpo_run.watchdog.observation import OpenPhase, Phase, RankState
+from grpo_run.watchdog.observation import OpenPhase, Phase, RankState, Slot
 
 
-def spans(timeline: PhaseTimeline, now: float, rank: int = 0) -> list[list[object]]:
-    """A rank's spans, in seconds before now."""
-    found: list[list[object]] = timeline.as_json(now)["ranks"][str(rank)]
-    return found
+def slot_of(phases: str) -> Slot | None:
+    """A slot with open phases, `data:1.0 reward:1.5`; a state and its time; None for nothing."""
+    if phases.startswith("starting"):
+        since = float(phases.partition(":")[2])
+        return make_slot(0, phases=(), state=RankState.starting, last_progress_seconds=since)
+    opened = (one.partition(":") for one in phases.split())
+    made = tuple(OpenPhase(phase=Phase[name], since_seconds=float(since)) for name, _, since in opened)
+    return make_slot(0, phases=made) if made else None
 
 
-def inside(phase: Phase, since: float) -> tuple[OpenPhase, ...]:
-    """One open phase."""
-    return (OpenPhase(phase=phase, since_seconds=since),)
-
-
-def test_a_phase_begins_at_its_start_in_the_slot() -> None:
-    """Not at the scan that first saw it; the previous phase ends there."""
+@pytest.mark.parametrize(
+    ("scans", "now", "spans"),
+    [
+        # a phase begins at its start in the slot, and not at the scan that first saw it
+        ([(1.1, "data:1"), (2.1, "generate:2")], 3.0, [("data", -2.0, -1.0), ("generate", -1.0, None)]),
+        # further scans do not split it; two rewards in a row are two spans
+        ([(1.0 + n / 10, "data:1") for n in range(100)], 11.0, [("data", -10.0, None)]),
+        ([(1.0, "reward:1"), (2.0, "reward:2")], 3.0, [("reward", -2.0, -1.0), ("reward", -1.0, None)]),
+        # the innermost phase is recorded; a rank outside any phase by its state
+        ([(2.0, "data:1 reward:1.5")], 2.0, [("reward", -0.5, None)]),
+        ([(2.0, "starting:1")], 2.0, [("starting", -1.0, None)]),
+        # unknown from the first scan that failed until one succeeds
+        (
+            [(1.0, "data:1"), (2.0, ""), (3.0, ""), (4.0, "generate:4")], 5.0,
+            [("data", -4.0, -3.0), ("unknown", -3.0, -1.0), ("generate", -1.0, None)],
+        ),
+        # spans never run backwards, also if an unknown rank has been in its phase for long
+        (
+            [(5.0, ""), (6.0, "data:1"), (7.0, "generate:7")], 8.0,
+            [("unknown", -3.0, -2.0), ("data", -2.0, -1.0), ("generate", -1.0, None)],
+        ),
+        # an outer phase continues with the scan that saw the end of the inner one
+        (
+            [(0.1, "data:0"), (5.1, "data:0 generate:5"), *((t, "data:0") for t in (10.1, 10.2, 11.2))], 20.0,
+            [("data", -20.0, -15.0), ("generate", -15.0, -9.9), ("data", -9.9, None)],
+        ),
+    ],
+)  # fmt: skip
+def test_spans(
+    scans: list[tuple[float, str]], now: float, spans: list[tuple[str, float, float | None]]
+) -> None:
+    """In seconds before now; ranks have their own rows, and a new attempt begins without any."""
     timeline = PhaseTimeline()
-    timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.1)
-    timeline.record({0: make_slot(0, phases=inside(Phase.generate, 2.0))}, 2.1)
-    assert spans(timeline, 3.0) == [["data", -2.0, -1.0], ["generate", -1.0, None]]
-
-
-def test_a_continuing_phase_is_one_span() -> None:
-    """Further scans do not split it."""
-    timeline = PhaseTimeline()
-    for look in range(100):
-        timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.0 + look / 10)
-    assert spans(timeline, 11.0) == [["data", -10.0, None]]
-
-
-def test_the_same_phase_again_is_another_span() -> None:
-    """Two rewards in a row are two spans."""
-    timeline = PhaseTimeline()
-    for since in (1.0, 2.0):
-        timeline.record({0: make_slot(0, phases=inside(Phase.reward, since))}, since)
-    assert spans(timeline, 3.0) == [["reward", -2.0, -1.0], ["reward", -1.0, None]]
-
-
-def test_the_innermost_phase_is_recorded() -> None:
-    """Enclosing phases are not recorded."""
-    timeline = PhaseTimeline()
-    phases = (*inside(Phase.data, 1.0), *inside(Phase.reward, 1.5))
-    timeline.record({0: make_slot(0, phases=phases)}, 2.0)
-    assert spans(timeline, 2.0) == [["reward", -0.5, None]]
-
-
-def test_a_rank_that_cannot_be_read_is_unknown() -> None:
-    """In one span, from the first scan that failed until one succeeds."""
-    timeline = PhaseTimeline()
-    timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 1.0)
-    for now in (2.0, 3.0):
-        timeline.record({0: None}, now)
-    timeline.record({0: make_slot(0, phases=inside(Phase.generate, 4.0))}, 4.0)
-    expected = [["data", -4.0, -3.0], ["unknown", -3.0, -1.0], ["generate", -1.0, None]]
-    assert spans(timeline, 5.0) == expected
-
-
-def test_a_rank_outside_any_phase_is_recorded_by_its_state() -> None:
-    """A rank before `train()` is an example."""
-    timeline = PhaseTimeline()
-    slot = make_slot(0, phases=(), state=RankState.starting, last_progress_seconds=1.0)
-    timeline.record({0: slot}, 2.0)
-    assert spans(timeline, 2.0) == [["starting", -1.0, None]]
-
-
-def test_spans_never_overlap_nor_run_backwards() -> None:
-    """Also if a rank that was unknown turns out to have been in its phase for long."""
-    timeline = PhaseTimeline()
-    timeline.record({0: None}, 5.0)
-    timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0))}, 6.0)
-    timeline.record({0: make_slot(0, phases=inside(Phase.generate, 7.0))}, 7.0)
-    found = spans(timeline, 8.0)
-    for _, begin, end in found:
-        assert end is None or float(str(begin)) <= float(str(end))
-    for before, after in itertools.pairwise(found):
-        assert float(str(before[2])) <= float(str(after[1]))
-
-
-def test_an_outer_phase_continues_after_the_inner_one() -> None:
-    """Its second span begins with the scan that saw the end of the inner phase."""
-    timeline = PhaseTimeline()
-    timeline.record({0: make_slot(0, phases=inside(Phase.data, 0.0))}, 0.1)
-    timeline.record({0: make_slot(0, phases=(*inside(Phase.data, 0.0), *inside(Phase.generate, 5.0)))}, 5.1)
-    for now in (10.1, 10.2, 11.2, 12.2):
-        timeline.record({0: make_slot(0, phases=inside(Phase.data, 0.0))}, now)
-    expected = [["data", -20.0, -15.0], ["generate", -15.0, -9.9], ["data", -9.9, None]]
-    assert spans(timeline, 20.0) == expected
-
-
-def test_ranks_have_their_own_rows() -> None:
-    """The keys are text, as in JSON."""
-    timeline = PhaseTimeline()
-    timeline.record({0: make_slot(0, phases=inside(Phase.data, 1.0)), 7: None}, 1.0)
-    assert set(timeline.as_json(1.0)["ranks"]) == {"0", "7"}
-    assert timeline.as_json(1.0)["now"] == 0.0
+    for at, phases in scans:
+        timeline.record({0: slot_of(phases), 7: None}, at)
+    found = timeline.as_json(now)
+    assert [tuple(one) for one in found["ranks"]["0"]] == spans
+    assert (found["now"], set(found["ranks"])) == (0.0, {"0", "7"})
+    timeline.clear()
+    assert timeline.as_json(now)["ranks"] == {}
 
 
 def test_memory_is_bounded() -> None:
     """The newest spans are kept."""
     timeline = PhaseTimeline()
     for number in range(KEPT_SPANS + 50):
-        phase = Phase.data if number % 2 else Phase.reward
-        timeline.record({0: make_slot(0, phases=inside(phase, float(number)))}, float(number))
-    found = spans(timeline, float(KEPT_SPANS + 50))
+        timeline.record({0: slot_of(f"{'data' if number % 2 else 'reward'}:{number}")}, float(number))
+    found = timeline.as_json(float(KEPT_SPANS + 50))["ranks"]["0"]
     assert len(found) == KEPT_SPANS
     assert found[-1][1] == -1.0
-
-
-def test_a_new_attempt_begins_with_an_empty_timeline() -> None:
-    """Its ranks are other processes."""
-    timeline = PhaseTimeline()
-    timeline.record({0: make_slot(0)}, 1.0)
-    timeline.clear()
-    assert timeline.as_json(2.0)["ranks"] == {}

@@ -82,12 +82,23 @@ def silent(connection: socket.socket) -> None:
         pass
 
 
+def half(connection: socket.socket) -> None:
+    """Answers without an end."""
+    connection.sendall(OK + b'{"entries"')
+    silent(connection)
+
+
 def test_every_ranks_answer_is_fetched(serve: Serve) -> None:
-    """Bodies by rank, without HTTP headers."""
+    """Bodies by rank, without HTTP headers; from no rank, at once, none. A silent server, whose rank may be
+    stopped, and an incomplete answer take until the deadline and do not affect other ranks.
+    """
     paths = {rank: serve(answering(OK + b'{"rank": %d}' % rank)) for rank in (0, 3, 5)}
-    answers, failures = fetch(paths, PATIENT)
-    assert answers == {rank: b'{"rank": %d}' % rank for rank in paths}
-    assert failures == {}
+    expected = {rank: b'{"rank": %d}' % rank for rank in paths}
+    assert fetch(paths, PATIENT) == (expected, {})
+    assert fetch({}, PATIENT) == ({}, {})
+    slow = {0: serve(silent), 1: serve(answering(OK + b"{}")), 2: serve(half)}
+    late = "no answer within 0.05 s"
+    assert fetch(slow, 0.05) == ({1: b"{}"}, {0: late, 2: late})
 
 
 def test_an_answer_may_come_in_parts(serve: Serve) -> None:
@@ -96,29 +107,6 @@ def test_an_answer_may_come_in_parts(serve: Serve) -> None:
     answers, failures = fetch({0: serve(answering(*parts))}, PATIENT)
     assert answers == {0: b"{\r\n\r\n" + b"}" * 200_000}
     assert failures == {}
-
-
-def test_fetching_from_no_rank_is_no_failure() -> None:
-    """It returns at once."""
-    assert fetch({}, PATIENT) == ({}, {})
-
-
-def test_a_silent_server_does_not_affect_other_ranks(serve: Serve) -> None:
-    """Its rank may be stopped; the fetch takes until the deadline and returns the other answers."""
-    paths = {0: serve(silent), 1: serve(answering(OK + b"{}"))}
-    answers, failures = fetch(paths, 0.05)
-    assert answers == {1: b"{}"}
-    assert failures == {0: "no answer within 0.05 s"}
-
-
-def test_an_incomplete_answer_is_a_failure(serve: Serve) -> None:
-    """The server never closes the connection."""
-
-    def half(connection: socket.socket) -> None:
-        connection.sendall(OK + b'{"entries"')
-        silent(connection)
-
-    assert fetch({0: serve(half)}, 0.05) == ({}, {0: "no answer within 0.05 s"})
 
 
 def test_an_answer_above_the_limit_is_a_failure(serve: Serve) -> None:

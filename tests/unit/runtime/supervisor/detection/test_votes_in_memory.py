@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ from grpo_run.runtime.supervisor.detection._local_ranks import LocalRanks
 from grpo_run.watchdog.causes import Cause
 from grpo_run.watchdog.deadlocks.collectives import Collective, CollectiveProgress
 from grpo_run.watchdog.deadlocks.deadlock import Deadlock
-from grpo_run.watchdog.deadlocks.positions import Position, ThreadReport, with_threads, without_other_threads
+from grpo_run.watchdog.deadlocks.positions import Position, without_other_threads
 from grpo_run.watchdog.deadlocks.proof import prove
 
 SECONDS = 20.0
@@ -248,23 +247,6 @@ def test_a_thread_in_a_vote_is_reported_as_waiting(ranks: Ranks) -> None:
     ranks.groups[1].maximum(1)
     thread.join(SECONDS)
     assert ident not in report_threads(ranks.recorders[0]).waiting
-
-
-def test_a_pending_vote_in_memory_continues_nothing() -> None:
-    """A script that uses futures: the completion of a collective may run its code, but a vote has no
-    future.
-    """
-    vote = Collective(
-        group="grpo_run/vote", sequence=1, operation="all_reduce", sizes=((8,),), dtypes=("int64",),
-        progress=CollectiveProgress.enqueued, thread="7", in_memory=True,
-    )  # fmt: skip
-    report = ThreadReport(
-        waiting={"9": 3}, passive={}, active=(), in_backward=None, issued={}, uses_futures=True
-    )
-    position = Position(rank=0, records=(vote,))
-    assert with_threads(position, report).waiting_threads == frozenset({"9"})
-    gloo = Position(rank=0, records=(replace(vote, in_memory=False),))
-    assert with_threads(gloo, report).waiting_threads is None
 
 
 class Shape:
