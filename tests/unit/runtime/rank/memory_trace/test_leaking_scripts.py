@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from grpo_run.runtime.rank.memory_trace import _growth as growth
+from grpo_run.runtime.rank.memory_trace import _finding as growth
+from grpo_run.runtime.rank.memory_trace._census import FIRST_STEPS
 from grpo_run.runtime.rank.memory_trace._finding import TraceFinding, sentence
 
 RunScript = Callable[..., list[TraceFinding]]
-LATEST = growth.FIRST_STEPS + growth.GROWING + growth.ENOUGH
+LATEST = FIRST_STEPS + growth.GROWING + growth.ENOUGH
 """Steps of which a holder has something before it is reported at the latest."""
 
 GRAPHS = {
@@ -59,9 +60,9 @@ HOLDERS = {
         for _ in range(32): kept["logits"].append(made())
     """),
     "all_epochs": ("list `kept`", """
-        def epoch(): return [made() for _ in range(10)]
+        def epoch(): return [made() for _ in range(8)]
         kept = []
-        for _ in range(6): kept.append(epoch())
+        for _ in range(8): kept.append(epoch())
     """),
     "generator": ("a list in generator `collected`", """
         def collect():
@@ -84,7 +85,7 @@ HOLDERS = {
         model.kept = []
         for _ in range(32): model.kept.append(made())
     """),
-    "attribute_of_a_function": ("list `kept` of reward()", """
+    "attribute_of_a_function": ("list `kept` of reward", """
         def reward(): pass
         reward.kept = []
         for _ in range(32): reward.kept.append(made())
