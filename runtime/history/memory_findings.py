@@ -140,7 +140,7 @@ class MemoryFindings:
 
 _SHOWN = frozenset(
     (
-        "kind", "tensors", "bytes", "shape", "dtype", "since_step", "steps", "made_at", "made_in", "holder",
+        "kind", "tensors", "bytes", "shape", "dtype", "since_step", "steps", "made_at", "holder",
         "held_at", "details",
     )
 )  # fmt: skip

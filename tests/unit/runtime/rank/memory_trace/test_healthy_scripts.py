@@ -55,28 +55,15 @@ FULL = {
             optimizer.step()
             optimizer.zero_grad()
     """,
-    "log_of_floats": """
+    "log_of_losses": """
         log = []
-        for _ in range(60): log.append({"loss": float(made().mean())})
-    """,
-    "log_of_small_losses": """
-        losses = []
-        for _ in range(60): losses.append(made().mean())
+        for _ in range(60): log.append((float(made().mean()), torch.ones(())))
     """,
     "list_of_an_epoch": """
         def epoch():
             kept = []
             for _ in range(15): kept.append(made())
         for _ in range(5): epoch()
-    """,
-    "states_of_a_metric": """
-        class Metric:
-            def __init__(self): self.reset()
-            def reset(self): self.kept = []
-        metric = Metric()
-        for _ in range(5):
-            for _ in range(15): metric.kept.append(made())
-            metric.reset()
     """,
     "lists_in_a_dictionary": """
         kept = {"logits": [], "rewards": []}
@@ -106,23 +93,6 @@ FULL = {
         class Last: pass
         last = Last()
         for step in range(60): setattr(last, f"last_{step % 6}", made())
-    """,
-    "window_of_a_tensor": """
-        kept = torch.zeros(0, 40)
-        for _ in range(60): kept = torch.cat([kept, made()[None]])[-12:]
-    """,
-    "batches_of_random_lengths": """
-        import random
-        drawn = random.Random(0)
-        for _ in range(60):
-            made()
-            batch = [torch.zeros(drawn.randrange(40, 400)) for _ in range(30)]
-    """,
-    "resizing_buffer": """
-        kept = torch.zeros(4, 40)
-        for step in range(60):
-            if step == len(kept): kept = torch.cat([kept, torch.zeros_like(kept)])
-            kept[step] = made()
     """,
     "batch_that_is_fetched_in_advance": """
         ahead = [made()]
@@ -155,11 +125,6 @@ FILLING = {
     "state_of_each_parameter_once_it_is_used": """
         state = {}
         for step in range(120): state[f"experts.{step % 50}"] = {"mean": made()}
-    """,
-    "longer_batches_of_a_curriculum": """
-        for step in range(60):
-            made()
-            batch = torch.zeros(4, 40 + step)
     """,
     "rollouts_of_a_long_epoch": """
         for _ in range(3): results = [made() for _ in range(40)]
