@@ -92,9 +92,9 @@ def test_a_mode_of_the_script_is_not_disturbed() -> None:
     """Nothing is recorded inside one, and ours does not end before one that was entered later."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    with FlopCounterMode(display=False):
-        assert not SiteRecorder(print).begin()
     recorder = SiteRecorder(lambda look, *arguments: look(*arguments))
+    with FlopCounterMode(display=False):
+        assert not recorder.begin()
     assert recorder.begin()
     with FlopCounterMode(display=False) as counter:
         assert not recorder.end()

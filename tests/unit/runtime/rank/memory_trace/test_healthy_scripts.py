@@ -28,24 +28,11 @@ FULL = {
             if len(kept) < 12: kept.append(made())
             else: kept[step % 12] = made()
     """,
-    "least_recently_used_cache": """
-        from collections import OrderedDict
-        class Recent(OrderedDict):
-            def __setitem__(self, key, one):
-                super().__setitem__(key, one)
-                if len(self) > 12: self.popitem(last=False)
-        kept = Recent()
-        for step in range(60): kept[step] = made()
-    """,
     "cache_of_functools": """
         import functools
         @functools.lru_cache(maxsize=12)
         def embedded(step): return made()
         for step in range(60): embedded(step)
-    """,
-    "average_of_weights": """
-        average = torch.zeros(40)
-        for _ in range(60): average = 0.9 * average + 0.1 * made()
     """,
     "state_of_an_optimizer": """
         model = torch.nn.Linear(40, 1)
@@ -58,12 +45,6 @@ FULL = {
     "log_of_losses": """
         log = []
         for _ in range(60): log.append((float(made().mean()), torch.ones(())))
-    """,
-    "list_of_an_epoch": """
-        def epoch():
-            kept = []
-            for _ in range(15): kept.append(made())
-        for _ in range(5): epoch()
     """,
     "lists_in_a_dictionary": """
         kept = {"logits": [], "rewards": []}
@@ -79,6 +60,14 @@ FULL = {
             callbacks[0].append(one)
             callbacks[1].append(one + 1)
     """,
+    "lists_of_an_epoch": """
+        def epoch():
+            kept, average = [], torch.zeros(40)
+            for _ in range(15):
+                kept.append(made())
+                average = 0.9 * average + 0.1 * kept[-1]
+        for _ in range(5): epoch()
+    """,
     "window_of_a_generator": """
         def window():
             kept = []
@@ -88,17 +77,6 @@ FULL = {
         last = window()
         next(last)
         for _ in range(60): last.send(made())
-    """,
-    "attributes_of_the_last_steps": """
-        class Last: pass
-        last = Last()
-        for step in range(60): setattr(last, f"last_{step % 6}", made())
-    """,
-    "batch_that_is_fetched_in_advance": """
-        ahead = [made()]
-        for _ in range(60):
-            batch = ahead.pop()
-            ahead.append(made())
     """,
 }
 """Scripts whose containers are full, emptied, or replaced before they have grown for long."""
@@ -121,10 +99,6 @@ FILLING = {
     "places_that_are_filled": """
         kept = [None] * 50
         for step in range(120): kept[step % 50] = made()
-    """,
-    "state_of_each_parameter_once_it_is_used": """
-        state = {}
-        for step in range(120): state[f"experts.{step % 50}"] = {"mean": made()}
     """,
     "rollouts_of_a_long_epoch": """
         for _ in range(3): results = [made() for _ in range(40)]

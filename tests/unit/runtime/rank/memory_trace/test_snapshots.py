@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from grpo_run.runtime.rank.memory_trace.allocator_history import (
     MOST_ENTRIES,
@@ -26,7 +27,6 @@ class FakeAllocator(CudaAllocator):
         self.recorded: list[int] = []
         self.observers: list[Callable[[], None]] = []
         self.error: Exception | None = None
-        self.entries = 40
 
     def is_ready(self) -> bool:
         return self.ready
@@ -46,7 +46,7 @@ class FakeAllocator(CudaAllocator):
     def snapshot(self) -> dict[str, Any]:
         if self.error is not None:
             raise self.error
-        trace = [{"action": "alloc", "addr": 7_000_000_000 + number} for number in range(self.entries)]
+        trace = [{"action": "alloc", "addr": 7_000_000_000 + number} for number in range(40)]
         return {"segments": [{"address": 0, "blocks": []}], "device_traces": [trace, trace[:3]]}
 
 
@@ -58,7 +58,7 @@ class Traced(AllocatorHistory):
         self.warned: list[str] = []
 
         def saved(path: Path, reason: str, size: int, entries: int) -> None:
-            assert (path.stat().st_size, entries) == (size, allocator.entries + 3)
+            assert (path.stat().st_size, entries) == (size, 43)
             self.saved.append((path.name, reason))
 
         super().__init__(
@@ -67,18 +67,17 @@ class Traced(AllocatorHistory):
 
 
 def test_nothing_is_recorded_before_the_script_has_initialized_cuda(tmp_path: Path) -> None:
-    """It would get a context on a device that the script has not chosen."""
+    """It would get a context on a device that the script has not chosen. Asking initializes nothing."""
+    assert CudaAllocator().is_ready() is torch.cuda.is_initialized()
     allocator = FakeAllocator(ready=False)
     traced = Traced(tmp_path, allocator)
     traced.begin()
     traced.found()
-    assert allocator.recorded == []
-    assert traced.saved == []
+    assert allocator.recorded == traced.saved == []
     allocator.ready = True
     traced.begin()
     traced.begin()
-    assert allocator.recorded == [MOST_ENTRIES]
-    assert len(allocator.observers) == 1
+    assert (allocator.recorded, len(allocator.observers)) == ([MOST_ENTRIES], 1)
 
 
 def test_a_snapshot_is_saved_at_the_first_finding_when_memory_runs_out_and_at_the_end(tmp_path: Path) -> None:
@@ -111,12 +110,9 @@ def test_a_history_that_the_script_records_keeps_its_settings(tmp_path: Path) ->
     traced = Traced(tmp_path, allocator)
     traced.begin()
     traced.found()
-    assert allocator.recorded == []
-    assert len(traced.saved) == 1
     allocator.recording = False
     traced.script_ended()
-    assert len(traced.saved) == 1
-    assert allocator.recorded == []
+    assert (len(traced.saved), allocator.recorded) == (1, [])
 
 
 def test_the_newest_entries_are_kept_within_the_bound() -> None:
@@ -139,21 +135,20 @@ def test_the_newest_entries_are_kept_within_the_bound() -> None:
 def test_what_cannot_be_saved_is_a_warning_and_no_error(tmp_path: Path) -> None:
     """An error in the observer would take the place of the one that says that memory has run out."""
     allocator = FakeAllocator()
-    traced = Traced(tmp_path, allocator)
+    traced = Traced(tmp_path, allocator, most_bytes=10)
     traced.begin()
     allocator.error = RuntimeError("invalid argument\nmore")
     allocator.observers[0]()
-    assert traced.warned == ["no snapshot of the CUDA allocator is saved: invalid argument"]
     allocator.error = None
-    (tmp_path / "memory_trace").write_text("a file where the folder would be")
     traced.found()
-    assert len(traced.warned) == 2
-    assert traced.saved == []
-    (tmp_path / "other").mkdir()
-    small = Traced(tmp_path / "other", FakeAllocator(), most_bytes=10)
-    small.begin()
-    small.found()
-    assert small.warned == ["no snapshot of the CUDA allocator is saved: it is larger than 10 bytes"]
+    (tmp_path / "memory_trace").write_text("a file where the folder would be")
+    traced._most_bytes = 1 << 20
+    traced.script_ended()
+    assert traced.warned[:2] == [
+        "no snapshot of the CUDA allocator is saved: invalid argument",
+        "no snapshot of the CUDA allocator is saved: it is larger than 10 bytes",
+    ]
+    assert (len(traced.warned), traced.saved) == (3, [])
 
 
 def test_an_allocator_without_history_is_one_warning(tmp_path: Path) -> None:
@@ -164,16 +159,9 @@ def test_an_allocator_without_history_is_one_warning(tmp_path: Path) -> None:
     traced.begin()
     traced.begin()
     traced.found()
-    assert len(traced.warned) == 1
-    assert "cudaMallocAsync" in traced.warned[0]
+    (warning,) = traced.warned
+    assert "cudaMallocAsync" in warning
     forked.begin()
     forked.end()
     forked.script_ended()
     assert traced.saved == forked.saved == []
-
-
-def test_the_allocator_of_cuda_is_left_alone_without_cuda() -> None:
-    """Asking initializes nothing."""
-    import torch
-
-    assert CudaAllocator().is_ready() is torch.cuda.is_initialized()
