@@ -169,17 +169,16 @@ def sentence(finding: TraceFinding, working_directory: str) -> str:
     Args:
         working_directory: paths below it are shown relative to it.
     """
-    figures, size = finding.details, size_text(finding.bytes)
+    figures, size = finding.details, f"({size_text(finding.bytes)}) alive since step {finding.since_step}"
     shape = "[" + ", ".join(map(str, finding.shape)) + "]"
-    what = f"{finding.tensors:,} tensor{'s' * (finding.tensors != 1)} {shape} {finding.dtype} ({size})"
+    what = f"{finding.tensors:,} tensor{'s' * (finding.tensors != 1)} {shape} {finding.dtype} {size}"
     made = f"made at {place(finding.made_at, working_directory)}, " if finding.made_at is not None else ""
     advice = ADVICE[finding.kind].format(
         steps=finding.steps, rate=size_text(figures.get("bytes_a_step", 0)),
         free=size_text(figures.get("free_bytes", 0)), steps_left=figures.get("steps_left", 0),
     )  # fmt: skip
     still = "still growing: " if finding.kind == NOTICE else ""
-    since = f"alive since step {finding.since_step}"
-    return f"{still}{what} {since}, {made}{subject(finding, working_directory)}: {advice}"
+    return f"{still}{what}, {made}{subject(finding, working_directory)}: {advice}"
 
 
 def subject(finding: TraceFinding, working_directory: str) -> str:

@@ -108,7 +108,6 @@ class SiteRecorder:
 @functools.cache
 def _makes_storages(func: Any) -> bool:
     """Whether an operator returns something new; views and operators in place do not."""
-    schema = getattr(func, "_schema", None)
-    if schema is None:
-        return False  # a higher-order operator: what is inside it comes by itself
-    return schema.name in _FRESH or any(returned.alias_info is None for returned in schema.returns)
+    # a higher-order operator has none: what is inside it comes by itself
+    schema: Any = getattr(func, "_schema", None)
+    return bool(schema) and (schema.name in _FRESH or any(one.alias_info is None for one in schema.returns))

@@ -29,7 +29,7 @@ from grpo_run.runtime.rank.memory_trace._sites import SiteRecorder
 from grpo_run.runtime.rank.memory_trace.allocator_history import AllocatorHistory
 
 SHARE = 0.7
-"""What censuses may take in addition to the time of the steps; if they take more, steps are left out."""
+"""What the trace may take in addition to the time of the steps; if it takes more, steps are left out."""
 TRACED_STEPS = 3
 """Steps in which sites are recorded before a holder is looked for."""
 TRIED = 18
@@ -107,9 +107,11 @@ class MemoryTrace:
         """By the steps that a search needs, in how many steps sites were recorded since it last was made."""
         self._emitted: dict[bool, set[str]] = {True: set(), False: set()}
         """Keys of the findings that were reported, of notices and of alarms."""
-        self._ended_at: float | None = None
+        self._ended_at = time.perf_counter()
         self._debt = 0.0
-        """Seconds of the last census that its share of the time has not covered yet."""
+        """Seconds of the last census, and of a search that has found nothing, that their share of the time
+        has not covered yet.
+        """
         self._active = True
 
     def end(self) -> None:
@@ -126,10 +128,9 @@ class MemoryTrace:
             look(*arguments)
         except Exception as error:  # noqa: BLE001 - the script's run is worth more than its trace
             place = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{os.path.basename(place.filename)}:{place.lineno}"
             self._warn(
-                "--memory-trace has failed and ends; the run goes on:"
-                f" {type(error).__name__}: {error} ({where})"
+                f"--memory-trace has failed and ends; the run goes on: {type(error).__name__}: {error}"
+                f" ({os.path.basename(place.filename)}:{place.lineno})"
             )
             self.end()
 
@@ -156,8 +157,7 @@ class MemoryTrace:
     def _look_at_step(self) -> None:
         self.history.begin()
         began = time.perf_counter()
-        if self._ended_at is not None:
-            self._debt -= SHARE * (began - self._ended_at)
+        self._debt -= SHARE * (began - self._ended_at)
         recorder = self._recorder
         if self._debt <= 0 and self._end_recorder():
             self._kinds = tensor_types(sys.modules["torch"])
@@ -191,7 +191,9 @@ class MemoryTrace:
         # of each step the largest of each kind; the oldest first, as what was only passing through is gone
         kinds = {(one.born, one.dtype, len(one.shape)): one for one in sorted(entries, key=_bytes)}
         tried = sorted(kinds.values(), key=lambda one: (one.born, -one.bytes))[:TRIED]
+        began = time.perf_counter()
         if not any(self._judge(one, enough, census) for one in tried):
+            self._debt += time.perf_counter() - began
             for one in entries:
                 one.settled = True
         return False
