@@ -34,23 +34,9 @@ FULL = {
         def embedded(step): return made()
         for step in range(60): embedded(step)
     """,
-    "state_of_an_optimizer": """
-        model = torch.nn.Linear(40, 1)
-        optimizer = torch.optim.AdamW(model.parameters())
-        for _ in range(60):
-            model(made()).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    """,
     "log_of_losses": """
         log = []
         for _ in range(60): log.append((float(made().mean()), torch.ones(())))
-    """,
-    "lists_in_a_dictionary": """
-        kept = {"logits": [], "rewards": []}
-        for _ in range(5):
-            for _ in range(15): kept["logits"].append(made())
-            for one in kept.values(): one.clear()
     """,
     "bounded_objects_in_a_list": """
         from collections import deque

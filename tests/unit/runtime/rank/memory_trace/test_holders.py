@@ -48,13 +48,6 @@ def test_a_list_of_an_instance_is_named_by_attribute_class_and_line() -> None:
     )
 
 
-def test_a_local_variable_of_a_running_function_is_named() -> None:
-    """`gc` does not know it."""
-    kept: dict[int, torch.Tensor] = {}
-    name = test_a_local_variable_of_a_running_function_is_named.__name__
-    assert str(holder_of(lambda made: kept.setdefault(id(made), made))) == f"dict `kept` in {name}()"
-
-
 def test_looking_at_frames_keeps_nothing_alive() -> None:
     """Neither as copies of local variables, nor as a cycle of frames, nor by what looks for a name."""
     ready, done = threading.Event(), threading.Event()

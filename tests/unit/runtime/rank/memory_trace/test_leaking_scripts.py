@@ -76,10 +76,6 @@ HOLDERS = {
         next(collected)
         for _ in range(32): collected.send(made())
     """),
-    "default_of_a_keyword": ("a list in function `add`", """
-        def add(one, *, kept=[]): kept.append(one)
-        for _ in range(32): add(made())
-    """),
 }  # fmt: skip
 """Scripts whose memory grows, with the holder that is named."""
 
