@@ -113,7 +113,6 @@ class MemoryFound(Event, kw_only=True, tag="memory_finding"):
     since_step: int = 0
     steps: int = 0
     made_at: dict[str, Any] | None = None
-    made_in: dict[str, Any] | None = None
     holder: str | None = None
     held_at: dict[str, Any] | None = None
     details: Mapping[str, Any] = msgspec.field(default_factory=dict)
@@ -129,7 +128,7 @@ class AllocatorSnapshotSaved(Event, kw_only=True, tag="memory_snapshot"):
 
 
 _SHOWN = (
-    "kind", "tensors", "bytes", "shape", "dtype", "since_step", "steps", "made_at", "made_in", "holder",
+    "kind", "tensors", "bytes", "shape", "dtype", "since_step", "steps", "made_at", "holder",
     "held_at", "details",
 )  # fmt: skip
 

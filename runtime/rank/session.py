@@ -247,6 +247,8 @@ class Session:
     def _phase_changes(self, ended: Phase | None, begun: Phase | None) -> None:
         self.step_costs.changed()
         self.accounting.changed(ended)
+        if self.memory_trace is not None:
+            self.memory_trace.history.begin()  # memory may run out in the first step
         if self.config.cleanup_every:
             self._automatic_collection.changed(begun)
 
@@ -270,7 +272,7 @@ class Session:
                         rank=self.rank,
                         step=self.slot.step or self.own_steps,
                         path=f"{folder.name}/{path.name}",
-                        reason=str(reason),
+                        reason=reason,
                         bytes=size,
                         entries=entries,
                     )

@@ -1,9 +1,8 @@
 """Memory trace: name what keeps a script's memory alive, by the line that made it and its holder.
 
 Start with `tracer.py`, which looks at the memory after each step. `_census.py` finds what is alive and since
-which step, `_growth.py` decides whether it grows, `_holders.py`, `_names.py` and `_referrers.py` find who
-holds it, and `_sites.py` where it was made. `_cycles.py`, `_kept_exceptions.py` and `_padding.py` look for
-one mistake each. `_finding.py` makes findings and their sentences. `allocator_history.py` saves snapshots of
+which step, `_holders.py` and `_referrers.py` find who holds it, and `_sites.py` where it was made.
+`_finding.py` has the rule that makes a finding, and its sentences. `allocator_history.py` saves snapshots of
 the CUDA allocator.
 
 Imported under `--memory-trace` only. Imports `runtime/history`, `runtime/upstream`, the modules of `runtime/`

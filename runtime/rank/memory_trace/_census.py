@@ -1,73 +1,29 @@
-"""What is alive in this process, and since when: tensors, what graphs have saved, and old tracebacks.
+"""What is alive in this process, and since when: tensors, and what graphs have saved.
 
 Used by `tracer.py` between two steps. One pass over the objects that `gc` tracks finds the tensors that
 Python holds; objects that existed before the fork are frozen, so a pass takes milliseconds. Tensors saved
-for backward are invisible to `gc`: `saved_above` follows `grad_fn` and `next_functions`, and runs no hook and
-unpacks nothing. A census holds nothing once the caller has dropped it; `Ledger` holds storages weakly.
+for backward are invisible to `gc`: they are reached through `grad_fn`, and no hook runs and nothing is
+unpacked. A census holds nothing once the caller has dropped it.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
 import weakref
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_run.runtime.upstream.memory_names import saved_by
 
 MOST_NODES = 200_000
 """Nodes of one census. A pass of a model has about 50 for each layer; a walk takes 1 to 2 µs for a node."""
-
-
-def inner_nodes(grad_fns: Iterable[Any]) -> set[Any]:
-    """Return the nodes that are reached from others: a graph that begins there is a part of another."""
-    inner: set[Any] = set()
-    begun: set[Any] = set()
-    for start in grad_fns:
-        if start in begun or start in inner:
-            continue
-        begun.add(start)
-        waiting = [start]
-        while waiting and len(inner) < MOST_NODES:
-            for node, _ in waiting.pop().next_functions:
-                if node is None or node in inner:
-                    continue
-                inner.add(node)
-                if node not in begun:
-                    waiting.append(node)
-    return inner
-
-
-def saved_above(grad_fn: Any, seen: set[Any]) -> Iterator[Any]:
-    """Yield each tensor that the graph above a node has saved.
-
-    Args:
-        seen: nodes that are left out, because they were reached before; those that are reached are added.
-    """
-    waiting = [grad_fn]
-    while waiting and len(seen) < MOST_NODES:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield from saved_by(node)
-            waiting.extend(after for after, _ in node.next_functions)
-
-
+FIRST_STEPS = 2
+"""Steps in which memory grows in every script: state of the optimizer, caches, buffers of gradients."""
 WITHOUT_DATA = ("torch._subclasses", "torch.fx", "torch._functorch", "torch._higher_order_ops")
 """Modules whose classes of tensors have no data."""
 SMALLEST_BYTES = 128
 """Storages below are not followed: numbers, and the losses of a script that keeps a list of them."""
-
-
-class Group(NamedTuple):
-    """Storages that are looked at together until their holder is known."""
-
-    dtype: str
-    dimensions: int
 
 
 @dataclass(kw_only=True)
@@ -77,21 +33,36 @@ class Census:
     Attributes:
         tensors: by storage, the tensors that Python holds.
         storages: by key.
-        graphs: tensors with a graph, each with what the graph has saved, by storage. Each node belongs to one
-            of them. Looking at what is saved makes Python objects of it, which later censuses find among the
-            tensors.
-        tracebacks: of exceptions that were kept.
+        graphs: by the node in which they begin, tensors with a graph, each with what the graph has saved, by
+            storage. Each node belongs to one of them. Looking at what is saved makes Python objects of it,
+            which later censuses find among the tensors.
     """
 
     tensors: dict[int, list[Any]] = field(default_factory=dict)
     storages: dict[int, Any] = field(default_factory=dict)
-    graphs: list[tuple[Any, dict[int, Any]]] = field(default_factory=list)
-    tracebacks: list[TracebackType] = field(default_factory=list)
+    graphs: dict[Any, tuple[Any, dict[int, Any]]] = field(default_factory=dict)
 
     def identities(self) -> set[int]:
         """Return the ids of the objects of this census that refer to what is alive."""
         own = {id(self), id(self.__dict__), *map(id, self.__dict__.values()), *map(id, self.tensors.values())}
-        return own.union(*((id(pair), id(pair[1])) for pair in self.graphs))
+        return own.union(*((id(pair), id(pair[1])) for pair in self.graphs.values()))
+
+    def held(self, tensors: Collection[Any], *, saved: bool = True) -> set[int]:
+        """Return the storages of tensors, and what their graphs have saved.
+
+        Args:
+            saved: also the latter.
+        """
+        storages = map(storage_of, tensors)
+        own = {storage._cdata for storage in storages if storage is not None}
+        known = set(map(id, tensors)) if saved else set()
+        return own.union(*(kept for root, kept in self.graphs.values() if id(root) in known))
+
+    def above(self, key: int) -> list[Any]:
+        """Return the tensors through which a storage is held: those whose graph has saved it, and its own."""
+        roots = [root for root, kept in self.graphs.values() if key in kept]
+        known = {id(root) for root in roots}
+        return roots + [one for one in self.tensors.get(key, ()) if id(one) not in known]
 
 
 def tensor_types(torch: Any) -> frozenset[type]:
@@ -118,53 +89,46 @@ def take_census(kinds: frozenset[type]) -> Census:
     census = Census()
     with_graph: list[Any] = []
     for candidate in gc.get_objects():
-        kind = type(candidate)
-        if kind in kinds:
+        if type(candidate) in kinds:
             storage = storage_of(candidate)
             if storage is not None:
                 census.storages.setdefault(storage._cdata, storage)
                 census.tensors.setdefault(storage._cdata, []).append(candidate)
             if candidate.grad_fn is not None:
                 with_graph.append(candidate)
-        elif kind is TracebackType:
-            census.tracebacks.append(candidate)
-    census.graphs = _graphs_of(with_graph, kinds, census.storages)
+    walked: set[Any] = set()
+    for root in with_graph:
+        _walk_graph(root, kinds, walked, census)
     return census
 
 
-def _graphs_of(
-    roots: list[Any], kinds: frozenset[type], storages: dict[int, Any]
-) -> list[tuple[Any, dict[int, Any]]]:
-    """Return what the graphs of tensors have saved, and add the storages to those that are known.
+def _walk_graph(root: Any, kinds: frozenset[type], walked: set[Any], census: Census) -> None:
+    """Enter what the graph of a tensor has saved.
 
-    A root within another one's graph, or that this has saved, is no holder: what its graph has saved belongs
-    to the other one. Looking at what is saved makes Python objects of it and of what it is a view of, which
-    nothing in Python may hold.
+    A graph that begins within this one is a part of it, and so is that of a tensor that this one has saved:
+    nothing else may hold it.
     """
-    walked: set[Any] = set()
-    inner = inner_nodes(root.grad_fn for root in roots)
-    roots = [root for root in roots if root.grad_fn not in inner]
-    kept = {id(root): dict[int, Any]() for root in roots}
-    saved_by: dict[int, int] = {}
-    for root in roots:
-        for saved in saved_above(root.grad_fn, walked):
+    kept: dict[int, Any] = {}
+    waiting = [root.grad_fn]
+    while waiting and len(walked) < MOST_NODES:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if node in walked:
+            kept |= census.graphs.pop(node, (None, {}))[1]
+            continue
+        walked.add(node)
+        waiting.extend(after for after, _ in node.next_functions)
+        for saved in saved_by(node):
             if type(saved) not in kinds:
                 continue
-            if id(saved) in kept and saved is not root:
-                saved_by.setdefault(id(saved), id(root))
+            waiting.append(saved.grad_fn)
             storage = storage_of(saved)
             if storage is not None and not (saved.is_leaf and saved.requires_grad):
-                storages.setdefault(storage._cdata, storage)
-                kept[id(root)][storage._cdata] = saved
-    for saved_one in saved_by:
-        outermost, passed = saved_one, {saved_one}
-        while (outer := saved_by.get(outermost)) is not None and outer not in passed:
-            passed.add(outer)
-            outermost = outer
-        if outermost != saved_one:
-            kept[outermost].update(kept[saved_one])
-            kept[saved_one] = {}
-    return [(root, kept[id(root)]) for root in roots if kept[id(root)]]
+                census.storages.setdefault(storage._cdata, storage)
+                kept[storage._cdata] = saved
+    if kept:
+        census.graphs[root.grad_fn] = root, kept
 
 
 def storage_of(tensor: Any) -> Any:
@@ -178,92 +142,72 @@ def storage_of(tensor: Any) -> Any:
         return None
 
 
-def group_of(tensor: Any) -> Group:
-    """Return the group of a tensor."""
-    return Group(_name(tensor.dtype), tensor.dim())
-
-
-@functools.lru_cache(maxsize=64)
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-class Site(NamedTuple):
-    """A line of the script, and the line of a library below it that has made something."""
+@dataclass(frozen=True)
+class Site:
+    """A line of a file, and the function there; no line where only the file is known."""
 
     file: str
-    line: int
-    function: str
-    library_file: str | None = None
-    library_line: int | None = None
+    line: int | None
+    function: str | None = None
 
 
-class StorageEntry(weakref.ref[Any]):
-    """One storage."""
+@dataclass(kw_only=True)
+class StorageEntry:
+    """One storage, which is held weakly.
 
-    __slots__ = ("born", "bytes", "device", "group", "key", "settled", "shape", "site")
+    Attributes:
+        born: the step at whose end it was first seen.
+        device: its type, such as `cuda`.
+        site: where it was made; None if that was not recorded.
+        settled: whether what holds it was looked for.
+    """
+
+    reference: weakref.ref[Any]
+    key: int
     born: int
     bytes: int
     device: str
-    """Its type, such as `cuda`."""
-    group: Group
-    key: int
-    settled: bool
-    """Whether it is known what holds it, and judged."""
+    dtype: str
     shape: tuple[int, ...]
     site: Site | None
-    """Where it was made; None if that was not recorded."""
+    settled: bool = False
 
 
 class Ledger:
     """The storages of a process that were alive at the end of a step.
 
-    Attributes:
-        first: the step of the first census, 0 before it. What is as old belongs to the script's start.
+    What is as old as the first census, or was made in the first steps, belongs to the script's start.
     """
 
     def __init__(self) -> None:
-        self.first = 0
+        self._first = 0
         self._entries: dict[int, StorageEntry] = {}
 
-    def observe(self, step: int, census: Census, sites: dict[int, Site]) -> None:
-        """Enter what is new in a census.
+    def observe(self, step: int, census: Census, site_of: Callable[[int], Site | None]) -> None:
+        """Enter what is new in a census, and drop what has been freed.
 
         Args:
             step: the step that has ended.
-            sites: where storages of this step were made, as far as it was recorded.
+            site_of: returns where a storage of this step was made, if that was recorded.
         """
-        self.first = self.first or step
-        entries = self._entries
+        self._first = self._first or step
+        alive = {key: one for key, one in self._entries.items() if one.reference() is not None}
         for key, storage in census.storages.items():
-            if key in entries:
-                continue
-            saved = (kept[key] for _, kept in census.graphs if key in kept)
-            shown = max(census.tensors.get(key) or [next(saved)], key=lambda tensor: int(tensor.numel()))
-            entry = StorageEntry(storage, self._freed)
-            entry.key, entry.born, entry.bytes = key, step, storage.nbytes()
-            entry.shape, entry.settled = tuple(shown.shape), False
-            entry.group, entry.device = group_of(shown), shown.device.type
-            entry.site = sites.get(key)
-            entries[key] = entry
+            if key not in alive:
+                saved = (kept[key] for _, kept in census.graphs.values() if key in kept)
+                shown = max(census.tensors.get(key) or [next(saved)], key=lambda tensor: int(tensor.numel()))
+                alive[key] = StorageEntry(
+                    reference=weakref.ref(storage), key=key, born=step, bytes=storage.nbytes(),
+                    device=shown.device.type, dtype=str(shown.dtype).removeprefix("torch."),
+                    shape=tuple(shown.shape), site=site_of(key),
+                )  # fmt: skip
+        self._entries = alive
 
-    def of(self, keys: Iterable[int]) -> list[StorageEntry]:
-        """Return the entries of storages that are in the ledger."""
-        return [self._entries[key] for key in keys if key in self._entries]
+    def later(self, keys: Iterable[int] | None = None) -> list[StorageEntry]:
+        """Return what was made after the first steps.
 
-    def made_in(self, step: int) -> list[StorageEntry]:
-        """Return what a step has made."""
-        return [one for one in list(self._entries.values()) if one.born == step]
-
-    def groups(self) -> Iterator[tuple[Group, list[StorageEntry]]]:
-        """Yield entries that no judged holder holds, by group."""
-        groups: dict[Group, list[StorageEntry]] = defaultdict(list)
-        for entry in list(self._entries.values()):
-            if not entry.settled:
-                groups[entry.group].append(entry)
-        yield from groups.items()
-
-    def _freed(self, entry: weakref.ref[Any]) -> None:
-        assert isinstance(entry, StorageEntry)
-        if self._entries.get(entry.key) is entry:
-            del self._entries[entry.key]
+        Args:
+            keys: of storages; all by default.
+        """
+        entries = map(self._entries.get, self._entries if keys is None else keys)
+        return [one for one in entries if one is not None and one.born >= self._first + FIRST_STEPS]

@@ -1,36 +1,92 @@
-"""A finding of a memory trace: what is kept, since when, where it was made, who holds it; its sentence.
+"""A finding of the memory trace: the rule that makes it, and its sentence.
 
-Made from what the other modules have observed, and written to the journal as fields by `tracer.py`. The
-terminal, the status and the reports show the sentence from there. Decides nothing. Plain data and pure
-functions.
+The rule: a holder has tensors of several steps after the first ones, and if most of that was saved by
+autograd graphs of 5 steps, it is an alarm. Otherwise it must have grown at every look and have tensors of 20
+steps: that is a notice, because a buffer that is not full looks the same as a leak. It is an alarm once it
+takes a tenth of the memory and will not fit at its rate until the run ends.
+
+`tracer.py` writes findings to the journal as fields. The terminal, the status and the reports show the
+sentence from there. Plain data and pure functions.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
-from grpo_run.runtime.rank.memory_trace._census import Group, Site, StorageEntry
-from grpo_run.runtime.rank.memory_trace._cycles import Collected, Cycle
-from grpo_run.runtime.rank.memory_trace._growth import Longer
+from grpo_run.runtime.history.memory_findings import NOTICE
+from grpo_run.runtime.rank.memory_trace._census import Site, StorageEntry
 from grpo_run.runtime.rank.memory_trace._holders import Holder
-from grpo_run.runtime.rank.memory_trace._kept_exceptions import KeptException
-from grpo_run.runtime.rank.memory_trace._names import Name
-from grpo_run.runtime.rank.memory_trace._padding import Padded
 from grpo_run.watchdog.evidence.source import is_outside_frameworks
 from grpo_run.watchdog.text import size_text
 
+SUSPICIOUS = 3
+"""Steps whose tensors are still alive before it is recorded where such tensors are made."""
+ENOUGH = 5
+"""Steps whose graphs must be alive before their holder is looked for."""
+LOOKED_AT = 10
+"""Steps whose tensors must be alive before their holder is looked for, and again for each look at it. Shorter
+lists are the items of longer ones."""
+GROWING = 20
+"""Steps of which a holder must have tensors before it is reported that it grows."""
+KEPT_SHARE = 0.75
+"""Of what was made since an earlier look, how much a holder must have gained; the rest has replaced some."""
+CONSIDERABLE = 0.1
+"""Share of the memory that was free before it grew, which something must take before it is an alarm."""
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """A line of a file, and the function there."""
 
-    file: str
-    line: int | None
-    function: str | None = None
+class Gain(NamedTuple):
+    """How much something has grown.
+
+    Args:
+        held_bytes: what it takes now.
+        gained_bytes: how much of that is new.
+        steps: that have passed since then.
+    """
+
+    held_bytes: int
+    gained_bytes: int
+    steps: int
+
+    def outgrows(self, *, steps_left: int, free_bytes: int) -> dict[str, int]:
+        """Return the figures if it already takes a considerable share of the memory and does not fit until
+        the run ends; nothing otherwise.
+
+        Args:
+            steps_left: of the run; 0 if not known. Nothing is foreseen then.
+            free_bytes: of the memory that it is in; 0 if not known.
+        """
+        considerable = self.held_bytes >= CONSIDERABLE * (free_bytes + self.held_bytes)
+        if not (free_bytes and considerable and self.gained_bytes * steps_left > free_bytes * self.steps):
+            return {}
+        rate = self.gained_bytes // self.steps
+        return {"bytes_a_step": rate, "steps_left": steps_left, "free_bytes": free_bytes}
+
+
+class HolderSizes:
+    """The sizes of one holder, each time it was looked at."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, int] | None = None
+        self._last: tuple[int, int] | None = None
+
+    def look(self, step: int, held: Collection[tuple[int, int]]) -> Gain | None:
+        """Return how much the holder has grown without a break; None if it has not since the last look.
+
+        Args:
+            step: that has ended.
+            held: step and bytes of each storage in it.
+        """
+        last, total = self._last, sum(size for _, size in held)
+        self._last = step, total
+        made = sum(size for born, size in held if last is not None and born > last[0])
+        if last is None or self._first is None or not made or total - last[1] < KEPT_SHARE * made:
+            self._first = self._last
+            return None
+        return Gain(total, total - self._first[1], step - self._first[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +94,16 @@ class TraceFinding:
     """What was found.
 
     Attributes:
-        kind: a key of `ADVICE`, without `graph_end`.
+        kind: `graph` or `growth`, which are alarms, or `growing`, a notice.
         tensors: how many are alive.
         bytes: what their storages take.
         shape: of the newest, with its `dtype`.
         since_step: the step in which the oldest was made.
-        steps: in how many steps it grew, or was seen.
+        steps: of how many steps there are some.
         made_at: the line of the script; None if it was not recorded.
-        made_in: the line of a library below it.
-        holder: in words, `list 'history' of Collector`; None if nothing that has a name holds it.
-        held_at: where the function or class of the holder begins, or the exception was raised.
-        details: further figures of the kind.
+        holder: in words, `list 'history' of Collector`.
+        held_at: where the function or class of the holder begins.
+        details: figures of `growth`: `bytes_a_step`, `steps_left` and `free_bytes`.
     """
 
     kind: str
@@ -58,151 +113,53 @@ class TraceFinding:
     dtype: str
     since_step: int
     steps: int
-    made_at: Place | None = None
-    made_in: Place | None = None
-    holder: str | None = None
-    held_at: Place | None = None
-    details: dict[str, Any] = field(default_factory=dict)
+    made_at: Site | None = None
+    holder: str
+    held_at: Site | None = None
+    details: dict[str, int] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
         """Equal for the same finding of another rank or attempt: kind, holder, and where that begins."""
-        place = self.held_at or self.made_at
-        where = [place.file, str(place.line)] if place is not None else list(map(str, self.shape[1:]))
-        return "|".join([self.kind, self.holder or "", *where])
+        begins = self.held_at or self.made_at or Site("", None)
+        return f"{self.kind}|{self.holder}|{begins.file}|{begins.line}"
 
 
 def of_holder(
-    holder: Holder, held: Collection[StorageEntry], kind: str, details: dict[str, Any]
+    holder: Holder, held: Collection[StorageEntry], kind: str, details: dict[str, int]
 ) -> TraceFinding:
-    """Return what a holder keeps.
+    """Return what a holder keeps; of several kinds of tensors, the one that takes most is shown.
 
     Args:
         held: storages that the holder keeps, or those that its graph has saved.
         kind: `growing`, `growth` or `graph`.
         details: of the growth.
     """
-    unnamed = f"{_article(holder.kind)} without a name"
-    return _of_entries(
-        kind, held, holder=named(holder.name, holder.kind) if holder.name is not None else unnamed,
-        held_at=_place_of(holder.name), details={"ends_graph": holder.ends_graph, **details},
-    )  # fmt: skip
-
-
-def of_longer(
-    longer: Longer, entry: StorageEntry, name: Name, kind: str, details: dict[str, Any]
-) -> TraceFinding:
-    """Return a tensor that is replaced by a longer one step after step."""
-    return _of_entries(
-        kind, [entry], steps=longer.steps, holder=named(name, "Tensor"), held_at=_place_of(name),
-        details={"first_step": longer.first_step, "first_bytes": longer.first_bytes, **details},
-    )  # fmt: skip
-
-
-def of_cycle(cycle: Cycle, entries: Collection[StorageEntry]) -> TraceFinding:
-    """Return a cycle that keeps storages until garbage is collected."""
-    return _of_entries("cycle", entries, **_cycle_fields(cycle))
-
-
-def of_collected(cycle: Cycle, group: Group, collected: Collected) -> TraceFinding:
-    """Return a cycle whose tensors were freed by collections."""
-    return TraceFinding(
-        kind="cycle", tensors=collected.tensors, bytes=collected.bytes, shape=collected.shape,
-        dtype=group.dtype, since_step=min(collected.steps), steps=len(collected.steps),
-        details={"collected": True}, **_made_fields(collected.site), **_cycle_fields(cycle),
-    )  # fmt: skip
-
-
-def of_exception(kept: KeptException) -> TraceFinding:
-    """Return an exception that keeps the local variables of a function."""
-    by = f" that {named(kept.name)} keeps" if kept.name is not None else ""
-    at = _place_of(kept.name)
-    return _of_entries(
-        "traceback", kept.entries, steps=kept.steps, holder=f"the traceback of {kept.error}{by}, raised",
-        held_at=Place(file=kept.file, line=kept.line, function=kept.function),
-        details={"kept_at": None if at is None else {"file": at.file, "line": at.line}},
-    )  # fmt: skip
-
-
-def of_padding(padded: Padded) -> TraceFinding:
-    """Return calls that are padded to the longest possible."""
-    return TraceFinding(
-        kind="padding", tensors=padded.batches, bytes=0, shape=(padded.rows, padded.width),
-        dtype=padded.group.dtype, since_step=padded.first_step, steps=padded.steps,
-        details={"width": padded.width, "longest": padded.longest, "share": round(padded.share, 4)},
-        **_made_fields(padded.made or padded.site),
-    )  # fmt: skip
-
-
-def _of_entries(kind: str, entries: Iterable[StorageEntry], **fields: Any) -> TraceFinding:
-    """Return a finding of storages; of several kinds of tensors, the one that takes most is shown."""
-    groups: dict[Group, list[StorageEntry]] = defaultdict(list)
-    for one in entries:
-        groups[one.group].append(one)
+    groups: dict[tuple[str, int], list[StorageEntry]] = defaultdict(list)
+    for one in held:
+        groups[one.dtype, len(one.shape)].append(one)
     shown = max(groups.values(), key=lambda alike: sum(one.bytes for one in alike))
     newest = max(shown, key=lambda one: (one.born, one.bytes))
     sites = Counter(one.site for one in shown if one.site is not None)
-    made = _made_fields(sites.most_common(1)[0][0] if sites else None)
-    steps = fields.pop("steps", len({one.born for one in shown}))
+    begins = holder.name.site if holder.name is not None else None
     return TraceFinding(
         kind=kind, tensors=len(shown), bytes=sum(one.bytes for one in shown), shape=newest.shape,
-        dtype=newest.group.dtype, since_step=min(one.born for one in shown), steps=steps, **made, **fields,
+        dtype=newest.dtype, since_step=min(one.born for one in shown),
+        steps=len({one.born for one in shown}), made_at=sites.most_common(1)[0][0] if sites else None,
+        holder=str(holder), held_at=begins if begins and is_outside_frameworks(begins.file) else None,
+        details=details,
     )  # fmt: skip
 
 
-def _made_fields(site: Site | None) -> dict[str, Any]:
-    if site is None:
-        return {}
-    inside = Place(file=site.library_file, line=site.library_line) if site.library_file is not None else None
-    return {"made_at": Place(file=site.file, line=site.line, function=site.function), "made_in": inside}
-
-
-def _cycle_fields(cycle: Cycle) -> dict[str, Any]:
-    through = f" through its attribute `{cycle.attribute}`" if cycle.attribute else ""
-    held_at = Place(file=cycle.file, line=cycle.line) if cycle.file else None
-    return {"holder": f"a reference cycle of {cycle.kind}{through}", "held_at": held_at}
-
-
-def _place_of(name: Name | None) -> Place | None:
-    if name is None or not is_outside_frameworks(name.variable.file):
-        return None
-    return Place(file=name.variable.file, line=name.variable.line, function=name.variable.function)
-
-
-def named(name: Name, kind: str | None = None) -> str:
-    """Return a name as `list 'history' of Collector`.
-
-    Args:
-        kind: class of the object, if only something that holds it may have the name.
-    """
-    variable = name.variable
-    of = f" of {variable.owner}" if variable.owner is not None else ""
-    of = of or (f" in {variable.function}()" if variable.function is not None else "")
-    text = f"{_lower(name.kind)} `{variable.name}`{of}"
-    return f"{_article(kind)} in {text}" if name.inside and kind is not None else text
-
-
-def _lower(kind: str) -> str:
-    return "tensor" if kind == "Tensor" else kind
-
-
-def _article(kind: str) -> str:
-    return f"{'an' if kind[:1].lower() in 'aeio' else 'a'} {_lower(kind)}"
-
-
 ADVICE = {
-    "growing": "it has {grown}; cannot tell whether that ends",
+    "growing": "it has kept tensors of {steps} steps; cannot tell whether that ends",
     "growth": (
-        "it has {grown}, {rate} a step, which does not fit into {free} for the {steps_left} steps that are"
-        " left; bound it, or keep less"
+        "it has kept tensors of {steps} steps, {rate} a step, which does not fit into {free} for the"
+        " {steps_left} steps that are left; bound it, or keep less"
     ),
     "graph": (
         "nothing has run backward through it in {steps} steps; compute it under torch.no_grad(), or detach it"
     ),
-    "graph_end": "each of {steps} steps has added its graph; detach what is added",
-    "cycle": "only a garbage collection frees it; break the cycle, or hold one side by a weak reference",
-    "traceback": "it was there after {steps} steps; keep the exception's text, not the exception",
-    "padding": "pad to the longest row of a batch",
 }
 
 
@@ -212,65 +169,29 @@ def sentence(finding: TraceFinding, working_directory: str) -> str:
     Args:
         working_directory: paths below it are shown relative to it.
     """
-    figures, grown = finding.details, f"kept tensors of {finding.steps} steps"
-    shape, size = _shape(finding.shape), size_text(finding.bytes)
-    if finding.kind == "padding":
-        what = (
-            f"batches {shape} are padded to {figures['width']} tokens, of which the longest row of"
-            f" {finding.tensors:,} batches in {finding.steps} steps uses"
-            f" {figures['longest']} and {figures['share']:.0%} are real"
-        )
-    elif "first_bytes" in figures:
-        grown = f"become longer in {finding.steps} steps"
-        before = f"from {size_text(figures['first_bytes'])} in step {figures['first_step']}"
-        what = f"a tensor {shape} {finding.dtype} ({size}) {before}"
-    else:
-        freed = figures.get("collected")
-        begun = "that only garbage collections have freed" if freed else "alive"
-        tensors = f"{finding.tensors:,} tensor{'s' * (finding.tensors != 1)} {shape} {finding.dtype} ({size})"
-        what = f"{tensors} {begun} since step {finding.since_step}"
-    held = _held(finding, working_directory) if finding.kind != "padding" else ""
-    advice = ADVICE["graph_end" if figures.get("ends_graph") else finding.kind].format(
-        steps=finding.steps, grown=grown, rate=size_text(figures.get("bytes_a_step", 0)),
+    figures, size = finding.details, f"({size_text(finding.bytes)}) alive since step {finding.since_step}"
+    shape = "[" + ", ".join(map(str, finding.shape)) + "]"
+    what = f"{finding.tensors:,} tensor{'s' * (finding.tensors != 1)} {shape} {finding.dtype} {size}"
+    made = f"made at {place(finding.made_at, working_directory)}, " if finding.made_at is not None else ""
+    advice = ADVICE[finding.kind].format(
+        steps=finding.steps, rate=size_text(figures.get("bytes_a_step", 0)),
         free=size_text(figures.get("free_bytes", 0)), steps_left=figures.get("steps_left", 0),
     )  # fmt: skip
-    still = "still growing: " if finding.kind == "growing" else ""
-    parts = ", ".join(filter(None, [what, _made(finding, working_directory), held]))
-    return f"{still}{parts}: {advice}"
+    still = "still growing: " if finding.kind == NOTICE else ""
+    return f"{still}{what}, {made}{subject(finding, working_directory)}: {advice}"
 
 
 def subject(finding: TraceFinding, working_directory: str) -> str:
-    """Return what tells one finding from another for a reader: the holder, or else where it was made."""
-    if finding.holder is not None:
-        return _held(finding, working_directory)
-    return _made(finding, working_directory) or f"batches {_shape(finding.shape)}"
-
-
-def _held(finding: TraceFinding, working_directory: str) -> str:
-    holder = finding.holder or "something that has no name in the script"
+    """Return what tells one finding from another for a reader: the holder."""
     at = f" ({place(finding.held_at, working_directory)})" if finding.held_at is not None else ""
-    by = "held by"
-    if finding.kind == "graph":
-        ends = finding.details.get("ends_graph")
-        by = f"saved by the autograd graph {'that ends in' if ends else 'of a tensor that is held by'}"
-    return f"{by} {holder}{at}"
+    saved = "saved by an autograd graph that is " if finding.kind == "graph" else ""
+    return f"{saved}held by {finding.holder}{at}"
 
 
-def _made(finding: TraceFinding, working_directory: str) -> str:
-    if finding.made_at is None:
-        return ""
-    inside = f" (in {place(finding.made_in, working_directory)})" if finding.made_in is not None else ""
-    return f"made at {place(finding.made_at, working_directory)}{inside}"
-
-
-def place(one: Place, working_directory: str) -> str:
+def place(one: Site, working_directory: str) -> str:
     """Return a place as `file.py:12`."""
     inside = one.file.startswith(f"{working_directory}/")
     file = os.path.relpath(one.file, working_directory) if inside else one.file
     for folder in ("/site-packages/", "/dist-packages/"):
         file = file.rpartition(folder)[2]
     return file if one.line is None else f"{file}:{one.line}"
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "[" + ", ".join(map(str, shape)) + "]"

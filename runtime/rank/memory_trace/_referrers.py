@@ -1,18 +1,17 @@
-"""From an object to those that refer to it, through `gc`.
+"""From an object to those that refer to it, and back to what it holds, through `gc`.
 
-Used by the other modules of this package. Local variables of running functions are no objects that `gc`
-knows, so they are looked up in the frames of all threads. Holds nothing after a call.
+Used by `_holders.py`. Local variables of running functions are no objects that `gc` knows, so they are looked
+up in the frames of all threads. Holds nothing after a call.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_run.watchdog.evidence.source import OUR_FOLDERS
 
@@ -21,50 +20,28 @@ MOST_REFERRERS = 48
 MOST_LEVELS = 10
 OPTIMIZED = 1
 """`CO_OPTIMIZED` of a code object: its local variables are not a dictionary of a module or class."""
-
-
-class Local(NamedTuple):
-    """A local variable of a running function."""
-
-    name: str
-    code: CodeType
-
-
-def _stacks() -> list[FrameType | None]:
-    """Return the innermost frame of each other thread, and the frame above the caller.
-
-    No function may hold its own frame: that is a cycle, which would keep what its callers hold.
-    """
-    others = sys._current_frames()
-    others.pop(threading.get_ident(), None)
-    return [*others.values(), sys._getframe(2)]
-
-
-def running_frames() -> set[int]:
-    """Return the ids of the frames that run."""
-    found: set[int] = set()
-    for frame in _stacks():
-        while frame is not None:
-            found.add(id(frame))
-            frame = frame.f_back
-    return found
-
-
 OWN_REFERENCES = 3
 """References to the copy of a frame's variables before Python 3.13: of the frame, ours, and of `getrefcount`.
 With more of them the script has called `locals()` and keeps the copy."""
 
 
-def running_locals() -> dict[int, Local]:
-    """Return the local variables of the script's and libraries' running functions, by the object's id."""
-    found: dict[int, Local] = {}
-    for frame in _stacks():
-        while frame is not None:
-            code = frame.f_code
+def running_locals() -> dict[int, tuple[str, CodeType]]:
+    """Return the local variables of the script's and libraries' running functions, by the object's id.
+
+    No function may hold its own frame: that is a cycle, which would keep what its callers hold.
+    """
+    found: dict[int, tuple[str, CodeType]] = {}
+    others = sys._current_frames()
+    others.pop(threading.get_ident(), None)
+    for frame in [*others.values(), sys._getframe(1)]:
+        above: FrameType | None = frame
+        while above is not None:
+            code = above.f_code
             if code.co_flags & OPTIMIZED and not code.co_filename.startswith(OUR_FOLDERS):
-                for name, identity in _identities_of_locals(frame):
-                    found.setdefault(identity, Local(name, code))
-            frame = frame.f_back
+                for name, identity in _identities_of_locals(above):
+                    if name != "self":
+                        found.setdefault(identity, (name, code))
+            above = above.f_back
     return found
 
 
@@ -83,12 +60,9 @@ def referrers(targets: Collection[Any], ignored: set[int]) -> list[Any]:
     Args:
         ignored: ids of objects that are left out; those found are added to it.
     """
-    found: list[Any] = []
-    for candidate in gc.get_referrers(*targets):
-        if id(candidate) in ignored or candidate is targets or _is_ours(candidate):
-            continue
-        ignored.add(id(candidate))
-        found.append(candidate)
+    above = gc.get_referrers(*targets)
+    found = [one for one in above if id(one) not in ignored and one is not targets and not _is_ours(one)]
+    ignored.update(map(id, found))
     return found[:MOST_REFERRERS]
 
 
@@ -113,9 +87,7 @@ def is_namespace(candidate: Any) -> bool:
 def reached(start: Any, kinds: Collection[type], most: int) -> list[Any]:
     """Return the objects of some classes that an object holds, directly or through others.
 
-    Does not enter modules, classes, and objects with parameters such as models and optimizers. Of functions
-    that it holds itself, such as registered hooks, what they have captured counts, as far as that is of the
-    classes.
+    Does not enter modules, classes, functions, and objects with parameters such as models and optimizers.
 
     Args:
         most: how many objects are looked at.
@@ -123,13 +95,6 @@ def reached(start: Any, kinds: Collection[type], most: int) -> list[Any]:
     seen = {id(start)}
     waiting = [start]
     found: list[Any] = []
-    for function in gc.get_referents(start):
-        if isinstance(function, FunctionType):
-            new = {
-                id(part): part for part in _captured(function) if type(part) in kinds and id(part) not in seen
-            }
-            seen.update(new)
-            found.extend(new.values())
     while waiting and len(seen) < most:
         for part in gc.get_referents(waiting.pop()):
             if id(part) in seen:
@@ -142,15 +107,6 @@ def reached(start: Any, kinds: Collection[type], most: int) -> list[Any]:
     return found
 
 
-def _captured(function: FunctionType) -> Iterator[Any]:
-    """Yield the values of a function's closure, and those of its arguments' defaults."""
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # not assigned yet
-            yield cell.cell_contents
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-
-
 def _is_closed(part: Any) -> bool:
     return (
         isinstance(part, (type, ModuleType, FunctionType, CodeType))
@@ -159,23 +115,13 @@ def _is_closed(part: Any) -> bool:
     )
 
 
-def attributes(holder: Any) -> Mapping[str, Any]:
-    """Return the attributes of an instance, without running code of its class."""
+def attributes(owner: Any) -> Mapping[str, Any]:
+    """Return the attributes of an instance or a class, without running code of its class."""
     try:
-        own = object.__getattribute__(holder, "__dict__")
+        own = object.__getattribute__(owner, "__dict__")
     except AttributeError:
-        own = {}
-    found = dict(own) if isinstance(own, dict) else {}
-    for kind in type(holder).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            descriptor = kind.__dict__.get(name)
-            if descriptor is not None and hasattr(descriptor, "__get__"):
-                try:
-                    found[name] = descriptor.__get__(holder, kind)
-                except AttributeError:  # not set
-                    continue
-    return found
+        return {}
+    return own if isinstance(own, Mapping) else {}
 
 
 def _is_ours(candidate: Any) -> bool:

@@ -1,6 +1,6 @@
 """Where tensors are made: a dispatch mode that notes the line of the script for new storages.
 
-Used by `tracer.py` for single steps, once a group of tensors is suspicious: a mode that is always active
+Used by `tracer.py` for single steps, once tensors of several steps stay alive: a mode that is always active
 would make steps of a small model four times as long. Imported after the script has imported torch. Changes no
 result and holds no tensor.
 """
@@ -10,70 +10,41 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Collection
-from types import CodeType, FrameType
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
-from grpo_run.runtime.rank.memory_trace._census import Group, Site, group_of, storage_of
+from grpo_run.runtime.rank.memory_trace._census import Site, storage_of
 from grpo_run.runtime.upstream.memory_names import current_dispatch_mode
-from grpo_run.watchdog.evidence.source import is_outside_frameworks, is_user_file
+from grpo_run.watchdog.evidence.source import is_user_file
 
-MOST_FRAMES = 400
-"""Frames that are looked at for the script's; the stack of a layer has about 100."""
 MOST_SITES = 200_000
 """Storages of one step."""
 _FRESH = ("aten::lift_fresh", "aten::lift")
 """Operators that return what was just made from Python values; by their schema it is their argument."""
-
-
-_places: dict[CodeType, bool | None] = {}
-"""By code: True for the script's, False for a library's, None for torch's and our own."""
-
-
-def _kind(code: CodeType) -> bool | None:
-    if code not in _places:
-        file = code.co_filename
-        _places[code] = True if is_user_file(file) else False if is_outside_frameworks(file) else None
-    return _places[code]
+_is_script = functools.cache(is_user_file)
 
 
 def site_above(frame: FrameType | None) -> Site | None:
-    """Return the innermost line of the script on a stack, with that of a library below it; None without."""
-    library: tuple[str, int] | None = None
-    for _ in range(MOST_FRAMES):
-        if frame is None:
-            return None
-        kind = _kind(frame.f_code)
-        if kind:
-            code = frame.f_code
-            return Site(code.co_filename, frame.f_lineno, code.co_name, *(library or (None, None)))
-        if kind is False and library is None:
-            library = frame.f_code.co_filename, frame.f_lineno
+    """Return the innermost line of the script on a stack; None without."""
+    while frame is not None:
+        code = frame.f_code
+        if _is_script(code.co_filename):
+            return Site(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
     return None
 
 
 class SiteRecorder:
-    """Records sites of the tensors of some groups while its mode is active.
-
-    Attributes:
-        sites: by storage that is alive.
+    """Records where tensors are made while its mode is active.
 
     Args:
-        groups: of tensors.
         observe: calls a function with arguments, such that its errors do not reach the script.
     """
 
-    def __init__(
-        self,
-        groups: Collection[Group],
-        observe: Callable[..., object] = lambda look, *arguments: look(*arguments),
-    ) -> None:
+    def __init__(self, observe: Callable[..., object]) -> None:
         self._observe = observe
-        self.sites: dict[int, Site] = {}
-        self._groups = frozenset(groups)
-        self._references: dict[int, weakref.ref[Any]] = {}
-        self._makes: dict[Any, bool] = {}
+        self._sites: dict[int, tuple[weakref.ref[Any], Site]] = {}
         self._mode: Any = None
 
     def begin(self) -> bool:
@@ -101,10 +72,7 @@ class SiteRecorder:
                 self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
             ) -> Any:
                 result = func(*args, **kwargs) if kwargs else func(*args)
-                makes = recorder._makes.get(func)
-                if makes is None:
-                    makes = recorder._makes[func] = _makes_storages(func)
-                if makes:
+                if _makes_storages(func):
                     recorder._observe(recorder._note, result)
                 return result
 
@@ -121,28 +89,25 @@ class SiteRecorder:
             self._mode = None
         return True
 
+    def site_of(self, key: int) -> Site | None:
+        """Return where a storage that is alive was made; None if that was not recorded."""
+        reference, site = self._sites.get(key, (None, None))
+        return site if reference is not None and reference() is not None else None
+
     def _note(self, result: Any) -> None:
         torch = sys.modules["torch"]
         for tensor in result if isinstance(result, (list, tuple)) else (result,):
-            if not isinstance(tensor, torch.Tensor) or group_of(tensor) not in self._groups:
-                continue
-            storage = storage_of(tensor)
-            if storage is None or storage._cdata in self.sites or len(self.sites) >= MOST_SITES:
+            storage = storage_of(tensor) if isinstance(tensor, torch.Tensor) else None
+            if storage is None or self.site_of(storage._cdata) or len(self._sites) >= MOST_SITES:
                 continue
             site = site_above(sys._getframe(2))
             if site is not None:
-                key = storage._cdata
-                self.sites[key] = site
-                self._references[key] = weakref.ref(storage, functools.partial(self._freed, key))
-
-    def _freed(self, key: int, _: weakref.ref[Any]) -> None:
-        self.sites.pop(key, None)
-        self._references.pop(key, None)
+                self._sites[storage._cdata] = weakref.ref(storage), site
 
 
+@functools.cache
 def _makes_storages(func: Any) -> bool:
     """Whether an operator returns something new; views and operators in place do not."""
-    schema = getattr(func, "_schema", None)
-    if schema is None:
-        return False  # a higher-order operator: what is inside it comes by itself
-    return schema.name in _FRESH or any(returned.alias_info is None for returned in schema.returns)
+    # a higher-order operator has none: what is inside it comes by itself
+    schema: Any = getattr(func, "_schema", None)
+    return bool(schema) and (schema.name in _FRESH or any(one.alias_info is None for one in schema.returns))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +24,6 @@ MOST_BYTES = 64 << 20
 """Size of a file. An entry with its stacks takes several KB, most of which are shared in the file."""
 PROTOCOL = 4
 """Of pickle: the default of the Pythons that PyTorch's viewer was written for."""
-
-
-class SnapshotReason(str, Enum):
-    """Why a snapshot is saved. The values appear in the journal."""
-
-    finding = "finding"
-    out_of_memory = "out of memory"
-    end = "end of the script"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-def file_name(rank: int, reason: SnapshotReason) -> str:
-    """Return the name of a rank's file; that of memory that runs out is replaced by nothing else."""
-    return (
-        f"rank-{rank}-out-of-memory.pickle"
-        if reason is SnapshotReason.out_of_memory
-        else f"rank-{rank}.pickle"
-    )
 
 
 def pickled_within(snapshot: dict[str, Any], most_bytes: int) -> tuple[bytes, int]:
@@ -87,19 +66,14 @@ class AllocatorHistory:
         folder: Path,
         rank: int,
         *,
-        saved: Callable[[Path, SnapshotReason, int, int], object],
+        saved: Callable[[Path, str, int, int], object],
         warn: Callable[[str], object],
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        self._allocator = allocator
-        self._folder = folder
-        self._rank = rank
-        self._saved = saved
-        self._warn = warn
-        self._most_bytes = most_bytes
-        self._taken: set[SnapshotReason] = set()
-        self._begun = False
-        self._active = True
+        self._allocator, self._folder, self._rank = allocator, folder, rank
+        self._saved, self._warn, self._most_bytes = saved, warn, most_bytes
+        self._taken: set[str] = set()
+        self._begun, self._active = False, True
 
     def begin(self) -> None:
         """Record from now on, if the script uses the allocator; call it again until it does."""
@@ -120,17 +94,17 @@ class AllocatorHistory:
 
     def found(self) -> None:
         """The trace has found something."""
-        self._save(SnapshotReason.finding)
+        self._save("finding", f"rank-{self._rank}.pickle")
 
     def out_of_memory(self) -> None:
-        """Memory has run out, in any thread."""
-        self._save(SnapshotReason.out_of_memory)
+        """Memory has run out, in any thread. No later snapshot replaces this one."""
+        self._save("out of memory", f"rank-{self._rank}-out-of-memory.pickle")
 
     def script_ended(self) -> None:
         """The script has run its last line."""
-        self._save(SnapshotReason.end)
+        self._save("end of the script", f"rank-{self._rank}.pickle")
 
-    def _save(self, reason: SnapshotReason) -> None:
+    def _save(self, reason: str, name: str) -> None:
         if not (self._begun and self._active) or reason in self._taken:
             return
         self._taken.add(reason)
@@ -138,14 +112,13 @@ class AllocatorHistory:
             if not self._allocator.is_recording():
                 return  # the script has ended it
             content, entries = pickled_within(self._allocator.snapshot(), self._most_bytes)
-            path = self._folder / file_name(self._rank, reason)
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            replace_file(path, content)
+            replace_file(self._folder / name, content)
         # an exception would take the place of the one that says that memory has run out
         except (OSError, RuntimeError, MemoryError, TypeError, ValueError, AttributeError) as error:
             self._warn(f"no snapshot of the CUDA allocator is saved: {_first_line(error)}")
         else:
-            self._saved(path, reason, len(content), entries)
+            self._saved(self._folder / name, reason, len(content), entries)
 
 
 def _first_line(error: BaseException) -> str:

@@ -66,7 +66,6 @@ class StepEvents:
         self._source = source
         self._cleanup = self._make_cleanup(session.config.cleanup_every)
         self._host_caches = HostCaches(session.board)
-        self._tokens = 0
 
     def call_begins(
         self,
@@ -190,12 +189,9 @@ class StepEvents:
 
     def _trace_memory(self, step: int) -> None:
         """Look at what is alive, under `--memory-trace`."""
-        session, tokens = self._session, self._session.slot.tokens_generated
+        session = self._session
         if session.memory_trace is not None:
-            session.memory_trace.step_ended(
-                step, generated=tokens != self._tokens, last_step=session.slot.target_steps
-            )
-            self._tokens = tokens
+            session.memory_trace.step_ended(step, last_step=session.slot.target_steps)
 
     def _journal_timed_out(self, agreed: VoteResult) -> None:
         """Journal, on rank 0, that a deadline has ended a rollout of the step before."""

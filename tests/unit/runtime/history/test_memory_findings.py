@@ -100,7 +100,7 @@ def test_findings_are_json_with_ranks_and_attempts() -> None:
     assert json.loads(json.dumps(history.memory_trace.as_json()))["findings"] == [
         {"kind": "growth", "tensors": 5, "sentence": "5 tensors, held by list `a` (a.py:3)", "ranks": [0],
         "attempts": [0], "bytes": 0, "shape": [], "dtype": "", "since_step": 0, "steps": 0, "made_at": None,
-        "made_in": None, "holder": None, "held_at": None, "details": {}}
+        "holder": None, "held_at": None, "details": {}}
     ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,31 +21,10 @@ LAST_STEP = 1000
 """Of the training that a script is at the beginning of."""
 
 
-class NoHistory:
-    """Stands for the history of an allocator, without a device."""
-
-    def begin(self) -> None:
-        """Begin nothing."""
-
-    def end(self) -> None:
-        """End nothing."""
-
-
 @pytest.fixture
 def no_history() -> Any:
     """The history of the CUDA allocator where there is none."""
-    return NoHistory()
-
-
-@pytest.fixture
-def line_of(request: pytest.FixtureRequest) -> Callable[[str], int]:
-    """Returns the first line of the test's file that begins with a text."""
-
-    def find(text: str) -> int:
-        lines = Path(request.path).read_text().splitlines()
-        return next(number for number, line in enumerate(lines, 1) if line.strip().startswith(text))
-
-    return find
+    return SimpleNamespace(begin=lambda: None, end=lambda: None)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from grpo_run.runtime.rank.memory_trace._census import Ledger, group_of, take_census, tensor_types
+from grpo_run.runtime.rank.memory_trace._census import Ledger, take_census, tensor_types
 from grpo_run.runtime.rank.memory_trace._sites import SiteRecorder
 
 
@@ -16,7 +16,7 @@ def saved_sizes(root: torch.Tensor) -> set[int]:
     """Sizes of what the graph of a tensor has saved, by a census."""
     return {
         saved.numel()
-        for holder, kept in take_census(tensor_types(torch)).graphs
+        for holder, kept in take_census(tensor_types(torch)).graphs.values()
         if holder is root
         for saved in kept.values()
     }
@@ -43,63 +43,58 @@ def test_a_census_runs_no_hook_of_saved_tensors() -> None:
 
 
 def test_entries_go_with_their_storage() -> None:
-    """The ledger and a dropped census hold nothing, with automatic collection off as well."""
+    """The ledger and a dropped census hold nothing, with automatic collection off as well. An entry has the
+    step in which it was first seen; the first steps are left out.
+    """
     gc.collect()
     gc.disable()
     try:
         ledger = Ledger()
+
+        def observe(step: int) -> list[tuple[int, tuple[int, ...]]]:
+            ledger.observe(step, take_census(tensor_types(torch)), lambda key: None)
+            return [(one.born, one.shape) for one in ledger.later() if one.shape in ((641,), (647,))]
+
+        early = torch.zeros(641)
+        assert observe(1) == observe(2) == []
         tensor = torch.zeros(647)
-        key, freed = tensor.untyped_storage()._cdata, weakref.ref(tensor)
-        ledger.observe(1, take_census(tensor_types(torch)), {})
-        assert [one.shape for one in ledger.of([key])] == [(647,)]
+        freed = weakref.ref(tensor)
+        assert observe(3) == observe(4) == [(3, (647,))]
         del tensor
         assert freed() is None
-        assert ledger.of([key]) == []
+        assert observe(5) == []
+        assert early is not None
     finally:
         gc.enable()
 
 
-def test_an_entry_has_the_step_in_which_it_was_first_seen() -> None:
-    """Later censuses do not change it."""
-    ledger = Ledger()
-    tensor = torch.zeros(653)
-    for step in (3, 4, 5):
-        ledger.observe(step, take_census(tensor_types(torch)), {})
-    assert [one.born for one in ledger.of([tensor.untyped_storage()._cdata])] == [3]
-
-
 def test_the_line_that_makes_a_tensor_is_recorded() -> None:
-    """Also in a backward pass, and for a view's storage once; not for other groups, nor afterwards."""
+    """Also in a backward pass, and for a view's storage once; not for what is made afterwards."""
     weight = torch.zeros(659, requires_grad=True)
-    recorder = SiteRecorder({group_of(weight)})
+    recorder = SiteRecorder(lambda look, *arguments: look(*arguments))
     assert recorder.begin()
     made = weight.detach() + 1
-    other = torch.zeros(2, 659)
     (weight * 2).sum().backward()
     assert recorder.end()
     later = weight.detach() + 1
     assert weight.grad is not None
-    sites = recorder.sites
-    assert sites[made.untyped_storage()._cdata].file == __file__
-    assert (
-        sites[made.untyped_storage()._cdata].function
-        == test_the_line_that_makes_a_tensor_is_recorded.__name__
-    )
-    assert sites[weight.grad.untyped_storage()._cdata].file == __file__
-    assert other.untyped_storage()._cdata not in sites
-    assert later.untyped_storage()._cdata not in sites
-    key = made.untyped_storage()._cdata
+    keys = [one.untyped_storage()._cdata for one in (made, weight.grad, later, weight)]
+    name = test_the_line_that_makes_a_tensor_is_recorded.__name__
+    found = [recorder.site_of(key) for key in keys]
+    assert [(one.file, one.function) if one is not None else None for one in found] == [
+        (__file__, name), (__file__, name), None, None,
+    ]  # fmt: skip
     del made
-    assert key not in sites
+    assert recorder.site_of(keys[0]) is None
 
 
 def test_a_mode_of_the_script_is_not_disturbed() -> None:
     """Nothing is recorded inside one, and ours does not end before one that was entered later."""
     from torch.utils.flop_counter import FlopCounterMode
 
+    recorder = SiteRecorder(lambda look, *arguments: look(*arguments))
     with FlopCounterMode(display=False):
-        assert not SiteRecorder(()).begin()
-    recorder = SiteRecorder(())
+        assert not recorder.begin()
     assert recorder.begin()
     with FlopCounterMode(display=False) as counter:
         assert not recorder.end()
@@ -119,7 +114,7 @@ def test_everything_that_a_graph_has_saved_belongs_to_it_in_every_census() -> No
     sizes = []
     for _ in range(3):
         census = take_census(tensor_types(torch))
-        assert [holder for holder, _ in census.graphs] == [result]
-        sizes.append(len(census.graphs[0][1]))
+        assert [holder for holder, _ in census.graphs.values()] == [result]
+        sizes.append(len(next(iter(census.graphs.values()))[1]))
         del census
     assert sizes[0] == sizes[1] == sizes[2] > 5

@@ -28,61 +28,15 @@ FULL = {
             if len(kept) < 12: kept.append(made())
             else: kept[step % 12] = made()
     """,
-    "least_recently_used_cache": """
-        from collections import OrderedDict
-        class Recent(OrderedDict):
-            def __setitem__(self, key, one):
-                super().__setitem__(key, one)
-                if len(self) > 12: self.popitem(last=False)
-        kept = Recent()
-        for step in range(60): kept[step] = made()
-    """,
     "cache_of_functools": """
         import functools
         @functools.lru_cache(maxsize=12)
         def embedded(step): return made()
         for step in range(60): embedded(step)
     """,
-    "average_of_weights": """
-        average = torch.zeros(40)
-        for _ in range(60): average = 0.9 * average + 0.1 * made()
-    """,
-    "state_of_an_optimizer": """
-        model = torch.nn.Linear(40, 1)
-        optimizer = torch.optim.AdamW(model.parameters())
-        for _ in range(60):
-            model(made()).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    """,
-    "log_of_floats": """
+    "log_of_losses": """
         log = []
-        for _ in range(60): log.append({"loss": float(made().mean())})
-    """,
-    "log_of_small_losses": """
-        losses = []
-        for _ in range(60): losses.append(made().mean())
-    """,
-    "list_of_an_epoch": """
-        def epoch():
-            kept = []
-            for _ in range(15): kept.append(made())
-        for _ in range(5): epoch()
-    """,
-    "states_of_a_metric": """
-        class Metric:
-            def __init__(self): self.reset()
-            def reset(self): self.kept = []
-        metric = Metric()
-        for _ in range(5):
-            for _ in range(15): metric.kept.append(made())
-            metric.reset()
-    """,
-    "lists_in_a_dictionary": """
-        kept = {"logits": [], "rewards": []}
-        for _ in range(5):
-            for _ in range(15): kept["logits"].append(made())
-            for one in kept.values(): one.clear()
+        for _ in range(60): log.append((float(made().mean()), torch.ones(())))
     """,
     "bounded_objects_in_a_list": """
         from collections import deque
@@ -91,6 +45,14 @@ FULL = {
             one = made()
             callbacks[0].append(one)
             callbacks[1].append(one + 1)
+    """,
+    "lists_of_an_epoch": """
+        def epoch():
+            kept, average = [], torch.zeros(40)
+            for _ in range(15):
+                kept.append(made())
+                average = 0.9 * average + 0.1 * kept[-1]
+        for _ in range(5): epoch()
     """,
     "window_of_a_generator": """
         def window():
@@ -101,34 +63,6 @@ FULL = {
         last = window()
         next(last)
         for _ in range(60): last.send(made())
-    """,
-    "attributes_of_the_last_steps": """
-        class Last: pass
-        last = Last()
-        for step in range(60): setattr(last, f"last_{step % 6}", made())
-    """,
-    "window_of_a_tensor": """
-        kept = torch.zeros(0, 40)
-        for _ in range(60): kept = torch.cat([kept, made()[None]])[-12:]
-    """,
-    "batches_of_random_lengths": """
-        import random
-        drawn = random.Random(0)
-        for _ in range(60):
-            made()
-            batch = [torch.zeros(drawn.randrange(40, 400)) for _ in range(30)]
-    """,
-    "resizing_buffer": """
-        kept = torch.zeros(4, 40)
-        for step in range(60):
-            if step == len(kept): kept = torch.cat([kept, torch.zeros_like(kept)])
-            kept[step] = made()
-    """,
-    "batch_that_is_fetched_in_advance": """
-        ahead = [made()]
-        for _ in range(60):
-            batch = ahead.pop()
-            ahead.append(made())
     """,
 }
 """Scripts whose containers are full, emptied, or replaced before they have grown for long."""
@@ -151,15 +85,6 @@ FILLING = {
     "places_that_are_filled": """
         kept = [None] * 50
         for step in range(120): kept[step % 50] = made()
-    """,
-    "state_of_each_parameter_once_it_is_used": """
-        state = {}
-        for step in range(120): state[f"experts.{step % 50}"] = {"mean": made()}
-    """,
-    "longer_batches_of_a_curriculum": """
-        for step in range(60):
-            made()
-            batch = torch.zeros(4, 40 + step)
     """,
     "rollouts_of_a_long_epoch": """
         for _ in range(3): results = [made() for _ in range(40)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from grpo_run.runtime.rank.memory_trace.allocator_history import (
     MOST_ENTRIES,
@@ -22,12 +23,10 @@ class FakeAllocator(CudaAllocator):
     """An allocator with a ring buffer, and a script that may record by itself."""
 
     def __init__(self, *, ready: bool = True, recording: bool = False) -> None:
-        self.ready = ready
-        self.recording = recording
+        self.ready, self.recording = ready, recording
         self.recorded: list[int] = []
         self.observers: list[Callable[[], None]] = []
         self.error: Exception | None = None
-        self.entries = 40
 
     def is_ready(self) -> bool:
         return self.ready
@@ -47,66 +46,61 @@ class FakeAllocator(CudaAllocator):
     def snapshot(self) -> dict[str, Any]:
         if self.error is not None:
             raise self.error
-        trace = [{"action": "alloc", "addr": 7_000_000_000 + number} for number in range(self.entries)]
+        trace = [{"action": "alloc", "addr": 7_000_000_000 + number} for number in range(40)]
         return {"segments": [{"address": 0, "blocks": []}], "device_traces": [trace, trace[:3]]}
 
 
-class Traced:
+class Traced(AllocatorHistory):
     """A history under test, and what it has told."""
 
     def __init__(self, folder: Path, allocator: FakeAllocator, *, most_bytes: int = 1 << 20) -> None:
-        self.folder = folder / "memory_trace"
-        self.saved: list[tuple[str, str, int, int]] = []
+        self.saved: list[tuple[str, str]] = []
         self.warned: list[str] = []
-        self.history = AllocatorHistory(
-            allocator,
-            self.folder,
-            3,
-            saved=lambda path, reason, size, entries: self.saved.append(
-                (path.name, str(reason), size, entries)
-            ),
-            warn=self.warned.append,
-            most_bytes=most_bytes,
+
+        def saved(path: Path, reason: str, size: int, entries: int) -> None:
+            assert (path.stat().st_size, entries) == (size, 43)
+            self.saved.append((path.name, reason))
+
+        super().__init__(
+            allocator, folder / "memory_trace", 3, saved=saved, warn=self.warned.append, most_bytes=most_bytes
         )
 
 
 def test_nothing_is_recorded_before_the_script_has_initialized_cuda(tmp_path: Path) -> None:
-    """It would get a context on a device that the script has not chosen."""
+    """It would get a context on a device that the script has not chosen. Asking initializes nothing."""
+    assert CudaAllocator().is_ready() is torch.cuda.is_initialized()
     allocator = FakeAllocator(ready=False)
     traced = Traced(tmp_path, allocator)
-    traced.history.begin()
-    traced.history.found()
-    assert allocator.recorded == []
-    assert traced.saved == []
+    traced.begin()
+    traced.found()
+    assert allocator.recorded == traced.saved == []
     allocator.ready = True
-    traced.history.begin()
-    traced.history.begin()
-    assert allocator.recorded == [MOST_ENTRIES]
-    assert len(allocator.observers) == 1
+    traced.begin()
+    traced.begin()
+    assert (allocator.recorded, len(allocator.observers)) == ([MOST_ENTRIES], 1)
 
 
 def test_a_snapshot_is_saved_at_the_first_finding_when_memory_runs_out_and_at_the_end(tmp_path: Path) -> None:
     """Each once in an attempt; nothing replaces that of the exhausted memory. Files are the user's only."""
     allocator = FakeAllocator()
     traced = Traced(tmp_path, allocator)
-    traced.history.begin()
+    traced.begin()
     for _ in range(2):
-        traced.history.found()
+        traced.found()
         allocator.observers[0]()
-    traced.history.script_ended()
-    assert [(name, reason) for name, reason, _, _ in traced.saved] == [
+    traced.script_ended()
+    assert traced.saved == [
         ("rank-3.pickle", "finding"),
         ("rank-3-out-of-memory.pickle", "out of memory"),
         ("rank-3.pickle", "end of the script"),
     ]
-    names = sorted(path.name for path in traced.folder.iterdir())
-    assert names == ["rank-3-out-of-memory.pickle", "rank-3.pickle"]
-    for path in traced.folder.iterdir():
+    folder = tmp_path / "memory_trace"
+    for path in folder.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         content = pickle.loads(path.read_bytes())
         assert len(content["device_traces"][0]) == 40
         assert content["segments"]
-    assert stat.S_IMODE(traced.folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert traced.warned == []
 
 
@@ -114,14 +108,11 @@ def test_a_history_that_the_script_records_keeps_its_settings(tmp_path: Path) ->
     """It is saved as it is; once the script has ended it, nothing is."""
     allocator = FakeAllocator(recording=True)
     traced = Traced(tmp_path, allocator)
-    traced.history.begin()
-    traced.history.found()
-    assert allocator.recorded == []
-    assert len(traced.saved) == 1
+    traced.begin()
+    traced.found()
     allocator.recording = False
-    traced.history.script_ended()
-    assert len(traced.saved) == 1
-    assert allocator.recorded == []
+    traced.script_ended()
+    assert (len(traced.saved), allocator.recorded) == (1, [])
 
 
 def test_the_newest_entries_are_kept_within_the_bound() -> None:
@@ -144,46 +135,33 @@ def test_the_newest_entries_are_kept_within_the_bound() -> None:
 def test_what_cannot_be_saved_is_a_warning_and_no_error(tmp_path: Path) -> None:
     """An error in the observer would take the place of the one that says that memory has run out."""
     allocator = FakeAllocator()
-    traced = Traced(tmp_path, allocator)
-    traced.history.begin()
+    traced = Traced(tmp_path, allocator, most_bytes=10)
+    traced.begin()
     allocator.error = RuntimeError("invalid argument\nmore")
     allocator.observers[0]()
-    assert traced.warned == ["no snapshot of the CUDA allocator is saved: invalid argument"]
     allocator.error = None
-    traced.folder.write_text("a file where the folder would be")
-    traced.history.found()
-    assert len(traced.warned) == 2
-    assert traced.saved == []
-    (tmp_path / "other").mkdir()
-    small = Traced(tmp_path / "other", FakeAllocator(), most_bytes=10)
-    small.history.begin()
-    small.history.found()
-    assert small.warned == ["no snapshot of the CUDA allocator is saved: it is larger than 10 bytes"]
+    traced.found()
+    (tmp_path / "memory_trace").write_text("a file where the folder would be")
+    traced._most_bytes = 1 << 20
+    traced.script_ended()
+    assert traced.warned[:2] == [
+        "no snapshot of the CUDA allocator is saved: invalid argument",
+        "no snapshot of the CUDA allocator is saved: it is larger than 10 bytes",
+    ]
+    assert (len(traced.warned), traced.saved) == (3, [])
 
 
 def test_an_allocator_without_history_is_one_warning(tmp_path: Path) -> None:
-    """Such as cudaMallocAsync; nothing is tried again."""
+    """Such as cudaMallocAsync; nothing is tried again. A process that was forked saves nothing either."""
     allocator = FakeAllocator()
     allocator.error = RuntimeError("cudaMallocAsync does not yet support recordHistory.")
-    traced = Traced(tmp_path, allocator)
-    traced.history.begin()
-    traced.history.begin()
-    traced.history.found()
-    assert len(traced.warned) == 1
-    assert "cudaMallocAsync" in traced.warned[0]
-
-
-def test_a_forked_process_saves_nothing(tmp_path: Path) -> None:
-    """Its memory is not the rank's."""
-    traced = Traced(tmp_path, FakeAllocator())
-    traced.history.begin()
-    traced.history.end()
-    traced.history.script_ended()
-    assert traced.saved == []
-
-
-def test_the_allocator_of_cuda_is_left_alone_without_cuda() -> None:
-    """Asking initializes nothing."""
-    import torch
-
-    assert CudaAllocator().is_ready() is torch.cuda.is_initialized()
+    traced, forked = Traced(tmp_path, allocator), Traced(tmp_path, FakeAllocator())
+    traced.begin()
+    traced.begin()
+    traced.found()
+    (warning,) = traced.warned
+    assert "cudaMallocAsync" in warning
+    forked.begin()
+    forked.end()
+    forked.script_ended()
+    assert traced.saved == forked.saved == []
