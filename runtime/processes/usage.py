@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from grpo_run.watchdog.processes import list_processes, read_file, read_stat
+from grpo_run.watchdog.processes import list_processes, read_io_bytes, read_stat
 
 MAX_THREADS = 1024
 """Threads of one process tree that are read; a process tree with more is unknown."""
@@ -77,7 +77,7 @@ def read_tree_usage(members: Collection[int]) -> TreeUsage | None:
         process = read_stat(pid)
         if process is None or process.state == "Z":
             continue  # exited since it was listed
-        member_bytes = _read_io_bytes(pid)
+        member_bytes = read_io_bytes(pid)
         if member_bytes is None:
             if os.path.exists(f"/proc/{pid}"):
                 return None
@@ -107,13 +107,3 @@ def read_threads(members: Collection[int]) -> dict[int, ThreadUsage] | None:
             if stat is not None:  # else it ended since it was listed
                 threads[int(number)] = ThreadUsage(stat.name, stat.state, stat.cpu_seconds)
     return threads
-
-
-def _read_io_bytes(pid: int) -> int | None:
-    """Bytes read and written, and those that page faults have read, as of a mapped file on a slow disk."""
-    content = read_file(f"/proc/{pid}/io")
-    if content is None:
-        return None
-    names = (b"rchar:", b"wchar:", b"read_bytes:")
-    numbers = [int(line.split()[1]) for line in content.splitlines() if line.startswith(names)]
-    return sum(numbers) if len(numbers) == len(names) else None

@@ -33,10 +33,10 @@ from grpo_run.runtime.rank.rewards._messages import (
     send_frame,
     send_frame_until,
 )
-from grpo_run.runtime.rank.rewards._worker import HEARTBEAT, own_memory_bytes
+from grpo_run.runtime.rank.rewards._worker import HEARTBEAT
 from grpo_run.runtime.rank.rewards.host import WorkerHost
 from grpo_run.watchdog.diagnosis.exits import signal_name
-from grpo_run.watchdog.memory.host_reading import groups_of
+from grpo_run.watchdog.memory.host_reading import anonymous_bytes, groups_of
 from grpo_run.watchdog.run_processes.connections import read_connections
 from grpo_run.watchdog.stalls.process_clocks import ThreadReading, TreeReading
 
@@ -120,10 +120,6 @@ class WorkerHandle:
                 self._read_reports()
                 if self._event("exited") is not None or self._event("closed") is not None:
                     raise ConnectionError("the worker has exited")
-
-    def memory_bytes(self) -> int:
-        """Return the memory that the worker itself holds."""
-        return own_memory_bytes(self.pid)
 
     def read_tree_usage(self) -> TreeReading | None:
         """Return what the worker's processes have used. It leads a session, as a rank does."""
@@ -351,7 +347,7 @@ class WorkerPool:
                 )
             if reason is not None:
                 return _failed(FailureKind.timeout, reason)
-            size = worker.memory_bytes()
+            size = anonymous_bytes([worker.pid])
             if size > self._memory_limit_bytes:
                 limit = f"{self._memory_limit_bytes / 2**30:.1f} GiB"
                 return _failed(

@@ -27,6 +27,7 @@ from grpo_run.runtime.rank.rewards import _packing as packing
 from grpo_run.runtime.rank.rewards import _process_group as process_group
 from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task, receive_frame, send_frame
 from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
+from grpo_run.watchdog.memory.host_reading import anonymous_bytes
 
 RECORDED = ("log_extra", "log_metric")
 """Arguments that are the rank's own functions: calls of them are recorded here and made in the rank."""
@@ -35,7 +36,6 @@ USES_GROUP = "uses torch's process group"
 HEARTBEAT = struct.Struct("<Q")
 HEARTBEAT_SECONDS = 1.0
 MAX_TRACEBACK_CHARACTERS = 16 * 1024
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def work(tasks: socket.socket, heartbeat: int) -> NoReturn:
@@ -162,7 +162,7 @@ class _Worker:
     def _reply(self, began: float, **fields: Any) -> Reply:
         return Reply(
             seconds=time.monotonic() - began,
-            anonymous_bytes=own_memory_bytes(),
+            anonymous_bytes=anonymous_bytes([os.getpid()]),
             left_processes=count_left_processes(),
             **fields,
         )
@@ -173,18 +173,6 @@ def _is_unchanged(value: Any, before: bytes) -> bool:
         return packing.dump(value).content == before
     except Exception:  # noqa: BLE001 - it holds something now that cannot be pickled
         return False
-
-
-def own_memory_bytes(pid: int | str = "self") -> int:
-    """Return how much memory a process has that it shares with no file and no other process; 0 if it has
-    exited.
-    """
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            _, resident, shared, *_ = file.read().split()
-    except (OSError, ValueError):
-        return 0
-    return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
 def count_left_processes() -> int:

@@ -13,7 +13,6 @@ the host, and the worker with the keeper.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import json
 import os
@@ -28,12 +27,11 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from grpo_run.runtime.processes.starting import die_with_parent
+from grpo_run.runtime.processes.starting import become_subreaper, die_with_parent
 from grpo_run.runtime.rank.rewards._messages import receive_exactly, receive_frame, send_frame
 from grpo_run.runtime.rank.rewards._worker import work
-from grpo_run.watchdog.processes import list_processes, read_stat
+from grpo_run.watchdog.processes import read_children
 
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 END_SECONDS = 10.0
 """How long killed processes may take to exit. One in uninterruptible sleep may take longer, and is left
 then.
@@ -50,7 +48,7 @@ def keep(control: socket.socket, tasks: socket.socket, heartbeat: int) -> NoRetu
         tasks: the worker's connection to the rank.
         heartbeat: descriptor of the memory that the worker stamps.
     """
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    become_subreaper()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     keeper = os.getpid()
@@ -96,7 +94,7 @@ def _await_end(control: socket.socket, worker: int) -> int | None:
     poll.register(control, select.POLLIN)
     poll.register(woken, select.POLLIN)
     while True:
-        for pid in _children():
+        for pid in read_children(os.getpid()):
             if pid != worker:
                 _reap(pid)
         found, status = os.waitpid(worker, os.WNOHANG)
@@ -114,7 +112,7 @@ def _end_all(worker: int) -> int:
     """Kill children until there are none, and return how many there were besides the worker."""
     killed: set[int] = set()
     deadline = time.monotonic() + END_SECONDS
-    while (children := _children()) and time.monotonic() < deadline:
+    while (children := read_children(os.getpid())) and time.monotonic() < deadline:
         for pid in children:
             if pid not in killed:
                 killed.add(pid)
@@ -122,16 +120,6 @@ def _end_all(worker: int) -> int:
             _reap(pid)
         time.sleep(_LOOK_SECONDS)
     return len(killed - {worker})
-
-
-def _children() -> list[int]:
-    own = os.getpid()
-    try:
-        with open(f"/proc/self/task/{own}/children", "rb") as file:
-            return [int(pid) for pid in file.read().split()]
-    except FileNotFoundError:  # a kernel without this file
-        stats = (read_stat(pid) for pid in list_processes())
-        return [stat.pid for stat in stats if stat is not None and stat.parent == own]
 
 
 def _reap(pid: int) -> None:

@@ -57,7 +57,6 @@ class World:
             monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(collective_records, "fetch", self._fetch)
         monkeypatch.setattr(processes, "read_main_thread", self._main_thread)
-        monkeypatch.setattr(processes, "members_by_session", lambda pids: {pid: [pid] for pid in pids})
         monkeypatch.setattr(LookReader, "main_thread_may_be_stuck", lambda self, pid: False)
         monkeypatch.setattr(process_usage, "find_process_trees", lambda pids: {pid: [pid] for pid in pids})
         monkeypatch.setattr(process_usage, "read_tree_usage", self._tree_usage)
