@@ -2,21 +2,18 @@
 
 One call runs in one worker; further calls at the same time wait for a free one. While a call runs, the rank
 looks at its worker now and then, without a thread of its own. `WorkerHandle` is one worker and its keeper
-seen from the rank: connections, resource usage, why it is replaced, and its end. The keeper, not the rank,
-kills the worker. `_service.py` decides what a failed call means.
+seen from the rank: channels, resource usage, why it is replaced, and its end. The rank kills the worker, and
+the keeper all that it has started. `_service.py` decides what a failed call means.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import mmap
 import os
 import pickle
 import select
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -25,15 +22,7 @@ from dataclasses import replace
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.processes import usage
 from grpo_run.runtime.rank.rewards._deadlines import CallClock
-from grpo_run.runtime.rank.rewards._messages import (
-    Failure,
-    FrameReader,
-    Reply,
-    Task,
-    send_frame,
-    send_frame_until,
-)
-from grpo_run.runtime.rank.rewards._worker import HEARTBEAT
+from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task, open_channel, receive, send
 from grpo_run.runtime.rank.rewards.host import WorkerHost
 from grpo_run.watchdog.diagnosis.exits import signal_name
 from grpo_run.watchdog.memory.host_reading import anonymous_bytes, groups_of
@@ -47,79 +36,53 @@ RECYCLE_BYTES = 1024**3
 """A worker that keeps this much more memory after a call than after its first one is replaced."""
 RECYCLE_PROCESSES = 8
 """A worker that has left more processes than this is replaced, which ends them."""
-SOCKET_BYTES = 4 * 1024**2
-"""Buffer of a connection, so that a batch is sent without waiting for its reader; the kernel may grant
-less.
-"""
 
 
 class WorkerHandle:
     """One worker and its keeper, seen from the rank."""
 
     def __init__(self, host: WorkerHost) -> None:
-        control, their_control = socket.socketpair()
-        tasks, their_tasks = socket.socketpair()
-        self._control, self._tasks = control, tasks
-        for end in (tasks, their_tasks):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-        memory = os.memfd_create("grpo-run-heartbeat", os.MFD_CLOEXEC)
-        os.ftruncate(memory, HEARTBEAT.size)
-        self._heartbeat = mmap.mmap(memory, HEARTBEAT.size)
+        self._control, their_control = open_channel()
+        self._tasks, their_tasks = open_channel()
+        self._descriptor: int | None = None
         try:
-            host.start_worker(their_control, their_tasks, memory)
+            with their_control, their_tasks:
+                host.start_worker(their_control, their_tasks)
+            self.pid, (self._descriptor,) = self._read_report(START_SECONDS)
         except OSError:
-            control.close()
-            tasks.close()
+            self.end()
             raise
-        finally:
-            os.close(memory)
-            their_control.close()
-            their_tasks.close()
-        control.setblocking(False)
-        tasks.setblocking(False)
         self.functions: set[int] = set()
-        self._events: list[dict[str, int | str]] = []
-        self._frames = FrameReader(tasks)
-        self._reports = FrameReader(control)
-        self._closed = False
         self._base_bytes: int | None = None
         self._poll = select.poll()
-        self._poll.register(tasks, select.POLLIN)
-        self._poll.register(control, select.POLLIN)
-        self.pid = self._await_start()
+        self._poll.register(self._tasks, select.POLLIN)
+        self._poll.register(self._control, select.POLLIN)
+        self._beat_at: float | None = None
         self._cgroup = next(iter(groups_of(self.pid)), None)
         self._kills: int | None = None
 
-    def send(self, content: bytes, deadline: float) -> None:
-        """Send a frame.
-
-        Args:
-            content: of the frame.
-            deadline: until when it may take, in monotonic seconds.
-        """
+    def send(self, content: bytes) -> None:
+        """Send a task. Raises OSError if the worker has ended."""
         self._kills = self._count_kills()
-        send_frame_until(self._tasks, content, deadline)
+        self._beat_at = None
+        send(self._tasks, content)
 
     def receive(self, seconds: float) -> bytes | None:
-        """Return a frame that is complete within some time, or None.
+        """Return a reply that arrives within some time, or None. Returns earlier if there is a beat.
 
         Raises:
-            ConnectionError: the worker has ended.
+            OSError: the worker has ended, or its reply is too large.
         """
-        deadline = time.monotonic() + seconds
-        while True:
-            left = deadline - time.monotonic()
-            ready = self._poll.poll(max(0.0, left) * 1000)
-            if not ready:
-                return None
-            if any(descriptor == self._tasks.fileno() for descriptor, _ in ready):
-                frame = self._frames.read()
-                if frame is not None:
-                    return frame
-            else:
-                self._read_reports()
-                if self._event("exited") is not None or self._event("closed") is not None:
-                    raise ConnectionError("the worker has exited")
+        ready = {descriptor for descriptor, _ in self._poll.poll(seconds * 1000)}
+        if self._tasks.fileno() in ready:
+            message = receive(self._tasks)
+            if message is None:
+                raise ConnectionError("the worker has exited")
+            self._beat_at = time.monotonic()
+            return message.content or None
+        if ready:
+            raise ConnectionError("the worker has exited")
+        return None
 
     def read_tree_usage(self) -> TreeReading | None:
         """Return what the worker's processes have used. It leads a session, as a rank does."""
@@ -147,8 +110,7 @@ class WorkerHandle:
 
     def heartbeat_age(self, now: float) -> float:
         """Return for how long no thread of the worker's interpreter has run; 0 before it has begun."""
-        (stamp,) = HEARTBEAT.unpack_from(self._heartbeat)
-        return now - stamp / 1e9 if stamp else 0.0
+        return now - self._beat_at if self._beat_at is not None else 0.0
 
     def why_replace(self, reply: Reply) -> str | None:
         """Return why this worker should not run another call; None if it may."""
@@ -163,12 +125,10 @@ class WorkerHandle:
         """Return how a worker ended by itself: for lack of memory, if the kernel has killed a process of its
         cgroup meanwhile.
         """
-        with contextlib.suppress(OSError):
-            self._await_event("exited", END_SECONDS)
-        event = self._event("exited")
-        if event is None:
+        try:
+            status, _ = self._read_report(END_SECONDS)
+        except OSError:
             return Failure(kind=FailureKind.died, message="ended its worker process")
-        status = int(event["status"])
         if not os.WIFSIGNALED(status):
             text = f"ended its worker process with exit code {os.WEXITSTATUS(status)}"
             return Failure(kind=FailureKind.died, message=text)
@@ -188,52 +148,32 @@ class WorkerHandle:
     def _count_kills(self) -> int | None:
         return self._cgroup.kills() if self._cgroup is not None else None
 
-    def end(self) -> int:
-        """End the worker and everything that it has started; return how many processes that was besides it.
+    def end(self) -> None:
+        """End the worker and everything that it has started.
 
         One in uninterruptible sleep is left to its keeper after some seconds.
         """
-        if self._closed:
-            return 0
-        self._closed = True
-        killed = 0
         with contextlib.suppress(OSError):
-            self._control.setblocking(True)
-            send_frame(self._control, b"end")
-            self._control.setblocking(False)
-        with contextlib.suppress(OSError):
-            killed = int(self._await_event("gone", END_SECONDS)["killed"])
+            if self._descriptor is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+                os.close(self._descriptor)
+            while True:  # until the keeper closes its end
+                self._read_report(END_SECONDS)
         self._control.close()
         self._tasks.close()
-        return killed
 
-    def _await_start(self) -> int:
-        return int(self._await_event("started", START_SECONDS)["pid"])
+    def _read_report(self, seconds: float) -> tuple[int, list[int]]:
+        """Return the keeper's next number and descriptors.
 
-    def _await_event(self, name: str, seconds: float) -> dict[str, int | str]:
-        deadline = time.monotonic() + seconds
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        while (event := self._event(name)) is None:
-            left = deadline - time.monotonic()
-            if self._event("closed") is not None:
-                raise ConnectionError("the keeper of a reward worker has ended")
-            if left <= 0 or not poll.poll(left * 1000):
-                raise TimeoutError(
-                    f"the keeper of a reward worker did not report {name!r} in {seconds:.0f} s"
-                )
-            self._read_reports()
-        return event
-
-    def _read_reports(self) -> None:
-        try:
-            while (frame := self._reports.read()) is not None:
-                self._events.append(json.loads(frame))
-        except ConnectionError:
-            self._events.append({"event": "closed"})
-
-    def _event(self, name: str) -> dict[str, int | str] | None:
-        return next((event for event in self._events if event["event"] == name), None)
+        Raises:
+            OSError: the keeper has ended, or has not reported in time.
+        """
+        self._control.settimeout(seconds)
+        message = receive(self._control)
+        if message is None:
+            raise ConnectionError("the keeper of a reward worker has ended")
+        return int(message.content), message.descriptors
 
 
 LOOK_SECONDS = 0.25
@@ -323,20 +263,18 @@ class WorkerPool:
         if task.key in worker.functions:
             task = replace(task, function=None)
         try:
-            worker.send(pickle.dumps(task), began + clock.limit_seconds)
+            worker.send(pickle.dumps(task))
             worker.functions.add(task.key)
             return self._await(worker, clock, began)
-        except TimeoutError:
-            return _failed(FailureKind.timeout, clock.overdue(clock.limit_seconds) or "")
         except OSError:
             return Reply(failure=worker.how_it_ended(), records=[])
 
     def _await(self, worker: WorkerHandle, clock: CallClock, began: float) -> Reply:
         progress_at, look_at = began + PROGRESS_SECONDS, began + clock.look_seconds
         while True:
-            frame = worker.receive(min(LOOK_SECONDS, clock.look_seconds, clock.limit_seconds))
-            if frame is not None:
-                reply: Reply = pickle.loads(frame)
+            content = worker.receive(min(LOOK_SECONDS, clock.look_seconds, clock.limit_seconds))
+            if content is not None:
+                reply: Reply = pickle.loads(content)
                 return reply
             now = time.monotonic()
             reason = clock.overdue(now - began)

@@ -8,13 +8,12 @@ the rank. Does not limit its own time or memory; the rank does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import inspect
-import mmap
 import os
 import pickle
 import socket
-import struct
 import sys
 import threading
 import time
@@ -25,7 +24,7 @@ from typing import Any, NoReturn
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.rank.rewards import _packing as packing
 from grpo_run.runtime.rank.rewards import _process_group as process_group
-from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task, receive_frame, send_frame
+from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task, receive, send, send_beat
 from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
 from grpo_run.watchdog.memory.host_reading import anonymous_bytes
 
@@ -33,71 +32,58 @@ RECORDED = ("log_extra", "log_metric")
 """Arguments that are the rank's own functions: calls of them are recorded here and made in the rank."""
 NOT_COLUMNS = frozenset({"trainer_state", *RECORDED})
 USES_GROUP = "uses torch's process group"
-HEARTBEAT = struct.Struct("<Q")
 HEARTBEAT_SECONDS = 1.0
 MAX_TRACEBACK_CHARACTERS = 16 * 1024
 
 
-def work(tasks: socket.socket, heartbeat: int) -> NoReturn:
-    """Run tasks until the rank closes the connection.
-
-    Args:
-        heartbeat: descriptor of the memory that a thread stamps about once per second, as long as it gets the
-            interpreter.
-    """
-    beating = _Heartbeat(heartbeat)
+def work(tasks: socket.socket) -> NoReturn:
+    """Run the tasks that arrive through a channel until the rank closes it."""
+    beating = _Heartbeat(tasks)
     # a function may start processes that look up its helpers by name; they must not run a script again
     sys.modules["__main__"] = types.ModuleType("__main__")
     faulthandler.enable()  # a crash shows its line in the rank's output
     worker = _Worker()
     process = os.getpid()
-    while (frame := receive_frame(tasks)) is not None:
+    while (message := receive(tasks)) is not None:
         with beating:
-            reply = worker.run(pickle.loads(frame))
+            reply = worker.run(pickle.loads(message.content))
         if os.getpid() != process:
             os._exit(0)  # forked by the function, and returned from it
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        send_frame(tasks, _pickled(reply))
+        send(tasks, _pickled(reply))
     os._exit(0)
 
 
 class _Heartbeat:
-    """Stamps a memory about once per second inside its block, as long as a thread of this interpreter gets to
+    """Sends a beat about once per second inside its block, as long as a thread of this interpreter gets to
     run.
 
     Between two calls its thread waits without a time limit: the hang detector proves that a rank is stuck
-        only if all
-    threads of its processes are.
+    only if all threads of its processes are.
 
     Args:
-        descriptor: of the memory, which is 0 between two calls. It is closed.
+        tasks: the channel to the rank.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._memory = mmap.mmap(descriptor, HEARTBEAT.size)
-        os.close(descriptor)
+    def __init__(self, tasks: socket.socket) -> None:
+        self._tasks = tasks
         self._calling = threading.Event()
         threading.Thread(target=self._beat, daemon=True, name="grpo-run-heartbeat").start()
 
     def __enter__(self) -> None:
-        self._stamp(time.monotonic_ns())
+        send_beat(self._tasks)
         self._calling.set()
 
     def __exit__(self, *exception: object) -> None:
         self._calling.clear()
-        self._stamp(0)
 
     def _beat(self) -> None:
-        while True:
-            self._calling.wait()
-            self._stamp(time.monotonic_ns())
-            time.sleep(HEARTBEAT_SECONDS)
-            if not self._calling.is_set():
-                self._stamp(0)
-
-    def _stamp(self, nanoseconds: int) -> None:
-        HEARTBEAT.pack_into(self._memory, 0, nanoseconds)
+        with contextlib.suppress(OSError):  # the rank has closed the channel
+            while True:
+                self._calling.wait()
+                send_beat(self._tasks)
+                time.sleep(HEARTBEAT_SECONDS)
 
 
 class _Worker:
