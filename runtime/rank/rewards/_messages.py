@@ -65,19 +65,15 @@ class Reply:
         records: calls of `log_extra` and `log_metric`, in order: (name of the argument, arguments, keyword
             arguments).
         generators: states after the call; None if it failed.
-        seconds: how long the function took.
-        anonymous_bytes: memory of the worker that is its own.
-        left_processes: processes that it has started and that still exist.
+        seconds: how long the function took; 0 if it failed.
     """
 
     values: list[Any] | None = None
     failure: Failure | None = None
     stays: str = ""
-    records: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
+    records: Sequence[tuple[str, tuple[Any, ...], dict[str, Any]]] = ()
     generators: GeneratorStates | None = None
     seconds: float = 0.0
-    anonymous_bytes: int = 0
-    left_processes: int = 0
 
 
 class Message(NamedTuple):

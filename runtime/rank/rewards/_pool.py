@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from glob import glob
 
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.processes import usage
@@ -26,8 +27,9 @@ from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task, open_c
 from grpo_run.runtime.rank.rewards.host import WorkerHost
 from grpo_run.watchdog.diagnosis.exits import signal_name
 from grpo_run.watchdog.memory.host_reading import anonymous_bytes, groups_of
+from grpo_run.watchdog.processes import read_file, read_stat
 from grpo_run.watchdog.run_processes.connections import read_connections
-from grpo_run.watchdog.stalls.process_clocks import ThreadReading, TreeReading
+from grpo_run.watchdog.stalls.process_clocks import TreeReading
 
 END_SECONDS = 15.0
 """How long a worker may take to end after it was killed; longer than its keeper waits."""
@@ -52,6 +54,8 @@ class WorkerHandle:
         except OSError:
             self.end()
             raise
+        stat = read_stat(self.pid)
+        self._keeper = stat.parent if stat is not None else 0
         self.functions: set[int] = set()
         self._base_bytes: int | None = None
         self._poll = select.poll()
@@ -101,24 +105,26 @@ class WorkerHandle:
             connected=bool(found.outside) if found is not None else None,
         )
 
-    def read_threads(self) -> dict[int, ThreadReading] | None:
-        """Return the threads of the worker itself, or None."""
-        threads = usage.read_threads([self.pid])
-        if threads is None:
-            return None
-        return {number: ThreadReading(one.state, one.cpu_seconds) for number, one in threads.items()}
-
     def heartbeat_age(self, now: float) -> float:
         """Return for how long no thread of the worker's interpreter has run; 0 before it has begun."""
         return now - self._beat_at if self._beat_at is not None else 0.0
 
-    def why_replace(self, reply: Reply) -> str | None:
+    def count_left_processes(self) -> int:
+        """Return how many processes the worker has started that still exist, also as orphans or zombies."""
+        keeper = self._keeper
+        count = -1  # the keeper's children include the worker
+        for path in (*glob(f"/proc/{self.pid}/task/*/children"), f"/proc/{keeper}/task/{keeper}/children"):
+            count += len((read_file(path) or b"").split())
+        return max(0, count)
+
+    def why_replace(self) -> str | None:
         """Return why this worker should not run another call; None if it may."""
-        if reply.left_processes > RECYCLE_PROCESSES:
-            return f"left {reply.left_processes} processes"
+        left, size = self.count_left_processes(), anonymous_bytes([self.pid])
+        if left > RECYCLE_PROCESSES:
+            return f"left {left} processes"
         if self._base_bytes is None:
-            self._base_bytes = reply.anonymous_bytes
-        kept = reply.anonymous_bytes - self._base_bytes
+            self._base_bytes = size
+        kept = size - self._base_bytes
         return f"kept {kept / 2**30:.1f} GiB more than at first" if kept > RECYCLE_BYTES else None
 
     def how_it_ended(self) -> Failure:
@@ -231,7 +237,7 @@ class WorkerPool:
             if reply.failure is not None and reply.failure.kind in GONE:
                 worker.end()
                 return reply
-            reason = worker.why_replace(reply)
+            reason = worker.why_replace()
             if reason is not None:
                 self._on_replaced(reason)
                 worker.end()
@@ -267,7 +273,7 @@ class WorkerPool:
             worker.functions.add(task.key)
             return self._await(worker, clock, began)
         except OSError:
-            return Reply(failure=worker.how_it_ended(), records=[])
+            return Reply(failure=worker.how_it_ended())
 
     def _await(self, worker: WorkerHandle, clock: CallClock, began: float) -> Reply:
         progress_at, look_at = began + PROGRESS_SECONDS, began + clock.look_seconds
@@ -281,7 +287,7 @@ class WorkerPool:
             if reason is None and now >= look_at:
                 look_at = now + clock.look_seconds
                 reason = clock.quiet(worker.read_tree_usage(), now) or clock.frozen(
-                    worker.read_threads(), worker.heartbeat_age(now), now
+                    usage.read_threads([worker.pid]), worker.heartbeat_age(now), now
                 )
             if reason is not None:
                 return _failed(FailureKind.timeout, reason)
@@ -298,7 +304,7 @@ class WorkerPool:
 
 
 def _failed(kind: FailureKind, message: str) -> Reply:
-    return Reply(failure=Failure(kind=kind, message=message), records=[])
+    return Reply(failure=Failure(kind=kind, message=message))
 
 
 def memory_limit_bytes(available_bytes: int, workers: int) -> int:

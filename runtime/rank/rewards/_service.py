@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -70,34 +71,33 @@ ALWAYS_NEEDED = ("transformers.trainer_callback", "numpy")
 """Modules of what every call is given."""
 
 
+@dataclass(kw_only=True, eq=False)
 class MovedFunction:
     """A reward function that runs in workers.
 
-    Args:
+    Attributes:
         function: of the script.
         name: as TRL logs it.
         key: its number among the functions of this rank.
         learned: how long its calls take.
-
-    Attributes:
         stays: why it runs in the rank after all; empty while it runs in workers.
         has_returned: whether a worker has ever returned rewards of it.
         was_tried: whether its one trial in the rank was due.
         was_warned: whether the user knows that a call may take too long.
         trial: that trial, until the call is made.
+        packed: the function as it travels; None if it stays in the rank from the start.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, key: int, learned: Learned) -> None:
-        self.function = function
-        self.name = name
-        self.key = key
-        self.learned = learned
-        self.stays = ""
-        self.has_returned = False
-        self.was_tried = False
-        self.was_warned = False
-        self.trial: Trial | None = None
-        self.packed: packing.Packed | None = None
+    function: Callable[..., Any]
+    name: str
+    key: int
+    learned: Learned
+    stays: str = ""
+    has_returned: bool = False
+    was_tried: bool = False
+    was_warned: bool = False
+    trial: Trial | None = None
+    packed: packing.Packed | None = None
 
     def take_trial(self) -> Trial:
         """Return the trial that a call in the rank is made in; one without effect if none is needed."""
@@ -155,7 +155,9 @@ class RewardService:
         added = []
         needed = set(ALWAYS_NEEDED)
         for function, name in functions:
-            moved = MovedFunction(function, name, len(self._functions), self.learned())
+            moved = MovedFunction(
+                function=function, name=name, key=len(self._functions), learned=self.learned()
+            )
             self._functions.append(moved)
             added.append(moved)
             try:
@@ -331,7 +333,7 @@ class RewardService:
             try:
                 reply = self._call(moved, part, batch, generators, seconds)
             except packing.StaysInRankError as error:
-                reply = Reply(stays=str(error), records=[])
+                reply = Reply(stays=str(error))
             found = reply.failure
             if reply.stays:
                 found = Failure(kind=FailureKind.exception, message=reply.stays)

@@ -26,7 +26,6 @@ from grpo_run.runtime.rank.rewards import _packing as packing
 from grpo_run.runtime.rank.rewards import _process_group as process_group
 from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task, receive, send, send_beat
 from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
-from grpo_run.watchdog.memory.host_reading import anonymous_bytes
 
 RECORDED = ("log_extra", "log_metric")
 """Arguments that are the rank's own functions: calls of them are recorded here and made in the rank."""
@@ -95,9 +94,9 @@ class _Worker:
         records: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         try:
             function, before = self._function(task)
-            arguments = packing.load(task.arguments)
+            arguments = pickle.loads(task.arguments)
         except Exception as error:  # noqa: BLE001 - loading imports libraries
-            return Reply(stays=f"cannot be loaded in another process ({_line(error)})", records=records)
+            return Reply(stays=f"cannot be loaded in another process ({_line(error)})")
         for name in RECORDED:
             if name in arguments:
                 arguments[name] = _recorder(name, records)
@@ -107,27 +106,24 @@ class _Worker:
         write_generators(task.generators)
         began = time.monotonic()
         try:
-            with process_group.refused() as asked_for_group:
+            with process_group.refused():
                 returned = self._call(function, arguments)
             values = checked(returned, len(arguments["prompts"]))
         except process_group.ProcessGroupUsedError:
-            return self._reply(began, records=[], stays=USES_GROUP)
+            return Reply(stays=USES_GROUP)
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever the function raises
-            if asked_for_group():
-                return self._reply(began, records=[], stays=USES_GROUP)
             kind = FailureKind.output if isinstance(error, OutputError) else FailureKind.exception
-            return self._reply(began, records=records, failure=_failure(kind, error))
-        if asked_for_group():
-            return self._reply(began, records=[], stays=USES_GROUP)
+            return Reply(records=records, failure=_failure(kind, error))
+        seconds = time.monotonic() - began
         if not _is_unchanged(function, before):
-            return self._reply(began, records=[], stays="changes its own state")
+            return Reply(stays="changes its own state")
         if not _is_unchanged(columns, given):
-            return self._reply(began, records=[], stays="changes the columns that it is given")
-        return self._reply(began, values=values, records=records, generators=read_generators())
+            return Reply(stays="changes the columns that it is given")
+        return Reply(values=values, records=records, generators=read_generators(), seconds=seconds)
 
     def _function(self, task: Task) -> tuple[Any, bytes]:
         if task.function is not None:
-            function = packing.load(task.function)
+            function = pickle.loads(task.function)
             before = packing.dump(function).content
             if packing.dump(function).content != before:
                 raise pickle.PicklingError("two pickles of it differ, so a change would not be noticed")
@@ -145,34 +141,12 @@ class _Worker:
             asyncio.set_event_loop(self._loop)
         return self._loop.run_until_complete(result)
 
-    def _reply(self, began: float, **fields: Any) -> Reply:
-        return Reply(
-            seconds=time.monotonic() - began,
-            anonymous_bytes=anonymous_bytes([os.getpid()]),
-            left_processes=count_left_processes(),
-            **fields,
-        )
-
 
 def _is_unchanged(value: Any, before: bytes) -> bool:
     try:
         return packing.dump(value).content == before
     except Exception:  # noqa: BLE001 - it holds something now that cannot be pickled
         return False
-
-
-def count_left_processes() -> int:
-    """Return how many processes this one has started that still exist, also as orphans or zombies."""
-    keeper = os.getppid()
-    lists = [f"/proc/self/task/{thread}/children" for thread in os.listdir("/proc/self/task")]
-    count = -1  # the keeper's children include this process
-    for path in (*lists, f"/proc/{keeper}/task/{keeper}/children"):
-        try:
-            with open(path, "rb") as file:
-                count += len(file.read().split())
-        except OSError:  # a thread has ended, or the kernel does not tell
-            continue
-    return max(0, count)
 
 
 def _recorder(name: str, records: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> Any:
@@ -209,7 +183,7 @@ def _pickled(reply: Reply) -> bytes:
     try:
         return packing.dump(reply).content
     except Exception as error:  # noqa: BLE001 - of what the function has logged
-        return pickle.dumps(Reply(stays=f"logs values that cannot be pickled ({_line(error)})", records=[]))
+        return pickle.dumps(Reply(stays=f"logs values that cannot be pickled ({_line(error)})"))
 
 
 def _line(error: BaseException) -> str:

@@ -16,7 +16,7 @@ import pytest
 from grpo_run.runtime.board import collective_log, slot_writer
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.processes import usage as process_usage
-from grpo_run.runtime.processes.usage import ThreadUsage, TreeUsage
+from grpo_run.runtime.processes.usage import TreeUsage
 from grpo_run.runtime.supervisor.detection import _collective_records as collective_records
 from grpo_run.runtime.supervisor.detection._wait_looks import LookReader
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
@@ -31,6 +31,7 @@ from grpo_run.watchdog.run_processes import connections
 from grpo_run.watchdog.run_processes.connections import Connections
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts, ProcessUsage
+from grpo_run.watchdog.stalls.process_clocks import ThreadReading
 from grpo_run.watchdog.stalls.stall import Stall
 from support.collective_entries import add_entry
 
@@ -269,12 +270,13 @@ class World:
         cpu_seconds = sum(self.cpu[rank] for rank in ranks)
         return TreeUsage(members=frozenset(members), cpu_seconds=cpu_seconds, io_bytes=sum(told))
 
-    def _tree_threads(self, members: list[int]) -> dict[int, ThreadUsage]:
+    def _tree_threads(self, members: list[int]) -> dict[int, ThreadReading]:
         threads = {
-            pid: ThreadUsage("python", self.process_state[pid - 100], self.cpu[pid - 100]) for pid in members
+            pid: ThreadReading(self.process_state[pid - 100], self.cpu[pid - 100], "python")
+            for pid in members
         }
         if self.some_thread_runs:
-            threads |= {pid + 100: ThreadUsage("worker", "R", 0.0) for pid in members}
+            threads |= {pid + 100: ThreadReading("R", 0.0, "worker") for pid in members}
         return threads
 
     def _connections(

@@ -5,6 +5,7 @@ are real.
 from __future__ import annotations
 
 import os
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,6 @@ from transformers import TrainerState
 
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.rank.rewards import _packing as packing
 from grpo_run.runtime.rank.rewards import host
 from grpo_run.runtime.rank.rewards._deadlines import CallClock, Learned
 from grpo_run.runtime.rank.rewards._failures import FailureLog
@@ -291,13 +291,13 @@ class PureWorkers:
         self.parts: list[list[str]] = []
 
     def call(self, task: Task, clock: CallClock) -> Reply:
-        prompts = packing.load(task.arguments)["prompts"]
+        prompts = pickle.loads(task.arguments)["prompts"]
         self.parts.append(prompts)
         if failing := self.bad.intersection(prompts):
             failure = Failure(kind=FailureKind.died, message=" ".join(sorted(failing)))
-            return Reply(failure=failure, records=[])
+            return Reply(failure=failure)
         values = [float(prompt) for prompt in prompts]
-        return Reply(values=values, records=[], generators=task.generators)
+        return Reply(values=values, generators=task.generators)
 
     def refresh(self) -> None:
         """There is nothing to end."""

@@ -10,7 +10,7 @@ import pytest
 
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.processes import usage as process_usage
-from grpo_run.runtime.processes.usage import ThreadUsage, TreeUsage
+from grpo_run.runtime.processes.usage import TreeUsage
 from grpo_run.runtime.supervisor.detection._activity import BUSY_FRACTION, RankActivity
 from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import SESSION_PHASES, OpenPhase, Phase, Slot
@@ -18,6 +18,7 @@ from grpo_run.watchdog.processes import MainThread
 from grpo_run.watchdog.run_processes import connections
 from grpo_run.watchdog.run_processes.connections import Connections
 from grpo_run.watchdog.stalls.observed import ProcessFacts
+from grpo_run.watchdog.stalls.process_clocks import ThreadReading
 
 PID = 900
 WORK = sorted(set(Phase) - SESSION_PHASES)
@@ -31,7 +32,7 @@ class Session:
         self.cpu_seconds = 10.0
         self.io_bytes = 1000
         self.readable = True
-        self.threads: dict[int, ThreadUsage] | None = {PID: ThreadUsage("python", "S", 1.0)}
+        self.threads: dict[int, ThreadReading] | None = {PID: ThreadReading("S", 1.0, "python")}
         self.connections: Connections | None = Connections(outside="", traffic_bytes=0)
 
     def usage(self, members: object) -> TreeUsage | None:
@@ -232,13 +233,13 @@ def test_a_process_tree_that_does_nothing_is_quiet_in_every_phase(session: Sessi
 def test_a_process_tree_that_may_work_is_not_quiet(session: Session, slot: Slot, what: str) -> None:
     """A thread that waits for a CPU, a debugger, or threads that may not be read."""
     state = {"runnable": "R", "debugger": "t"}.get(what)
-    session.threads = None if state is None else {PID + 1: ThreadUsage("worker", state, 1.0)}
+    session.threads = None if state is None else {PID + 1: ThreadReading(state, 1.0, "worker")}
     assert quiet_seconds(session, slot, 60.0)[0] < 20.0
 
 
 def test_threads_of_torch_that_wake_up_are_no_work(session: Session, slot: Slot) -> None:
     """Gloo polls its sockets a hundred times a second; on a busy machine it often waits for a CPU."""
-    session.threads = {PID + 1: ThreadUsage("gloo_tcp_loop", "R", 1.0)}
+    session.threads = {PID + 1: ThreadReading("R", 1.0, "gloo_tcp_loop")}
     assert quiet_seconds(session, slot, 40.0)[0] == 40.0
 
 
@@ -253,7 +254,7 @@ def test_a_stopped_interpreter_is_frozen_since_its_last_heartbeat(session: Sessi
     """But not since before the supervisor's own pause."""
     activity = RankActivity(60.0, 0.0)
     session.thread = MainThread(state="T", cpu_seconds=1.0)
-    session.threads = {PID: ThreadUsage("python", "T", 1.0)}
+    session.threads = {PID: ThreadReading("T", 1.0, "python")}
     here = replace(within(slot, Phase.eval), heartbeat_seconds=90.0)
     facts = look(activity, 0, here, PID, 100.0)
     assert facts is not None
@@ -262,7 +263,7 @@ def test_a_stopped_interpreter_is_frozen_since_its_last_heartbeat(session: Sessi
     facts = look(activity, 0, here, PID, 104.0)
     assert facts is not None
     assert facts.frozen_seconds == 3.0
-    session.threads = {PID: ThreadUsage("python", "T", 1.0), PID + 1: ThreadUsage("python", "S", 1.0)}
+    session.threads = {PID: ThreadReading("T", 1.0, "python"), PID + 1: ThreadReading("S", 1.0, "python")}
     facts = look(activity, 0, here, PID, 108.0)
     assert facts is not None
     assert facts.frozen_seconds == 0.0, "a thread runs on"
