@@ -9,12 +9,11 @@ the keeper all that it has started. `_service.py` decides what a failed call mea
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import pickle
+import queue
 import select
 import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -216,10 +215,10 @@ class WorkerPool:
         self._memory_limit_bytes = memory_limit_bytes
         self._on_replaced = on_replaced
         self._on_waiting = on_waiting
-        self._free = threading.Semaphore(size)
-        self._lock = threading.Lock()
-        self._idle: list[WorkerHandle] = []
-        self._numbers = itertools.count()
+        self._idle: queue.LifoQueue[WorkerHandle | None] = queue.LifoQueue()
+        """Idle workers, and None for each that is not started yet."""
+        for _ in range(size):
+            self._idle.put(None)
 
     def call(self, task: Task, clock: CallClock) -> Reply:
         """Run one call in a worker; a reply with a failure if the worker had to be killed, or died.
@@ -231,38 +230,37 @@ class WorkerPool:
         Raises:
             OSError: no worker can be started.
         """
-        with self._free:
-            worker = self._take()
+        worker, kept = self._idle.get(), None
+        try:
+            worker = worker or WorkerHandle(self._host)
             reply = self._run(worker, task, clock)
-            if reply.failure is not None and reply.failure.kind in GONE:
-                worker.end()
-                return reply
-            reason = worker.why_replace()
+            gone = reply.failure is not None and reply.failure.kind in GONE
+            reason = None if gone else worker.why_replace()
             if reason is not None:
                 self._on_replaced(reason)
+            if gone or reason is not None:
                 worker.end()
             else:
-                with self._lock:
-                    self._idle.append(worker)
+                kept = worker
             return reply
+        finally:
+            self._idle.put(kept)
 
     def refresh(self) -> None:
         """End the idle workers: the next calls run in fresh ones."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for worker in idle:
-            worker.end()
+        taken: list[WorkerHandle | None] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                taken.append(self._idle.get_nowait())
+        for worker in taken:
+            if worker is not None:
+                worker.end()
+            self._idle.put(None)
 
     def close(self) -> None:
         """End the workers and the host."""
         self.refresh()
         self._host.close()
-
-    def _take(self) -> WorkerHandle:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-            return WorkerHandle(self._host)
 
     def _run(self, worker: WorkerHandle, task: Task, clock: CallClock) -> Reply:
         began = time.monotonic()

@@ -196,9 +196,9 @@ class Rewards:
                         return values
                     if moved is None:
                         return await function(*args, **kwargs)
-                    with moved.take_trial() as trial:
-                        trial.values = await self._until_deadline(moved, function, args, kwargs)
-                    return trial.values
+                    with moved.tried() as excluded:
+                        return await self._until_deadline(moved, function, args, kwargs)
+                    return excluded
                 finally:
                     latency.add(time.monotonic() - began)
 
@@ -213,9 +213,9 @@ class Rewards:
                         return values
                     if moved is None:
                         return call_in_rank(function, args, kwargs)
-                    with moved.take_trial() as trial:
-                        trial.values = call_in_rank(function, args, kwargs)
-                    return trial.values
+                    with moved.tried() as excluded:
+                        return call_in_rank(function, args, kwargs)
+                    return excluded
                 finally:
                     latency.add(time.monotonic() - began)
 

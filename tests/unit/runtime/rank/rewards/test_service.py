@@ -214,9 +214,9 @@ def test_a_function_that_raises_in_workers_only_stays_in_the_rank(serving: Servi
 
     moved = serving.add(in_rank_only)
     assert serving.score(moved) is None
-    with moved.take_trial() as trial:
-        trial.values = in_rank_only(PROMPTS)
-    assert trial.values == [1.0] * 5
+    with moved.tried() as excluded:
+        assert in_rank_only(PROMPTS) == [1.0] * 5
+    assert excluded == []
     assert serving.score(moved) is None
     assert serving.events == []
     assert serving.said == [
@@ -239,9 +239,9 @@ def test_a_function_that_raises_everywhere_costs_its_samples(serving: Serving) -
     random.seed(7)
     expected = random.random()
     random.seed(7)
-    with moved.take_trial() as trial:
-        trial.values = raises(PROMPTS)
-    assert [type(value) for value in trial.values] == [Failed] * 5
+    with moved.tried() as excluded:
+        raises(PROMPTS)
+    assert [type(value) for value in excluded] == [Failed] * 5
     assert random.random() == expected
     assert [event["masked"] for event in serving.events] == [5]
     assert len(serving.score(moved) or ()) == 5
