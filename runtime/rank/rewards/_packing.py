@@ -10,6 +10,7 @@ never imports them. Other libraries are imported by the worker. Called by `_serv
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import os
 import pickle
@@ -130,6 +131,18 @@ def generator(name: str) -> Any:
     import torch
 
     return torch.default_generator
+
+
+def inner_function(function: Any) -> Any:
+    """Return the function of the script that a call runs: without wrappers, and of a method or an object that
+    can be called.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    if not hasattr(function, "__code__"):
+        function = inspect.unwrap(getattr(function, "__func__", None) or type(function).__call__)
+    return function
 
 
 def _cached_again(function: Any, parameters: dict[str, Any]) -> Any:

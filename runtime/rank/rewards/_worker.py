@@ -162,10 +162,7 @@ def _name_helpers(function: Any) -> None:
     Before each call: another function of the script has helpers of the same names, which are other objects
         here.
     """
-    inner = inspect.unwrap(getattr(function, "func", function))
-    if not hasattr(inner, "__globals__"):
-        inner = getattr(inner, "__func__", None) or type(inner).__call__
-    space = getattr(inner, "__globals__", {})
+    space = getattr(packing.inner_function(function), "__globals__", {})
     helpers = {name: value for name, value in space.items() if not name.startswith("__")}
     sys.modules["__main__"].__dict__.update(helpers)
 

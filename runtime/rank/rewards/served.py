@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.rewards import host
 from grpo_run.runtime.rank.rewards._failures import FailureLog, Sample
 from grpo_run.runtime.rank.rewards._messages import Failure
+from grpo_run.runtime.rank.rewards._packing import inner_function
 from grpo_run.runtime.rank.rewards._pool import memory_limit_bytes
 from grpo_run.runtime.rank.rewards._service import MovedFunction, RewardService
 from grpo_run.runtime.rank.rollouts.reward_outputs import Failed, failed
@@ -302,13 +302,7 @@ def _durations(known: dict[str, Any] | None) -> Durations | None:
 
 def _place(function: Any) -> MovedReward | None:
     """Where the code of a function is; None if it has no Python code."""
-    inner = function
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    inner = inspect.unwrap(inner)
-    if not hasattr(inner, "__code__"):
-        inner = inspect.unwrap(getattr(inner, "__func__", None) or type(inner).__call__)
-    code = getattr(inner, "__code__", None)
+    code = getattr(inner_function(function), "__code__", None)
     return MovedReward(file=code.co_filename, function=code.co_name) if code is not None else None
 
 
