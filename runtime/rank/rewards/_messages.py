@@ -115,7 +115,8 @@ def receive(channel: socket.socket) -> Message | None:
 
     Raises:
         TimeoutError: the channel has a timeout, which is over.
-        OSError: no descriptor is left, or the message is too large.
+        ConnectionError: the message is too large.
+        OSError: no descriptor is left.
     """
     mark, descriptors, flags, _ = socket.recv_fds(channel, 1, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     if flags & socket.MSG_CTRUNC:
@@ -127,6 +128,6 @@ def receive(channel: socket.socket) -> Message | None:
     memory, *others = descriptors
     with open(memory, "rb") as file:
         if os.fstat(memory).st_size > MAX_MESSAGE_BYTES:
-            raise OSError(errno.EMSGSIZE, "a message is too large")
+            raise ConnectionError("a message is too large")
         file.seek(0)  # the position is the writer's too
         return Message(file.read(), others)

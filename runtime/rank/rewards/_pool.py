@@ -65,7 +65,7 @@ class WorkerHandle:
         self._kills: int | None = None
 
     def send(self, content: bytes) -> None:
-        """Send a task. Raises OSError if the worker has ended."""
+        """Send a task. Raises ConnectionError if the worker has ended, and OSError as `send` does."""
         self._kills = self._count_kills()
         self._beat_at = None
         send(self._tasks, content)
@@ -74,7 +74,8 @@ class WorkerHandle:
         """Return a reply that arrives within some time, or None. Returns earlier if there is a beat.
 
         Raises:
-            OSError: the worker has ended, or its reply is too large.
+            ConnectionError: the worker has ended, or its reply is too large.
+            OSError: no descriptor is left.
         """
         ready = {descriptor for descriptor, _ in self._poll.poll(seconds * 1000)}
         if self._tasks.fileno() in ready:
@@ -228,22 +229,22 @@ class WorkerPool:
             clock: decides when it has taken too long.
 
         Raises:
-            OSError: no worker can be started.
+            OSError: no worker can be started, or nothing can be sent: no descriptor is left.
         """
         worker, kept = self._idle.get(), None
         try:
             worker = worker or WorkerHandle(self._host)
             reply = self._run(worker, task, clock)
-            gone = reply.failure is not None and reply.failure.kind in GONE
-            reason = None if gone else worker.why_replace()
-            if reason is not None:
-                self._on_replaced(reason)
-            if gone or reason is not None:
-                worker.end()
-            else:
-                kept = worker
+            if reply.failure is None or reply.failure.kind not in GONE:
+                reason = worker.why_replace()
+                if reason is None:
+                    kept = worker
+                else:
+                    self._on_replaced(reason)
             return reply
         finally:
+            if worker is not None and kept is None:
+                worker.end()
             self._idle.put(kept)
 
     def refresh(self) -> None:
@@ -270,7 +271,7 @@ class WorkerPool:
             worker.send(pickle.dumps(task))
             worker.functions.add(task.key)
             return self._await(worker, clock, began)
-        except OSError:
+        except ConnectionError:
             return Reply(failure=worker.how_it_ended())
 
     def _await(self, worker: WorkerHandle, clock: CallClock, began: float) -> Reply:
