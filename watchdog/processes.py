@@ -1,8 +1,7 @@
 """Facts about processes from /proc: of one process, and of all at one moment with their parents and sessions.
 
 The only place that parses /proc/PID/stat. Reads state, parent, session, CPU time, I/O and wait channel of a
-process, see proc(5), and lists the members of sessions. A rank leads its own session, so its `pid`
-identifies the session as well. A process that has exited or may not be read gives None, "unknown": never an
+process, see proc(5). A process that has exited or may not be read gives None, "unknown": never an
 exception and never a zero. Called by the hang detector at every poll (about 15 µs a process; psutil takes
 1.5 to 5 times as long) and for the evidence. A helper that leaves its parent's session remains its child.
 Does not judge.
@@ -11,7 +10,7 @@ Does not judge.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 MAX_READ_BYTES = 64 * 1024
@@ -108,12 +107,15 @@ def read_wchan(pid: int) -> str | None:
 
 
 def read_io_bytes(pid: int) -> int | None:
-    """Return the bytes read and written (`rchar` + `wchar`: with page cache, without sockets), or None."""
+    """Return the bytes read and written, with page cache and without sockets, and those that page faults have
+    read, as of a mapped file on a slow disk; None if they are unknown.
+    """
     content = read_file(f"/proc/{pid}/io")
     if content is None:
         return None
-    numbers = [line.split()[1] for line in content.splitlines() if line.startswith((b"rchar:", b"wchar:"))]
-    return sum(map(int, numbers)) if len(numbers) == 2 else None
+    names = (b"rchar:", b"wchar:", b"read_bytes:")
+    numbers = [int(line.split()[1]) for line in content.splitlines() if line.startswith(names)]
+    return sum(numbers) if len(numbers) == len(names) else None
 
 
 def list_processes() -> list[int]:
@@ -123,23 +125,6 @@ def list_processes() -> list[int]:
         OSError: /proc cannot be listed, for example because no file descriptor is left.
     """
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def members_by_session(sessions: Collection[int]) -> dict[int, list[int]]:
-    """Return the processes of several sessions, with one scan of /proc (about 1 µs per process).
-
-    Raises:
-        OSError: /proc cannot be listed.
-    """
-    members: dict[int, list[int]] = {session: [] for session in sessions}
-    for pid in list_processes():
-        try:
-            session = os.getsid(pid)
-        except OSError:
-            continue  # exited since it was listed, or asking is not permitted
-        if session in members:
-            members[session].append(pid)
-    return members
 
 
 def read_file(path: str) -> bytes | None:
@@ -172,6 +157,15 @@ def children_by_parent(processes: Mapping[int, ProcessStat]) -> dict[int, list[i
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
     return children
+
+
+def read_children(pid: int) -> list[int]:
+    """Return the children that a process's main thread has started, or that it has adopted, zombies too."""
+    content = read_file(f"/proc/{pid}/task/{pid}/children")
+    if content is not None:
+        return [int(number) for number in content.split()]
+    # a kernel without CONFIG_PROC_CHILDREN, or there is no such process
+    return children_by_parent(read_processes()).get(pid, [])
 
 
 def descendants(processes: Mapping[int, ProcessStat], roots: Iterable[int]) -> set[int]:

@@ -10,7 +10,6 @@ also those that it has abandoned. Called by `helpers.py`. Terminates nothing els
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -18,10 +17,10 @@ import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
+from grpo_run.runtime.processes.starting import become_subreaper
 from grpo_run.runtime.upstream import process_names
-from grpo_run.watchdog.processes import list_processes, read_file, read_stat
+from grpo_run.watchdog.processes import read_children, read_stat
 
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 REAP_SECONDS = 1.0
 """Time between two looks for children that have exited. While none has, a look is one system call."""
 UNCLAIMED_SECONDS = 60.0
@@ -40,18 +39,7 @@ def adopt_orphans() -> bool:
         Not so if the kernel refuses, for pid 1 of a container, which adopts everything, and with children
         from before.
     """
-    adopts = ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-    return adopts and os.getpid() != 1 and not children(os.getpid())
-
-
-def children(pid: int) -> list[int]:
-    """Return the children of a process that were started by its main thread, or adopted."""
-    content = read_file(f"/proc/{pid}/task/{pid}/children")
-    if content is not None:
-        return [int(number) for number in content.split()]
-    # a kernel without CONFIG_PROC_CHILDREN
-    stats = [read_stat(other) for other in list_processes()]
-    return [stat.pid for stat in stats if stat is not None and stat.parent == pid]
+    return become_subreaper() and os.getpid() != 1 and not read_children(os.getpid())
 
 
 def own_children() -> set[int]:
@@ -128,7 +116,7 @@ class Reaper:
             self._exited_since.clear()
             return
         started = self._started()
-        stats = [read_stat(pid) for pid in children(os.getpid()) if pid not in started]
+        stats = [read_stat(pid) for pid in read_children(os.getpid()) if pid not in started]
         exited = [stat for stat in stats if stat is not None and stat.state == "Z"]
         self._exited_since = {stat.key: self._exited_since.get(stat.key, moment) for stat in exited}
         for stat in exited:

@@ -62,14 +62,33 @@ class ProcessIdentity:
         """
         if not self.is_visible:
             return False
-        descriptor = os.pidfd_open(self.pid)
-        try:
-            if not self.is_alive:
-                raise ProcessLookupError(f"process {self.pid} has exited")
-            signal.pidfd_send_signal(descriptor, number)
-        finally:
-            os.close(descriptor)
+        send_signals(self.pid, self.started_ticks, number)
         return True
+
+
+def send_signals(pid: int, started_ticks: int, *numbers: signal.Signals) -> None:
+    """Send signals to exactly one process, through a descriptor of it (pidfd), which no later process with
+    its pid can have.
+
+    Args:
+        pid: of the process.
+        started_ticks: when it was started, as in `ProcessIdentity`.
+        numbers: of the signals.
+
+    Raises:
+        ProcessLookupError: it has exited.
+        PermissionError: it belongs to another user.
+        OSError: no descriptor is left.
+    """
+    descriptor = os.pidfd_open(pid)
+    try:
+        stat = read_stat(pid)
+        if stat is None or not stat.is_alive or stat.started_ticks != started_ticks:
+            raise ProcessLookupError(f"process {pid} has exited")
+        for number in numbers:
+            signal.pidfd_send_signal(descriptor, number)
+    finally:
+        os.close(descriptor)
 
 
 def own_namespace() -> str:

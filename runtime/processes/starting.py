@@ -91,6 +91,7 @@ def interpreter_command(entry: str) -> list[str]:
 
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PTRACER = 0x59616D61
 
 
@@ -110,6 +111,15 @@ def die_with_parent(expected_parent: int) -> None:
         raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
     if os.getppid() != expected_parent:
         os._exit(128 + signal.SIGKILL)
+
+
+def become_subreaper() -> bool:
+    """Become the parent of all future orphans among this process's descendants.
+
+    Returns:
+        whether the kernel has agreed.
+    """
+    return bool(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
 def allow_tracing_by(pid: int) -> None:

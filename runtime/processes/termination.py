@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from grpo_run.watchdog.processes import ProcessStat, read_arguments, read_stat
+from grpo_run.runtime.processes.identity import send_signals
+from grpo_run.watchdog.processes import ProcessStat, read_arguments
 from grpo_run.watchdog.run_processes.keeping import is_fork_of_rank
 from grpo_run.watchdog.run_processes.remaining import runs_service
 
@@ -155,23 +156,13 @@ def send(process: ProcessStat, number: signal.Signals) -> bool:
     Raises:
         OSError: no descriptor is left.
     """
+    numbers = (number, signal.SIGCONT) if number == signal.SIGTERM else (number,)
     try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return True
-    try:
-        now = read_stat(process.pid)
-        if now is None or now.key != process.key:
-            return True
-        signal.pidfd_send_signal(descriptor, number)
-        if number == signal.SIGTERM:
-            signal.pidfd_send_signal(descriptor, signal.SIGCONT)
-    except ProcessLookupError:
-        return True
+        send_signals(process.pid, process.started_ticks, *numbers)
     except PermissionError:
         return False
-    finally:
-        os.close(descriptor)
+    except ProcessLookupError:
+        pass
     return True
 
 
@@ -182,19 +173,16 @@ def wait_for_exits(pids: Iterable[int], seconds: float) -> None:
         OSError: no descriptor is left.
     """
     poller = select.poll()
-    descriptors: set[int] = set()
+    running = 0
     deadline = time.monotonic() + seconds
-    try:
+    with contextlib.ExitStack() as opened:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                descriptors.add(os.pidfd_open(pid))
-        for descriptor in descriptors:
-            poller.register(descriptor, select.POLLIN)
-        while descriptors and (left := deadline - time.monotonic()) > 0:
+                descriptor = os.pidfd_open(pid)
+                opened.callback(os.close, descriptor)
+                poller.register(descriptor, select.POLLIN)
+                running += 1
+        while running and (left := deadline - time.monotonic()) > 0:
             for descriptor, _ in poller.poll(left * 1000):
                 poller.unregister(descriptor)
-                descriptors.discard(descriptor)
-                os.close(descriptor)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+                running -= 1

@@ -12,19 +12,11 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from grpo_run.watchdog.processes import list_processes, read_file, read_stat
+from grpo_run.watchdog.processes import list_processes, read_io_bytes, read_stat
+from grpo_run.watchdog.stalls.process_clocks import ThreadReading
 
 MAX_THREADS = 1024
 """Threads of one process tree that are read; a process tree with more is unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadUsage:
-    """One thread: its name, its state (a letter of proc(5)) and its CPU time so far in seconds."""
-
-    name: str
-    state: str
-    cpu_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +69,7 @@ def read_tree_usage(members: Collection[int]) -> TreeUsage | None:
         process = read_stat(pid)
         if process is None or process.state == "Z":
             continue  # exited since it was listed
-        member_bytes = _read_io_bytes(pid)
+        member_bytes = read_io_bytes(pid)
         if member_bytes is None:
             if os.path.exists(f"/proc/{pid}"):
                 return None
@@ -90,9 +82,9 @@ def read_tree_usage(members: Collection[int]) -> TreeUsage | None:
     return TreeUsage(members=frozenset(running), cpu_seconds=cpu_seconds, io_bytes=io_bytes)
 
 
-def read_threads(members: Collection[int]) -> dict[int, ThreadUsage] | None:
+def read_threads(members: Collection[int]) -> dict[int, ThreadReading] | None:
     """Return every thread of these processes by id, or None if there are too many or one may not be read."""
-    threads: dict[int, ThreadUsage] = {}
+    threads: dict[int, ThreadReading] = {}
     for pid in members:
         try:
             numbers = os.listdir(f"/proc/{pid}/task")
@@ -105,15 +97,5 @@ def read_threads(members: Collection[int]) -> dict[int, ThreadUsage] | None:
         for number in numbers:
             stat = read_stat(pid, int(number))
             if stat is not None:  # else it ended since it was listed
-                threads[int(number)] = ThreadUsage(stat.name, stat.state, stat.cpu_seconds)
+                threads[int(number)] = ThreadReading(stat.state, stat.cpu_seconds, stat.name)
     return threads
-
-
-def _read_io_bytes(pid: int) -> int | None:
-    """Bytes read and written, and those that page faults have read, as of a mapped file on a slow disk."""
-    content = read_file(f"/proc/{pid}/io")
-    if content is None:
-        return None
-    names = (b"rchar:", b"wchar:", b"read_bytes:")
-    numbers = [int(line.split()[1]) for line in content.splitlines() if line.startswith(names)]
-    return sum(numbers) if len(numbers) == len(names) else None

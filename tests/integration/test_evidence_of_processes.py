@@ -168,7 +168,9 @@ def test_a_rank_that_ignores_the_signal_yields_its_line(
 def test_children_of_a_rank_are_listed(start: Callable[[int, str], int], incident: Path) -> None:
     """Processes in the rank's session, such as data loaders, are listed with state and command."""
     pids = {0: start(0, "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\n" + SLEEP)}
-    child = next(pid for pid in processes.members_by_session([pids[0]])[pids[0]] if pid != pids[0])
+    while not (children := processes.read_children(pids[0])):
+        time.sleep(0.01)
+    (child,) = children
     until("S", child)
     collect(incident, pids, stack_files(incident, pids))
     (line,) = (incident / "proc" / "rank0.children").read_text().splitlines()

@@ -41,7 +41,7 @@ def write_process_files(memory: Path, proc: Path, pids: Mapping[int, int], missi
         proc: directory for all other files.
         pids: running ranks.
     """
-    sessions = processes.members_by_session(list(pids.values()))
+    table = processes.read_processes()
     for rank, pid in pids.items():
         for name, folder in (("status", memory), *((name, proc) for name in PROC_FILES)):
             content = processes.read_file(f"/proc/{pid}/{name}")
@@ -49,7 +49,7 @@ def write_process_files(memory: Path, proc: Path, pids: Mapping[int, int], missi
                 missing.append(f"rank {rank}: /proc/{pid}/{name} could not be read")
             else:
                 write_private(folder / f"rank{rank}.{name}", content)
-        children = [child for child in sessions[pid] if child != pid][:MAX_CHILDREN]
+        children = [one.pid for one in table.values() if one.session == pid != one.pid][:MAX_CHILDREN]
         write_private(proc / f"rank{rank}.children", "".join(map(_child_line, children)).encode())
 
 
@@ -57,8 +57,7 @@ def _child_line(pid: int) -> str:
     thread = processes.read_main_thread(pid)
     if thread is None:
         return f"{pid} gone\n"
-    content = processes.read_file(f"/proc/{pid}/cmdline") or b""
-    command = content.replace(b"\0", b" ").decode(errors="replace")[:MAX_COMMAND_CHARACTERS].strip()
+    command = processes.read_arguments(pid)[:MAX_COMMAND_CHARACTERS].strip()
     wchan = processes.read_wchan(pid) or "-"
     return f"{pid} {thread.state} cpu={thread.cpu_seconds:.2f}s wchan={wchan} {command}\n"
 

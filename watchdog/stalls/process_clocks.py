@@ -107,10 +107,11 @@ LEAST_READINGS = 5
 
 @dataclass(frozen=True, slots=True)
 class ThreadReading:
-    """State of one thread (a letter of proc(5)) and its CPU time so far, in seconds."""
+    """State of one thread (a letter of proc(5)), its CPU time so far in seconds, and its name."""
 
     state: str
     cpu_seconds: float
+    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,26 +1,26 @@
-"""Messages between rank and worker, and their framing on a Unix socket.
+"""Messages between rank, host, keeper and worker, and the channels that they travel through.
 
-A frame is its length in eight bytes, then the bytes. The rank reads and writes with a deadline, because its
-worker may be killed in the middle of a frame; host, keeper and worker block. Does not interpret what a frame
-contains.
+A channel is a socket that keeps the bounds of messages. The content of a message is a file in memory, and its
+descriptor is sent: nobody ever waits for a reader, and a process that is killed while it writes has sent
+nothing. Beats are messages without content. Does not interpret what a message contains.
 """
 
 from __future__ import annotations
 
-import select
+import errno
+import os
 import socket
-import struct
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.rank.rewards.generators import GeneratorStates
 
-LENGTH = struct.Struct("<Q")
-MAX_FRAME_BYTES = 256 * 1024 * 1024
-"""A worker that announces more is broken."""
-_CHUNK_BYTES = 1024 * 1024
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+"""A worker that sends more is broken."""
+MAX_DESCRIPTORS = 3
+_MESSAGE, _BEAT = b"m", b"b"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,99 +65,69 @@ class Reply:
         records: calls of `log_extra` and `log_metric`, in order: (name of the argument, arguments, keyword
             arguments).
         generators: states after the call; None if it failed.
-        seconds: how long the function took.
-        anonymous_bytes: memory of the worker that is its own.
-        left_processes: processes that it has started and that still exist.
+        seconds: how long the function took; 0 if it failed.
     """
 
     values: list[Any] | None = None
     failure: Failure | None = None
     stays: str = ""
-    records: list[tuple[str, tuple[Any, ...], dict[str, Any]]]
+    records: Sequence[tuple[str, tuple[Any, ...], dict[str, Any]]] = ()
     generators: GeneratorStates | None = None
     seconds: float = 0.0
-    anonymous_bytes: int = 0
-    left_processes: int = 0
 
 
-def send_frame(sock: socket.socket, content: bytes) -> None:
-    """Send one frame and block until it is sent."""
-    sock.sendall(LENGTH.pack(len(content)))
-    sock.sendall(content)
+class Message(NamedTuple):
+    """What has arrived; `content` is empty and there are no descriptors if it is a beat."""
+
+    content: bytes
+    descriptors: list[int]
 
 
-def receive_frame(sock: socket.socket) -> bytes | None:
-    """Block until one frame is there and return it; None if the other side has closed."""
-    header = receive_exactly(sock, LENGTH.size)
-    if header is None:
-        return None
-    return receive_exactly(sock, LENGTH.unpack(header)[0])
+def open_channel() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a new channel."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def receive_exactly(sock: socket.socket, size: int) -> bytes | None:
-    """Block until so many bytes are there and return them; None if the other side has closed."""
-    parts = bytearray()
-    while len(parts) < size:
-        chunk = sock.recv(min(_CHUNK_BYTES, size - len(parts)))
-        if not chunk:
-            return None
-        parts += chunk
-    return bytes(parts)
-
-
-class FrameReader:
-    """Collects one frame from a socket that does not block."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._content = bytearray()
-
-    def read(self) -> bytes | None:
-        """Return the frame if it is complete now, else None.
-
-        Raises:
-            ConnectionError: the other side has closed, or announces a frame that is too large.
-        """
-        while True:
-            missing = self._missing()
-            if missing == 0:
-                frame = bytes(self._content[LENGTH.size :])
-                self._content.clear()
-                return frame
-            try:
-                chunk = self._socket.recv(min(_CHUNK_BYTES, missing))
-            except BlockingIOError:
-                return None
-            if not chunk:
-                raise ConnectionError("the worker has closed its connection")
-            self._content += chunk
-
-    def _missing(self) -> int:
-        if len(self._content) < LENGTH.size:
-            return LENGTH.size - len(self._content)
-        size = LENGTH.unpack_from(self._content)[0]
-        if size > MAX_FRAME_BYTES:
-            raise ConnectionError(f"a worker announced {size} bytes")
-        return int(LENGTH.size + size - len(self._content))
-
-
-def send_frame_until(sock: socket.socket, content: bytes, deadline: float) -> None:
-    """Send one frame on a socket that does not block.
+def send(channel: socket.socket, content: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send a message. Does not wait for its reader.
 
     Args:
-        deadline: monotonic seconds.
+        channel: one end.
+        content: any bytes.
+        descriptors: at most two, which the receiver gets copies of.
 
     Raises:
-        TimeoutError: the other side did not read it in time.
-        OSError: it has closed.
+        OSError: the other side has closed, or no descriptor is left.
     """
-    left = memoryview(LENGTH.pack(len(content)) + content)
-    poll = select.poll()
-    poll.register(sock, select.POLLOUT)
-    while left:
-        try:
-            left = left[sock.send(left) :]
-        except BlockingIOError:
-            seconds = deadline - time.monotonic()
-            if seconds <= 0 or not poll.poll(seconds * 1000):
-                raise TimeoutError("a worker did not read its task in time") from None
+    with open(os.memfd_create("grpo-run-message", os.MFD_CLOEXEC), "wb") as file:
+        file.write(content)
+        file.flush()
+        socket.send_fds(channel, [_MESSAGE], [file.fileno(), *descriptors])
+
+
+def send_beat(channel: socket.socket) -> None:
+    """Send a sign of life, which needs no descriptor. Raises OSError as `send` does."""
+    channel.send(_BEAT)
+
+
+def receive(channel: socket.socket) -> Message | None:
+    """Return the next message; None if the other side has closed.
+
+    Raises:
+        TimeoutError: the channel has a timeout, which is over.
+        ConnectionError: the message is too large.
+        OSError: no descriptor is left.
+    """
+    mark, descriptors, flags, _ = socket.recv_fds(channel, 1, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    if flags & socket.MSG_CTRUNC:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise OSError(errno.EMFILE, "no descriptor is left for a message")
+    if mark != _MESSAGE:
+        return Message(b"", []) if mark else None
+    memory, *others = descriptors
+    with open(memory, "rb") as file:
+        if os.fstat(memory).st_size > MAX_MESSAGE_BYTES:
+            raise ConnectionError("a message is too large")
+        file.seek(0)  # the position is the writer's too
+        return Message(file.read(), others)

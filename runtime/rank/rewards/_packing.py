@@ -10,6 +10,7 @@ never imports them. Other libraries are imported by the worker. Called by `_serv
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import os
 import pickle
@@ -19,7 +20,7 @@ import sys
 import types
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -32,17 +33,11 @@ class StaysInRankError(Exception):
     """A reward function that cannot run in a worker. The message completes "stays in the rank: it ..."."""
 
 
-class Packed:
-    """A pickled object, and the libraries that it needs.
+class Packed(NamedTuple):
+    """A pickled object (`content`), and the names of the modules that are imported when it is loaded."""
 
-    Attributes:
-        content: the pickle.
-        modules: names of the modules that are imported when it is loaded.
-    """
-
-    def __init__(self, content: bytes, modules: Collection[str]) -> None:
-        self.content = content
-        self.modules = frozenset(modules)
+    content: bytes
+    modules: frozenset[str]
 
 
 def pack_function(function: Any) -> Packed:
@@ -92,12 +87,7 @@ def dump(value: Any) -> Packed:
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
     pickler.dump(value)
-    return Packed(buffer.getvalue(), pickler.modules)
-
-
-def load(content: bytes) -> Any:
-    """Return what was pickled with `dump`."""
-    return pickle.loads(content)
+    return Packed(buffer.getvalue(), frozenset(pickler.modules))
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -141,6 +131,18 @@ def generator(name: str) -> Any:
     import torch
 
     return torch.default_generator
+
+
+def inner_function(function: Any) -> Any:
+    """Return the function of the script that a call runs: without wrappers, and of a method or an object that
+    can be called.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    if not hasattr(function, "__code__"):
+        function = inspect.unwrap(getattr(function, "__func__", None) or type(function).__call__)
+    return function
 
 
 def _cached_again(function: Any, parameters: dict[str, Any]) -> Any:

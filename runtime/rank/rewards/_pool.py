@@ -2,43 +2,33 @@
 
 One call runs in one worker; further calls at the same time wait for a free one. While a call runs, the rank
 looks at its worker now and then, without a thread of its own. `WorkerHandle` is one worker and its keeper
-seen from the rank: connections, resource usage, why it is replaced, and its end. The keeper, not the rank,
-kills the worker. `_service.py` decides what a failed call means.
+seen from the rank: channels, resource usage, why it is replaced, and its end. The rank kills the worker, and
+the keeper all that it has started. `_service.py` decides what a failed call means.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
-import mmap
 import os
 import pickle
+import queue
 import select
 import signal
-import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from glob import glob
 
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.processes import usage
 from grpo_run.runtime.rank.rewards._deadlines import CallClock
-from grpo_run.runtime.rank.rewards._messages import (
-    Failure,
-    FrameReader,
-    Reply,
-    Task,
-    send_frame,
-    send_frame_until,
-)
-from grpo_run.runtime.rank.rewards._worker import HEARTBEAT, own_memory_bytes
+from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task, open_channel, receive, send
 from grpo_run.runtime.rank.rewards.host import WorkerHost
 from grpo_run.watchdog.diagnosis.exits import signal_name
-from grpo_run.watchdog.memory.host_reading import groups_of
+from grpo_run.watchdog.memory.host_reading import anonymous_bytes, groups_of
+from grpo_run.watchdog.processes import read_file, read_stat
 from grpo_run.watchdog.run_processes.connections import read_connections
-from grpo_run.watchdog.stalls.process_clocks import ThreadReading, TreeReading
+from grpo_run.watchdog.stalls.process_clocks import TreeReading
 
 END_SECONDS = 15.0
 """How long a worker may take to end after it was killed; longer than its keeper waits."""
@@ -47,83 +37,56 @@ RECYCLE_BYTES = 1024**3
 """A worker that keeps this much more memory after a call than after its first one is replaced."""
 RECYCLE_PROCESSES = 8
 """A worker that has left more processes than this is replaced, which ends them."""
-SOCKET_BYTES = 4 * 1024**2
-"""Buffer of a connection, so that a batch is sent without waiting for its reader; the kernel may grant
-less.
-"""
 
 
 class WorkerHandle:
     """One worker and its keeper, seen from the rank."""
 
     def __init__(self, host: WorkerHost) -> None:
-        control, their_control = socket.socketpair()
-        tasks, their_tasks = socket.socketpair()
-        self._control, self._tasks = control, tasks
-        for end in (tasks, their_tasks):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-        memory = os.memfd_create("grpo-run-heartbeat", os.MFD_CLOEXEC)
-        os.ftruncate(memory, HEARTBEAT.size)
-        self._heartbeat = mmap.mmap(memory, HEARTBEAT.size)
+        self._control, their_control = open_channel()
+        self._tasks, their_tasks = open_channel()
+        self._descriptor: int | None = None
         try:
-            host.start_worker(their_control, their_tasks, memory)
+            with their_control, their_tasks:
+                host.start_worker(their_control, their_tasks)
+            self.pid, (self._descriptor,) = self._read_report(START_SECONDS)
         except OSError:
-            control.close()
-            tasks.close()
+            self.end()
             raise
-        finally:
-            os.close(memory)
-            their_control.close()
-            their_tasks.close()
-        control.setblocking(False)
-        tasks.setblocking(False)
+        stat = read_stat(self.pid)
+        self._keeper = stat.parent if stat is not None else 0
         self.functions: set[int] = set()
-        self._events: list[dict[str, int | str]] = []
-        self._frames = FrameReader(tasks)
-        self._reports = FrameReader(control)
-        self._closed = False
         self._base_bytes: int | None = None
         self._poll = select.poll()
-        self._poll.register(tasks, select.POLLIN)
-        self._poll.register(control, select.POLLIN)
-        self.pid = self._await_start()
+        self._poll.register(self._tasks, select.POLLIN)
+        self._poll.register(self._control, select.POLLIN)
+        self._beat_at: float | None = None
         self._cgroup = next(iter(groups_of(self.pid)), None)
         self._kills: int | None = None
 
-    def send(self, content: bytes, deadline: float) -> None:
-        """Send a frame.
-
-        Args:
-            content: of the frame.
-            deadline: until when it may take, in monotonic seconds.
-        """
+    def send(self, content: bytes) -> None:
+        """Send a task. Raises ConnectionError if the worker has ended, and OSError as `send` does."""
         self._kills = self._count_kills()
-        send_frame_until(self._tasks, content, deadline)
+        self._beat_at = None
+        send(self._tasks, content)
 
     def receive(self, seconds: float) -> bytes | None:
-        """Return a frame that is complete within some time, or None.
+        """Return a reply that arrives within some time, or None. Returns earlier if there is a beat.
 
         Raises:
-            ConnectionError: the worker has ended.
+            ConnectionError: the worker has ended, or its reply is too large.
+            OSError: no descriptor is left.
         """
-        deadline = time.monotonic() + seconds
-        while True:
-            left = deadline - time.monotonic()
-            ready = self._poll.poll(max(0.0, left) * 1000)
-            if not ready:
-                return None
-            if any(descriptor == self._tasks.fileno() for descriptor, _ in ready):
-                frame = self._frames.read()
-                if frame is not None:
-                    return frame
-            else:
-                self._read_reports()
-                if self._event("exited") is not None or self._event("closed") is not None:
-                    raise ConnectionError("the worker has exited")
-
-    def memory_bytes(self) -> int:
-        """Return the memory that the worker itself holds."""
-        return own_memory_bytes(self.pid)
+        ready = {descriptor for descriptor, _ in self._poll.poll(seconds * 1000)}
+        if self._tasks.fileno() in ready:
+            message = receive(self._tasks)
+            if message is None:
+                raise ConnectionError("the worker has exited")
+            self._beat_at = time.monotonic()
+            return message.content or None
+        if ready:
+            raise ConnectionError("the worker has exited")
+        return None
 
     def read_tree_usage(self) -> TreeReading | None:
         """Return what the worker's processes have used. It leads a session, as a rank does."""
@@ -142,37 +105,36 @@ class WorkerHandle:
             connected=bool(found.outside) if found is not None else None,
         )
 
-    def read_threads(self) -> dict[int, ThreadReading] | None:
-        """Return the threads of the worker itself, or None."""
-        threads = usage.read_threads([self.pid])
-        if threads is None:
-            return None
-        return {number: ThreadReading(one.state, one.cpu_seconds) for number, one in threads.items()}
-
     def heartbeat_age(self, now: float) -> float:
         """Return for how long no thread of the worker's interpreter has run; 0 before it has begun."""
-        (stamp,) = HEARTBEAT.unpack_from(self._heartbeat)
-        return now - stamp / 1e9 if stamp else 0.0
+        return now - self._beat_at if self._beat_at is not None else 0.0
 
-    def why_replace(self, reply: Reply) -> str | None:
+    def count_left_processes(self) -> int:
+        """Return how many processes the worker has started that still exist, also as orphans or zombies."""
+        keeper = self._keeper
+        count = -1  # the keeper's children include the worker
+        for path in (*glob(f"/proc/{self.pid}/task/*/children"), f"/proc/{keeper}/task/{keeper}/children"):
+            count += len((read_file(path) or b"").split())
+        return max(0, count)
+
+    def why_replace(self) -> str | None:
         """Return why this worker should not run another call; None if it may."""
-        if reply.left_processes > RECYCLE_PROCESSES:
-            return f"left {reply.left_processes} processes"
+        left, size = self.count_left_processes(), anonymous_bytes([self.pid])
+        if left > RECYCLE_PROCESSES:
+            return f"left {left} processes"
         if self._base_bytes is None:
-            self._base_bytes = reply.anonymous_bytes
-        kept = reply.anonymous_bytes - self._base_bytes
+            self._base_bytes = size
+        kept = size - self._base_bytes
         return f"kept {kept / 2**30:.1f} GiB more than at first" if kept > RECYCLE_BYTES else None
 
     def how_it_ended(self) -> Failure:
         """Return how a worker ended by itself: for lack of memory, if the kernel has killed a process of its
         cgroup meanwhile.
         """
-        with contextlib.suppress(OSError):
-            self._await_event("exited", END_SECONDS)
-        event = self._event("exited")
-        if event is None:
+        try:
+            status, _ = self._read_report(END_SECONDS)
+        except OSError:
             return Failure(kind=FailureKind.died, message="ended its worker process")
-        status = int(event["status"])
         if not os.WIFSIGNALED(status):
             text = f"ended its worker process with exit code {os.WEXITSTATUS(status)}"
             return Failure(kind=FailureKind.died, message=text)
@@ -192,52 +154,32 @@ class WorkerHandle:
     def _count_kills(self) -> int | None:
         return self._cgroup.kills() if self._cgroup is not None else None
 
-    def end(self) -> int:
-        """End the worker and everything that it has started; return how many processes that was besides it.
+    def end(self) -> None:
+        """End the worker and everything that it has started.
 
         One in uninterruptible sleep is left to its keeper after some seconds.
         """
-        if self._closed:
-            return 0
-        self._closed = True
-        killed = 0
         with contextlib.suppress(OSError):
-            self._control.setblocking(True)
-            send_frame(self._control, b"end")
-            self._control.setblocking(False)
-        with contextlib.suppress(OSError):
-            killed = int(self._await_event("gone", END_SECONDS)["killed"])
+            if self._descriptor is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+                os.close(self._descriptor)
+            while True:  # until the keeper closes its end
+                self._read_report(END_SECONDS)
         self._control.close()
         self._tasks.close()
-        return killed
 
-    def _await_start(self) -> int:
-        return int(self._await_event("started", START_SECONDS)["pid"])
+    def _read_report(self, seconds: float) -> tuple[int, list[int]]:
+        """Return the keeper's next number and descriptors.
 
-    def _await_event(self, name: str, seconds: float) -> dict[str, int | str]:
-        deadline = time.monotonic() + seconds
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        while (event := self._event(name)) is None:
-            left = deadline - time.monotonic()
-            if self._event("closed") is not None:
-                raise ConnectionError("the keeper of a reward worker has ended")
-            if left <= 0 or not poll.poll(left * 1000):
-                raise TimeoutError(
-                    f"the keeper of a reward worker did not report {name!r} in {seconds:.0f} s"
-                )
-            self._read_reports()
-        return event
-
-    def _read_reports(self) -> None:
-        try:
-            while (frame := self._reports.read()) is not None:
-                self._events.append(json.loads(frame))
-        except ConnectionError:
-            self._events.append({"event": "closed"})
-
-    def _event(self, name: str) -> dict[str, int | str] | None:
-        return next((event for event in self._events if event["event"] == name), None)
+        Raises:
+            OSError: the keeper has ended, or has not reported in time.
+        """
+        self._control.settimeout(seconds)
+        message = receive(self._control)
+        if message is None:
+            raise ConnectionError("the keeper of a reward worker has ended")
+        return int(message.content), message.descriptors
 
 
 LOOK_SECONDS = 0.25
@@ -274,10 +216,10 @@ class WorkerPool:
         self._memory_limit_bytes = memory_limit_bytes
         self._on_replaced = on_replaced
         self._on_waiting = on_waiting
-        self._free = threading.Semaphore(size)
-        self._lock = threading.Lock()
-        self._idle: list[WorkerHandle] = []
-        self._numbers = itertools.count()
+        self._idle: queue.LifoQueue[WorkerHandle | None] = queue.LifoQueue()
+        """Idle workers, and None for each that is not started yet."""
+        for _ in range(size):
+            self._idle.put(None)
 
     def call(self, task: Task, clock: CallClock) -> Reply:
         """Run one call in a worker; a reply with a failure if the worker had to be killed, or died.
@@ -287,71 +229,68 @@ class WorkerPool:
             clock: decides when it has taken too long.
 
         Raises:
-            OSError: no worker can be started.
+            OSError: no worker can be started, or nothing can be sent: no descriptor is left.
         """
-        with self._free:
-            worker = self._take()
+        worker, kept = self._idle.get(), None
+        try:
+            worker = worker or WorkerHandle(self._host)
             reply = self._run(worker, task, clock)
-            if reply.failure is not None and reply.failure.kind in GONE:
-                worker.end()
-                return reply
-            reason = worker.why_replace(reply)
-            if reason is not None:
-                self._on_replaced(reason)
-                worker.end()
-            else:
-                with self._lock:
-                    self._idle.append(worker)
+            if reply.failure is None or reply.failure.kind not in GONE:
+                reason = worker.why_replace()
+                if reason is None:
+                    kept = worker
+                else:
+                    self._on_replaced(reason)
             return reply
+        finally:
+            if worker is not None and kept is None:
+                worker.end()
+            self._idle.put(kept)
 
     def refresh(self) -> None:
         """End the idle workers: the next calls run in fresh ones."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for worker in idle:
-            worker.end()
+        taken: list[WorkerHandle | None] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                taken.append(self._idle.get_nowait())
+        for worker in taken:
+            if worker is not None:
+                worker.end()
+            self._idle.put(None)
 
     def close(self) -> None:
         """End the workers and the host."""
         self.refresh()
         self._host.close()
 
-    def _take(self) -> WorkerHandle:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-            return WorkerHandle(self._host)
-
     def _run(self, worker: WorkerHandle, task: Task, clock: CallClock) -> Reply:
         began = time.monotonic()
         if task.key in worker.functions:
             task = replace(task, function=None)
         try:
-            worker.send(pickle.dumps(task), began + clock.limit_seconds)
+            worker.send(pickle.dumps(task))
             worker.functions.add(task.key)
             return self._await(worker, clock, began)
-        except TimeoutError:
-            return _failed(FailureKind.timeout, clock.overdue(clock.limit_seconds) or "")
-        except OSError:
-            return Reply(failure=worker.how_it_ended(), records=[])
+        except ConnectionError:
+            return Reply(failure=worker.how_it_ended())
 
     def _await(self, worker: WorkerHandle, clock: CallClock, began: float) -> Reply:
         progress_at, look_at = began + PROGRESS_SECONDS, began + clock.look_seconds
         while True:
-            frame = worker.receive(min(LOOK_SECONDS, clock.look_seconds, clock.limit_seconds))
-            if frame is not None:
-                reply: Reply = pickle.loads(frame)
+            content = worker.receive(min(LOOK_SECONDS, clock.look_seconds, clock.limit_seconds))
+            if content is not None:
+                reply: Reply = pickle.loads(content)
                 return reply
             now = time.monotonic()
             reason = clock.overdue(now - began)
             if reason is None and now >= look_at:
                 look_at = now + clock.look_seconds
                 reason = clock.quiet(worker.read_tree_usage(), now) or clock.frozen(
-                    worker.read_threads(), worker.heartbeat_age(now), now
+                    usage.read_threads([worker.pid]), worker.heartbeat_age(now), now
                 )
             if reason is not None:
                 return _failed(FailureKind.timeout, reason)
-            size = worker.memory_bytes()
+            size = anonymous_bytes([worker.pid])
             if size > self._memory_limit_bytes:
                 limit = f"{self._memory_limit_bytes / 2**30:.1f} GiB"
                 return _failed(
@@ -364,7 +303,7 @@ class WorkerPool:
 
 
 def _failed(kind: FailureKind, message: str) -> Reply:
-    return Reply(failure=Failure(kind=kind, message=message), records=[])
+    return Reply(failure=Failure(kind=kind, message=message))
 
 
 def memory_limit_bytes(available_bytes: int, workers: int) -> int:

@@ -35,14 +35,20 @@ def install() -> None:
 
 
 @contextmanager
-def refused() -> Iterator[Callable[[], bool]]:
-    """Refuse the group in the block. Yields a function that returns whether it was asked for in the block."""
+def refused() -> Iterator[None]:
+    """Refuse the group in the block.
+
+    Raises:
+        ProcessGroupUsedError: it was asked for, also if the block has handled that and returned or raised.
+    """
     global _calling, _used
     _calling, _used = True, False
     try:
-        yield lambda: _used
+        yield
     finally:
         _calling = False
+        if _used:
+            raise ProcessGroupUsedError
 
 
 def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:

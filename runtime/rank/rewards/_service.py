@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
-
-from typing_extensions import Self
 
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.history.sample_masking import MaskingReason
@@ -32,77 +31,59 @@ from grpo_run.runtime.rank.rewards.host import WorkerHost, surroundings
 from grpo_run.runtime.rank.rollouts.reward_outputs import failed
 from grpo_run.watchdog.stalls.durations import Durations
 
-
-class Trial:
-    """Enter it around the call, and assign what the call returned to `values`.
-
-    Args:
-        exclude: reports the failed call and returns its rewards; without it, an exception is not handled.
-        stay: keeps the function in the rank.
-    """
-
-    def __init__(
-        self, exclude: Callable[[], list[Any]] | None = None, stay: Callable[[], None] = lambda: None
-    ) -> None:
-        self._exclude = exclude
-        self._stay = stay
-        self.values: Any = None
-
-    def __enter__(self) -> Self:
-        self._generators = read_generators() if self._exclude is not None else None
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if error is None:
-            self._stay()
-            return False
-        if self._exclude is None or not isinstance(error, Exception):
-            return False
-        if self._generators is not None:
-            write_generators(self._generators)
-        self.values = self._exclude()
-        return True
-
-
 ALWAYS_NEEDED = ("transformers.trainer_callback", "numpy")
 """Modules of what every call is given."""
 
 
+@dataclass(kw_only=True, eq=False)
 class MovedFunction:
     """A reward function that runs in workers.
 
-    Args:
+    Attributes:
         function: of the script.
         name: as TRL logs it.
         key: its number among the functions of this rank.
         learned: how long its calls take.
-
-    Attributes:
         stays: why it runs in the rank after all; empty while it runs in workers.
         has_returned: whether a worker has ever returned rewards of it.
         was_tried: whether its one trial in the rank was due.
         was_warned: whether the user knows that a call may take too long.
-        trial: that trial, until the call is made.
+        trial: what follows that trial, if it fails and if it does not, until the call is made.
+        packed: the function as it travels; None if it stays in the rank from the start.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, key: int, learned: Learned) -> None:
-        self.function = function
-        self.name = name
-        self.key = key
-        self.learned = learned
-        self.stays = ""
-        self.has_returned = False
-        self.was_tried = False
-        self.was_warned = False
-        self.trial: Trial | None = None
-        self.packed: packing.Packed | None = None
+    function: Callable[..., Any]
+    name: str
+    key: int
+    learned: Learned
+    stays: str = ""
+    has_returned: bool = False
+    was_tried: bool = False
+    was_warned: bool = False
+    trial: tuple[Callable[[], list[Any]], Callable[[], None]] | None = None
+    packed: packing.Packed | None = None
 
-    def take_trial(self) -> Trial:
-        """Return the trial that a call in the rank is made in; one without effect if none is needed."""
-        trial, self.trial = self.trial or Trial(), None
-        return trial
+    @contextmanager
+    def tried(self) -> Iterator[list[Any]]:
+        """Enter it around a call in the rank, which may be the trial.
+
+        Yields:
+            an empty list; after a trial that failed, which raises nothing, it has the rewards of that call.
+        """
+        trial, self.trial = self.trial, None
+        values: list[Any] = []
+        if trial is None:
+            yield values
+            return
+        exclude, stay = trial
+        generators = read_generators()
+        try:
+            yield values
+        except Exception:  # noqa: BLE001 - whatever the function raises
+            write_generators(generators)
+            values += exclude()
+        else:
+            stay()
 
 
 class RewardService:
@@ -155,7 +136,9 @@ class RewardService:
         added = []
         needed = set(ALWAYS_NEEDED)
         for function, name in functions:
-            moved = MovedFunction(function, name, len(self._functions), self.learned())
+            moved = MovedFunction(
+                function=function, name=name, key=len(self._functions), learned=self.learned()
+            )
             self._functions.append(moved)
             added.append(moved)
             try:
@@ -271,9 +254,9 @@ class RewardService:
                 moved.learned.note_slow(moved.learned.longest_call_seconds())
             if kinds == {FailureKind.exception} and not (moved.has_returned or moved.was_tried):
                 moved.was_tried = True
-                moved.trial = Trial(
-                    exclude=lambda: self._rewards(moved, batch, failure, failures, passed),
-                    stay=lambda: self._keep_in_rank(moved, f"raised {failure.message} in a worker only"),
+                moved.trial = (
+                    lambda: self._rewards(moved, batch, failure, failures, passed),
+                    lambda: self._keep_in_rank(moved, f"raised {failure.message} in a worker only"),
                 )
                 return None
         else:
@@ -331,7 +314,7 @@ class RewardService:
             try:
                 reply = self._call(moved, part, batch, generators, seconds)
             except packing.StaysInRankError as error:
-                reply = Reply(stays=str(error), records=[])
+                reply = Reply(stays=str(error))
             found = reply.failure
             if reply.stays:
                 found = Failure(kind=FailureKind.exception, message=reply.stays)

@@ -8,13 +8,12 @@ the rank. Does not limit its own time or memory; the rank does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import inspect
-import mmap
 import os
 import pickle
 import socket
-import struct
 import sys
 import threading
 import time
@@ -25,79 +24,65 @@ from typing import Any, NoReturn
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.rank.rewards import _packing as packing
 from grpo_run.runtime.rank.rewards import _process_group as process_group
-from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task, receive_frame, send_frame
+from grpo_run.runtime.rank.rewards._messages import Failure, Reply, Task, receive, send, send_beat
 from grpo_run.runtime.rank.rewards.generators import read_generators, write_generators
 
 RECORDED = ("log_extra", "log_metric")
 """Arguments that are the rank's own functions: calls of them are recorded here and made in the rank."""
 NOT_COLUMNS = frozenset({"trainer_state", *RECORDED})
 USES_GROUP = "uses torch's process group"
-HEARTBEAT = struct.Struct("<Q")
 HEARTBEAT_SECONDS = 1.0
 MAX_TRACEBACK_CHARACTERS = 16 * 1024
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def work(tasks: socket.socket, heartbeat: int) -> NoReturn:
-    """Run tasks until the rank closes the connection.
-
-    Args:
-        heartbeat: descriptor of the memory that a thread stamps about once per second, as long as it gets the
-            interpreter.
-    """
-    beating = _Heartbeat(heartbeat)
+def work(tasks: socket.socket) -> NoReturn:
+    """Run the tasks that arrive through a channel until the rank closes it."""
+    beating = _Heartbeat(tasks)
     # a function may start processes that look up its helpers by name; they must not run a script again
     sys.modules["__main__"] = types.ModuleType("__main__")
     faulthandler.enable()  # a crash shows its line in the rank's output
     worker = _Worker()
     process = os.getpid()
-    while (frame := receive_frame(tasks)) is not None:
+    while (message := receive(tasks)) is not None:
         with beating:
-            reply = worker.run(pickle.loads(frame))
+            reply = worker.run(pickle.loads(message.content))
         if os.getpid() != process:
             os._exit(0)  # forked by the function, and returned from it
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        send_frame(tasks, _pickled(reply))
+        send(tasks, _pickled(reply))
     os._exit(0)
 
 
 class _Heartbeat:
-    """Stamps a memory about once per second inside its block, as long as a thread of this interpreter gets to
+    """Sends a beat about once per second inside its block, as long as a thread of this interpreter gets to
     run.
 
     Between two calls its thread waits without a time limit: the hang detector proves that a rank is stuck
-        only if all
-    threads of its processes are.
+    only if all threads of its processes are.
 
     Args:
-        descriptor: of the memory, which is 0 between two calls. It is closed.
+        tasks: the channel to the rank.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._memory = mmap.mmap(descriptor, HEARTBEAT.size)
-        os.close(descriptor)
+    def __init__(self, tasks: socket.socket) -> None:
+        self._tasks = tasks
         self._calling = threading.Event()
         threading.Thread(target=self._beat, daemon=True, name="grpo-run-heartbeat").start()
 
     def __enter__(self) -> None:
-        self._stamp(time.monotonic_ns())
+        send_beat(self._tasks)
         self._calling.set()
 
     def __exit__(self, *exception: object) -> None:
         self._calling.clear()
-        self._stamp(0)
 
     def _beat(self) -> None:
-        while True:
-            self._calling.wait()
-            self._stamp(time.monotonic_ns())
-            time.sleep(HEARTBEAT_SECONDS)
-            if not self._calling.is_set():
-                self._stamp(0)
-
-    def _stamp(self, nanoseconds: int) -> None:
-        HEARTBEAT.pack_into(self._memory, 0, nanoseconds)
+        with contextlib.suppress(OSError):  # the rank has closed the channel
+            while True:
+                self._calling.wait()
+                send_beat(self._tasks)
+                time.sleep(HEARTBEAT_SECONDS)
 
 
 class _Worker:
@@ -109,9 +94,9 @@ class _Worker:
         records: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         try:
             function, before = self._function(task)
-            arguments = packing.load(task.arguments)
+            arguments = pickle.loads(task.arguments)
         except Exception as error:  # noqa: BLE001 - loading imports libraries
-            return Reply(stays=f"cannot be loaded in another process ({_line(error)})", records=records)
+            return Reply(stays=f"cannot be loaded in another process ({_line(error)})")
         for name in RECORDED:
             if name in arguments:
                 arguments[name] = _recorder(name, records)
@@ -121,27 +106,24 @@ class _Worker:
         write_generators(task.generators)
         began = time.monotonic()
         try:
-            with process_group.refused() as asked_for_group:
+            with process_group.refused():
                 returned = self._call(function, arguments)
             values = checked(returned, len(arguments["prompts"]))
         except process_group.ProcessGroupUsedError:
-            return self._reply(began, records=[], stays=USES_GROUP)
+            return Reply(stays=USES_GROUP)
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever the function raises
-            if asked_for_group():
-                return self._reply(began, records=[], stays=USES_GROUP)
             kind = FailureKind.output if isinstance(error, OutputError) else FailureKind.exception
-            return self._reply(began, records=records, failure=_failure(kind, error))
-        if asked_for_group():
-            return self._reply(began, records=[], stays=USES_GROUP)
+            return Reply(records=records, failure=_failure(kind, error))
+        seconds = time.monotonic() - began
         if not _is_unchanged(function, before):
-            return self._reply(began, records=[], stays="changes its own state")
+            return Reply(stays="changes its own state")
         if not _is_unchanged(columns, given):
-            return self._reply(began, records=[], stays="changes the columns that it is given")
-        return self._reply(began, values=values, records=records, generators=read_generators())
+            return Reply(stays="changes the columns that it is given")
+        return Reply(values=values, records=records, generators=read_generators(), seconds=seconds)
 
     def _function(self, task: Task) -> tuple[Any, bytes]:
         if task.function is not None:
-            function = packing.load(task.function)
+            function = pickle.loads(task.function)
             before = packing.dump(function).content
             if packing.dump(function).content != before:
                 raise pickle.PicklingError("two pickles of it differ, so a change would not be noticed")
@@ -159,46 +141,12 @@ class _Worker:
             asyncio.set_event_loop(self._loop)
         return self._loop.run_until_complete(result)
 
-    def _reply(self, began: float, **fields: Any) -> Reply:
-        return Reply(
-            seconds=time.monotonic() - began,
-            anonymous_bytes=own_memory_bytes(),
-            left_processes=count_left_processes(),
-            **fields,
-        )
-
 
 def _is_unchanged(value: Any, before: bytes) -> bool:
     try:
         return packing.dump(value).content == before
     except Exception:  # noqa: BLE001 - it holds something now that cannot be pickled
         return False
-
-
-def own_memory_bytes(pid: int | str = "self") -> int:
-    """Return how much memory a process has that it shares with no file and no other process; 0 if it has
-    exited.
-    """
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            _, resident, shared, *_ = file.read().split()
-    except (OSError, ValueError):
-        return 0
-    return (int(resident) - int(shared)) * _PAGE_BYTES
-
-
-def count_left_processes() -> int:
-    """Return how many processes this one has started that still exist, also as orphans or zombies."""
-    keeper = os.getppid()
-    lists = [f"/proc/self/task/{thread}/children" for thread in os.listdir("/proc/self/task")]
-    count = -1  # the keeper's children include this process
-    for path in (*lists, f"/proc/{keeper}/task/{keeper}/children"):
-        try:
-            with open(path, "rb") as file:
-                count += len(file.read().split())
-        except OSError:  # a thread has ended, or the kernel does not tell
-            continue
-    return max(0, count)
 
 
 def _recorder(name: str, records: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> Any:
@@ -214,10 +162,7 @@ def _name_helpers(function: Any) -> None:
     Before each call: another function of the script has helpers of the same names, which are other objects
         here.
     """
-    inner = inspect.unwrap(getattr(function, "func", function))
-    if not hasattr(inner, "__globals__"):
-        inner = getattr(inner, "__func__", None) or type(inner).__call__
-    space = getattr(inner, "__globals__", {})
+    space = getattr(packing.inner_function(function), "__globals__", {})
     helpers = {name: value for name, value in space.items() if not name.startswith("__")}
     sys.modules["__main__"].__dict__.update(helpers)
 
@@ -235,7 +180,7 @@ def _pickled(reply: Reply) -> bytes:
     try:
         return packing.dump(reply).content
     except Exception as error:  # noqa: BLE001 - of what the function has logged
-        return pickle.dumps(Reply(stays=f"logs values that cannot be pickled ({_line(error)})", records=[]))
+        return pickle.dumps(Reply(stays=f"logs values that cannot be pickled ({_line(error)})"))
 
 
 def _line(error: BaseException) -> str:

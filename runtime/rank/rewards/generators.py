@@ -7,6 +7,7 @@ are left alone.
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from dataclasses import dataclass
@@ -20,20 +21,16 @@ class GeneratorStates:
     """
 
     python: tuple[Any, ...]
-    numpy: tuple[Any, ...] | None
+    numpy: bytes | None
     torch: bytes | None
 
 
 def read_generators() -> GeneratorStates:
     """Return the present states in this process."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    numpy_state = None
-    if numpy is not None:
-        name, keys, position, has_gauss, gauss = numpy.random.get_state()
-        numpy_state = (name, keys.tobytes(), position, has_gauss, gauss)
     return GeneratorStates(
         python=random.getstate(),
-        numpy=numpy_state,
+        numpy=pickle.dumps(numpy.random.get_state()) if numpy is not None else None,
         torch=torch.get_rng_state().numpy().tobytes() if torch is not None else None,
     )
 
@@ -44,8 +41,7 @@ def write_generators(states: GeneratorStates) -> None:
     if states.numpy is not None:
         import numpy
 
-        name, keys, position, has_gauss, gauss = states.numpy
-        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), position, has_gauss, gauss))
+        numpy.random.set_state(pickle.loads(states.numpy))
     if states.torch is not None:
         import torch
 

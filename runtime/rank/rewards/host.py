@@ -13,27 +13,23 @@ the host, and the worker with the keeper.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
-import json
 import os
 import pickle
-import select
 import signal
 import socket
-import struct
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from grpo_run.runtime.processes.starting import die_with_parent
-from grpo_run.runtime.rank.rewards._messages import receive_exactly, receive_frame, send_frame
+from grpo_run.runtime.processes.starting import become_subreaper, die_with_parent
+from grpo_run.runtime.rank.rewards._messages import open_channel, receive, send
 from grpo_run.runtime.rank.rewards._worker import work
-from grpo_run.watchdog.processes import list_processes, read_stat
+from grpo_run.watchdog.processes import read_children
 
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 END_SECONDS = 10.0
 """How long killed processes may take to exit. One in uninterruptible sleep may take longer, and is left
 then.
@@ -41,34 +37,33 @@ then.
 _LOOK_SECONDS = 0.01
 
 
-def keep(control: socket.socket, tasks: socket.socket, heartbeat: int) -> NoReturn:
-    """Fork the worker, wait for its end or the rank's request, and end everything.
+def keep(control: socket.socket, tasks: socket.socket) -> NoReturn:
+    """Fork the worker, wait for its end, and end everything that it has started.
 
     Args:
-        control: a frame on it, or its end, is the request. The keeper reports `started`, `exited` and `gone`
-            on it.
-        tasks: the worker's connection to the rank.
-        heartbeat: descriptor of the memory that the worker stamps.
+        control: channel to the rank. The keeper sends the worker's pid with a descriptor of it (pidfd), by
+            which the rank kills it, and its wait status when it has ended. The channel closes when everything
+            has ended.
+        tasks: the worker's channel to the rank.
     """
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    become_subreaper()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     keeper = os.getpid()
     worker = os.fork()
     if worker == 0:
-        _become_worker(control, tasks, heartbeat, keeper)
+        _become_worker(control, tasks, keeper)
     tasks.close()
-    os.close(heartbeat)
-    _report(control, "started", pid=worker)
-    status = _await_end(control, worker)
-    if status is not None:
-        _report(control, "exited", status=status)
-    killed = _end_all(worker)
-    _report(control, "gone", killed=killed)
+    _report(control, worker, [os.pidfd_open(worker)])
+    # without a time limit: the hang detector proves that a rank is stuck only if its processes are
+    while (ended := os.waitpid(-1, 0))[0] != worker:
+        pass  # an orphan of the worker's
+    _report(control, ended[1])
+    _end_all()
     os._exit(0)
 
 
-def _become_worker(control: socket.socket, tasks: socket.socket, heartbeat: int, keeper: int) -> NoReturn:
+def _become_worker(control: socket.socket, tasks: socket.socket, keeper: int) -> NoReturn:
     try:
         die_with_parent(keeper)
         control.close()
@@ -80,75 +75,31 @@ def _become_worker(control: socket.socket, tasks: socket.socket, heartbeat: int,
                 file.write("1000")
         except OSError:
             pass
-        work(tasks, heartbeat)
+        work(tasks)
     except BaseException:  # noqa: BLE001 - the keeper's code must not go on in this process
         traceback.print_exc()
     finally:
         os._exit(1)
 
 
-def _await_end(control: socket.socket, worker: int) -> int | None:
-    """Return the worker's wait status; None if the rank has asked for the end."""
-    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    poll.register(woken, select.POLLIN)
-    while True:
-        for pid in _children():
-            if pid != worker:
-                _reap(pid)
-        found, status = os.waitpid(worker, os.WNOHANG)
-        if found:
-            return status
-        # without a time limit: the hang detector proves that a rank is stuck only if its processes are
-        ready = {descriptor for descriptor, _ in poll.poll()}
-        if control.fileno() in ready:
-            receive_frame(control)
-            return None
-        os.read(woken, 4096)
-
-
-def _end_all(worker: int) -> int:
-    """Kill children until there are none, and return how many there were besides the worker."""
-    killed: set[int] = set()
+def _end_all() -> None:
+    """Kill children until there are none."""
     deadline = time.monotonic() + END_SECONDS
-    while (children := _children()) and time.monotonic() < deadline:
+    while (children := read_children(os.getpid())) and time.monotonic() < deadline:
         for pid in children:
-            if pid not in killed:
-                killed.add(pid)
-                os.kill(pid, signal.SIGKILL)  # a child of this process, also if it is a zombie
-            _reap(pid)
+            os.kill(pid, signal.SIGKILL)  # a child of this process, also if it is a zombie
+            os.waitpid(pid, os.WNOHANG)
         time.sleep(_LOOK_SECONDS)
-    return len(killed - {worker})
 
 
-def _children() -> list[int]:
-    own = os.getpid()
-    try:
-        with open(f"/proc/self/task/{own}/children", "rb") as file:
-            return [int(pid) for pid in file.read().split()]
-    except FileNotFoundError:  # a kernel without this file
-        stats = (read_stat(pid) for pid in list_processes())
-        return [stat.pid for stat in stats if stat is not None and stat.parent == own]
-
-
-def _reap(pid: int) -> None:
-    with contextlib.suppress(ChildProcessError):  # it is not a child any more
-        os.waitpid(pid, os.WNOHANG)
-
-
-def _report(control: socket.socket, event: str, **fields: int) -> None:
+def _report(control: socket.socket, number: int, descriptors: Sequence[int] = ()) -> None:
     with contextlib.suppress(OSError):  # the rank does not listen any more
-        send_frame(control, json.dumps({"event": event, **fields}).encode())
+        send(control, str(number).encode(), descriptors)
 
 
 PREPARE_SECONDS = 300.0
 """How long the host may take to import libraries."""
 HIDDEN_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-_MESSAGE = struct.Struct("<BQ")
-_PREPARE, _START = 1, 2
 _started: WorkerHost | None = None
 
 
@@ -196,26 +147,21 @@ class WorkerHost:
         Raises:
             OSError: the host has ended, or it took too long.
         """
-        content = pickle.dumps(surroundings)
         self._connection.settimeout(PREPARE_SECONDS)
-        self._connection.sendall(_MESSAGE.pack(_PREPARE, len(content)) + content)
-        if not self._connection.recv(1):
+        send(self._connection, pickle.dumps(surroundings))
+        if receive(self._connection) is None:
             raise ConnectionError("the host of the reward workers has ended")
 
-    def start_worker(self, control: socket.socket, tasks: socket.socket, heartbeat: int) -> None:
+    def start_worker(self, control: socket.socket, tasks: socket.socket) -> None:
         """Start a keeper with its worker.
 
         Args:
-            control, tasks: their ends of the connections; the caller closes its own copies.
-            heartbeat: descriptor of the memory that the worker stamps.
+            control, tasks: their ends of the channels; the caller closes its own copies.
 
         Raises:
             OSError: the host has ended.
         """
-        self._connection.settimeout(PREPARE_SECONDS)
-        socket.send_fds(
-            self._connection, [_MESSAGE.pack(_START, 0)], [control.fileno(), tasks.fileno(), heartbeat]
-        )
+        send(self._connection, b"", [control.fileno(), tasks.fileno()])
 
     def close(self) -> None:
         """End the host. Its workers must have been ended before."""
@@ -231,7 +177,7 @@ class WorkerHost:
 def start() -> WorkerHost:
     """Fork the host from this process, which must have one thread only."""
     global _started
-    ours, theirs = socket.socketpair()
+    ours, theirs = open_channel()
     rank = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -258,39 +204,27 @@ def _serve(connection: socket.socket) -> NoReturn:
 
         setproctitle.setproctitle("grpo-run reward workers")
     signal.signal(signal.SIGCHLD, lambda number, frame: _reap_keepers())
-    while True:
-        # without a time limit: the hang detector proves that a rank is stuck only if its processes are
-        header, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE.size, 3)
-        while header and len(header) < _MESSAGE.size:
-            header += connection.recv(_MESSAGE.size - len(header))
-        if not header:
-            os._exit(0)  # the rank has closed
-        kind, size = _MESSAGE.unpack(header)
-        if kind == _PREPARE:
-            content = receive_exactly(connection, size)
-            if content is None:
-                os._exit(0)
-            _prepare(pickle.loads(content))
-            connection.sendall(b"\1")
+    # without a time limit: the hang detector proves that a rank is stuck only if its processes are
+    while (message := receive(connection)) is not None:
+        if message.descriptors:
+            _start_keeper(connection, *(socket.socket(fileno=one) for one in message.descriptors))
         else:
-            _start_keeper(connection, descriptors)
+            _prepare(pickle.loads(message.content))
+            send(connection, b"")
+    os._exit(0)
 
 
-def _start_keeper(connection: socket.socket, descriptors: list[int]) -> None:
-    control, tasks = (socket.socket(fileno=descriptor) for descriptor in descriptors[:2])
-    heartbeat = descriptors[2]
+def _start_keeper(connection: socket.socket, control: socket.socket, tasks: socket.socket) -> None:
     host = os.getpid()
     if os.fork() == 0:
         try:
             connection.close()
             die_with_parent(host)
-
-            keep(control, tasks, heartbeat)
+            keep(control, tasks)
         finally:
             os._exit(1)
     control.close()
     tasks.close()
-    os.close(heartbeat)
 
 
 def _prepare(surroundings: WorkerEnvironment) -> None:

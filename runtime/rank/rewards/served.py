@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from grpo_run.runtime.history.sample_masking import MaskingReason
 from grpo_run.runtime.rank.rewards import host
 from grpo_run.runtime.rank.rewards._failures import FailureLog, Sample
 from grpo_run.runtime.rank.rewards._messages import Failure
+from grpo_run.runtime.rank.rewards._packing import inner_function
 from grpo_run.runtime.rank.rewards._pool import memory_limit_bytes
 from grpo_run.runtime.rank.rewards._service import MovedFunction, RewardService
 from grpo_run.runtime.rank.rollouts.reward_outputs import Failed, failed
@@ -200,9 +200,9 @@ class Rewards:
                         return values
                     if moved is None:
                         return await function(*args, **kwargs)
-                    with moved.take_trial() as trial:
-                        trial.values = await self._until_deadline(moved, function, args, kwargs)
-                    return trial.values
+                    with moved.tried() as excluded:
+                        return await self._until_deadline(moved, function, args, kwargs)
+                    return excluded
                 finally:
                     latency.add(time.monotonic() - began)
 
@@ -217,9 +217,9 @@ class Rewards:
                         return values
                     if moved is None:
                         return call_in_rank(function, args, kwargs)
-                    with moved.take_trial() as trial:
-                        trial.values = call_in_rank(function, args, kwargs)
-                    return trial.values
+                    with moved.tried() as excluded:
+                        return call_in_rank(function, args, kwargs)
+                    return excluded
                 finally:
                     latency.add(time.monotonic() - began)
 
@@ -307,13 +307,7 @@ def _durations(known: dict[str, Any] | None) -> Durations | None:
 
 def _place(function: Any) -> MovedReward | None:
     """Where the code of a function is; None if it has no Python code."""
-    inner = function
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    inner = inspect.unwrap(inner)
-    if not hasattr(inner, "__code__"):
-        inner = inspect.unwrap(getattr(inner, "__func__", None) or type(inner).__call__)
-    code = getattr(inner, "__code__", None)
+    code = getattr(inner_function(function), "__code__", None)
     return MovedReward(file=code.co_filename, function=code.co_name) if code is not None else None
 
 

@@ -20,7 +20,7 @@ from grpo_run.watchdog import processes
 from grpo_run.watchdog.observation import SESSION_PHASES, Slot
 from grpo_run.watchdog.run_processes import connections
 from grpo_run.watchdog.stalls.observed import HEARTBEAT_LATE_SECONDS, ProcessFacts
-from grpo_run.watchdog.stalls.process_clocks import FrozenClock, QuietClock, ThreadReading, TreeReading
+from grpo_run.watchdog.stalls.process_clocks import FrozenClock, QuietClock, TreeReading
 
 BUSY_FRACTION = 0.05
 """Share of one core; an idle interpreter with its heartbeat uses 0.1 %, a logger beside it less than this."""
@@ -187,14 +187,7 @@ class RankActivity:
         read_at, clock = self._frozen.get(rank, (-math.inf, FrozenClock()))
         stopped = clock.stopped_since_seconds is not None
         if now - read_at >= (STOPPED_READ_SECONDS if stopped else FROZEN_READ_SECONDS):
-            threads = process_usage.read_threads([pid])
-            clock = clock.after(
-                {
-                    number: ThreadReading(one.state, one.cpu_seconds)
-                    for number, one in (threads or {}).items()
-                },
-                now,
-            )
+            clock = clock.after(process_usage.read_threads([pid]), now)
             self._frozen[rank] = now, clock
         return clock.frozen(stopped=state == "T")
 

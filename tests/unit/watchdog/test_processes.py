@@ -39,15 +39,7 @@ def test_a_process_that_is_gone_is_unknown() -> None:
     assert processes.read_wchan(MISSING_PID) is None
     assert processes.read_io_bytes(MISSING_PID) is None
     assert processes.read_stat(MISSING_PID) is None
-    assert processes.members_by_session([MISSING_PID]) == {MISSING_PID: []}
-
-
-def test_this_process_is_a_member_of_its_session() -> None:
-    """One scan serves several sessions."""
-    session = os.getsid(0)
-    found = processes.members_by_session([session, MISSING_PID])
-    assert ME in found[session]
-    assert found[MISSING_PID] == []
+    assert processes.read_children(MISSING_PID) == []
 
 
 def test_the_stat_of_this_process_is_what_the_kernel_says() -> None:

@@ -20,7 +20,7 @@ import pytest
 from grpo_run.runtime.board import collective_log, slot_writer
 from grpo_run.runtime.board.board import Board
 from grpo_run.runtime.processes import usage as process_usage
-from grpo_run.runtime.processes.usage import ThreadUsage, TreeUsage
+from grpo_run.runtime.processes.usage import TreeUsage
 from grpo_run.runtime.supervisor.detection import _collective_records as collective_records
 from grpo_run.runtime.supervisor.detection import _wait_detector as wait_detector
 from grpo_run.runtime.supervisor.detection.detector import HangDetector
@@ -34,6 +34,7 @@ from grpo_run.watchdog.run_processes import connections
 from grpo_run.watchdog.run_processes.connections import Connections
 from grpo_run.watchdog.stalls.deadlines import DeadlineSettings
 from grpo_run.watchdog.stalls.exit_hangs import ExitFacts, ProcessUsage
+from grpo_run.watchdog.stalls.process_clocks import ThreadReading
 from grpo_run.watchdog.waits.looks import Process, RankLook, Wait, WaitingThread, WaitKind
 from support.builders.watchdog.stall_shell import durations_of, key_of
 from support.collective_entries import add_entry
@@ -60,7 +61,6 @@ class DetectorShell:
             monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(collective_records, "fetch", self._fetch)
         monkeypatch.setattr(processes, "read_main_thread", self._main_thread)
-        monkeypatch.setattr(processes, "members_by_session", lambda pids: {pid: [pid] for pid in pids})
         monkeypatch.setattr(wait_detector, "LookReader", lambda: _Looks(self))
         monkeypatch.setattr(process_usage, "find_process_trees", lambda pids: {pid: [pid] for pid in pids})
         monkeypatch.setattr(process_usage, "read_tree_usage", self._tree_usage)
@@ -98,7 +98,7 @@ class DetectorShell:
         self.cpu = dict.fromkeys(ranks, 10.0)
         self.io: dict[int, int | None] = dict.fromkeys(ranks, 1000)
         self.states: dict[int, str | None] = dict.fromkeys(ranks, "S")
-        self.other_threads: dict[int, dict[int, ThreadUsage] | None] = {}
+        self.other_threads: dict[int, dict[int, ThreadReading] | None] = {}
         self.thread_waits: dict[int, list[Wait]] = {}
         self.frozen_ranks: set[int] = set()
         self.connected_ranks: set[int] | None = set()
@@ -295,7 +295,7 @@ class DetectorShell:
         """Another thread of ranks; `unreadable` if threads may not be read."""
         for rank in self._ranks(ranks):
             self.other_threads[rank] = (
-                None if name == "unreadable" else {rank + 300: ThreadUsage(name, state, 1.0)}
+                None if name == "unreadable" else {rank + 300: ThreadReading(state, 1.0, name)}
             )
 
     def waits(self, ranks: str, *waits: str, moved: str = "") -> None:
@@ -635,9 +635,10 @@ class DetectorShell:
         cpu_seconds = sum(self.cpu[pid - 100] for pid in members)
         return TreeUsage(members=frozenset(members), cpu_seconds=cpu_seconds, io_bytes=sum(told))
 
-    def _tree_threads(self, members: list[int]) -> dict[int, ThreadUsage] | None:
+    def _tree_threads(self, members: list[int]) -> dict[int, ThreadReading] | None:
         threads = {
-            pid: ThreadUsage("python", self.states[pid - 100] or "S", self.cpu[pid - 100]) for pid in members
+            pid: ThreadReading(self.states[pid - 100] or "S", self.cpu[pid - 100], "python")
+            for pid in members
         }
         for pid in members:
             others = self.other_threads.get(pid - 100, {})
@@ -645,7 +646,7 @@ class DetectorShell:
                 return None
             threads |= others
         if self.busy_threads:
-            threads |= {pid + 100: ThreadUsage("worker", "R", 0.0) for pid in members}
+            threads |= {pid + 100: ThreadReading("R", 0.0, "worker") for pid in members}
         return threads
 
     def _connections(

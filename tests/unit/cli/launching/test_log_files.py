@@ -6,7 +6,7 @@ import json
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import structlog
@@ -14,6 +14,7 @@ from support.journal import event
 
 from grpo_run.cli.launching import _log_files
 from grpo_run.cli.launching._log_files import LogFiles
+from grpo_run.runtime.event import Event
 from grpo_run.runtime.history.reporter import LiveHistory
 from grpo_run.runtime.history.run_directory import RunDirectory
 
@@ -71,9 +72,17 @@ def test_events_of_an_earlier_supervisor_are_not_logged_again(run: RunDirectory,
     assert [line["step"] for line in lines(run.log)] == [3, 4]
 
 
-def test_prompts_are_not_logged(run: RunDirectory, live: LiveHistory) -> None:
+class Secret(Event, kw_only=True):
+    """An event with something of the user's data."""
+
+    private_fields: ClassVar[tuple[str, ...]] = ("text",)
+
+    text: str
+
+
+def test_private_fields_are_not_logged(run: RunDirectory, live: LiveHistory) -> None:
     """What an event says of the user's data is in the journal only."""
-    live.write(event("prompt_quarantined", step=3, prompts=[{"preview": "a secret"}]))
+    live.write(Secret(text="a secret"))
     assert "secret" in run.journal.read_text()
     assert "secret" not in run.log.read_text()
 

@@ -10,8 +10,8 @@ import pytest
 PROLOGUE = """
 import ctypes, os, subprocess, sys, time
 from grpo_run.runtime.processes import adoption
-from grpo_run.runtime.processes.adoption import Reaper, adopt_orphans, children
-from grpo_run.watchdog.processes import read_state
+from grpo_run.runtime.processes.adoption import Reaper, adopt_orphans
+from grpo_run.watchdog.processes import read_children, read_state
 def orphan(seconds, session=True):
     read, write = os.pipe()
     middle = os.fork()
@@ -45,10 +45,10 @@ def test_an_orphan_is_adopted_and_reaped() -> None:
     run(
         "assert adopt_orphans()\n"
         "pid = orphan(0.2)\n"
-        "assert children(os.getpid()) == [pid]\n"
+        "assert read_children(os.getpid()) == [pid]\n"
         "until(lambda: read_state(pid) == 'Z')\n"
         "Reaper(lambda: set()).reap()\n"
-        "assert children(os.getpid()) == []\n"
+        "assert read_children(os.getpid()) == []\n"
     )
 
 
@@ -64,16 +64,15 @@ def test_the_exit_codes_of_others_are_left_alone() -> None:
         "reaper = Reaper(lambda: {leader.pid}, clock=lambda: now)\n"
         "reaper.reap()\n"
         "assert own.wait() == 3 and leader.wait() == 4\n"
-        "assert children(os.getpid()) == [lost]\n"
+        "assert read_children(os.getpid()) == [lost]\n"
         "now = 61.0\n"
         "reaper.reap()\n"
-        "assert children(os.getpid()) == []\n"
+        "assert read_children(os.getpid()) == []\n"
     )
 
 
 @pytest.mark.parametrize(
-    "before",
-    ["child = subprocess.Popen(['sleep', '5'])", "os.getpid = lambda: 1", "adoption.ctypes.CDLL = Refuses"],
+    "before", ["child = subprocess.Popen(['sleep', '5'])", "os.getpid = lambda: 1", "ctypes.CDLL = Refuses"]
 )
 def test_adoption_proves_nothing_if_others_may_be_adopted_too(before: str) -> None:
     """With a child from before, as pid 1 of a container, or where the kernel refuses."""
@@ -93,9 +92,11 @@ def test_adoption_proves_nothing_if_others_may_be_adopted_too(before: str) -> No
 def test_children_are_found_in_a_kernel_that_does_not_list_them() -> None:
     """CONFIG_PROC_CHILDREN is an option."""
     run(
-        "adoption.read_file = lambda path: None\n"
+        "from grpo_run.watchdog import processes\n"
+        "read = processes.read_file\n"
+        "processes.read_file = lambda path: None if path.endswith('children') else read(path)\n"
         "child = subprocess.Popen(['sleep', '5'])\n"
-        "assert children(os.getpid()) == [child.pid]\n"
+        "assert read_children(os.getpid()) == [child.pid]\n"
         "child.kill()\n"
     )
 
@@ -114,5 +115,5 @@ def test_an_abandoned_child_is_our_own_until_it_exits_and_is_then_reaped() -> No
         " None\nadoption.abandon(child)\nassert child not in multiprocessing.active_children()\nassert own()"
         " == {child.pid} and owned.find(read_processes()) == {}\nReaper(own).reap()\nos.kill(child.pid,"
         " signal.SIGKILL)\nuntil(lambda: read_state(child.pid) == 'Z')\nassert own() =="
-        " set()\nReaper(own).reap()\nassert children(os.getpid()) == []\n"
+        " set()\nReaper(own).reap()\nassert read_children(os.getpid()) == []\n"
     )

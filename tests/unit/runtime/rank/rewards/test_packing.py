@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import random
 import threading
 from collections.abc import Callable
@@ -78,7 +79,7 @@ def wrapped_state() -> Reward:
     "function", [plain, uses_a_cache, local_state(), functools.partial(plain, extra=1), holding([1, 2])]
 )
 def test_a_function_that_changes_nothing_travels_by_value(function: Reward) -> None:
-    loaded = packing.load(packing.pack_function(function).content)
+    loaded = pickle.loads(packing.pack_function(function).content)
     assert loaded(["ab", "abc"]) == function(["ab", "abc"])
     assert getattr(loaded, "__globals__", None) is not plain.__globals__
 
@@ -101,12 +102,12 @@ def test_what_belongs_to_the_rank_stays_there(function: Any, reason: str) -> Non
 
 
 def test_the_processes_own_generator_is_not_copied() -> None:
-    loaded = packing.load(packing.pack_function(draws).content)
+    loaded = pickle.loads(packing.pack_function(draws).content)
     random.seed(3)
     expected = [draw(), draw()]
     random.seed(3)
     assert loaded(["a", "b"]) == expected
-    assert packing.load(packing.dump(torch.default_generator).content) is torch.default_generator
+    assert pickle.loads(packing.dump(torch.default_generator).content) is torch.default_generator
 
 
 def test_arguments_above_the_limit_are_refused() -> None:

@@ -5,6 +5,7 @@ are real.
 from __future__ import annotations
 
 import os
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,6 @@ from transformers import TrainerState
 from grpo_run.runtime.event import as_record
 from grpo_run.runtime.history.rewards import FailureKind
 from grpo_run.runtime.launch.config import RunConfig
-from grpo_run.runtime.rank.rewards import _packing as packing
 from grpo_run.runtime.rank.rewards import host
 from grpo_run.runtime.rank.rewards._deadlines import CallClock, Learned
 from grpo_run.runtime.rank.rewards._failures import FailureLog
@@ -215,9 +215,9 @@ def test_a_function_that_raises_in_workers_only_stays_in_the_rank(serving: Servi
 
     moved = serving.add(in_rank_only)
     assert serving.score(moved) is None
-    with moved.take_trial() as trial:
-        trial.values = in_rank_only(PROMPTS)
-    assert trial.values == [1.0] * 5
+    with moved.tried() as excluded:
+        assert in_rank_only(PROMPTS) == [1.0] * 5
+    assert excluded == []
     assert serving.score(moved) is None
     assert serving.events == []
     assert serving.said == [
@@ -240,9 +240,9 @@ def test_a_function_that_raises_everywhere_costs_its_samples(serving: Serving) -
     random.seed(7)
     expected = random.random()
     random.seed(7)
-    with moved.take_trial() as trial:
-        trial.values = raises(PROMPTS)
-    assert [type(value) for value in trial.values] == [Failed] * 5
+    with moved.tried() as excluded:
+        raises(PROMPTS)
+    assert [type(value) for value in excluded] == [Failed] * 5
     assert random.random() == expected
     assert [event["masked"] for event in serving.events] == [5]
     assert len(serving.score(moved) or ()) == 5
@@ -292,13 +292,13 @@ class PureWorkers:
         self.parts: list[list[str]] = []
 
     def call(self, task: Task, clock: CallClock) -> Reply:
-        prompts = packing.load(task.arguments)["prompts"]
+        prompts = pickle.loads(task.arguments)["prompts"]
         self.parts.append(prompts)
         if failing := self.bad.intersection(prompts):
             failure = Failure(kind=FailureKind.died, message=" ".join(sorted(failing)))
-            return Reply(failure=failure, records=[])
+            return Reply(failure=failure)
         values = [float(prompt) for prompt in prompts]
-        return Reply(values=values, records=[], generators=task.generators)
+        return Reply(values=values, generators=task.generators)
 
     def refresh(self) -> None:
         """There is nothing to end."""
