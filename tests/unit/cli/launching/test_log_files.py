@@ -72,7 +72,7 @@ def test_events_of_an_earlier_supervisor_are_not_logged_again(run: RunDirectory,
     assert [line["step"] for line in lines(run.log)] == [3, 4]
 
 
-class Secret(Event, kw_only=True):
+class UserData(Event, kw_only=True):
     """An event with something of the user's data."""
 
     private_fields: ClassVar[tuple[str, ...]] = ("text",)
@@ -82,7 +82,7 @@ class Secret(Event, kw_only=True):
 
 def test_private_fields_are_not_logged(run: RunDirectory, live: LiveHistory) -> None:
     """What an event says of the user's data is in the journal only."""
-    live.write(Secret(text="a secret"))
+    live.write(UserData(text="a secret"))
     assert "secret" in run.journal.read_text()
     assert "secret" not in run.log.read_text()
 
